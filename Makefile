@@ -1,0 +1,72 @@
+# The developer interface. `make help` lists the targets; everything else is found by the targets themselves.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+unexport PYTHONPATH PYTHONHOME
+export PYTHON
+
+BIN := .venv/bin
+TYPES := build/types/pathways
+STEPS := check-format lint types wheel lit pytest
+BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
+
+.PHONY: help demo test $(STEPS) bench docs format venv type-links clean
+
+help: ## list the targets
+	@echo "make <target>; the first run makes .venv (PYTHON=/path/to/python chooses its Python)"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
+
+demo: venv ## train a small pipelined language model
+	@$(BIN)/python examples/char_lm.py $(ARGS)
+
+test: venv ## everything that CI checks: format, lint, types, wheel, lit, pytest
+	@failed=; \
+	for step in $(STEPS); do \
+	  echo "--- $$step"; \
+	  $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; \
+	echo "make test: all steps passed"
+
+check-format: venv ## is the code formatted?
+	@$(BIN)/ruff format --check --quiet . || { echo "run 'make format'"; exit 1; }
+
+lint: venv ## ruff
+	@$(BIN)/ruff check --quiet .
+
+types: venv type-links ## mypy
+	@set -o pipefail; $(BIN)/mypy --no-error-summary | sed 's,^$(TYPES)/,,; s,^__init__,compiler/_root/__init__,'
+
+wheel: venv ## build the wheel, install it elsewhere, use it there
+	@$(BIN)/python test/wheel/check.py
+
+lit: venv ## the .mlir tests (ARGS=test/passes/pw-cse.mlir for one)
+	@mkdir -p build/test
+	@$(BIN)/lit -sv --no-progress-bar --timeout=120 --xunit-xml-output build/test/lit.xml $(or $(ARGS),test)
+
+pytest: venv ## the unit and end-to-end tests (ARGS="test/unit -k name" for some)
+	@mkdir -p build/test
+	@$(BIN)/pytest --junitxml=build/test/pytest.xml $(ARGS)
+
+bench: venv ## run the benchmarks (ARGS is handed to each)
+	@for bench in $(BENCHES); do echo "--- $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done
+
+docs: venv ## write docs/pw_ops.md and docs/pw_passes.md anew
+	@$(BIN)/python docs/generate.py
+
+format: venv ## format, and fix what ruff can fix
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+
+clean: ## remove build outputs and caches; .venv stays (rm -rf .venv)
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis test/.lit_test_times.txt
+	@find . -name .venv -prune -o -type d \( -name __pycache__ -o -name Output \) -exec rm -rf {} +
+
+venv:
+	@.ci/setup-venv
+
+# mypy cannot follow setuptools' editable mapping of folders to packages, so it gets a tree of links.
+type-links:
+	@[ ! -L $(TYPES) ] || rm $(TYPES)
+	@mkdir -p $(TYPES)
+	@for name in compiler dialect passes runtime tools; do ln -sfn ../../../$$name $(TYPES)/$$name; done
+	@for name in __init__.py py.typed; do ln -sfn ../../../compiler/_root/$$name $(TYPES)/$$name; done

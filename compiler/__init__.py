@@ -1,0 +1,1 @@
+"""The JAX front end and the compile driver: the only place that traces JAX."""

@@ -1,0 +1,65 @@
+"""One Python process, one JAX program, many slices of accelerators.
+
+Names are imported when they are first used: `import pathways` loads neither jax nor jaxlib, so that tools
+which need no tracing start fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathways.compiler.api import Program, jit, program
+    from pathways.compiler.stages import Compiled, Lowered, ProgramError
+    from pathways.runtime.cluster import cluster, connect
+    from pathways.runtime.executable import CompileError
+    from pathways.runtime.resources import ResourceError
+    from pathways.runtime.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "Compiled",
+    "Lowered",
+    "Program",
+    "ProgramError",
+    "ResourceError",
+    "VirtualDeviceSet",
+    "VirtualSlice",
+    "__version__",
+    "cluster",
+    "connect",
+    "jit",
+    "make_virtual_device_set",
+    "program",
+]
+
+_MODULES = {
+    "CompileError": "runtime.executable",
+    "Compiled": "compiler.stages",
+    "Lowered": "compiler.stages",
+    "Program": "compiler.api",
+    "ProgramError": "compiler.stages",
+    "ResourceError": "runtime.resources",
+    "VirtualDeviceSet": "runtime.virtual",
+    "VirtualSlice": "runtime.virtual",
+    "cluster": "runtime.cluster",
+    "connect": "runtime.cluster",
+    "jit": "compiler.api",
+    "make_virtual_device_set": "runtime.virtual",
+    "program": "compiler.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -1,0 +1,244 @@
+"""The front end: `pw.jit` places functions, `pw.program` makes a program of the code that calls them."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
+
+from pathways.compiler import jax_internals, lowering
+from pathways.compiler.arguments import Signature, abstract, conventions
+from pathways.compiler.call import Call
+from pathways.compiler.placed import PlacedFunction, current_program, symbol
+from pathways.compiler.stages import Lowered, ProgramError
+from pathways.passes.pipeline import Options
+from pathways.runtime.cluster import cluster
+from pathways.runtime.virtual import VirtualSlice
+
+Fun = Callable[..., Any]
+Numbers = int | Sequence[int] | None
+Names = str | Sequence[str] | None
+
+
+@overload
+def jit(
+    fun: Fun,
+    *,
+    devices: VirtualSlice,
+    stage: int | None = ...,
+    static_argnums: Numbers = ...,
+    static_argnames: Names = ...,
+) -> PlacedFunction: ...
+@overload
+def jit(
+    fun: None = ...,
+    *,
+    devices: VirtualSlice,
+    stage: int | None = ...,
+    static_argnums: Numbers = ...,
+    static_argnames: Names = ...,
+) -> Callable[[Fun], PlacedFunction]: ...
+def jit(
+    fun: Fun | None = None,
+    *,
+    devices: VirtualSlice,
+    stage: int | None = None,
+    static_argnums: Numbers = None,
+    static_argnames: Names = None,
+) -> PlacedFunction | Callable[[Fun], PlacedFunction]:
+    """Places a function on a slice: it runs as one computation on all devices of it.
+
+    Args:
+      fun: a function that `jax.jit` would take; without it, returns a decorator.
+      devices: the slice.
+      stage: the pipeline stage it belongs to; by default runs of calls on one slice are numbered.
+      static_argnums: positions of arguments that are compile-time constants, as in `jax.jit`.
+      static_argnames: their names, likewise.
+
+    Returns:
+      A function to call inside a program, or alone as a program of one launch.
+
+    Example:
+      ```python
+      s0 = pw.make_virtual_device_set().add_slice(shape=(1,), axis_names=("x",))
+      double = pw.jit(lambda x: x * 2, devices=s0)
+      ```
+    """
+    if not isinstance(devices, VirtualSlice):
+        raise TypeError(
+            "devices must be a slice from make_virtual_device_set().add_slice(...), "
+            f"got {type(devices).__name__}"
+        )
+    if fun is None:
+        return functools.partial(
+            jit, devices=devices, stage=stage, static_argnums=static_argnums, static_argnames=static_argnames
+        )
+    if not callable(fun):
+        raise TypeError(f"expected a function to place on {devices.name}, got {type(fun).__name__}")
+    return PlacedFunction(fun, devices, stage, static_argnums, static_argnames)
+
+
+def program(
+    fun: Fun | None = None,
+    *,
+    donate_argnums: Numbers = None,
+    donate_argnames: Names = None,
+    static_argnums: Numbers = None,
+    static_argnames: Names = None,
+    fuse: bool = False,
+) -> Any:
+    """Makes a program of a function that calls placed functions.
+
+    The function is traced once per signature of its arguments. Placed calls in it run on their slices;
+    plain `jax.numpy` code between them is placed so that the fewest bytes move; values move between
+    slices by themselves. Calling the program returns at once with arrays that become ready later.
+
+    Args:
+      fun: the function; without it, returns a decorator.
+      donate_argnums: positions of arguments whose buffers the program may reuse, as in `jax.jit`.
+      donate_argnames: their names, likewise.
+      static_argnums: positions of arguments that are compile-time constants.
+      static_argnames: their names, likewise.
+      fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
+
+    Example:
+      ```python
+      @pw.program
+      def f(v):
+          x = a(v)
+          return b(x), a(c(x))
+      ```
+    """
+    if fun is None:
+        return functools.partial(
+            program,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            fuse=fuse,
+        )
+    if not callable(fun):
+        raise TypeError(f"expected a function to make a program of, got {type(fun).__name__}")
+    return Program(fun, Options(fuse=fuse), donate_argnums, donate_argnames, static_argnums, static_argnames)
+
+
+class Program:
+    """A function compiled for many slices; made by `pw.program`."""
+
+    def __init__(
+        self,
+        fun: Fun,
+        options: Options,
+        donate_argnums: Numbers,
+        donate_argnames: Names,
+        static_argnums: Numbers,
+        static_argnames: Names,
+    ) -> None:
+        functools.update_wrapper(self, fun)
+        self.name = symbol(getattr(fun, "__name__", type(fun).__name__))
+        self._fun = fun
+        self._options = options
+        self._how = conventions(
+            fun, self.name, donate_argnums, donate_argnames, static_argnums, static_argnames
+        )
+        self._calls: list[Call] = []
+        self._last: Call | None = None
+        self._compiling = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<pw.program {self.name}>"
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program and returns at once, with arrays that become ready later."""
+        static: tuple[Any, ...] = ()
+        dynamic: tuple[Any, ...] = args
+        named = kwargs
+        if self._how.has_static:
+            dynamic, named, static = self._how.split_static(args, kwargs)
+        leaves, tree = jax_internals.flatten((dynamic, named))
+        last = self._last
+        if (
+            last is not None
+            and tree == last.tree
+            and static == last.static
+            and last.context == jax_internals.trace_context()
+            and last.matches(leaves)
+        ):
+            return last.go(leaves)
+        return self._call_slowly(leaves, tree, static, args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces the program and takes it through all passes, without devices or data.
+
+        Args:
+          *args: arrays, numbers or `jax.ShapeDtypeStruct`s; static arguments as they are.
+          **kwargs: likewise.
+
+        Raises:
+          ProgramError: when a pass refuses the program; names the place in the user's code.
+        """
+        signature = self._signature(args, kwargs)
+        return self._lower(signature, args, kwargs)
+
+    def _call_slowly(
+        self,
+        leaves: list[Any],
+        tree: Any,
+        static: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A call that brings something new: arguments to move, or a signature to compile."""
+        if current_program() is not None:
+            # A program called inside a program is part of it.
+            return self._fun(*args, **kwargs)
+        context = jax_internals.trace_context()
+        abstract(leaves, self.name, lambda: self._how.paths(args, kwargs))
+        for call in self._calls:
+            if tree == call.tree and static == call.static and context == call.context:
+                brought = call.bring(leaves)
+                if brought is not None:
+                    self._last = call
+                    return call.go(brought)
+        with self._compiling:
+            compiled = self.lower(*args, **kwargs).compile()
+            self._calls.append(compiled._call)
+        self._last = compiled._call
+        brought = compiled._call.bring(leaves)
+        assert brought is not None
+        return compiled._call.go(brought)
+
+    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+        dynamic, named, static = self._how.split_static(args, kwargs)
+        leaves, tree = jax_internals.flatten((dynamic, named))
+        avals = abstract(leaves, self.name, lambda: self._how.paths(args, kwargs))
+        return Signature(tree, tuple(avals), static, jax_internals.trace_context())
+
+    def _lower(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
+        dynamic, named = jax_internals.unflatten(signature.tree, structs)
+        static = dict(signature.static)
+        values = iter(dynamic)
+        full = tuple(static[n] if n in static else next(values) for n in range(len(args)))
+        named = {**named, **{k: v for k, v in static.items() if isinstance(k, str)}}
+        donated = self._how.donated(args, kwargs)
+        traced = lowering.trace(
+            self._fun,
+            self.name,
+            full,
+            named,
+            donated,
+            cluster().platform,
+            self._how.static_argnums,
+            self._how.static_argnames,
+        )
+        if not traced.out_avals and not traced.callbacks:
+            raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
+        return Lowered(self.name, traced, signature, self._options)

@@ -1,0 +1,160 @@
+"""Arguments of a program: what their signature is, and how to say where one is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from pathways.compiler.jax_internals import Tracer, abstractify
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """What a program is specialised for.
+
+    Attributes:
+      tree: the structure of `(args, kwargs)`, static arguments left out.
+      avals: the abstract value of each leaf: shape, dtype and weak type.
+      static: static arguments by position and by name.
+      context: JAX's own key of all settings that change a trace.
+    """
+
+    tree: Any
+    avals: tuple[Any, ...]
+    static: tuple[Any, ...]
+    context: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Conventions:
+    """How a program takes its arguments: `donate_argnums` and `static_argnums` with JAX's meaning."""
+
+    name: str
+    parameters: inspect.Signature | None
+    donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...]
+    static_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...]
+
+    @property
+    def has_static(self) -> bool:
+        """Whether any argument is static."""
+        return bool(self.static_argnums or self.static_argnames)
+
+    def split_static(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+        """Splits off static arguments.
+
+        Returns:
+          The other positional and named arguments, and the static ones as a hashable key.
+
+        Raises:
+          TypeError: when a static argument is not hashable, as `jax.jit` does.
+        """
+        if not self.has_static:
+            return args, kwargs, ()
+        numbers = {n % len(args) for n in self.static_argnums if args and -len(args) <= n < len(args)}
+        static: tuple[tuple[int | str, Any], ...] = tuple((n, args[n]) for n in sorted(numbers))
+        static += tuple((k, kwargs[k]) for k in self.static_argnames if k in kwargs)
+        for where, value in static:
+            try:
+                hash(value)
+            except TypeError:
+                raise TypeError(
+                    f"program '{self.name}': static argument {where} must be hashable, got "
+                    f"{type(value).__name__}"
+                ) from None
+        dynamic = tuple(a for n, a in enumerate(args) if n not in numbers)
+        return dynamic, {k: v for k, v in kwargs.items() if k not in self.static_argnames}, static
+
+    def donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
+        """For each leaf of the arguments that are not static, whether it is donated."""
+        numbers = {n % len(args) for n in self.donate_argnums if args and -len(args) <= n < len(args)}
+        static = {n % len(args) for n in self.static_argnums if args and -len(args) <= n < len(args)}
+        flags: list[bool] = []
+        for n, argument in enumerate(args):
+            if n not in static:
+                flags += [n in numbers] * len(jax.tree.leaves(argument))
+        for key in sorted(kwargs):
+            if key not in self.static_argnames:
+                flags += [key in self.donate_argnames] * len(jax.tree.leaves(kwargs[key]))
+        return flags
+
+    def paths(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """What to call each leaf that is not static: the parameter's name and the path inside it."""
+        static = {n % len(args) for n in self.static_argnums if args and -len(args) <= n < len(args)}
+        given = [(self._name(n), a) for n, a in enumerate(args) if n not in static]
+        given += sorted((k, v) for k, v in kwargs.items() if k not in self.static_argnames)
+        return [
+            name + jax.tree_util.keystr(path)
+            for name, argument in given
+            for path, _ in jax.tree_util.tree_leaves_with_path(argument)
+        ]
+
+    def _name(self, n: int) -> str:
+        parameters = list(self.parameters.parameters.values()) if self.parameters else []
+        if n < len(parameters) and parameters[n].kind is not inspect.Parameter.VAR_POSITIONAL:
+            return parameters[n].name
+        return f"args[{n}]"
+
+
+def conventions(
+    fun: Callable[..., Any],
+    name: str,
+    donate_argnums: int | Sequence[int] | None,
+    donate_argnames: str | Sequence[str] | None,
+    static_argnums: int | Sequence[int] | None,
+    static_argnames: str | Sequence[str] | None,
+) -> Conventions:
+    """Normalises what a user gives to `pw.program`; names and numbers imply each other where they can."""
+    try:
+        parameters = inspect.signature(fun)
+    except (TypeError, ValueError):
+        parameters = None
+    order = list(parameters.parameters) if parameters else []
+
+    def both(numbers: Any, names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        given = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+        named = (names,) if isinstance(names, str) else tuple(names or ())
+        positions = tuple(dict.fromkeys([*given, *(order.index(k) for k in named if k in order)]))
+        keywords = tuple(dict.fromkeys([*named, *(order[n] for n in given if -len(order) <= n < len(order))]))
+        return positions, keywords
+
+    static, donate = both(static_argnums, static_argnames), both(donate_argnums, donate_argnames)
+    for n in set(static[0]) & set(donate[0]):
+        raise ValueError(f"program '{name}': argument {n} is static and cannot be donated")
+    return Conventions(name, parameters, donate[0], donate[1], static[0], static[1])
+
+
+def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -> list[Any]:
+    """The abstract value of each argument.
+
+    Raises:
+      TypeError: when one is no array, or a tracer; says which, and what to do.
+    """
+    avals = []
+    for n, leaf in enumerate(leaves):
+        if isinstance(leaf, Tracer):
+            raise TypeError(
+                f"program '{name}': argument {paths()[n]} is a JAX tracer. A program cannot be called under "
+                "jax.jit, jax.grad, jax.vmap or another transformation: put the transformation inside the "
+                "program. If nothing transforms this call, the tracer leaked out of an earlier trace."
+            )
+        try:
+            avals.append(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else abstractify(leaf))
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"program '{name}': argument {paths()[n]} is a {type(leaf).__name__}, not an array or a "
+                "number; pass it as a static argument or keep it out of the arguments"
+            ) from None
+    return avals
+
+
+def same_type(aval: Any, other: Any) -> bool:
+    """Whether two abstract values have one shape, dtype and weak type."""
+    return aval.shape == other.shape and aval.dtype == other.dtype and aval.weak_type == other.weak_type

@@ -1,0 +1,238 @@
+"""The path of every call: check the arguments, run the plan, rebuild the results."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from pathways.compiler import jax_internals
+from pathways.compiler.arguments import Signature, abstract, same_type
+from pathways.compiler.lowering import Traced
+from pathways.runtime.executable import Executable
+from pathways.runtime.plan import Plan
+
+log = logging.getLogger("pathways")
+
+
+class _Mirrors:
+    """The copies that arrays have on other slices, as long as the arrays live.
+
+    A caller sees a mirrored value as one ordinary array, on the first of its slices. The runtime keeps
+    the others here, so that passing the array back sends nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._copies: dict[int, tuple[weakref.ref[Any], tuple[Any, ...]]] = {}
+
+    def add(self, array: Any, copies: Sequence[Any]) -> None:
+        key = id(array)
+
+        def forget(ref: weakref.ref[Any]) -> None:
+            # Another array may have got the id by now.
+            with self._lock:
+                if key in self._copies and self._copies[key][0] is ref:
+                    del self._copies[key]
+
+        with self._lock:
+            self._copies[key] = (weakref.ref(array, forget), tuple(copies))
+
+    def find(self, array: Any, shardings: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The copies of an array if it has them in exactly these places."""
+        entry = self._copies.get(id(array))
+        if entry is None or entry[0]() is not array:
+            return None
+        copies = entry[1]
+        if [c.sharding for c in copies] != list(shardings) or any(c.is_deleted() for c in copies):
+            return None
+        return copies
+
+
+_mirrors = _Mirrors()
+
+
+class Call:
+    """One signature of a program on its devices.
+
+    Attributes:
+      tree: the structure of the arguments.
+      context: the JAX settings it was traced under.
+      static: the static arguments.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        executable: Executable,
+        traced: Traced,
+        signature: Signature,
+    ) -> None:
+        self.name = plan.name
+        self.tree = signature.tree
+        self.context = signature.context
+        self.static = signature.static
+        self.paths = traced.argument_paths
+        self._signature = signature
+        self._run = executable.run
+        self._out_tree = traced.out_tree
+        passed = [a for a in plan.arguments if a.constant is None]
+        # The shardings of each argument, one per slice that it lives on; none when nothing reads it.
+        self._places: list[tuple[Any, ...]] = [()] * len(passed)
+        for port in executable.inputs:
+            self._places[port.number] += (port.sharding,)
+        self._slices = [tuple(a.slots) for a in passed]
+        self._unread = [n for n, places in enumerate(self._places) if not places]
+        self._mirrored = [n for n, places in enumerate(self._places) if len(places) > 1]
+        self._keys = [n for n, aval in enumerate(signature.avals) if _is_key(aval)]
+        self._donated = [n for n, a in enumerate(passed) if a.donated]
+        self._rearranged = bool(self._unread or self._mirrored or self._keys)
+        self._mirrored_results = _mirrored_results(plan)
+        # What the last call brought; a call that brings the like again needs no other check.
+        self._avals: list[Any] = [None] * len(passed)
+        self._shardings: list[Any] = [None] * len(passed)
+        self._remarked: set[int] = set()
+        self._alive = (executable, traced.keepalive, list(traced.slices.values()))
+
+    def matches(self, leaves: list[Any]) -> bool:
+        """Whether the arguments are arrays like those of the last call, each in its place."""
+        try:
+            return [x.aval for x in leaves] == self._avals and [x.sharding for x in leaves] == self._shardings
+        except AttributeError:
+            return False
+
+    def go(self, leaves: list[Any]) -> Any:
+        """Runs the plan on arguments that are in place."""
+        if self._donated:
+            self._check_donated(leaves)
+        if self._rearranged:
+            leaves = self._rearrange(leaves)
+        results = self._run(leaves)
+        if self._mirrored_results:
+            results = self._join(results)
+        return jax_internals.unflatten(self._out_tree, results)
+
+    def bring(self, leaves: list[Any]) -> list[Any] | None:
+        """Brings arguments to their slices; None when they are of another signature."""
+        brought = list(leaves)
+        moves: list[int] = []
+        for n, leaf in enumerate(leaves):
+            sharding: Any = getattr(leaf, "sharding", None)
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_internals.Tracer):
+                if leaf.aval == self._avals[n] and sharding == self._shardings[n]:
+                    continue
+                if not same_type(leaf.aval, self._signature.avals[n]):
+                    return None
+                if not self._places[n] or sharding.is_equivalent_to(self._places[n][0], leaf.ndim):
+                    self._avals[n], self._shardings[n] = leaf.aval, sharding
+                    continue
+                if leaf.committed:
+                    self._remark(n, sharding)
+            elif not same_type(jax_internals.abstractify(leaf), self._signature.avals[n]):
+                return None
+            if self._places[n]:
+                moves.append(n)
+        if moves:
+            placed = jax.device_put([leaves[n] for n in moves], [self._places[n][0] for n in moves])
+            for n, array in zip(moves, placed, strict=True):
+                brought[n] = array
+        return brought
+
+    def bring_or_fail(self, leaves: list[Any], tree: Any) -> list[Any]:
+        """Brings arguments to their slices.
+
+        Raises:
+          TypeError: when they are not of the signature that was compiled; names the argument.
+        """
+        if tree != self.tree:
+            raise TypeError(
+                f"program '{self.name}' was compiled for arguments of structure {self.tree}, got {tree}"
+            )
+        for path, leaf, expected in zip(
+            self.paths,
+            abstract(leaves, self.name, lambda: list(self.paths)),
+            self._signature.avals,
+            strict=True,
+        ):
+            if not same_type(leaf, expected):
+                raise TypeError(
+                    f"program '{self.name}' was compiled for {path} of type {_describe(expected)}, "
+                    f"got {_describe(leaf)}"
+                )
+        brought = self.bring(leaves)
+        assert brought is not None
+        return brought
+
+    def _remark(self, n: int, sharding: Any) -> None:
+        """Says once for each argument that a call has to move it."""
+        if n not in self._remarked:
+            self._remarked.add(n)
+            log.info(
+                "program '%s': argument %s lives on %s and is moved to slice %s in every call",
+                self.name,
+                self.paths[n],
+                sorted(str(d) for d in sharding.device_set),
+                self._slices[n][0],
+            )
+
+    def _check_donated(self, leaves: list[Any]) -> None:
+        given = {id(leaves[n]) for n in self._donated}
+        if len(given) < len(self._donated) or sum(id(x) in given for x in leaves) > len(given):
+            seen: dict[int, int] = {}
+            for n, leaf in enumerate(leaves):
+                first = seen.setdefault(id(leaf), n)
+                if first != n and id(leaf) in given:
+                    raise ValueError(
+                        f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
+                        "same array, and one of them is donated; pass a copy"
+                    )
+
+    def _rearrange(self, leaves: list[Any]) -> list[Any]:
+        """From one array per argument to one per slot."""
+        leaves = list(leaves)
+        for n in self._keys:
+            leaves[n] = jax_internals.key_data(leaves[n])
+        extra: dict[int, tuple[Any, ...]] = {}
+        for n in self._mirrored:
+            others = self._places[n][1:]
+            copies = _mirrors.find(leaves[n], others)
+            if copies is None:
+                copies = tuple(jax.device_put([leaves[n]] * len(others), list(others), may_alias=False))
+                if n not in self._donated:
+                    _mirrors.add(leaves[n], copies)
+            extra[n] = copies
+        arrays: list[Any] = []
+        for n, leaf in enumerate(leaves):
+            if self._places[n]:
+                arrays.append(leaf)
+                arrays += extra.get(n, ())
+        return arrays
+
+    def _join(self, results: list[Any]) -> list[Any]:
+        """From one array per result slot to one per result."""
+        joined, position = [], 0
+        for count in self._mirrored_results:
+            joined.append(results[position])
+            if count > 1:
+                _mirrors.add(results[position], results[position + 1 : position + count])
+            position += count
+        return joined
+
+
+def _describe(aval: Any) -> str:
+    weak = " (weak)" if aval.weak_type else ""
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
+
+
+def _is_key(aval: Any) -> bool:
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def _mirrored_results(plan: Plan) -> list[int]:
+    """How many slots each result has; empty when each has one."""
+    counts = [len(r.slots) for r in plan.results]
+    return counts if any(c > 1 for c in counts) else []

@@ -1,0 +1,111 @@
+"""The one module of the compiler that calls private parts of JAX, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+from jax._src import config, core, source_info_util, tree_util
+from jax._src import xla_metadata as _metadata
+from jax._src.interpreters import partial_eval as pe
+from jax._src.util import merge_lists, split_list, subs_list
+from jax.experimental.xla_metadata import xla_metadata_call2
+
+flatten = tree_util.default_registry.flatten
+"""`jax.tree.flatten` without its Python wrapper, for the path of every call."""
+
+unflatten = tree_util.tree_unflatten
+abstractify = core.shaped_abstractify
+"""The abstract value of anything that JAX takes as an argument; public only for arrays."""
+
+trace_context: Callable[[], Hashable] = config.trace_context
+"""All settings that change what a trace gives (x64, matmul precision, debug flags): JAX's own cache key."""
+
+Tracer = jax.core.Tracer
+
+
+def key_data(array: Any) -> Any:
+    """The raw buffers of an array of typed PRNG keys, which `jax.random.key_data` copies."""
+    return array._base_array
+
+
+def placed_call(
+    fun: Callable[..., Any], forward: dict[str, Any], backward: dict[str, Any]
+) -> Callable[..., Any]:
+    """Wraps a function so that it lowers to a call with metadata, and so do its derivatives.
+
+    Args:
+      fun: the function; the same object gives the same computation again.
+      forward: metadata of the call itself.
+      backward: metadata of the linear and transposed calls that differentiation makes of it.
+    """
+    return xla_metadata_call2(fun, forward, ad_metadata=backward)
+
+
+def lowered_parts(lowered: jax.stages.Lowered) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+    """The module of a lowering, its host callbacks, and what must live as long as its executables.
+
+    `compiler_ir` is public; the callbacks are only in the arguments of the compilation.
+    """
+    inner = lowered._lowering
+    arguments = inner.compile_args
+    return (
+        lowered.compiler_ir(),
+        list(arguments.get("host_callbacks") or ()),
+        list(arguments.get("keepalive") or ()),
+    )
+
+
+def argument_names(jaxpr: Any, count: int) -> list[str]:
+    """The paths of a traced function's arguments, such as `params['w']`; JAX puts them in debug info."""
+    names = list(jaxpr.debug_info.arg_names or ())
+    return [names[n] if n < len(names) and names[n] else f"args[{n}]" for n in range(count)]
+
+
+def _partial_eval_placed_call(
+    trace: pe.JaxprTrace,
+    *tracers: pe.JaxprTracer,
+    jaxpr: Any,
+    xla_metadata: tuple[tuple[str, str], ...],
+    ad_metadata: Any,
+) -> list[Any]:
+    """Splits a placed call into the part that can run now and the part that waits for a tangent.
+
+    Without such a rule JAX stages the whole call, non-linear part included, into what it then
+    transposes, and `jax.checkpoint` around a placed call fails.
+    """
+    known = [t.is_known() for t in tracers]
+    unknown = [not k for k in known]
+    known_jaxpr, unknown_jaxpr, unknown_outs, residual_avals, forwarded = pe.partial_eval_jaxpr_nounits_fwd(
+        jaxpr, tuple(unknown), instantiate=False
+    )
+    call = _metadata.xla_metadata_call_p
+    known_values = [t.pval.get_known() for t in tracers if t.is_known()]
+    outs = call.bind(*known_values, jaxpr=known_jaxpr, xla_metadata=xla_metadata, ad_metadata=ad_metadata)
+    known_outs, residuals = split_list(outs, [len(outs) - len(residual_avals)])
+    residuals = subs_list(forwarded, [*jaxpr.consts, *known_values], residuals)
+    residual_tracers = [trace.new_instantiated_const(r) for r in residuals]
+    unknown_tracers = [trace.instantiate_const(t) for t, k in zip(tracers, known, strict=True) if not k]
+    out_tracers = [
+        pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals
+    ]
+    equation = pe.new_eqn_recipe(
+        trace,
+        (*residual_tracers, *unknown_tracers),
+        out_tracers,
+        call,
+        {
+            "jaxpr": unknown_jaxpr,
+            "xla_metadata": xla_metadata if ad_metadata == "same" else ad_metadata,
+            "ad_metadata": "same",
+        },
+        unknown_jaxpr.effects,
+        source_info_util.current(),
+    )
+    for tracer in out_tracers:
+        tracer.recipe = equation
+    return merge_lists(unknown_outs, known_outs, out_tracers)
+
+
+pe.custom_partial_eval_rules.setdefault(_metadata.xla_metadata_call_p, _partial_eval_placed_call)

@@ -1,0 +1,149 @@
+"""From a Python function to a module of the `pw` compiler's own context: JAX's StableHLO plus slices."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from pathways.compiler import jax_internals
+from pathways.compiler.placed import slice_named, tracing
+from pathways.dialect import SliceOp, argument_attrs, make_context, set_argument_attrs, symbol_table
+from pathways.passes.import_ import FRONTEND_ATTRIBUTES
+from pathways.runtime.virtual import VirtualSlice
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A program traced for one signature.
+
+    Attributes:
+      module: StableHLO with metadata calls and the `pw.slice` ops that they name.
+      slices: the slices by their names in the module, in the order of their making.
+      argument_paths: what to call each flat argument in messages.
+      in_avals: JAX's abstract values of the flat arguments.
+      out_avals: those of the flat results.
+      out_tree: the structure of the results.
+      callbacks: host callbacks that the computations refer to by position.
+      keepalive: what must live as long as the executables.
+    """
+
+    module: ir.Module
+    slices: dict[str, VirtualSlice]
+    argument_paths: tuple[str, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    out_tree: Any
+    callbacks: Sequence[Any]
+    keepalive: Sequence[Any]
+
+
+def trace(
+    fun: Callable[..., Any],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    donated: Sequence[bool],
+    platform: str,
+    static_argnums: tuple[int, ...] = (),
+    static_argnames: tuple[str, ...] = (),
+) -> Traced:
+    """Traces a program and brings its StableHLO into a context of ours.
+
+    Args:
+      fun: the function.
+      name: the name of the program.
+      args: its arguments, static ones as they are, others as abstract values.
+      kwargs: likewise.
+      donated: for each flat argument that is not static, whether the program consumes it.
+      platform: the platform to lower for, such as `cpu`.
+      static_argnums: positions of static arguments.
+      static_argnames: names of static arguments.
+
+    Raises:
+      Whatever the function raises while it is traced.
+    """
+    jitted = jax.jit(
+        fun,
+        static_argnums=static_argnums or None,
+        static_argnames=static_argnames or None,
+        keep_unused=True,
+    )
+    with tracing(name):
+        traced = jitted.trace(*args, **kwargs)
+        lowered = traced.lower(lowering_platforms=(platform,))
+    foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
+    buffer = io.BytesIO()
+    foreign.operation.write_bytecode(buffer)
+    module = ir.Module.parse(buffer.getvalue(), make_context())
+    paths = tuple(jax_internals.argument_names(traced.jaxpr, len(traced.jaxpr.in_avals)))
+    with module.context, ir.Location.unknown():
+        module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+        slices = _declare_slices(module)
+        _describe_arguments(module, paths, donated)
+    return Traced(
+        module=module,
+        slices=slices,
+        argument_paths=paths,
+        in_avals=tuple(traced.jaxpr.in_avals),
+        out_avals=tuple(traced.jaxpr.out_avals),
+        out_tree=lowered.out_tree,
+        callbacks=callbacks,
+        keepalive=keepalive,
+    )
+
+
+def _declare_slices(module: ir.Module) -> dict[str, VirtualSlice]:
+    """Adds a `pw.slice` for every slice that a metadata call names, and a mesh for every shape."""
+    found: dict[str, VirtualSlice] = {}
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == "func.call" and FRONTEND_ATTRIBUTES in op.attributes:
+            for entry in op.attributes[FRONTEND_ATTRIBUTES]:
+                if entry.name == "pw.slice":
+                    found.setdefault(entry.attr.value, slice_named(entry.attr.value))
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    ip = ir.InsertionPoint.at_block_begin(module.body)
+    meshes: dict[tuple[tuple[str, ...], tuple[int, ...]], str] = {}
+    ordered = dict(sorted(found.items(), key=lambda entry: entry[1].number))
+    for virtual in ordered.values():
+        key = (virtual.axis_names, virtual.shape)
+        if key not in meshes:
+            axes = [
+                sdy.MeshAxisAttr.get(n, s) for n, s in zip(virtual.axis_names, virtual.shape, strict=True)
+            ]
+            base = "mesh_" + "x".join(map(str, virtual.shape))
+            taken = symbol_table(module)
+            meshes[key] = base if base not in taken else f"{base}_{'_'.join(virtual.axis_names)}"
+            ip.insert(
+                ir.Operation.create(
+                    "sdy.mesh",
+                    attributes={
+                        "sym_name": ir.StringAttr.get(meshes[key]),
+                        "mesh": sdy.MeshAttr.get(axes),
+                    },
+                )
+            )
+    for symbol, virtual in ordered.items():
+        mesh = meshes[virtual.axis_names, virtual.shape]
+        SliceOp.build(sym_name=symbol, mesh=mesh, island=virtual.island, ip=ip)
+    return ordered
+
+
+def _describe_arguments(module: ir.Module, paths: Sequence[str], donated: Sequence[bool]) -> None:
+    """Notes on each argument of `@main` what the caller calls it, and whether it is donated."""
+    main = symbol_table(module)["main"]
+    attrs = argument_attrs(main)
+    offset = len(attrs) - len(paths)
+    for entry, path, given in zip(attrs[offset:], paths, donated, strict=True):
+        entry["jax.arg_info"] = ir.StringAttr.get(path)
+        if given:
+            entry["jax.buffer_donor"] = ir.BoolAttr.get(True)
+    set_argument_attrs(main, attrs)

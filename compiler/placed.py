@@ -1,0 +1,139 @@
+"""`pw.jit`: functions that live on a slice."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+
+from pathways.compiler.jax_internals import Tracer, placed_call
+from pathways.runtime.virtual import VirtualSlice
+
+_slices: weakref.WeakValueDictionary[str, VirtualSlice] = weakref.WeakValueDictionary()
+
+
+class _Trace(threading.local):
+    """The program that this thread is tracing, and how many placed calls it has seen."""
+
+    def __init__(self) -> None:
+        self.program: str | None = None
+        self.calls = 0
+
+
+_trace = _Trace()
+
+
+@contextlib.contextmanager
+def tracing(program: str) -> Iterator[None]:
+    """Marks that this thread traces a program: placed functions called meanwhile become part of it."""
+    outer = _trace.program, _trace.calls
+    _trace.program, _trace.calls = program, 0
+    try:
+        yield
+    finally:
+        _trace.program, _trace.calls = outer
+
+
+def current_program() -> str | None:
+    """The name of the program that this thread is tracing."""
+    return _trace.program
+
+
+def slice_named(name: str) -> VirtualSlice:
+    """The slice that the metadata of a placed call names."""
+    return _slices[name]
+
+
+class PlacedFunction:
+    """A function that runs on all devices of a slice; made by `pw.jit`.
+
+    Called inside a program it becomes one computation of it. Called alone it is a program of one launch.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        devices: VirtualSlice,
+        stage: int | None,
+        static_argnums: int | Iterable[int] | None,
+        static_argnames: str | Iterable[str] | None,
+    ) -> None:
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self.devices = devices
+        self.stage = stage
+        self.name = symbol(getattr(fun, "__name__", type(fun).__name__))
+        self.static_argnums = (
+            (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ())
+        )
+        self.static_argnames = (
+            (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ())
+        )
+        self._with_static: dict[Any, Callable[..., Any]] = {}
+        _slices[devices.name] = devices
+
+    def __repr__(self) -> str:
+        return f"<pw.jit {self.name} on {self.devices.name}>"
+
+    @functools.cached_property
+    def _alone(self) -> Any:
+        from pathways.compiler.api import program
+
+        return program(
+            self, static_argnums=self.static_argnums or None, static_argnames=self.static_argnames or None
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _trace.program is None:
+            for leaf in jax.tree.leaves((args, kwargs)):
+                if isinstance(leaf, Tracer):
+                    raise TypeError(
+                        f"'{self.name}', placed on {self.devices.name}, was called under a JAX "
+                        "transformation outside a program; put the outermost function under @pw.program "
+                        "instead of jax.jit, and transformations such as jax.grad inside it"
+                    )
+            return self._alone(*args, **kwargs)
+        metadata = {"pw.slice": self.devices.name, "pw.name": self.name, "pw.call": str(_trace.calls)}
+        _trace.calls += 1
+        if self.stage is not None:
+            metadata["pw.stage"] = str(self.stage)
+        fun, args, kwargs = self._bind_static(args, kwargs)
+        return placed_call(fun, metadata | {"pw.phase": "fwd"}, metadata | {"pw.phase": "bwd"})(
+            *args, **kwargs
+        )
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Lowers the program of one launch; see `Program.lower`."""
+        return self._alone.lower(*args, **kwargs)
+
+    def _bind_static(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Binds static arguments; equal ones give the same function object, so that JAX traces it once."""
+        if not self.static_argnums and not self.static_argnames:
+            return self.fun, args, kwargs
+        numbers = {n % len(args): args[n] for n in self.static_argnums if -len(args) <= n < len(args)}
+        named = {k: kwargs[k] for k in self.static_argnames if k in kwargs}
+        key = (len(args), tuple(sorted(numbers.items())), tuple(sorted(named.items())))
+        if key not in self._with_static:
+
+            @functools.wraps(self.fun)
+            def bound(*dynamic: Any, **rest: Any) -> Any:
+                values = iter(dynamic)
+                full = [numbers[n] if n in numbers else next(values) for n in range(len(args))]
+                return self.fun(*full, **rest, **named)
+
+            self._with_static[key] = bound
+        dynamic = tuple(a for n, a in enumerate(args) if n not in numbers)
+        return self._with_static[key], dynamic, {k: v for k, v in kwargs.items() if k not in named}
+
+
+def symbol(name: str) -> str:
+    """A function's name as it can stand in the IR."""
+    cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return "lambda" if cleaned.strip("_") in ("", "lambda") else cleaned

@@ -1,0 +1,167 @@
+"""The stages of a program after tracing, with the names of JAX's own: `Lowered` and `Compiled`."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pathways.compiler import jax_internals
+from pathways.compiler.arguments import Signature
+from pathways.compiler.call import Call
+from pathways.compiler.lowering import Traced
+from pathways.passes.base import PassFailure
+from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
+from pathways.passes.pipeline import Options, phases
+from pathways.runtime.executable import Executable, load
+from pathways.runtime.lower import plan_of
+from pathways.runtime.plan import Launch, Plan, Transfer
+from pathways.runtime.resources import bind
+
+PHASES = ("stablehlo", "imported", "placed", "scheduled")
+"""The forms of a program that `as_text` shows, in the order in which it takes them."""
+
+
+class ProgramError(ValueError):
+    """A program that cannot be lowered; the message names the place in the user's code."""
+
+
+class Lowered:
+    """A program in all forms of the IR, ready to be compiled.
+
+    Made by `Program.lower`. `remarks` holds what the passes found worth saying.
+    """
+
+    def __init__(self, name: str, traced: Traced, signature: Signature, options: Options) -> None:
+        self.name = name
+        self._traced = traced
+        self._signature = signature
+        self._forms: dict[str, bytes] = {}
+        self.remarks: tuple[Diagnostic, ...] = ()
+        self._module = traced.module
+        self._run(options)
+
+    @property
+    def in_avals(self) -> tuple[Any, ...]:
+        """Abstract values of the flat arguments."""
+        return self._traced.in_avals
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the results."""
+        return self._traced.out_tree
+
+    def as_text(self, phase: str = "scheduled") -> str:
+        """The module after a phase, as MLIR text.
+
+        Args:
+          phase: one of `stablehlo`, `imported`, `placed`, `scheduled`.
+        """
+        if phase not in PHASES:
+            raise ValueError(f"unknown phase '{phase}'; the phases are {', '.join(PHASES)}")
+        return str(ir.Module.parse(self._forms[phase], self._module.context))
+
+    def compile(self) -> Compiled:
+        """Binds the slices to devices, compiles every computation, and generates the launch path.
+
+        Raises:
+          ResourceError: when there are too few devices; says how many there are and who holds them.
+          CompileError: when XLA refuses a computation; names it.
+        """
+        plan = plan_of(self._module, self.name)
+        bindings = bind(self._traced.slices.values(), program=self.name)
+        executable = load(
+            plan,
+            {name: bindings[virtual] for name, virtual in self._traced.slices.items()},
+            result_avals=self._traced.out_avals,
+            callbacks=self._traced.callbacks,
+        )
+        return Compiled(self, plan, executable, Call(plan, executable, self._traced, self._signature))
+
+    def _run(self, options: Options) -> None:
+        directory = os.environ.get("PW_DUMP_TO")
+        self._keep("stablehlo", directory)
+        with Diagnostics(self._module.context) as seen:
+            for phase in phases(options):
+                try:
+                    run_passes(self._module, phase.passes)
+                except PassFailure:
+                    error = seen.errors[0]
+                    where = f" ({error.position})" if error.position else ""
+                    raise ProgramError(f"program '{self.name}': {error.message}{where}") from None
+                self._keep(phase.name, directory)
+        self.remarks = tuple(d for d in seen.all if d.severity == "remark")
+
+    def _keep(self, phase: str, directory: str | None) -> None:
+        """Remembers the module after a phase; printing waits until somebody asks."""
+        buffer = io.BytesIO()
+        self._module.operation.write_bytecode(buffer)
+        self._forms[phase] = buffer.getvalue()
+        if directory:
+            folder = Path(directory)
+            folder.mkdir(parents=True, exist_ok=True)
+            number = len(self._forms) - 1
+            (folder / f"{self.name}.{number}_{phase}.mlir").write_text(self.as_text(phase) + "\n")
+
+
+class Compiled:
+    """A program bound to devices: call it with arguments of the signature it was lowered for."""
+
+    def __init__(self, lowered: Lowered, plan: Plan, executable: Executable, call: Call) -> None:
+        self._lowered = lowered
+        self._plan = plan
+        self._executable = executable
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program and returns at once, with arrays that become ready later.
+
+        Raises:
+          TypeError: when an argument does not have the shape, dtype or structure it was compiled for.
+        """
+        leaves, tree = jax_internals.flatten((args, kwargs))
+        call = self._call
+        if tree == call.tree and call.matches(leaves):
+            return call.go(leaves)
+        return call.go(call.bring_or_fail(leaves, tree))
+
+    def as_text(self, phase: str = "scheduled") -> str:
+        """The module after a phase; see `Lowered.as_text`."""
+        return self._lowered.as_text(phase)
+
+    @property
+    def plan(self) -> Plan:
+        """The scheduled program, flattened."""
+        return self._plan
+
+    def cost_analysis(self) -> dict[str, Any]:
+        """Counts what one call does.
+
+        Returns:
+          `launches` and `transfers` between slices, `bytes transferred` by them, and the `flops` of all
+          computations by XLA's estimate, on all devices together.
+        """
+        launches = [s for s in self._plan.steps if isinstance(s, Launch)]
+        transfers = [s for s in self._plan.steps if isinstance(s, Transfer)]
+        flops = {pair: _flops(executable) for pair, executable in self._executable.executables.items()}
+        return {
+            "launches": len(launches),
+            "transfers": len(transfers),
+            "bytes transferred": sum(self._plan.slot_types[t.operand].nbytes for t in transfers),
+            "flops": sum(flops[s.computation, s.slice] for s in launches),
+        }
+
+    def memory_analysis(self) -> dict[str, int]:
+        """The most bytes alive at once on each slice, by the lifetimes of the plan.
+
+        Returns:
+          By slice, the peak of arguments, results and intermediates, without temporaries inside XLA.
+        """
+        return dict(self._plan.peak_bytes)
+
+
+def _flops(executable: Any) -> float:
+    return float(executable.cost_analysis().get("flops", 0.0))

@@ -1,0 +1,116 @@
+"""The base class of `pw` operations, and the registry that declaring one fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.bindings import register_dialect, register_operation
+from pathways.dialect.fields import Attr, Values
+
+
+@register_dialect
+class PwDialect(ir.Dialect):
+    """Placed, moved and ordered computations of one program over many slices."""
+
+    DIALECT_NAMESPACE = "pw"
+
+
+OPERATIONS: dict[str, type[PwOp]] = {}
+"""Every declared operation by its full name."""
+
+Emit = Callable[[str], None]
+
+
+class PwOp(ir.OpView):
+    """A typed view of one `pw` operation.
+
+    A subclass declares its attributes as `Attr` fields, its operands and results as `Values`, and in
+    `check` what fields cannot say. Its docstring is its documentation.
+    """
+
+    OPERATION_NAME: ClassVar[str]
+    _ODS_REGIONS = (0, True)
+
+    inputs: ClassVar[Values] = Values("None.", 0)
+    outputs: ClassVar[Values] = Values("None.", 0)
+    is_symbol: ClassVar[bool] = False
+
+    @classmethod
+    def fields(cls) -> dict[str, Attr[Any]]:
+        """The declared attributes by name, in the order of their declaration."""
+        return {
+            name: field
+            for base in reversed(cls.__mro__)
+            for name, field in vars(base).items()
+            if isinstance(field, Attr)
+        }
+
+    @classmethod
+    def build(
+        cls,
+        operands: Sequence[ir.Value] = (),
+        result_types: Sequence[ir.Type] = (),
+        *,
+        loc: ir.Location | None = None,
+        ip: ir.InsertionPoint | None = None,
+        **attributes: Any,
+    ) -> Self:
+        """Creates the operation; attributes are given as Python values, None leaves one out."""
+        fields = cls.fields()
+        operation = ir.Operation.create(
+            cls.OPERATION_NAME,
+            results=list(result_types),
+            operands=list(operands),
+            attributes={
+                name: fields[name].kind.make(value) for name, value in attributes.items() if value is not None
+            },
+            loc=loc,
+            ip=ip,
+        )
+        return operation.opview
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        """Reports what the declared fields cannot say. All fields are known to be well formed here."""
+
+
+def operation[O: type[PwOp]](name: str) -> Callable[[O], O]:
+    """Declares the operation `pw.<name>`."""
+
+    def declare(cls: O) -> O:
+        cls.OPERATION_NAME = f"pw.{name}"
+        OPERATIONS[cls.OPERATION_NAME] = cls
+        register_operation(PwDialect)(cls)
+        return cls
+
+    return declare
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 operand`, `2 operands`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def symbol_name(op: ir.OpView) -> str | None:
+    """The symbol that an operation declares, if it does."""
+    if "sym_name" not in op.attributes:
+        return None
+    try:
+        name = op.attributes["sym_name"]
+    except TypeError:  # The bindings cannot hand out a location that is used as an attribute.
+        return None
+    return name.value if isinstance(name, ir.StringAttr) else None
+
+
+def symbol_table(module: ir.Module) -> dict[str, ir.OpView]:
+    """All symbols of a module by name; unlike `ir.SymbolTable` it knows the symbols of `pw` ops."""
+    named = ((symbol_name(op), op) for op in module.body.operations)
+    return {name: op for name, op in named if name is not None}
+
+
+def ops_named(module: ir.Module, names: Iterable[str]) -> list[ir.OpView]:
+    """The top-level operations of a module whose names are among `names`, in order."""
+    wanted = frozenset(names)
+    return [op for op in module.body.operations if op.operation.name in wanted]

@@ -1,0 +1,279 @@
+"""The operations of the `pw` dialect. Their docstrings are the reference in `docs/pw_ops.md`."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.fields import (
+    BOOL,
+    ELEMENTS,
+    I64,
+    SHARDING,
+    STRING,
+    TENSOR_TYPE,
+    Attr,
+    OptionalAttr,
+    Values,
+    array_of,
+    one_of,
+    symbol,
+)
+from pathways.dialect.operation import Emit, PwOp, counted, operation
+
+PHASES = ("fwd", "bwd", "recompute", "glue")
+REDUCTIONS = ("sum", "mean", "concat")
+
+_SLICE = symbol("pw.slice")
+_CHANNEL = symbol("pw.channel")
+_FUNC = symbol("func.func")
+_MESH = symbol("sdy.mesh")
+
+
+@operation("slice")
+class SliceOp(PwOp):
+    """Declares a virtual slice: a mesh of devices that a program asks for without naming any device.
+
+    All slices of one shape share one `sdy.mesh`, so that equal stages share computations. Which devices
+    a slice gets is decided when the program is loaded; no physical device stands anywhere in the IR.
+
+    ```mlir
+    sdy.mesh @mesh_2x2 = <["data"=2, "model"=2]>
+    "pw.slice"() {mesh = @mesh_2x2, sym_name = "s0"} : () -> ()
+    ```
+    """
+
+    sym_name = Attr(STRING, "The name of the slice.")
+    mesh = Attr(_MESH, "The axis names and sizes of the slice.")
+    island = OptionalAttr(STRING, "The island the slice must lie on; without it any island serves.")
+    peak_bytes = OptionalAttr(
+        I64, "The most bytes alive on the slice at once, over all its devices, set by `pw-plan-memory`."
+    )
+    is_symbol = True
+
+
+@operation("channel")
+class ChannelOp(PwOp):
+    """Declares a precomputed future: a path from one slice to another for values of one type.
+
+    Its shape, sharding and capacity are known before anything runs, so that both ends can allocate and
+    post their side ahead of the data. Values arrive in the order in which they were sent.
+
+    ```mlir
+    "pw.channel"() {capacity = 1, dst = @s1, src = @s0, sym_name = "c0", type = tensor<8x4xf32>} : () -> ()
+    ```
+
+    Invariants: `src` and `dst` differ; `capacity` is at least 1.
+    """
+
+    sym_name = Attr(STRING, "The name of the channel.")
+    src = Attr(_SLICE, "The slice that sends.")
+    dst = Attr(_SLICE, "The slice that receives.")
+    type = Attr(TENSOR_TYPE, "The type of every value that passes.")
+    capacity = Attr(I64, "How many values may be under way or waiting for their first use.")
+    sharding = OptionalAttr(SHARDING, "How a value is laid out over the receiving slice.")
+    is_symbol = True
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if self.src == self.dst:
+            emit(f"expected `src` and `dst` to be different slices, got @{self.src} twice")
+        if self.capacity < 1:
+            emit(f"expected a capacity of at least 1, got {self.capacity}")
+
+
+@operation("constant")
+class ConstantOp(PwOp):
+    """Declares an array that the program closes over, stored once outside all computations.
+
+    An argument of `@main` that carries `pw.constant = @k0` receives it on its slices when the program
+    is loaded; callers do not pass it.
+
+    ```mlir
+    "pw.constant"() {sym_name = "k0", value = dense<[1.0, 2.0]> : tensor<2xf32>} : () -> ()
+    ```
+    """
+
+    sym_name = Attr(STRING, "The name of the constant.")
+    value = Attr(ELEMENTS, "The array.")
+    is_symbol = True
+
+
+@operation("launch")
+class LaunchOp(PwOp):
+    """One gang-scheduled execution of a computation on all devices of a slice.
+
+    The callee is a private function of StableHLO and becomes one XLA module, partitioned over the
+    devices of the slice. Donation is a property of that module: an argument of the callee that carries
+    `tf.aliasing_output` or `jax.buffer_donor` consumes the operand.
+
+    ```mlir
+    %h = "pw.launch"(%w, %x) {callee = @embed, microbatch = 0, order = 3, phase = "fwd",
+        slice = @s0, stage = 0} : (tensor<4x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
+    ```
+
+    Invariants: operand and result types equal the callee's signature; once transfers are inserted, every
+    operand lives on `slice`; a donated operand is passed once and not used later.
+    """
+
+    inputs = Values("The arguments of the computation.")
+    outputs = Values("Its results; all live on `slice`.")
+    callee = Attr(_FUNC, "The computation.")
+    slice = Attr(_SLICE, "The slice whose devices all take part.")
+    stage = OptionalAttr(I64, "The pipeline stage: runs of placed calls on one slice, in topological order.")
+    phase = OptionalAttr(
+        one_of(*PHASES),
+        "What the launch is for: a forward or backward placed call, a forward one repeated by "
+        "`jax.checkpoint`, or the code between placed calls.",
+    )
+    microbatch = OptionalAttr(I64, "Which microbatch of a loop it works on.")
+    part = OptionalAttr(one_of("input", "weight"), "Which half of a split backward it is.")
+    order = OptionalAttr(I64, "Its position among the launches and sends of its slice.")
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        signature = symbols[self.callee].type
+        for what, expected, provided in (
+            ("operand", signature.inputs, self.operands),
+            ("result", signature.results, self.results),
+        ):
+            if len(expected) != len(provided):
+                emit(f"expected {counted(len(expected), what)} as @{self.callee} has, got {len(provided)}")
+                continue
+            for number, (want, value) in enumerate(zip(expected, provided, strict=True)):
+                if want != value.type:
+                    emit(f"{what} #{number} has type {value.type}, but @{self.callee} has {want}")
+
+
+@operation("transfer")
+class TransferOp(PwOp):
+    """Moves a value to another slice: the only way in which a value changes slice.
+
+    Equal shardings over equal meshes are copied shard by shard; anything else is a reshard.
+
+    ```mlir
+    %h1 = "pw.transfer"(%h) {channel = @c0, order = 4, slice = @s1} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    ```
+
+    Invariants: operand and result have one type; the operand does not live on `slice` already; a channel
+    leads from a slice of the operand to `slice` and carries that type.
+    """
+
+    inputs = Values("The value to move.", 1)
+    outputs = Values("The same value on `slice`.", 1)
+    slice = Attr(_SLICE, "The slice to move to.")
+    sharding = OptionalAttr(SHARDING, "How the value is laid out over `slice`.")
+    channel = OptionalAttr(_CHANNEL, "The path it takes, given by `pw-schedule`.")
+    order = OptionalAttr(I64, "The position of the send among the launches and sends of the source slice.")
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        source, target = self.operands[0].type, self.results[0].type
+        if source != target:
+            emit(f"expected operand and result of one type, got {source} and {target}")
+        if self.channel is None:
+            return
+        channel = symbols[self.channel]
+        assert isinstance(channel, ChannelOp)
+        if channel.dst != self.slice:
+            emit(f"goes to @{self.slice}, but channel @{self.channel} leads to @{channel.dst}")
+        if channel.type != source:
+            emit(f"moves {source}, but channel @{self.channel} carries {channel.type}")
+
+
+@operation("mirror")
+class MirrorOp(PwOp):
+    """Joins the copies of one value, one per slice, into a value mirrored on all their slices.
+
+    It costs nothing at run time: it says that its operands are equal, so that a caller who gets the
+    result may pass it back and every slice finds its own copy.
+
+    ```mlir
+    %step = "pw.mirror"(%step_on_s0, %step_on_s1) : (tensor<i32>, tensor<i32>) -> tensor<i32>
+    ```
+
+    Invariants: all operands and the result have one type; no two operands share a slice.
+    """
+
+    inputs = Values("Equal values on different slices.")
+    outputs = Values("The mirrored value.", 1)
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if len(self.operands) < 2:
+            emit(f"expected at least 2 operands, got {len(self.operands)}")
+        for number, value in enumerate(self.operands):
+            if value.type != self.results[0].type:
+                emit(f"operand #{number} has type {value.type}, but the result has {self.results[0].type}")
+
+
+@operation("release")
+class ReleaseOp(PwOp):
+    """Ends the life of values: their buffers are free once the launches that read them have run.
+
+    ```mlir
+    "pw.release"(%h, %h1) : (tensor<8x4xf32>, tensor<8x4xf32>) -> ()
+    ```
+
+    Invariants: no value is used, returned or released again afterwards.
+    """
+
+    inputs = Values("The values to release; each is one logical buffer, whatever the number of shards.")
+
+
+@operation("loop")
+class LoopOp(PwOp):
+    """Runs a body once per microbatch and reduces each result over the microbatches.
+
+    The body is a function, placed like `@main`: its arguments and results carry `pw.slice`. An operand
+    that is split gives microbatch `i` the `i`-th of `count` equal blocks of its leading dimension; any
+    other operand is given whole to each. A result is the sum or mean of what the body returns, or its
+    concatenation along the leading dimension.
+
+    ```mlir
+    %loss, %grad = "pw.loop"(%w, %x) {body = @microbatch, count = 8, reduce = ["mean", "sum"],
+        schedule = "1f1b", split = [false, true]}
+        : (tensor<4x4xf32>, tensor<64x4xf32>) -> (tensor<f32>, tensor<4x4xf32>)
+    ```
+
+    Invariants: `count` is at least 1; `split` has one entry per operand and `reduce` one per result;
+    types agree with the body, leading dimensions of split operands and concatenated results being
+    `count` times those of the body.
+    """
+
+    inputs = Values("The values that the body reads, whole or split.")
+    outputs = Values("The reduced results.")
+    body = Attr(_FUNC, "The function that works on one microbatch.")
+    count = Attr(I64, "How many microbatches there are.")
+    split = Attr(array_of(BOOL), "Which operands are split along their leading dimension.")
+    reduce = Attr(array_of(one_of(*REDUCTIONS)), "How each result is reduced.")
+    schedule = OptionalAttr(STRING, "The pipeline schedule that the program asks for.")
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if self.count < 1:
+            emit(f"expected a count of at least 1, got {self.count}")
+            return
+        signature = symbols[self.body].type
+        for what, expected, provided, blocked in (
+            ("operand", signature.inputs, self.operands, self.split),
+            ("result", signature.results, self.results, [r == "concat" for r in self.reduce]),
+        ):
+            if not len(expected) == len(provided) == len(blocked):
+                emit(
+                    f"expected {counted(len(expected), what)} and one entry of "
+                    f"`{'split' if what == 'operand' else 'reduce'}` for each, as @{self.body} has, "
+                    f"got {len(provided)} and {len(blocked)}"
+                )
+                continue
+            for number, (want, value, block) in enumerate(zip(expected, provided, blocked, strict=True)):
+                whole = _times_leading(want, self.count) if block else want
+                if whole is None:
+                    done = "split" if what == "operand" else "concatenated"
+                    emit(f"{what} #{number} is a scalar in @{self.body} and cannot be {done}")
+                elif whole != value.type:
+                    emit(f"{what} #{number} has type {value.type}, expected {whole} from @{self.body}")
+
+
+def _times_leading(block: ir.Type, count: int) -> ir.Type | None:
+    """The type of `count` blocks concatenated along the leading dimension; None for a scalar."""
+    if not isinstance(block, ir.RankedTensorType) or block.rank == 0:
+        return None
+    if block.is_dynamic_dim(0):
+        return block
+    shape = [block.shape[0] * count, *block.shape[1:]]
+    return ir.RankedTensorType.get(shape, block.element_type, loc=ir.Location.unknown(block.context))

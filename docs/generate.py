@@ -1,0 +1,129 @@
+"""Writes docs/pw_ops.md and docs/pw_passes.md from the docstrings of operations and passes.
+
+With `--check` it writes nothing, and fails when a page is stale.
+"""
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from pathways.dialect import OPERATIONS, PwOp
+from pathways.dialect.fields import Values
+from pathways.passes import registry
+from pathways.passes.base import Pass, options_of
+
+DOCS = Path(__file__).parent
+NOTICE = "<!-- Made by `make docs` from {source}; do not edit. -->\n"
+
+
+def main(check: bool) -> int:
+    """Writes or checks all pages; returns the exit status."""
+    pages = {"pw_ops.md": ops_page(), "pw_passes.md": passes_page()}
+    stale = [name for name, text in pages.items() if read(DOCS / name) != text]
+    if check:
+        for name in stale:
+            print(f"docs/{name} is stale: run 'make docs'", file=sys.stderr)
+        return 1 if stale else 0
+    for name in stale:
+        (DOCS / name).write_text(pages[name])
+    return 0
+
+
+def read(path: Path) -> str | None:
+    """The text of a page, None when it does not exist."""
+    return path.read_text() if path.exists() else None
+
+
+def ops_page() -> str:
+    """The reference of the `pw` dialect."""
+    parts = [
+        NOTICE.format(source="`dialect/ops.py`"),
+        "# Operations of the `pw` dialect\n",
+        contents(OPERATIONS),
+        *(describe_op(name, op) for name, op in OPERATIONS.items()),
+    ]
+    return "\n".join(parts)
+
+
+def passes_page() -> str:
+    """The reference of the passes."""
+    parts = [
+        NOTICE.format(source="the docstrings in `passes/`"),
+        "# Passes\n",
+        "In the order in which a program meets them. Options stand in braces behind the name of the pass, "
+        "separated by spaces: `pw-opt -p 'pw-dce,pw-schedule{policy=program}'`.\n",
+        contents(registry.names()),
+        *(describe_pass(name, registry.load(name)) for name in registry.names()),
+    ]
+    return "\n".join(parts)
+
+
+def contents(names: Iterable[str]) -> str:
+    """A list of links to the headings of a page."""
+    return "".join(f"- [`{name}`](#{re.sub('[^a-z0-9_-]', '', name)})\n" for name in names)
+
+
+def describe_op(name: str, op: type[PwOp]) -> str:
+    """The section of one operation."""
+    attributes = [
+        (f"`{field.name}`", field.kind.description, "required" if field.required else "optional", field.doc)
+        for field in op.fields().values()
+    ]
+    values = [
+        (what, count(declared), declared.doc)
+        for what, declared in (("operands", op.inputs), ("results", op.outputs))
+        if declared.count != 0
+    ]
+    return section(
+        name,
+        op,
+        table(("attribute", "kind", "", "meaning"), attributes),
+        table(("values", "how many", "meaning"), values),
+    )
+
+
+def describe_pass(name: str, pass_type: type[Pass]) -> str:
+    """The section of one pass."""
+    options = [
+        (f"`{field.name.replace('_', '-')}`", f"`{shown(field)}`", field.metadata["help"])
+        for field in options_of(pass_type).values()
+    ]
+    return section(name, pass_type, table(("option", "default", "meaning"), options))
+
+
+def section(name: str, described: type, *tables: str) -> str:
+    """A heading, the docstring, and the tables that are not empty."""
+    return "\n".join([f"## `{name}`\n", prose(described), *filter(None, tables)])
+
+
+def shown(field: dataclasses.Field[object]) -> str:
+    """The default of an option, as one would write it."""
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
+    return str(field.default) or "''"
+
+
+def count(values: Values) -> str:
+    """How many operands or results an operation has."""
+    return "any" if values.count is None else str(values.count)
+
+
+def prose(described: type) -> str:
+    """A docstring as Markdown: `Requires:` and its like open a paragraph and are bold."""
+    text = inspect.cleandoc(described.__doc__ or "")
+    return re.sub(r"\n*^(Requires|Guarantees|Invariants):", r"\n\n**\1:**", text, flags=re.MULTILINE) + "\n"
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table, nothing when it has no rows."""
+    if not rows:
+        return ""
+    lines = [header, ("---",) * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The passes, one file each, and what runs them. Never imports jax."""

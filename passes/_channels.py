@@ -1,0 +1,32 @@
+"""How much room a channel needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import LaunchOp
+
+Span = tuple[int, int]
+"""When a value is sent and when it is first read, as positions in one order of all operations."""
+
+
+def first_reads(operations: Sequence[ir.OpView]) -> dict[ir.Value, int]:
+    """The position of the first launch that reads each value."""
+    found: dict[ir.Value, int] = {}
+    for n, op in enumerate(operations):
+        if isinstance(op, LaunchOp):
+            for value in op.operands:
+                found.setdefault(value, n)
+    return found
+
+
+def capacity_for(spans: Sequence[Span]) -> int:
+    """The most values on a channel at once, so that no send has to wait in that order."""
+    changes = sorted([(sent, 1) for sent, _ in spans] + [(read, -1) for _, read in spans])
+    most = now = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most

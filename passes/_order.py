@@ -1,0 +1,187 @@
+"""Order as data: the constraints between launches and transfers, and the proof that they can be met.
+
+The events of a program are its launches, its sends (one per transfer, on the source slice) and its
+receipts (one per transfer, at the first launch on the destination that reads it). They constrain each
+other in four ways:
+
+- data: a launch or send waits for what it reads;
+- slice order: a slice runs its launches and sends in the order of their `order` attributes;
+- channel order: values are received in the order in which they were sent;
+- channel capacity: a send waits until there is room for its value.
+
+If these constraints have a topological order, running the events by it never blocks: there is no
+deadlock. If not, they hold a cycle, and no execution gets past it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import ChannelOp, LaunchOp, TransferOp, argument_slices, ops_named, slices_of
+from pathways.passes.base import fail
+from pathways.passes.ir_utils import body_block
+
+
+@dataclasses.dataclass
+class Event:
+    """A launch or the send of a transfer.
+
+    Attributes:
+      op: the operation.
+      slice: the slice in whose order it stands.
+      order: its position there, None when it has none.
+      waits_for: the events that must come first, each with the reason.
+    """
+
+    op: LaunchOp | TransferOp
+    slice: str
+    order: int | None
+    waits_for: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if isinstance(self.op, LaunchOp):
+            return f"launch of @{self.op.callee} on @{self.slice} (order {self.order})"
+        return f"send from @{self.slice} to @{self.op.slice} (order {self.order})"
+
+
+class DeadlockError(Exception):
+    """The constraints form a cycle; `cycle` lists its events, each waiting for the next."""
+
+    def __init__(self, cycle: list[Event], reasons: list[str]) -> None:
+        self.cycle = cycle
+        lines = [
+            f"{event} waits for {cycle[(n + 1) % len(cycle)]}: {reasons[n]}" for n, event in enumerate(cycle)
+        ]
+        super().__init__("deadlock: the order has a cycle\n  " + "\n  ".join(lines))
+
+
+def events_of(module: ir.Module, main: ir.OpView) -> list[Event]:
+    """The events of a program in block order, with all that each waits for."""
+    arguments = argument_slices(main)
+    events: list[Event] = []
+    made_by: dict[ir.Value, int] = {}
+    receipt: dict[int, int] = {}
+    for op in body_block(main).operations:
+        if not isinstance(op, (LaunchOp, TransferOp)):
+            continue
+        source = op.slice if isinstance(op, LaunchOp) else _source(op, module, arguments)
+        event = Event(op, source, op.order)
+        for value in op.operands:
+            if value in made_by:
+                event.waits_for[made_by[value]] = "it reads its result"
+        made_by.update(dict.fromkeys(op.results, len(events)))
+        events.append(event)
+    _find_receipts(events, made_by, receipt)
+    _add_slice_order(events)
+    _add_channels(module, events, receipt)
+    return events
+
+
+def topological_order(events: list[Event]) -> list[int]:
+    """The events in an order that meets all constraints, as near to block order as can be.
+
+    Raises:
+      DeadlockError: when there is none.
+    """
+    missing = [len(e.waits_for) for e in events]
+    frees: list[list[int]] = [[] for _ in events]
+    for n, event in enumerate(events):
+        for other in event.waits_for:
+            frees[other].append(n)
+    ready = [n for n, count in enumerate(missing) if count == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        n = heapq.heappop(ready)
+        order.append(n)
+        for freed in frees[n]:
+            missing[freed] -= 1
+            if missing[freed] == 0:
+                heapq.heappush(ready, freed)
+    if len(order) < len(events):
+        raise _cycle(events, {n for n, count in enumerate(missing) if count > 0})
+    return order
+
+
+def _source(op: TransferOp, module: ir.Module, arguments: list[tuple[str, ...] | None]) -> str:
+    slices = slices_of(op.operands[0], arguments)
+    if not slices:
+        fail(op, "moves a value that is not placed")
+    if op.channel is not None:
+        for channel in ops_named(module, ["pw.channel"]):
+            if channel.sym_name == op.channel and channel.src in slices:
+                return channel.src
+    return slices[0]
+
+
+def _find_receipts(events: list[Event], made_by: dict[ir.Value, int], receipt: dict[int, int]) -> None:
+    """The first launch, by the order of its slice, that reads each transferred value."""
+    for n, event in enumerate(events):
+        if not isinstance(event.op, LaunchOp):
+            continue
+        for value in event.op.operands:
+            sent = made_by.get(value)
+            if sent is None or not isinstance(events[sent].op, TransferOp):
+                continue
+            first = receipt.get(sent)
+            if first is None or _position(event, n) < _position(events[first], first):
+                receipt[sent] = n
+
+
+def _position(event: Event, n: int) -> tuple[int, int]:
+    return (n if event.order is None else event.order, n)
+
+
+def _add_slice_order(events: list[Event]) -> None:
+    by_slice: dict[str, list[int]] = {}
+    for n, event in enumerate(events):
+        by_slice.setdefault(event.slice, []).append(n)
+    for name, members in by_slice.items():
+        members.sort(key=lambda n: _position(events[n], n))
+        for before, after in _pairs(members):
+            events[after].waits_for.setdefault(before, f"@{name} runs in this order")
+
+
+def _add_channels(module: ir.Module, events: list[Event], receipt: dict[int, int]) -> None:
+    capacity = {c.sym_name: c.capacity for c in ops_named(module, ["pw.channel"]) if isinstance(c, ChannelOp)}
+    sends: dict[str, list[int]] = {}
+    for n, event in enumerate(events):
+        if isinstance(event.op, TransferOp) and event.op.channel is not None:
+            sends.setdefault(event.op.channel, []).append(n)
+    for name, members in sends.items():
+        members.sort(key=lambda n: _position(events[n], n))
+        for before, after in _pairs(members):
+            if before in receipt and after in receipt and receipt[before] != receipt[after]:
+                events[receipt[after]].waits_for.setdefault(
+                    receipt[before], f"channel @{name} delivers in the order of sending"
+                )
+        room = capacity[name]
+        for n, sent in enumerate(members[room:]):
+            blocker = receipt.get(members[n])
+            if blocker is not None:
+                events[sent].waits_for.setdefault(
+                    blocker, f"channel @{name} holds {room} and is full until then"
+                )
+
+
+def _pairs(members: list[int]) -> Iterator[tuple[int, int]]:
+    return itertools.pairwise(members)
+
+
+def _cycle(events: list[Event], stuck: set[int]) -> DeadlockError:
+    """A cycle among events that wait for each other, found by walking backwards until one repeats."""
+    path: list[int] = []
+    seen: dict[int, int] = {}
+    current = min(stuck)
+    while current not in seen:
+        seen[current] = len(path)
+        path.append(current)
+        current = min(n for n in events[current].waits_for if n in stuck)
+    cycle = path[seen[current] :]
+    reasons = [events[n].waits_for[cycle[(position + 1) % len(cycle)]] for position, n in enumerate(cycle)]
+    return DeadlockError([events[n] for n in cycle], reasons)

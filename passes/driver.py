@@ -1,0 +1,202 @@
+"""Runs passes over a module, and collects what they report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.passmanager import PassManager
+
+from pathways.dialect import verify
+from pathways.passes.base import PassFailure, fail
+from pathways.passes.text import Builtin, Item, item_name
+
+Hook = Callable[[Item, ir.Module], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """A place in a source file; line and column count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnostic:
+    """One thing that MLIR, the verifier or a pass reported."""
+
+    severity: str
+    """`error`, `warning`, `remark` or `note`."""
+    message: str
+    position: Position | None
+    """Where; None when the IR does not say."""
+    notes: tuple[Diagnostic, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.position or '<unknown>:0'}: {self.severity}: {self.message}"
+
+
+def position_of(location: ir.Location) -> Position | None:
+    """The first file position of a location, innermost call first."""
+    match location:
+        case ir.FileLineColLoc():
+            return Position(location.filename, location.start_line, location.start_col)
+        case ir.NameLoc():
+            return position_of(location.child_loc)
+        case ir.CallSiteLoc():
+            return position_of(location.callee) or position_of(location.caller)
+        case ir.FusedLoc():
+            return next(filter(None, map(position_of, location.locations)), None)
+    return None
+
+
+class Diagnostics:
+    """Collects the diagnostics of a context while it is entered.
+
+    Args:
+      context: the context whose diagnostics to collect.
+      on_emit: called with each one as it comes.
+      forward: also hand each one to the handlers attached before.
+
+    Example:
+      ```python
+      with Diagnostics(module.context) as seen:
+          run_passes(module, items)
+      ```
+    """
+
+    def __init__(
+        self,
+        context: ir.Context,
+        on_emit: Callable[[Diagnostic], None] | None = None,
+        *,
+        forward: bool = False,
+    ) -> None:
+        self.all: list[Diagnostic] = []
+        self._context = context
+        self._on_emit = on_emit
+        self._forward = forward
+
+    @property
+    def errors(self) -> list[Diagnostic]:
+        """The errors among them, in the order in which they came."""
+        return [d for d in self.all if d.severity == "error"]
+
+    def __enter__(self) -> Self:
+        # Otherwise errors would travel in exceptions, past the handlers.
+        self._captured = self._context.emit_error_diagnostics
+        self._context.emit_error_diagnostics = True
+        self._handler = self._context.attach_diagnostic_handler(self._collect)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handler.detach()
+        self._context.emit_error_diagnostics = self._captured
+
+    def _collect(self, diagnostic: ir.Diagnostic) -> bool:
+        copy = _copy(diagnostic)
+        self.all.append(copy)
+        if self._on_emit is not None:
+            self._on_emit(copy)
+        return not self._forward
+
+
+def _copy(diagnostic: ir.Diagnostic) -> Diagnostic:
+    """MLIR's object lives no longer than the call of its handler."""
+    position = None
+    try:
+        position = position_of(diagnostic.location)
+        message = diagnostic.message
+    except (RuntimeError, UnicodeDecodeError):
+        # The bindings cannot convert what quotes input that is not UTF-8.
+        message = "the input is not UTF-8 text"
+    return Diagnostic(
+        diagnostic.severity.name.lower(), message, position, tuple(_copy(note) for note in diagnostic.notes)
+    )
+
+
+def run_passes(
+    module: ir.Module,
+    items: Iterable[Item],
+    *,
+    verify_each: bool = True,
+    before_each: Hook | None = None,
+    after_each: Hook | None = None,
+) -> None:
+    """Runs passes over a module in place, and verifies it first and after each.
+
+    Args:
+      module: the module; its context must come from `pathways.dialect.make_context`.
+      items: the passes, in order.
+      verify_each: False skips all verification, for callers that know the input to be well formed.
+      before_each: called right before each pass.
+      after_each: called right after each pass that succeeded, before the module is verified again.
+
+    Raises:
+      PassFailure: after an error was emitted to the handlers of the context; the message is the error's.
+    """
+    with module.context, Diagnostics(module.context, forward=True) as seen:
+        if verify_each:
+            _verify(module, seen)
+        for item in items:
+            if before_each is not None:
+                before_each(item, module)
+            _run(item, module, seen)
+            if after_each is not None:
+                after_each(item, module)
+            if verify_each:
+                _verify(module, seen)
+
+
+def _run(item: Item, module: ir.Module, seen: Diagnostics) -> None:
+    try:
+        if isinstance(item, Builtin):
+            _check_for_shardy(item, module)
+            manager = PassManager.parse(f"builtin.module({item.text})", module.context)
+            manager.enable_verifier(False)
+            manager.run(module.operation)
+        else:
+            item.run(module)
+    except (PassFailure, ir.MLIRError) as failure:
+        if not seen.errors:
+            module.operation.location.emit_error(str(failure))
+        raise PassFailure(seen.errors[0].message) from None
+    except Exception as bug:
+        bug.add_note(f"while running {item_name(item)}")
+        raise
+    _raise_if_any(seen)
+
+
+def _check_for_shardy(item: Builtin, module: ir.Module) -> None:
+    """Refuses what makes Shardy's passes crash: functions without a body."""
+    if "sdy-" not in item.text:
+        return
+    for op in module.body.operations:
+        if op.operation.name == "func.func" and not op.regions[0].blocks:
+            fail(op, f"has no body, and {item.text} needs one")
+
+
+def _verify(module: ir.Module, seen: Diagnostics) -> None:
+    try:
+        module.operation.verify()
+    except ir.MLIRError:
+        _raise_if_any(seen)
+        raise
+    # Ours takes for granted what MLIR's has checked.
+    verify(module)
+    _raise_if_any(seen)
+
+
+def _raise_if_any(seen: Diagnostics) -> None:
+    if seen.errors:
+        raise PassFailure(seen.errors[0].message)

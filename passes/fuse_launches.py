@@ -1,0 +1,177 @@
+"""`pw-fuse-launches`: neighbouring launches of a slice become one where nothing waits longer for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import LaunchOp, TransferOp, inlined_func_call, ops_named, symbol_table
+from pathways.passes.base import Pass, fail, main_function, option
+from pathways.passes.ir_utils import (
+    body_block,
+    erase_unused_functions,
+    finish_function,
+    function_of_block,
+    unique_name,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FuseLaunches(Pass):
+    """Fuses launches that follow each other on a slice into one computation.
+
+    The results of a computation appear when the whole of it ends, so careless fusion serialises a
+    pipeline. A and the next launch B of the slice become one only if
+
+    1. no result of A leaves the slice, and
+    2. B reads no value from another slice that the slice has not waited for by then.
+
+    Glue is fused with its neighbours; two placed calls of the user only with `user-calls`. Glue that
+    reads nothing but arguments and serves one launch (a constant, a PRNG key) becomes part of it.
+
+    Requires: launches with `order`, from `pw-schedule`.
+    Guarantees: the same values; `order` counts the launches and sends that are left.
+    """
+
+    name: ClassVar[str] = "pw-fuse-launches"
+    user_calls: bool = option(False, "also fuse the user's own placed calls with each other")
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        by_slice: dict[str, list[LaunchOp]] = {}
+        for op in body_block(main).operations:
+            if isinstance(op, LaunchOp):
+                if op.order is None:
+                    fail(op, "has no `order`; run pw-schedule first")
+                by_slice.setdefault(op.slice, []).append(op)
+        fuser = _Fuser(module)
+        for launches in by_slice.values():
+            launches.sort(key=lambda op: op.order)
+            for cluster in self.clusters(*_preparations(launches)):
+                if len(cluster) > 1:
+                    fuser.fuse(cluster)
+        erase_unused_functions(module)
+        _renumber(module, main)
+
+    def clusters(
+        self, launches: list[LaunchOp], preparations: dict[ir.Value, list[LaunchOp]]
+    ) -> list[list[LaunchOp]]:
+        """Splits the launches of a slice into runs that become one launch each."""
+        found: list[list[LaunchOp]] = []
+        arrived: set[ir.Value] = set()
+        closed, has_call = True, False
+        for launch in launches:
+            incoming = {v for v in launch.operands if _is_transfer(v)}
+            is_call = launch.phase != "glue"
+            if closed or not incoming <= arrived or (has_call and is_call and not self.user_calls):
+                found.append([])
+                has_call = False
+            found[-1] += [*preparations.get(launch.results[0], ()), launch] if launch.results else [launch]
+            arrived |= incoming
+            has_call = has_call or is_call
+            closed = any(isinstance(use.owner, TransferOp) for r in launch.results for use in r.uses)
+        return found
+
+
+class _Fuser:
+    def __init__(self, module: ir.Module) -> None:
+        self.module = module
+        self.symbols = symbol_table(module)
+        self.fused: dict[object, str] = {}
+
+    def fuse(self, cluster: list[LaunchOp]) -> None:
+        """Replaces a run of launches by one, at the place of the last."""
+        inside = {r: n for n, r in enumerate(r for op in cluster for r in op.results)}
+        inputs = list(dict.fromkeys(v for op in cluster for v in op.operands if v not in inside))
+        position = {v: n for n, v in enumerate(inputs)}
+        outputs = [r for r in inside if any(_first_result(use.owner) not in inside for use in r.uses)]
+        wiring = (
+            tuple(op.callee for op in cluster),
+            tuple(
+                ("in", position[v]) if v in position else ("out", inside[v])
+                for op in cluster
+                for v in op.operands
+            ),
+            tuple(inside[r] for r in outputs),
+        )
+        head = next((op for op in cluster if op.phase != "glue"), cluster[0])
+        if wiring not in self.fused:
+            self.fused[wiring] = self.make(cluster, inputs, outputs, f"{head.callee}_fused")
+        last = cluster[-1]
+        launch = LaunchOp.build(
+            inputs,
+            [r.type for r in outputs],
+            **{f: getattr(head, f) for f in LaunchOp.fields() if f not in ("callee", "order")},
+            callee=self.fused[wiring],
+            order=last.order,
+            loc=head.operation.location,
+            ip=ir.InsertionPoint(last),
+        )
+        for old, new in zip(outputs, launch.results, strict=True):
+            old.replace_all_uses_with(new)
+        for op in reversed(cluster):
+            op.operation.erase()
+
+    def make(
+        self, cluster: list[LaunchOp], inputs: list[ir.Value], outputs: list[ir.Value], name: str
+    ) -> str:
+        """Builds the function that does what the launches of a cluster do one after the other."""
+        name = unique_name(name, self.symbols)
+        location = cluster[0].operation.location
+        function, block = function_of_block(self.module, name, [v.type for v in inputs], location)
+        mapping = dict(zip(inputs, block.arguments, strict=True))
+        for op in cluster:
+            with ir.InsertionPoint(block), op.operation.location:
+                callee = self.symbols[op.callee].operation
+                results = inlined_func_call(callee, [mapping[v] for v in op.operands])
+            mapping.update(zip(op.results, results, strict=True))
+        finish_function(function, [mapping[v] for v in outputs])
+        self.symbols[name] = function
+        return name
+
+
+def _preparations(launches: list[LaunchOp]) -> tuple[list[LaunchOp], dict[ir.Value, list[LaunchOp]]]:
+    """Splits off glue that only prepares for one launch, by the first result of the launch it serves."""
+    rest: list[LaunchOp] = []
+    serves: dict[ir.Value, list[LaunchOp]] = {}
+    for launch in launches:
+        readers = {_first_result(use.owner) for r in launch.results for use in r.uses}
+        reader = readers.pop() if len(readers) == 1 else None
+        if (
+            launch.phase == "glue"
+            and reader is not None
+            and all(isinstance(v, ir.BlockArgument) for v in launch.operands)
+        ):
+            serves.setdefault(reader, []).append(launch)
+        else:
+            rest.append(launch)
+    # What serves a launch that was split off itself goes where that one goes.
+    chained = {op.results[0]: op for ops in serves.values() for op in ops}
+    for reader in [r for r in serves if r in chained]:
+        rest += serves.pop(reader)
+    return sorted(rest, key=lambda op: op.order), serves
+
+
+def _first_result(op: ir.OpView) -> ir.Value | None:
+    return op.results[0] if isinstance(op, LaunchOp) and op.results else None
+
+
+def _is_transfer(value: ir.Value) -> bool:
+    return not isinstance(value, ir.BlockArgument) and isinstance(value.owner, TransferOp)
+
+
+def _renumber(module: ir.Module, main: ir.OpView) -> None:
+    """Closes the gaps that fusion left in the order of each slice."""
+    source = {c.sym_name: c.src for c in ops_named(module, ["pw.channel"])}
+    members: dict[str, list[ir.OpView]] = {}
+    for op in body_block(main).operations:
+        match op:
+            case LaunchOp():
+                members.setdefault(op.slice, []).append(op)
+            case TransferOp():
+                members.setdefault(source[op.channel], []).append(op)
+    for ops in members.values():
+        for n, op in enumerate(sorted(ops, key=lambda op: op.order)):
+            op.order = n

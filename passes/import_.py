@@ -1,0 +1,349 @@
+"""`pw-import`: from the StableHLO that JAX lowers a program to, to launches in `@main`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect import (
+    SLICE,
+    ConstantOp,
+    LaunchOp,
+    argument_attrs,
+    inlined_func_call,
+    make_slices,
+    set_argument_attrs,
+    set_form,
+    symbol_table,
+)
+from pathways.passes.base import Pass, fail, main_function, option
+from pathways.passes.ir_utils import (
+    add_argument,
+    body_block,
+    byte_size,
+    callees,
+    erase_unused_functions,
+    nested_ops,
+    unique_name,
+)
+
+FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Import(Pass):
+    """Turns placed calls into launches and inlines everything else that `@main` calls.
+
+    1. Calls without placement that stand in `@main` (jax.numpy helpers, jits of the user that contain
+       placed calls) are inlined.
+    2. A call with the metadata `pw.slice` becomes a `pw.launch` named by stage and phase; the function
+       it calls gets the name of the user's function.
+    3. A loop or branch whose body holds placed calls of one slice is placed there as a whole; one that
+       touches two slices is an error.
+    4. An `optimization_barrier` over many values is split into one per value, so that none ties slices
+       together; forward launches that read through one are marked `recompute`.
+    5. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
+
+    Requires: a public `@main`; `pw.slice` ops for all slices that the metadata names.
+    Guarantees: form `imported`; every placed call is a launch, no other call stands in `@main`.
+    """
+
+    name: ClassVar[str] = "pw-import"
+    max_constant_bytes: int = option(1024, "constants larger than this become hidden arguments")
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        importer = _Importer(module, main)
+        importer.check_signature()
+        importer.inline_calls(main)
+        importer.place_regions()
+        importer.make_launches()
+        importer.split_barriers()
+        importer.number_stages()
+        importer.hoist_constants(self.max_constant_bytes)
+        for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
+            del module.operation.attributes[name]
+        erase_unused_functions(module)
+        set_form(module, "imported")
+
+
+@dataclasses.dataclass
+class _PlacedCall:
+    """A launch with what its metadata said: which call of the trace it stems from, and its stage."""
+
+    launch: LaunchOp
+    call: str
+    stage: int | None
+
+
+class _Importer:
+    def __init__(self, module: ir.Module, main: ir.OpView) -> None:
+        self.module = module
+        self.main = main
+        self.symbols = symbol_table(module)
+        self.flattened: set[str] = set()
+        self.calls: list[_PlacedCall] = []
+
+    def check_signature(self) -> None:
+        attrs = argument_attrs(self.main)
+        for number, (argument, attributes) in enumerate(zip(self.main.arguments, attrs, strict=True)):
+            if not isinstance(argument.type, ir.RankedTensorType):
+                fail(
+                    self.main,
+                    f"argument #{number} is a {argument.type}: ordered side effects "
+                    "(ordered=True) cannot be kept in order over several slices",
+                )
+            for marker in ("tf.aliasing_output", "jax.buffer_donor"):
+                if attributes.pop(marker, None) is not None:
+                    attributes["pw.donated"] = ir.UnitAttr.get()
+        set_argument_attrs(self.main, attrs)
+
+    def inline_calls(self, function: ir.OpView) -> None:
+        """Inlines the unplaced calls of a function, callees first, so that each body is copied once."""
+        for op in list(body_block(function).operations):
+            if op.operation.name != "func.call" or "pw.slice" in _metadata(op):
+                continue
+            callee = self.symbols[op.attributes["callee"].value]
+            name = callee.attributes["sym_name"].value
+            if name not in self.flattened:
+                self.flattened.add(name)
+                self.inline_calls(callee)
+            with ir.InsertionPoint(op), op.operation.location:
+                results = inlined_func_call(callee.operation, list(op.operands))
+            for old, new in zip(op.results, results, strict=True):
+                old.replace_all_uses_with(new)
+            op.operation.erase()
+
+    def place_regions(self) -> None:
+        for op in body_block(self.main).operations:
+            if not op.regions:
+                continue
+            placed = self.placements_inside(op, set())
+            if len(placed) > 1:
+                first, second = list(placed.items())[:2]
+                fail(
+                    second[1],
+                    f"is placed on @{second[0]} inside a loop or branch that also holds a call placed on "
+                    f"@{first[0]}: a loop body must stay on one slice; unroll the loop over slices in Python",
+                )
+            for name in placed:
+                op.attributes[SLICE] = make_slices((self.slice_symbol(op, name),))
+            self.strip_metadata(op)
+
+    def placements_inside(self, op: ir.OpView, seen: set[str]) -> dict[str, ir.OpView]:
+        """The slices of placed calls inside an operation and the functions it calls, with one call each."""
+        placed: dict[str, ir.OpView] = {}
+        for inner in nested_ops(op):
+            if inner.operation.name != "func.call":
+                continue
+            metadata = _metadata(inner)
+            if "pw.slice" in metadata:
+                placed.setdefault(metadata["pw.slice"], inner)
+            callee = inner.attributes["callee"].value
+            if callee not in seen:
+                seen.add(callee)
+                for name, call in self.placements_inside(self.symbols[callee], seen).items():
+                    placed.setdefault(name, call)
+        return placed
+
+    def strip_metadata(self, op: ir.OpView) -> None:
+        """Drops our metadata inside an operation and the functions it calls: it has been read."""
+        pending, seen = [op], set()
+        while pending:
+            current = pending.pop()
+            for inner in nested_ops(current):
+                if inner.operation.name == "func.call":
+                    _drop_metadata(inner)
+            for name in callees(current):
+                if name not in seen:
+                    seen.add(name)
+                    pending.append(self.symbols[name])
+
+    def slice_symbol(self, op: ir.OpView, name: str) -> str:
+        target = self.symbols.get(name)
+        if target is None or target.operation.name != "pw.slice":
+            fail(op, f"is placed on @{name}, but the module has no pw.slice of that name")
+        return name
+
+    def make_launches(self) -> None:
+        renamed: dict[str, str] = {}
+        taken = set(self.symbols)
+        for op in list(body_block(self.main).operations):
+            if op.operation.name != "func.call":
+                continue
+            metadata = _metadata(op)
+            slice_name = self.slice_symbol(op, metadata["pw.slice"])
+            callee = op.attributes["callee"].value
+            if callee not in renamed:
+                self.check_nested(op, callee, slice_name, metadata.get("pw.name", callee))
+                phase = metadata.get("pw.phase", "fwd")
+                base = metadata.get("pw.name", callee)
+                base = base if phase == "fwd" else f"{base}_{phase}"
+                renamed[callee] = unique_name(base, taken)
+                taken.add(renamed[callee])
+                self.symbols[callee].attributes["sym_name"] = ir.StringAttr.get(renamed[callee])
+            launch = LaunchOp.build(
+                list(op.operands),
+                [r.type for r in op.results],
+                callee=renamed[callee],
+                slice=slice_name,
+                phase=metadata.get("pw.phase", "fwd"),
+                loc=op.operation.location,
+                ip=ir.InsertionPoint(op),
+            )
+            stage = int(metadata["pw.stage"]) if "pw.stage" in metadata else None
+            self.calls.append(_PlacedCall(launch, metadata.get("pw.call", ""), stage))
+            for old, new in zip(op.results, launch.results, strict=True):
+                old.replace_all_uses_with(new)
+            op.operation.erase()
+        self.symbols = symbol_table(self.module)
+
+    def check_nested(self, call: ir.OpView, callee: str, slice_name: str, name: str) -> None:
+        for other, inner in self.placements_inside(self.symbols[callee], {callee}).items():
+            if other != slice_name:
+                fail(
+                    inner,
+                    f"'{_metadata(inner).get('pw.name', '?')}' is placed on @{other} but called inside "
+                    f"'{name}', which is placed on @{slice_name}; call it from the program instead",
+                )
+        self.strip_metadata(self.symbols[callee])
+
+    def split_barriers(self) -> None:
+        through_barrier: set[ir.Value] = set()
+        for op in list(body_block(self.main).operations):
+            tainted = any(v in through_barrier for v in op.operands)
+            if op.operation.name == "stablehlo.optimization_barrier":
+                for source, result in zip(list(op.operands), list(op.results), strict=True):
+                    with ir.InsertionPoint(op), op.operation.location:
+                        single = stablehlo.OptimizationBarrierOp([source]).results[0]
+                    result.replace_all_uses_with(single)
+                    through_barrier.add(single)
+                op.operation.erase()
+                continue
+            if isinstance(op, LaunchOp):
+                # Modules are a barrier already: what a launch reads needs none.
+                for number, value in enumerate(list(op.operands)):
+                    producer = value.owner
+                    if (
+                        not isinstance(producer, ir.Block)
+                        and producer.operation.name == "stablehlo.optimization_barrier"
+                    ):
+                        op.operands[number] = producer.operands[0]
+                if tainted and op.phase == "fwd":
+                    op.phase = "recompute"
+                if op.phase == "bwd":
+                    continue
+            if tainted:
+                through_barrier.update(op.results)
+        for op in list(body_block(self.main).operations):
+            if op.operation.name == "stablehlo.optimization_barrier" and not list(op.results[0].uses):
+                op.operation.erase()
+
+    def number_stages(self) -> None:
+        """Stages are maximal runs of forward calls on one slice, numbered in topological order."""
+        level_of: dict[ir.Value, tuple[int, str]] = {}
+        forward: list[tuple[_PlacedCall, tuple[int, str]]] = []
+        # Where only gradients are asked for, `jax.checkpoint` leaves no forward call but the repeated one.
+        run_forward = {call.call for call in self.calls if call.launch.phase == "fwd"}
+        calls = iter(self.calls)
+        for op in body_block(self.main).operations:
+            incoming = [level_of[v] for v in op.operands if v in level_of]
+            if isinstance(op, LaunchOp):
+                call = next(calls)
+                if op.phase == "fwd" or (op.phase == "recompute" and call.call not in run_forward):
+                    here = max((lvl + (s != op.slice) for lvl, s in incoming), default=0)
+                    forward.append((call, (here, op.slice)))
+                    incoming = [(here, op.slice)]
+            if incoming:
+                level_of.update(dict.fromkeys(op.results, max(incoming)))
+        keys = sorted({key for _, key in forward}, key=lambda k: k[0])
+        numbers = {key: n for n, key in enumerate(keys)}
+        by_call: dict[str, list[int]] = {}
+        for call, key in forward:
+            call.launch.stage = numbers[key] if call.stage is None else call.stage
+            by_call.setdefault(call.call, []).append(call.launch.stage)
+        # Backward calls meet the forward calls they stem from in reverse.
+        for call in self.calls:
+            stages = by_call.get(call.call, [])
+            if call.launch.stage is not None or not stages:
+                continue
+            if call.launch.phase == "bwd":
+                stages.insert(0, stages.pop())
+            call.launch.stage = stages[0] if call.stage is None else call.stage
+
+    def hoist_constants(self, limit: int) -> None:
+        names: dict[ir.Attribute, str] = {}
+        arguments: dict[str, ir.Value] = {}
+        taken = set(self.symbols)
+
+        def argument_for(value: ir.Attribute, location: ir.Location) -> ir.Value:
+            if value not in names:
+                name = unique_name(f"k{len(names)}", taken)
+                taken.add(name)
+                names[value] = name
+                ConstantOp.build(sym_name=name, value=value, loc=location, ip=ir.InsertionPoint(self.main))
+                arguments[name] = add_argument(
+                    self.main, value.type, {"pw.constant": ir.FlatSymbolRefAttr.get(name)}
+                )
+            return arguments[names[value]]
+
+        launches_of: dict[str, list[LaunchOp]] = {}
+        for call in self.calls:
+            launches_of.setdefault(call.launch.callee, []).append(call.launch)
+        for function in (self.main, *(self.symbols[name] for name in launches_of)):
+            for op in list(body_block(function).operations):
+                if op.operation.name != "stablehlo.constant" or byte_size(op.results[0].type) <= limit:
+                    continue
+                try:
+                    value = op.attributes["value"]
+                except TypeError:
+                    # The bindings cannot hand out complex elements; they stay in the computation.
+                    continue
+                if isinstance(value, ir.DenseElementsAttr) and value.is_splat:
+                    continue
+                hidden = argument_for(value, op.operation.location)
+                if function is not self.main:
+                    launches = launches_of[function.attributes["sym_name"].value]
+                    hidden = self.pass_to_callee(function, launches, hidden)
+                op.results[0].replace_all_uses_with(hidden)
+                op.operation.erase()
+
+    def pass_to_callee(self, function: ir.OpView, launches: list[LaunchOp], value: ir.Value) -> ir.Value:
+        """Gives a computation one more argument, and all its launches the value for it."""
+        argument = add_argument(function, value.type, {})
+        for number, launch in enumerate(launches):
+            longer = LaunchOp.build(
+                [*launch.operands, value],
+                [r.type for r in launch.results],
+                **{name: getattr(launch, name) for name in LaunchOp.fields()},
+                loc=launch.operation.location,
+                ip=ir.InsertionPoint(launch),
+            )
+            for old, new in zip(launch.results, longer.results, strict=True):
+                old.replace_all_uses_with(new)
+            launch.operation.erase()
+            launches[number] = longer
+        return argument
+
+
+def _metadata(op: ir.OpView) -> dict[str, str]:
+    """The metadata that JAX attached to a call."""
+    if FRONTEND_ATTRIBUTES not in op.attributes:
+        return {}
+    return {entry.name: entry.attr.value for entry in op.attributes[FRONTEND_ATTRIBUTES]}
+
+
+def _drop_metadata(op: ir.OpView) -> None:
+    if FRONTEND_ATTRIBUTES in op.attributes:
+        rest = {
+            entry.name: entry.attr
+            for entry in op.attributes[FRONTEND_ATTRIBUTES]
+            if not entry.name.startswith("pw.")
+        }
+        if rest:
+            op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(rest)
+        else:
+            del op.attributes[FRONTEND_ATTRIBUTES]

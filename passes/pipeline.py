@@ -1,0 +1,72 @@
+"""The passes from what JAX lowers to what the runtime runs, in order, with the reasons for the order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pathways.passes.base import Pass
+from pathways.passes.cse import Cse
+from pathways.passes.dce import Dce
+from pathways.passes.fuse_launches import FuseLaunches
+from pathways.passes.import_ import Import
+from pathways.passes.infer_placement import InferPlacement
+from pathways.passes.insert_transfers import InsertTransfers
+from pathways.passes.outline import Outline
+from pathways.passes.plan_memory import PlanMemory
+from pathways.passes.schedule import Schedule
+from pathways.passes.verify_placed import VerifyPlaced
+from pathways.passes.verify_schedule import VerifySchedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a program may ask of the compiler.
+
+    Attributes:
+      policy: the policy of `pw-schedule`.
+      fuse: whether the user's own placed calls may be fused with each other.
+    """
+
+    policy: str = "program"
+    fuse: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of passes that ends in a form of the IR worth looking at."""
+
+    name: str
+    passes: tuple[Pass, ...]
+
+
+def phases(options: Options) -> list[Phase]:
+    """The phases of the compiler; each starts from the form in which the one before it ends."""
+    return [
+        Phase("imported", (Import(),)),
+        Phase(
+            "placed",
+            (
+                InferPlacement(),
+                # No canonicalize between placement and outline: its rewrites may drop the placement.
+                Outline(),
+                # Outlining has merged equal glue, so that equal launches now look equal.
+                Cse(),
+                # Before transfers: a launch that nobody needs must not pull its operands over.
+                Dce(),
+                InsertTransfers(),
+                VerifyPlaced(),
+            ),
+        ),
+        Phase(
+            "scheduled",
+            (
+                Schedule(options.policy),
+                # After the order is known: only neighbours on a slice may become one.
+                FuseLaunches(options.fuse),
+                # After fusion: what used to be an intermediate is inside a computation now.
+                PlanMemory(),
+                # Last: the proof is of exactly what runs.
+                VerifySchedule(),
+            ),
+        ),
+    ]

@@ -1,0 +1,70 @@
+"""`pw-verify-placed`: closes the placed form."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    LaunchOp,
+    LoopOp,
+    MirrorOp,
+    PwOp,
+    ReleaseOp,
+    TransferOp,
+    argument_slices,
+    ops_named,
+    result_slices,
+    set_form,
+    symbol_table,
+    verify,
+)
+from pathways.passes.base import Pass, PassFailure, fail, main_function
+from pathways.passes.ir_utils import body_block, nested_ops
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyPlaced(Pass):
+    """Checks the placed form and claims it.
+
+    In it `@main` holds only launches, transfers, mirrors, loops and its return; every argument and
+    result is placed; every launch reads values of its own slice; a value moves to a slice at most once;
+    computations hold no `pw` operation.
+    """
+
+    name: ClassVar[str] = "pw-verify-placed"
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        set_form(module, "placed")
+        if not verify(module):
+            raise PassFailure("the module is not in placed form")
+        symbols = symbol_table(module)
+        bodies = {op.body for op in body_block(main).operations if isinstance(op, LoopOp)}
+        for program in (main, *(symbols[name] for name in bodies)):
+            _check_program(program)
+        for function in ops_named(module, ["func.func"]):
+            if function.attributes["sym_name"].value not in bodies | {"main"}:
+                for op in nested_ops(function):
+                    if isinstance(op, PwOp):
+                        fail(op, "stands inside a computation; computations hold no pw operation")
+
+
+def _check_program(program: ir.OpView) -> None:
+    for what, slices in (("argument", argument_slices(program)), ("result", result_slices(program))):
+        for number, entry in enumerate(slices):
+            if entry is None:
+                fail(program, f"{what} #{number} is not placed")
+    moved: set[tuple[ir.Value, str]] = set()
+    for op in body_block(program).operations:
+        match op:
+            case LaunchOp() | LoopOp() | MirrorOp() | ReleaseOp():
+                pass
+            case TransferOp():
+                if (op.operands[0], op.slice) in moved:
+                    fail(op, f"moves a value to @{op.slice} that was moved there before")
+                moved.add((op.operands[0], op.slice))
+            case _ if op.operation.name != "func.return":
+                fail(op, "stands between launches; the placed form holds it in a computation")

@@ -1,0 +1,293 @@
+"""Binds a plan to devices: compiles it, places its constants, and makes the function that runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pathways.runtime import codegen, pjrt
+from pathways.runtime.compile_cache import CompileError, Loaded, Progress, Request, load_all
+from pathways.runtime.plan import Argument, ArrayType, Launch, Plan, Release, Result, Slot, Transfer
+from pathways.runtime.resources import Binding
+
+__all__ = ["CompileError", "Executable", "Port", "load"]
+
+# Collectives of two programs that reach devices in different orders deadlock, so a program with a slice of
+# several devices issues all its steps under this lock. Reentrant: a callback may run in the same thread.
+_launch_order = threading.RLock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """Where one array enters or leaves a loaded program.
+
+    Attributes:
+      number: the number of the argument or result in the plan.
+      slice: the slice of the array.
+      type: its global shape and dtype.
+      sharding: its sharding, which names its devices.
+    """
+
+    number: int
+    slice: str
+    type: ArrayType
+    sharding: NamedSharding
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Executable:
+    """A program that is loaded on its devices.
+
+    Attributes:
+      name: the name of the program.
+      inputs: what `run` takes, in order: every slot of every argument that the caller passes.
+      outputs: what `run` returns, in order: every slot of every result.
+      run: `run(arrays) -> arrays`. It returns before the work is done and does not check its arguments:
+        an array of another shape, dtype or device than its port says gives wrong values or an error from
+        XLA. An error in a computation surfaces on the arrays that depend on it, or here when XLA runs the
+        computation at once.
+      source: the text of `run`.
+      executables: the executable of each computation on each slice, by their names.
+    """
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    run: Callable[[list[jax.Array]], list[jax.Array]]
+    source: str
+    executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]
+    _loaded: Sequence[Loaded] = dataclasses.field(repr=False)
+
+
+def load(
+    plan: Plan,
+    bindings: Mapping[str, Binding],
+    *,
+    result_avals: Sequence[pjrt.Aval] | None = None,
+    callbacks: Sequence[object] = (),
+    progress: Progress | None = None,
+) -> Executable:
+    """Compiles every computation of a plan for the devices of its slices and places its constants.
+
+    Args:
+      plan: the plan.
+      bindings: the devices of each of its slices, by name.
+      result_avals: the avals of the program's results, where they say more than the plan does: weak types,
+        typed PRNG keys. By default those of the plan.
+      callbacks: the Python callbacks of JAX's lowering of the program, for computations that call them.
+      progress: is called as computations get ready. By default a line on standard error says so when it
+        takes longer than a second.
+
+    Raises:
+      CompileError: XLA refused a computation.
+      NotImplementedError: a transfer between shardings that need more than a copy.
+    """
+    pairs = list(dict.fromkeys((s.computation, s.slice) for s in plan.steps if isinstance(s, Launch)))
+    loaded = load_all([_request(plan, bindings, pair, callbacks) for pair in pairs], progress)
+    executables = {pair: found.executable for pair, found in zip(pairs, loaded, strict=True)}
+    target = _Target(plan, bindings, executables, result_avals)
+    several = any(binding.devices.size > 1 for binding in bindings.values())
+    generated = codegen.generate(
+        plan,
+        target,
+        copy_arrays=pjrt.copy_arrays,
+        constants=target.constants(),
+        order=_launch_order if several else None,
+        explain=functools.partial(_explain, plan.name),
+    )
+    passed = [argument for argument in plan.arguments if argument.constant is None]
+    inputs = tuple(target.ports(passed))
+    outputs = tuple(target.ports(plan.results))
+    return Executable(plan.name, inputs, outputs, generated.run, generated.source, executables, loaded)
+
+
+def _request(
+    plan: Plan, bindings: Mapping[str, Binding], pair: tuple[str, str], callbacks: Sequence[object]
+) -> Request:
+    computation = plan.computations[pair[0]]
+    devices = tuple(bindings[pair[1]].devices.flat)
+    return Request(computation, pair[1], devices, tuple(callbacks) if computation.callbacks else ())
+
+
+def _explain(program: str, labels: Mapping[int, str], error: Exception, arrays: Sequence[jax.Array]) -> None:
+    """Says which argument was deleted, or else which step of the program failed."""
+    for number, array in enumerate(arrays):
+        if array.is_deleted() and "INVALID_ARGUMENT" in str(error):
+            raise RuntimeError(
+                f"program {program}: array {number} of its arguments has been deleted, with shape="
+                f"{array.aval.str_short()}; it was donated before, or is passed twice and donated once"
+            ) from error
+    line = error.__traceback__.tb_lineno if error.__traceback__ else 0
+    if line in labels:
+        error.add_note(f"in program {program}, step {labels[line]}")
+
+
+class _Target:
+    """The plan's launches, transfers and results on their devices; see `codegen.Target`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        bindings: Mapping[str, Binding],
+        executables: Mapping[tuple[str, str], pjrt.LoadedExecutable],
+        result_avals: Sequence[pjrt.Aval] | None,
+    ) -> None:
+        self.plan = plan
+        self.bindings = bindings
+        self.executables = executables
+        # One object for each slice, which makes comparing the shardings of its arrays cheap.
+        self.replicated = {
+            name: NamedSharding(binding.mesh, PartitionSpec()) for name, binding in bindings.items()
+        }
+        self.shardings = dict(self._shardings())
+        self.avals = [_aval(type_) for type_ in plan.slot_types]
+        self.result_avals = (
+            [_aval(result.type) for result in plan.results] if result_avals is None else list(result_avals)
+        )
+        self._refine_avals()
+        self._kernels: dict[tuple[object, ...], codegen.Kernel] = {}
+        self._execute = {pair: executable.execute_sharded for pair, executable in executables.items()}
+        self._copies: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self._spreads: dict[tuple[object, ...], Callable[[Any], Any]] = {}
+
+    def kernel(self, launch: Launch) -> codegen.Kernel:
+        avals = tuple(self.avals[slot] for slot in launch.results)
+        shardings = tuple(self.shardings[slot] for slot in launch.results)
+        key = (launch.computation, launch.slice, avals, shardings)
+        if key not in self._kernels:
+            keep = None
+            if self.plan.computations[launch.computation].callbacks:
+                keep = pjrt.token_keeper(list(self.bindings[launch.slice].devices.flat))
+            handlers = [
+                pjrt.result_handler(aval, sharding, f"{launch.computation} on {launch.slice}")
+                for aval, sharding in zip(avals, shardings, strict=True)
+            ]
+            self._kernels[key] = codegen.Kernel(
+                self._execute[launch.computation, launch.slice], handlers, keep
+            )
+        return self._kernels[key]
+
+    def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
+        shardings = [self.shardings[transfer.result] for transfer in transfers]
+        key = tuple(shardings)
+        if key not in self._copies:
+            devices = [pjrt.device_list(list(sharding.mesh.devices.flat)) for sharding in shardings]
+            self._copies[key] = devices, shardings, [pjrt.ALWAYS_COPY] * len(shardings)
+        return self._copies[key]
+
+    def spread(self, transfer: Transfer) -> Callable[[Any], Any] | None:
+        source, target = self.shardings[transfer.operand], self.shardings[transfer.result]
+        if _same_shards(source, target, self.plan.slot_types[transfer.operand].shape):
+            return None
+        if not (source.is_fully_replicated and target.is_fully_replicated):
+            raise NotImplementedError(
+                f"transfer {transfer.src} -> {transfer.dst}: from {source.spec} on {source.mesh.shape} to "
+                f"{target.spec} on {target.mesh.shape}: only equal shards can be copied"
+            )
+        key = (target, self.avals[transfer.operand])
+        if key not in self._spreads:
+            self._spreads[key] = pjrt.replicate(target)
+        return self._spreads[key]
+
+    def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
+        slot = self.plan.results[result].slots[slice]
+        sharding = self.shardings[slot]
+        aval = self.result_avals[result]
+        rewrap = None if aval == self.avals[slot] else pjrt.rewrap(aval, sharding)
+        if slot not in self._constant_slots():
+            return rewrap
+        # The caller may donate what it gets, and the next call needs the constant again.
+        devices = pjrt.device_list(list(sharding.mesh.devices.flat))
+
+        def copy(array: Any) -> Any:
+            (copied,) = pjrt.copy_arrays([array], [devices], [sharding], [pjrt.ALWAYS_COPY])
+            return copied if rewrap is None else rewrap(copied)
+
+        return copy
+
+    def constants(self) -> dict[Slot, jax.Array]:
+        """The arrays in slots of constants, on their slices."""
+        placed = {}
+        # Without x64 JAX would narrow a constant of 64 bits, and the module was made for its real dtype.
+        with jax.enable_x64(True):
+            for slot, name in self._constant_slots().items():
+                value = self.plan.constants[name]
+                dtype = self.avals[slot].dtype
+                array = value if isinstance(value, jax.Array) else np.asarray(value, dtype)
+                placed[slot] = jax.device_put(array, self.shardings[slot])
+        return placed
+
+    def ports(self, values: Sequence[Argument | Result]) -> Iterator[Port]:
+        for number, value in enumerate(values):
+            for slice, slot in value.slots.items():
+                yield Port(number, slice, value.type, self.shardings[slot])
+
+    def _constant_slots(self) -> dict[Slot, str]:
+        return {
+            slot: argument.constant
+            for argument in self.plan.arguments
+            if argument.constant is not None
+            for slot in argument.slots.values()
+        }
+
+    def _shardings(self) -> Iterator[tuple[Slot, NamedSharding]]:
+        """The sharding of each slot: replicated over its slice, until plans say more."""
+        for argument in self.plan.arguments:
+            for slice, slot in argument.slots.items():
+                yield slot, self.replicated[slice]
+        for step in self.plan.steps:
+            match step:
+                case Launch():
+                    for slot in step.results:
+                        yield slot, self.replicated[step.slice]
+                case Transfer():
+                    yield step.result, self.replicated[step.dst]
+                case Release():
+                    pass
+
+    def _refine_avals(self) -> None:
+        """Lets a launch make the aval of a result of the program at once, where it can.
+
+        Not for extended dtypes: a later step could not take such an array. A transfer hands its source's
+        aval on.
+        """
+        by_slot = {
+            slot: aval
+            for result, aval in zip(self.plan.results, self.result_avals, strict=True)
+            for slot in result.slots.values()
+            if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+        }
+        for step in self.plan.steps:
+            match step:
+                case Launch():
+                    for slot in step.results:
+                        self.avals[slot] = by_slot.get(slot, self.avals[slot])
+                case Transfer():
+                    self.avals[step.result] = self.avals[step.operand]
+                case Release():
+                    pass
+
+
+def _aval(type_: ArrayType) -> pjrt.Aval:
+    return jax.core.ShapedArray(type_.shape, jax.numpy.dtype(type_.dtype))
+
+
+def _same_shards(source: NamedSharding, target: NamedSharding, shape: tuple[int, ...]) -> bool:
+    """Whether a copy from device to device, in the order of the meshes, gives each the shard it needs."""
+    if source.num_devices != target.num_devices:
+        return False
+    if source.is_fully_replicated and target.is_fully_replicated:
+        return True
+    maps = [sharding.devices_indices_map(shape) for sharding in (source, target)]
+    orders = [
+        [indices[device] for device in sharding.mesh.devices.flat]
+        for indices, sharding in zip(maps, (source, target), strict=True)
+    ]
+    return orders[0] == orders[1]

@@ -1,0 +1,231 @@
+"""Makes a plan from the scheduled form of a program. Reads IR, knows no devices, never imports jax."""
+
+from __future__ import annotations
+
+import io
+
+import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.passmanager import PassManager
+
+from pathways.dialect import (
+    LaunchOp,
+    MirrorOp,
+    ReleaseOp,
+    SliceOp,
+    TransferOp,
+    argument_attrs,
+    argument_slices,
+    donated_arguments,
+    form_of,
+    ops_named,
+    slices_of,
+    symbol_table,
+)
+from pathways.runtime.plan import (
+    Argument,
+    ArrayType,
+    Computation,
+    Launch,
+    Plan,
+    Release,
+    Result,
+    SliceSpec,
+    Slot,
+    Step,
+    Transfer,
+)
+
+_DTYPES = {"i1": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+
+
+def plan_of(module: ir.Module, name: str) -> Plan:
+    """Flattens a program in scheduled form to a plan.
+
+    Args:
+      module: a module in the form `scheduled`, proved by `pw-verify-schedule`.
+      name: the name of the program, for messages and traces.
+
+    Raises:
+      ValueError: when the module is in another form.
+    """
+    if form_of(module) != "scheduled":
+        raise ValueError(f"program '{name}' is in form '{form_of(module)}', not 'scheduled'")
+    with module.context, ir.Location.unknown(module.context):
+        return _Flattener(module, name).plan()
+
+
+class _Flattener:
+    def __init__(self, module: ir.Module, name: str) -> None:
+        self.module = module
+        self.name = name
+        self.symbols = symbol_table(module)
+        self.main = self.symbols["main"]
+        block = self.main.regions[0].blocks[0]
+        *self.ops, self.terminator = block.operations
+        self.arguments = list(block.arguments)
+        self.slices = argument_slices(self.main)
+        self.slot_types: list[ArrayType] = []
+        self.slots: dict[ir.Value, dict[str, Slot]] = {}
+
+    def new_slot(self, value: ir.Value, slice_name: str) -> Slot:
+        self.slot_types.append(array_type(value.type))
+        slot = len(self.slot_types) - 1
+        self.slots.setdefault(value, {})[slice_name] = slot
+        return slot
+
+    def plan(self) -> Plan:
+        arguments = self.flatten_arguments()
+        computations = {
+            name: self.computation(name)
+            for name in {op.callee: None for op in self.ops if isinstance(op, LaunchOp)}
+        }
+        steps: list[Step] = []
+        for op in self.ops:
+            match op:
+                case LaunchOp():
+                    steps.append(self.launch(op))
+                case TransferOp():
+                    steps.append(self.transfer(op))
+                case ReleaseOp():
+                    steps.append(self.release(op))
+                case MirrorOp():
+                    joined: dict[str, Slot] = {}
+                    for value in op.operands:
+                        joined |= self.slots[value]
+                    self.slots[op.results[0]] = joined
+        return Plan(
+            name=self.name,
+            slices={op.sym_name: self.slice_spec(op) for op in ops_named(self.module, ["pw.slice"])},
+            computations=computations,
+            arguments=tuple(arguments),
+            results=tuple(Result(array_type(v.type), self.slots[v]) for v in self.terminator.operands),
+            steps=tuple(steps),
+            slot_types=tuple(self.slot_types),
+            constants={op.sym_name: _array(op.value) for op in ops_named(self.module, ["pw.constant"])},
+        )
+
+    def flatten_arguments(self) -> list[Argument]:
+        self.given: set[ir.Value] = set()
+        found = []
+        for argument, attrs, slices in zip(
+            self.arguments, argument_attrs(self.main), self.slices, strict=True
+        ):
+            donated = "pw.donated" in attrs
+            if donated:
+                self.given.add(argument)
+            # What nothing reads need not be brought to its slice.
+            if donated or any(True for _ in argument.uses):
+                for slice_name in slices or ():
+                    self.new_slot(argument, slice_name)
+            constant = attrs["pw.constant"].value if "pw.constant" in attrs else None
+            found.append(Argument(array_type(argument.type), self.slots.get(argument, {}), donated, constant))
+        return found
+
+    def slice_spec(self, op: SliceOp) -> SliceSpec:
+        names, sizes = mesh_axes(self.symbols[op.mesh])
+        return SliceSpec(op.sym_name, names, sizes, op.island)
+
+    def launch(self, op: LaunchOp) -> Launch:
+        operands = tuple(self.slots[v][op.slice] for v in op.operands)
+        results = tuple(self.new_slot(r, op.slice) for r in op.results)
+        label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
+        return Launch(op.callee, op.slice, operands, results, label)
+
+    def transfer(self, op: TransferOp) -> Transfer:
+        source = self.slots[op.operands[0]]
+        slices = slices_of(op.operands[0], self.slices) or ()
+        src = self.symbols[op.channel].src if op.channel is not None else slices[0]
+        return Transfer(source[src], self.new_slot(op.results[0], op.slice), src, op.slice)
+
+    def release(self, op: ReleaseOp) -> Release:
+        slots = tuple(slot for v in op.operands for slot in self.slots[v].values())
+        delete = tuple(slot for v in op.operands if v in self.given for slot in self.slots[v].values())
+        return Release(slots, delete)
+
+    def computation(self, name: str) -> Computation:
+        function = self.symbols[name]
+        text, callbacks = self.extract(name)
+        return Computation(
+            name=name,
+            module=text,
+            operands=tuple(array_type(t) for t in function.type.inputs),
+            results=tuple(array_type(t) for t in function.type.results),
+            donated=tuple(sorted(donated_arguments(function))),
+            callbacks=callbacks,
+        )
+
+    def extract(self, name: str) -> tuple[bytes, bool]:
+        """A computation and what it calls as a module of its own, without source locations.
+
+        Locations hold file paths: without them equal computations have equal bytes everywhere.
+        """
+        extracted = ir.Module.create()
+        extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+        pending, seen, callbacks = [name], {name}, False
+        while pending:
+            current = pending.pop()
+            with ir.InsertionPoint(extracted.body):
+                copy = self.symbols[current].operation.clone().opview
+            if current == name:
+                copy.attributes["sym_name"] = ir.StringAttr.get("main")
+                copy.attributes["sym_visibility"] = ir.StringAttr.get("public")
+
+            def visit(op: ir.Operation) -> ir.WalkResult:
+                nonlocal callbacks
+                if op.name == "func.call":
+                    callee = op.attributes["callee"].value
+                    if callee not in seen:
+                        seen.add(callee)
+                        pending.append(callee)
+                elif op.name == "stablehlo.custom_call":
+                    callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
+                return ir.WalkResult.ADVANCE
+
+            copy.operation.walk(visit)
+        PassManager.parse("builtin.module(strip-debuginfo)").run(extracted.operation)
+        buffer = io.BytesIO()
+        extracted.operation.write_bytecode(buffer)
+        return buffer.getvalue(), callbacks
+
+
+def array_type(tensor_type: ir.Type) -> ArrayType:
+    """The plan's type of a ranked tensor."""
+    tensor = ir.RankedTensorType(tensor_type)
+    return ArrayType(tuple(tensor.shape), _dtype(tensor.element_type))
+
+
+def mesh_axes(mesh: ir.OpView) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The axis names and sizes of an `sdy.mesh`."""
+    from jaxlib.mlir.dialects import sdy
+
+    axes = [sdy.MeshAxisAttr(a) for a in sdy.MeshAttr(mesh.attributes["mesh"]).axes]
+    return tuple(a.name for a in axes), tuple(a.size for a in axes)
+
+
+def _dtype(element: ir.Type) -> str:
+    """The numpy or ml_dtypes name of an element type: `i8` is int8, `ui8` uint8, `f8E4M3FN` float8_e4m3fn."""
+    text = str(element)
+    if text in _DTYPES:
+        return _DTYPES[text]
+    if isinstance(element, ir.ComplexType):
+        return {"f32": "complex64", "f64": "complex128"}[str(element.element_type)]
+    if text.startswith("ui"):
+        return f"uint{text[2:]}"
+    if text.startswith("i"):
+        return f"int{text[1:]}"
+    head, _, tail = text[1:].partition("E")
+    return f"float{head}_e{tail.lower()}"
+
+
+def _array(value: ir.Attribute) -> np.ndarray:
+    """The array of an elements attribute, with its shape."""
+    tensor = ir.RankedTensorType(value.type)
+    try:
+        flat = np.array(value)
+    except TypeError:
+        # The bindings do not convert bfloat16 and smaller floats, but print them as hexadecimal bytes.
+        _, _, digits = str(value).partition('"0x')
+        flat = np.frombuffer(bytes.fromhex(digits.partition('"')[0]), np.dtype(_dtype(tensor.element_type)))
+    return flat.reshape(tuple(tensor.shape))

@@ -1,0 +1,189 @@
+"""The one module that makes private calls of jax and jaxlib, each with its reason.
+
+Everything here is thin: what a call means is said by its callers. `docs.jax.dev` documents none of these
+names, so a new JAX release is checked against this file alone.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import api_util, compiler, dispatch
+from jax._src.interpreters import mlir, pxla
+from jax._src.lib.mlir import ir
+from jaxlib import _jax, xla_client
+
+Aval = Any
+"""A `jax.core.ShapedArray`, possibly of an extended dtype such as a typed PRNG key."""
+
+LoadedExecutable = Any
+"""A `jaxlib` executable that is loaded on its devices."""
+
+# Public `jax.device_put` costs 25 us for each array; this costs 2.7 us and takes several at once.
+copy_arrays = xla_client.batched_copy_array_to_devices_with_sharding
+# The other semantics may alias the source, which a later donation would delete.
+ALWAYS_COPY = xla_client.ArrayCopySemantics.ALWAYS_COPY
+
+_persistent_cache = threading.local()
+
+
+def _note_cache_hit(event: str, **_: str | int) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
+        _persistent_cache.hit = True
+
+
+jax.monitoring.register_event_listener(_note_cache_hit)
+
+
+def device_list(devices: Sequence[jax.Device]) -> Any:
+    """The list of devices in the form in which every other call here takes it."""
+    return _jax.DeviceList(tuple(devices))
+
+
+def compile_options(devices: Sequence[jax.Device], operands: int, results: int) -> Any:
+    """The options with which `jax.jit` compiles a module of so many operands and results for `devices`.
+
+    JAX's own helper reads XLA_FLAGS, jax.config and the settings of the calling thread, so it runs in the
+    thread of the caller and not in the one that compiles.
+    """
+    options = compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=len(devices),
+        device_assignment=np.array(devices, dtype=object).reshape(1, -1),
+        detailed_logging=False,
+        backend=devices[0].client,
+    )
+    build = options.executable_build_options
+    build.allow_spmd_sharding_propagation_to_parameters = [False] * operands
+    build.allow_spmd_sharding_propagation_to_output = [False] * results
+    return options
+
+
+def fingerprint(devices: Sequence[jax.Device], operands: int, results: int) -> bytes:
+    """What the code that XLA makes of a module depends on, besides the module: platform and options.
+
+    Says how many devices but not which, so that an executable can be loaded on others.
+    """
+    options = compile_options(devices, operands, results)
+    options.device_assignment = _jax.DeviceAssignment.create(np.arange(len(devices)).reshape(1, -1))
+    client = devices[0].client
+    return f"{client.platform} {client.platform_version} {devices[0].device_kind} ".encode() + (
+        options.SerializeAsString()
+    )
+
+
+def compile_and_load(
+    module: bytes, devices: Sequence[jax.Device], options: Any, callbacks: Sequence[object] = ()
+) -> tuple[LoadedExecutable, bool]:
+    """Compiles MLIR bytecode for `devices`; returns the executable and whether it may be serialised.
+
+    JAX's own entry point also serves its persistent compilation cache and its dumps. An executable that
+    came out of that cache was deserialised, and serialising such a one loses its code.
+    """
+    context = mlir.make_ir_context()
+    with context, ir.Location.unknown(context):
+        parsed = ir.Module.parse(module)
+    if "sym_name" not in parsed.operation.attributes:
+        parsed.operation.attributes["sym_name"] = ir.StringAttr.get("main", context)
+    _persistent_cache.hit = False
+    executable = compiler.compile_or_get_cached(
+        devices[0].client,
+        parsed,
+        np.array(devices, dtype=object),
+        options,
+        list(callbacks),
+        device_list(devices),
+    )
+    return executable, not _persistent_cache.hit
+
+
+def serialize(executable: LoadedExecutable) -> bytes | None:
+    """The executable as bytes for `deserialize` in this process, or None where the platform cannot."""
+    try:
+        return executable.serialize()
+    except jax.errors.JaxRuntimeError:
+        return None
+
+
+def deserialize(raw: bytes, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
+    """Loads a serialised executable on `devices`, which may be others than those it was compiled for.
+
+    `options` must be made for these devices: without an assignment it loads and then refuses to run.
+    """
+    return devices[0].client.deserialize_executable(raw, device_list(devices), options)
+
+
+def result_handler(aval: Aval, sharding: jax.sharding.Sharding, name: str) -> Any:
+    """Wraps the buffers of one result of an execution into a `jax.Array` with that aval and sharding.
+
+    With jax_debug_nans or jax_debug_infs set, the handler raises FloatingPointError naming `name`.
+    """
+    handler: Any = pxla.global_aval_to_result_handler(aval, sharding, True)
+    if not dispatch.needs_check_special():
+        return handler
+
+    def check(array: Any) -> Any:
+        try:
+            return dispatch.check_special_array(name, array)
+        except api_util.InternalFloatingPointError as error:
+            raise FloatingPointError(f"{name}: invalid value ({error.ty}) in a result") from None
+
+    return handler.pre_wrap(check)
+
+
+def debug_checks() -> tuple[bool, bool]:
+    """Whether results are checked for NaN and for infinities, part of what a loaded program depends on."""
+    return bool(jax.config.jax_debug_nans), bool(jax.config.jax_debug_infs)
+
+
+def rewrap(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
+    """A function that gives the buffers of an array another aval: weak type, extended dtype.
+
+    The buffers of an array are private, and the public way to take them apart costs ten times as much.
+    """
+    handler = pxla.global_aval_to_result_handler(aval, sharding, True)
+    return lambda array: handler(array._arrays)
+
+
+def replicate(sharding: jax.sharding.NamedSharding) -> Callable[[Any], Any]:
+    """A function that copies a fully replicated array to another number of devices, replicated there too.
+
+    The batched copy only pairs devices one to one, so it is given one single-device array for each target.
+    """
+    devices = list(sharding.mesh.devices.flat)
+    lists = [device_list((device,)) for device in devices]
+    shardings = [jax.sharding.SingleDeviceSharding(device) for device in devices]
+    semantics = [ALWAYS_COPY] * len(devices)
+
+    def copy(array: Any) -> Any:
+        parts = array._arrays
+        sources = [parts[i % len(parts)] for i in range(len(devices))]
+        buffers = copy_arrays(sources, lists, shardings, semantics)
+        return pxla.global_aval_to_result_handler(array.aval, sharding, True)(buffers)
+
+    return copy
+
+
+def token_keeper(devices: Sequence[jax.Device]) -> Callable[[Any], None]:
+    """A function that gives the token of an execution with callbacks to JAX.
+
+    `jax.effects_barrier` and the end of the process wait for these tokens; nothing public sets them.
+    """
+
+    def keep(token: Any) -> None:
+        for index, device in enumerate(devices):
+            dispatch.runtime_tokens.set_output_runtime_token(device, token.get_token(index))
+
+    return keep
+
+
+def bytecode(module: Any) -> bytes:
+    """The bytecode of a module that lives in one of JAX's MLIR contexts."""
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()

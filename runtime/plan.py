@@ -1,0 +1,146 @@
+"""The plan: a scheduled program flattened to numbered slots, independent of devices and of JAX.
+
+A slot holds one logical array on one slice. A mirrored value has one slot per slice. Making a plan reads
+the scheduled form of the IR; `runtime.executable` binds it to devices and generates the function that
+runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
+import numpy as np
+
+Slot = int
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayType:
+    """The type of a logical array: its global shape and the name of its numpy (or ml_dtypes) dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceSpec:
+    """A virtual slice: the mesh that it needs, named axes in major-to-minor order."""
+
+    name: str
+    axis_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    island: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """One XLA module.
+
+    Attributes:
+      name: the name of the callee in the program.
+      module: MLIR bytecode of StableHLO with one public function `main`, donation as argument attributes.
+      operands: types of the arguments of `main`.
+      results: types of its results.
+      donated: numbers of the arguments that it consumes.
+      callbacks: whether it calls back into Python.
+    """
+
+    name: str
+    module: bytes
+    operands: tuple[ArrayType, ...]
+    results: tuple[ArrayType, ...]
+    donated: tuple[int, ...] = ()
+    callbacks: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Runs a computation on all devices of a slice; `label` names it in traces and errors."""
+
+    computation: str
+    slice: str
+    operands: tuple[Slot, ...]
+    results: tuple[Slot, ...]
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """Copies the array in a slot on slice `src` to a new slot on slice `dst`."""
+
+    operand: Slot
+    result: Slot
+    src: str
+    dst: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Forgets slots. A slot in `delete` belongs to the caller, who donated it: its buffer is freed."""
+
+    slots: tuple[Slot, ...]
+    delete: tuple[Slot, ...] = ()
+
+
+Step = Launch | Transfer | Release
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An argument of the program.
+
+    Attributes:
+      type: its type.
+      slots: the slot that receives it, by slice; several slices for a mirrored argument, none for one
+        that nothing reads.
+      donated: whether the program consumes it.
+      constant: the name of the program constant it is, None for one that the caller passes.
+    """
+
+    type: ArrayType
+    slots: Mapping[str, Slot]
+    donated: bool = False
+    constant: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A result of the program: the slot that holds it, by slice; several slices for a mirrored result."""
+
+    type: ArrayType
+    slots: Mapping[str, Slot]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A scheduled program.
+
+    Attributes:
+      name: the name of the program.
+      slices: the slices it needs, by name.
+      computations: its XLA modules, by name.
+      arguments: all arguments, those that the caller passes first, then constants.
+      results: its results.
+      steps: launches, transfers and releases in an order that was proved free of deadlock.
+      slot_types: the type of the array in each slot.
+      constants: the bytes-like arrays (numpy) of program constants, by name.
+      peak_bytes: the most bytes alive at once on each slice, without temporaries inside computations.
+    """
+
+    name: str
+    slices: Mapping[str, SliceSpec]
+    computations: Mapping[str, Computation]
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    steps: tuple[Step, ...]
+    slot_types: tuple[ArrayType, ...]
+    constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,124 @@
+"""Eight CPU devices for every test, and a builder of plans for tests of the runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pathways.runtime import pjrt, plan, resources
+from pathways.runtime.virtual import VirtualSlice
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+
+class PlanBuilder:
+    """Writes down a plan step by step: a method takes slots and returns the slot that it fills."""
+
+    def __init__(self, *slices: VirtualSlice, name: str = "program") -> None:
+        self.name = name
+        self.slices = slices
+        self.computations: dict[str, plan.Computation] = {}
+        self.arguments: list[plan.Argument] = []
+        self.constants: dict[str, Any] = {}
+        self.steps: list[plan.Step] = []
+        self.types: list[plan.ArrayType] = []
+        self.where: list[str] = []
+        self.callbacks: tuple[Any, ...] = ()
+
+    def slot(self, type_: plan.ArrayType, slice: VirtualSlice) -> int:
+        self.types.append(type_)
+        self.where.append(slice.name)
+        return len(self.types) - 1
+
+    def argument(self, shape: tuple[int, ...], *slices: VirtualSlice, donated: bool = False) -> int:
+        """An argument of 32 bit floats, mirrored on several slices when several are given; its first slot."""
+        type_ = plan.ArrayType(shape, "float32")
+        slots = {slice.name: self.slot(type_, slice) for slice in slices}
+        self.arguments.append(plan.Argument(type_, slots, donated))
+        return min(slots.values())
+
+    def constant(self, value: Any, slice: VirtualSlice) -> int:
+        type_ = plan.ArrayType(value.shape, value.dtype.name)
+        name = f"constant{len(self.constants)}"
+        self.constants[name] = value
+        slot = self.slot(type_, slice)
+        self.arguments.append(plan.Argument(type_, {slice.name: slot}, constant=name))
+        return slot
+
+    def launch(
+        self, fn: Callable[..., Any], slice: VirtualSlice, *slots: int, donated: tuple[int, ...] = ()
+    ) -> int:
+        """A launch of a function with one result; functions are told apart by their names."""
+        operands = tuple(self.types[slot] for slot in slots)
+        shapes = [jax.ShapeDtypeStruct(type_.shape, jnp.dtype(type_.dtype)) for type_ in operands]
+        lowered = jax.jit(fn, donate_argnums=donated).trace(*shapes).lower(lowering_platforms=("cpu",))
+        callbacks = tuple(lowered._lowering.compile_args["host_callbacks"])
+        self.callbacks = callbacks or self.callbacks
+        out = jax.tree.leaves(lowered.out_info)[0]
+        result = plan.ArrayType(out.shape, out.dtype.name)
+        module = pjrt.bytecode(lowered.compiler_ir())
+        name = f"{fn.__name__}_{'_'.join(map(str, donated))}"
+        self.computations[name] = plan.Computation(
+            name, module, operands, (result,), donated, bool(callbacks)
+        )
+        filled = self.slot(result, slice)
+        self.steps.append(plan.Launch(name, slice.name, slots, (filled,), f"{fn.__name__} on {slice.name}"))
+        return filled
+
+    def transfer(self, slot: int, slice: VirtualSlice) -> int:
+        filled = self.slot(self.types[slot], slice)
+        self.steps.append(plan.Transfer(slot, filled, self.where[slot], slice.name))
+        return filled
+
+    def release(self, *slots: int, delete: tuple[int, ...] = ()) -> None:
+        self.steps.append(plan.Release(slots, delete))
+
+    def finish(self, *results: int) -> plan.Plan:
+        # Arguments that the caller passes come first.
+        arguments = sorted(self.arguments, key=lambda argument: argument.constant is not None)
+        return plan.Plan(
+            name=self.name,
+            slices={slice.name: slice.spec for slice in self.slices},
+            computations=self.computations,
+            arguments=tuple(arguments),
+            results=tuple(plan.Result(self.types[slot], {self.where[slot]: slot}) for slot in results),
+            steps=tuple(self.steps),
+            slot_types=tuple(self.types),
+            constants=self.constants,
+        )
+
+
+@dataclasses.dataclass
+class Runner:
+    """Binds, loads and calls plans on slices of the default cluster."""
+
+    slices: dict[str, VirtualSlice] = dataclasses.field(default_factory=dict)
+
+    def load(self, builder: PlanBuilder, *results: int, **options: Any) -> Any:
+        from pathways.runtime import executable
+
+        finished = builder.finish(*results)
+        bound = resources.bind(builder.slices, finished.name)
+        bindings = {slice.name: binding for slice, binding in bound.items()}
+        return executable.load(finished, bindings, callbacks=builder.callbacks, **options)
+
+    def place(self, loaded: Any, *values: Any) -> list[jax.Array]:
+        """Each value on the slice of the input of the same number."""
+        return [
+            jax.device_put(value, port.sharding) for value, port in zip(values, loaded.inputs, strict=True)
+        ]
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner()
+
+
+@pytest.fixture
+def plan_builder() -> type[PlanBuilder]:
+    return PlanBuilder

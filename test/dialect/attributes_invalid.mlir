@@ -1,0 +1,153 @@
+// RUN: pw-opt %s --split-input-file --verify-diagnostics
+
+// An operation that the dialect does not have is named, with those it has.
+// expected-error@below {{'pw.slise' op is not an operation of the pw dialect; it has pw.slice, pw.channel}}
+"pw.slise"() {sym_name = "s0"} : () -> ()
+
+// -----
+
+// So is one that stands inside a region of another operation.
+func.func @f(%p: tensor<i1>) {
+  %r = "stablehlo.if"(%p) ({
+    // expected-error@below {{'pw.lunch' op is not an operation of the pw dialect}}
+    %x = "pw.lunch"() : () -> tensor<f32>
+    stablehlo.return %x : tensor<f32>
+  }, {
+    %x = stablehlo.constant dense<0.0> : tensor<f32>
+    stablehlo.return %x : tensor<f32>
+  }) : (tensor<i1>) -> tensor<f32>
+  return
+}
+
+// -----
+
+// An operation of an unknown dialect is an error, although the context lets it pass.
+func.func @f() {
+  // expected-error@below {{'my.op' op is unknown: no dialect of this compiler has it}}
+  "my.op"() : () -> ()
+  return
+}
+
+// -----
+
+// The same outside functions.
+// expected-error@below {{'my.op' op is unknown: no dialect of this compiler has it}}
+"my.op"() : () -> ()
+
+// -----
+
+// A required attribute is missing; every missing one is reported.
+// expected-error@+2 {{'pw.slice' op requires attribute `sym_name`}}
+// expected-error@+1 {{'pw.slice' op requires attribute `mesh`}}
+"pw.slice"() : () -> ()
+
+// -----
+
+// An attribute that the operation does not have.
+sdy.mesh @mesh = <["x"=2]>
+// expected-error@below {{'pw.slice' op has no attribute `iland`; it has sym_name, mesh, island, peak_bytes}}
+"pw.slice"() {iland = "left", mesh = @mesh, sym_name = "s0"} : () -> ()
+
+// -----
+
+// Attributes of other dialects are let be.
+sdy.mesh @mesh = <["x"=2]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0", tool.note = "mine"} : () -> ()
+
+// -----
+
+// Attributes of the wrong kind, one for each kind.
+sdy.mesh @mesh = <["x"=2]>
+// expected-error@below {{'pw.slice' op attribute `mesh` must be a flat symbol reference to a `sdy.mesh`, got "mesh"}}
+"pw.slice"() {mesh = "mesh", sym_name = "s0"} : () -> ()
+// expected-error@below {{'pw.slice' op attribute `island` must be a string attribute, got 3 : i64}}
+"pw.slice"() {island = 3, mesh = @mesh, sym_name = "s1"} : () -> ()
+// expected-error@below {{'pw.slice' op attribute `peak_bytes` must be a 64-bit signless integer attribute, got 3 : i32}}
+"pw.slice"() {mesh = @mesh, peak_bytes = 3 : i32, sym_name = "s2"} : () -> ()
+"pw.slice"() {mesh = @mesh, sym_name = "s3"} : () -> ()
+"pw.slice"() {mesh = @mesh, sym_name = "s4"} : () -> ()
+// expected-error@below {{'pw.channel' op attribute `type` must be a type attribute of a ranked tensor, got f32}}
+"pw.channel"() {capacity = 1, dst = @s4, src = @s3, sym_name = "c0", type = f32} : () -> ()
+// expected-error@below {{'pw.channel' op attribute `sharding` must be a `#sdy.sharding` attribute, got @mesh}}
+"pw.channel"() {capacity = 1, dst = @s4, sharding = @mesh, src = @s3, sym_name = "c1", type = tensor<f32>} : () -> ()
+// expected-error@below {{'pw.constant' op attribute `value` must be an elements attribute of a ranked tensor, got 1.0}}
+"pw.constant"() {sym_name = "k0", value = 1.0} : () -> ()
+
+func.func private @body(tensor<f32>) -> tensor<f32>
+func.func @main(%x: tensor<f32>) {
+  // expected-error@below {{'pw.launch' op attribute `phase` must be a string attribute, one of "fwd", "bwd", "recompute", "glue", got "forward"}}
+  %0 = "pw.launch"(%x) {callee = @body, phase = "forward", slice = @s3} : (tensor<f32>) -> tensor<f32>
+  // expected-error@below {{'pw.loop' op attribute `split` must be an array of bool attributes, got [0]}}
+  %1 = "pw.loop"(%x) {body = @body, count = 2, reduce = ["sum"], split = [0]} : (tensor<f32>) -> tensor<f32>
+  // expected-error@below {{'pw.loop' op attribute `reduce` must be an array of}}
+  %2 = "pw.loop"(%x) {body = @body, count = 2, reduce = ["max"], split = [false]} : (tensor<f32>) -> tensor<f32>
+  return
+}
+
+// -----
+
+// A location is an attribute too, but never one of ours.
+sdy.mesh @mesh = <["x"=2]>
+// expected-error@below {{'pw.slice' op attribute `island` must not be a location}}
+"pw.slice"() {island = loc("a":1:1), mesh = @mesh, sym_name = "s0"} : () -> ()
+// expected-error@below {{'pw.slice' op attribute `sym_name` must not be a location}}
+"pw.slice"() {mesh = @mesh, sym_name = loc("a":1:1)} : () -> ()
+
+// -----
+
+// The form of a module is one of a list.
+// expected-error@below {{'builtin.module' op expected `pw.form` to be one of "imported", "placed", "scheduled", got "ready"}}
+module attributes {pw.form = "ready"} {
+}
+
+// -----
+
+// The wrong number of operands or results.
+sdy.mesh @mesh = <["x"=2]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+func.func @main(%x: tensor<f32>) {
+  // expected-error@below {{'pw.transfer' op expected 1 operand, got 2}}
+  %0 = "pw.transfer"(%x, %x) {slice = @s0} : (tensor<f32>, tensor<f32>) -> tensor<f32>
+  // expected-error@below {{'pw.transfer' op expected 1 result, got 0}}
+  "pw.transfer"(%x) {slice = @s0} : (tensor<f32>) -> ()
+  // expected-error@below {{'pw.release' op expected 0 results, got 1}}
+  %1 = "pw.release"(%x) : (tensor<f32>) -> tensor<f32>
+  return
+}
+
+// -----
+
+// Declarations stand in the module.
+sdy.mesh @mesh = <["x"=2]>
+func.func @main() {
+  // expected-error@below {{'pw.slice' op must stand directly in the module}}
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  return
+}
+
+// -----
+
+// Launches stand in functions, not in the module ...
+sdy.mesh @mesh = <["x"=2]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+func.func private @f()
+// expected-error@below {{'pw.launch' op must stand directly in a function}}
+"pw.launch"() {callee = @f, slice = @s0} : () -> ()
+
+// -----
+
+// ... and not inside other operations.
+sdy.mesh @mesh = <["x"=2]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+func.func private @f() -> tensor<f32>
+func.func @main(%p: tensor<i1>) {
+  %r = "stablehlo.if"(%p) ({
+    // expected-error@below {{'pw.launch' op must stand directly in a function, not inside 'stablehlo.if'}}
+    %x = "pw.launch"() {callee = @f, slice = @s0} : () -> tensor<f32>
+    stablehlo.return %x : tensor<f32>
+  }, {
+    %x = stablehlo.constant dense<0.0> : tensor<f32>
+    stablehlo.return %x : tensor<f32>
+  }) : (tensor<i1>) -> tensor<f32>
+  return
+}

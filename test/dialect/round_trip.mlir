@@ -1,0 +1,60 @@
+// RUN: pw-opt %s | pw-opt | filecheck %s
+// RUN: pw-opt %s --emit-bytecode | pw-opt | filecheck %s
+// RUN: pw-opt %s --mlir-print-op-generic | pw-opt | filecheck %s
+
+// Every operation with all of its attributes survives printing and parsing, as text and as bytecode.
+
+!x = tensor<8x4xf32>
+
+// CHECK: module @round_trip attributes {pw.form = "scheduled"}
+module @round_trip attributes {pw.form = "scheduled"} {
+  // CHECK: sdy.mesh @mesh = <["data"=2, "model"=2]>
+  sdy.mesh @mesh = <["data"=2, "model"=2]>
+
+  // CHECK: "pw.slice"() {island = "left", mesh = @mesh, peak_bytes = 4096 : i64, sym_name = "s0"} : () -> ()
+  "pw.slice"() {island = "left", mesh = @mesh, peak_bytes = 4096, sym_name = "s0"} : () -> ()
+  // CHECK: "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+  "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+
+  // CHECK: "pw.channel"() {capacity = 2 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, src = @s0, sym_name = "c0", type = tensor<8x4xf32>} : () -> ()
+  "pw.channel"() {capacity = 2, dst = @s1, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, src = @s0, sym_name = "c0", type = !x} : () -> ()
+
+  // CHECK: "pw.constant"() {sym_name = "k0", value = dense<[1.000000e+00, 2.000000e+00]> : tensor<2xf32>} : () -> ()
+  "pw.constant"() {sym_name = "k0", value = dense<[1.0, 2.0]> : tensor<2xf32>} : () -> ()
+
+  // CHECK-LABEL: func.func @main
+  // CHECK-SAME: (%[[X:.*]]: tensor<8x4xf32> {pw.slice = @s0}, %[[STEP:.*]]: tensor<i32> {pw.slice = [@s0, @s1]}, %{{.*}}: tensor<2xf32> {pw.constant = @k0, pw.slice = @s0})
+  // CHECK-SAME: -> (tensor<8x4xf32> {pw.slice = @s1}, tensor<i32> {pw.slice = [@s0, @s1]})
+  func.func @main(%x: !x {pw.slice = @s0}, %step: tensor<i32> {pw.slice = [@s0, @s1]}, %k: tensor<2xf32> {pw.constant = @k0, pw.slice = @s0}) -> (!x {pw.slice = @s1}, tensor<i32> {pw.slice = [@s0, @s1]}) {
+    // CHECK: %[[Y:.*]] = "pw.launch"(%[[X]]) {callee = @double, microbatch = 3 : i64, order = 0 : i64, part = "input", phase = "bwd", slice = @s0, stage = 1 : i64} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %y = "pw.launch"(%x) {callee = @double, microbatch = 3, order = 0, part = "input", phase = "bwd", slice = @s0, stage = 1} : (!x) -> !x
+    // CHECK: %[[Z:.*]] = "pw.transfer"(%[[Y]]) {channel = @c0, order = 1 : i64, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s1} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %z = "pw.transfer"(%y) {channel = @c0, order = 1, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s1} : (!x) -> !x
+    // CHECK: "pw.release"(%[[Y]]) : (tensor<8x4xf32>) -> ()
+    "pw.release"(%y) : (!x) -> ()
+    // CHECK: %[[A:.*]] = "pw.launch"(%[[STEP]]) {callee = @next, slice = @s0} : (tensor<i32>) -> tensor<i32>
+    %a = "pw.launch"(%step) {callee = @next, slice = @s0} : (tensor<i32>) -> tensor<i32>
+    // CHECK: %[[B:.*]] = "pw.launch"(%[[STEP]]) {callee = @next, slice = @s1} : (tensor<i32>) -> tensor<i32>
+    %b = "pw.launch"(%step) {callee = @next, slice = @s1} : (tensor<i32>) -> tensor<i32>
+    // CHECK: %[[BOTH:.*]] = "pw.mirror"(%[[A]], %[[B]]) : (tensor<i32>, tensor<i32>) -> tensor<i32>
+    %both = "pw.mirror"(%a, %b) : (tensor<i32>, tensor<i32>) -> tensor<i32>
+    // CHECK: return %[[Z]], %[[BOTH]]
+    return %z, %both : !x, tensor<i32>
+  }
+
+  // CHECK-LABEL: func.func @looped
+  func.func @looped(%w: tensor<4x4xf32> {pw.slice = @s0}, %x: tensor<64x4xf32> {pw.slice = @s0}) {
+    // CHECK: %{{.*}}:2 = "pw.loop"(%{{.*}}, %{{.*}}) {body = @microbatch, count = 8 : i64, reduce = ["mean", "concat"], schedule = "1f1b", split = [false, true]} : (tensor<4x4xf32>, tensor<64x4xf32>) -> (tensor<f32>, tensor<64x4xf32>)
+    %loss, %y = "pw.loop"(%w, %x) {body = @microbatch, count = 8, reduce = ["mean", "concat"], schedule = "1f1b", split = [false, true]} : (tensor<4x4xf32>, tensor<64x4xf32>) -> (tensor<f32>, tensor<64x4xf32>)
+    return
+  }
+
+  func.func private @microbatch(tensor<4x4xf32> {pw.slice = @s0}, !x {pw.slice = @s0}) -> (tensor<f32> {pw.slice = @s0}, !x {pw.slice = @s0})
+  func.func private @double(%x: !x) -> !x {
+    %y = stablehlo.add %x, %x : !x
+    return %y : !x
+  }
+  func.func private @next(%i: tensor<i32>) -> tensor<i32> {
+    return %i : tensor<i32>
+  }
+}

@@ -1,0 +1,341 @@
+"""Loaded plans: right values, asynchronous calls, errors that name their step, memory given back."""
+
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pathways.runtime import compile_cache, executable, pjrt
+from pathways.runtime.virtual import make_virtual_device_set
+
+
+def two_slices(size: int = 1):
+    devices = make_virtual_device_set()
+    return devices.add_slice(size, "x"), devices.add_slice(size, "x")
+
+
+def double(x):
+    return x * 2
+
+
+def increment(x):
+    return x + 1
+
+
+def add(x, y):
+    return x + y
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_three_computations_on_two_slices(plan_builder, runner, size):
+    s0, s1 = two_slices(size)
+    build = plan_builder(s0, s1)
+    x = build.argument((3,), s0)
+    y = build.launch(double, s0, x)
+    z = build.launch(increment, s1, build.transfer(y, s1))
+    result = build.launch(add, s0, build.transfer(z, s0), y)
+    loaded = runner.load(build, result, z)
+    values = loaded.run(runner.place(loaded, np.arange(3, dtype=np.float32)))
+    np.testing.assert_array_equal(values[0], [1, 5, 9])
+    np.testing.assert_array_equal(values[1], [1, 3, 5])
+    for value, port in zip(values, loaded.outputs, strict=True):
+        assert value.sharding == port.sharding
+        assert all((np.asarray(shard.data) == np.asarray(value)).all() for shard in value.addressable_shards)
+    assert [port.slice for port in loaded.outputs] == [s0.name, s1.name]
+
+
+@pytest.mark.parametrize(("from_", "to"), [(1, 4), (4, 1), (2, 3)])
+def test_a_transfer_between_slices_of_different_sizes(plan_builder, runner, from_, to):
+    devices = make_virtual_device_set()
+    s0, s1 = devices.add_slice(from_, "x"), devices.add_slice(to, "x")
+    build = plan_builder(s0, s1)
+    y = build.launch(double, s0, build.argument((3,), s0))
+    loaded = runner.load(build, build.launch(increment, s1, build.transfer(y, s1)))
+    (value,) = loaded.run(runner.place(loaded, np.ones(3, np.float32)))
+    assert len(value.sharding.device_set) == to
+    for shard in value.addressable_shards:
+        np.testing.assert_array_equal(shard.data, [3, 3, 3])
+
+
+def test_mirrored_arguments_arrive_on_every_slice(plan_builder, runner):
+    s0, s1 = two_slices()
+    build = plan_builder(s0, s1)
+    x0 = build.argument((2,), s0, s1)
+    loaded = runner.load(build, build.launch(double, s0, x0), build.launch(increment, s1, x0 + 1))
+    assert [port.slice for port in loaded.inputs] == [s0.name, s1.name]
+    left, right = loaded.run(runner.place(loaded, np.ones(2, np.float32), np.ones(2, np.float32)))
+    np.testing.assert_array_equal(left, [2, 2])
+    np.testing.assert_array_equal(right, [2, 2])
+
+
+def test_constants_are_placed_once_and_survive_donation_of_results(plan_builder, runner):
+    (s0, _) = two_slices()
+    build = plan_builder(s0)
+    c = build.constant(np.array([1.5, 2.5]), s0)
+    x = build.argument((2,), s0)
+    y = build.launch(double, s0, x)
+    loaded = runner.load(build, c, y)
+    for _ in range(2):
+        constant, _ = loaded.run(runner.place(loaded, np.ones(2, np.float32)))
+        assert constant.dtype == np.float64
+        np.testing.assert_array_equal(constant, [1.5, 2.5])
+        constant.delete()
+
+
+def test_result_avals_say_more_than_the_plan(plan_builder, runner):
+    """A typed PRNG key, and a weak type, which the next trace of the caller sees."""
+    (s0, _) = two_slices()
+    build = plan_builder(s0)
+    key = build.constant(np.array([3, 4], np.uint32), s0)
+    y = build.launch(double, s0, build.argument((), s0))
+    weak = jax.core.ShapedArray((), jnp.float32, weak_type=True)
+    typed = jax.typeof(jax.random.key(0))
+    loaded = runner.load(build, key, y, y, result_avals=[typed, weak, jax.core.ShapedArray((), jnp.float32)])
+    values = loaded.run(runner.place(loaded, np.float32(2)))
+    assert values[0].dtype == typed.dtype
+    np.testing.assert_array_equal(jax.random.key_data(values[0]), [3, 4])
+    assert [value.weak_type for value in values[1:]] == [True, False]
+
+
+def heavy(x):
+    for _ in range(6):
+        x = jnp.tanh(x @ x)
+    return x
+
+
+def test_the_call_returns_before_the_work_is_done(plan_builder, runner):
+    s0, s1 = two_slices()
+    build = plan_builder(s0, s1)
+    y = build.launch(heavy, s0, build.argument((1000, 1000), s0))
+    loaded = runner.load(build, build.launch(increment, s1, build.transfer(y, s1)))
+    arrays = runner.place(loaded, np.ones((1000, 1000), np.float32))
+    jax.block_until_ready(loaded.run(arrays))
+    began = time.perf_counter()
+    results = loaded.run(arrays)
+    returned = time.perf_counter() - began
+    jax.block_until_ready(results)
+    ready = time.perf_counter() - began
+    assert ready > 0.05
+    assert returned < ready / 4
+
+
+def test_steps_with_donation_do_not_leak(plan_builder, runner):
+    s0, s1 = two_slices()
+    build = plan_builder(s0, s1)
+    x = build.argument((8,), s0, donated=True)
+    y = build.launch(increment, s0, x, donated=(0,))
+    build.release(x)
+    moved = build.transfer(y, s1)
+    build.release(y)
+    z = build.launch(double, s1, moved, donated=(0,))
+    build.release(moved)
+    back = build.transfer(z, s0)
+    build.release(z)
+    loaded = runner.load(build, back)
+    state = runner.place(loaded, np.zeros(8, np.float32))
+    state = loaded.run(state)
+    gc.collect()
+    live = len(jax.live_arrays())
+    for _ in range(1000):
+        previous, state = state, loaded.run(state)
+        assert previous[0].is_deleted()
+    del previous
+    assert len(jax.live_arrays()) == live
+
+
+def test_a_released_argument_of_the_caller_is_deleted(plan_builder, runner):
+    """The computation cannot use the donated buffer, so the plan frees it."""
+    (s0, _) = two_slices()
+    build = plan_builder(s0)
+    x = build.argument((8,), s0, donated=True)
+    y = build.launch(jnp.sum, s0, x)
+    build.release(x, delete=(x,))
+    loaded = runner.load(build, y)
+    arrays = runner.place(loaded, np.ones(8, np.float32))
+    assert loaded.run(arrays)[0] == 8
+    assert arrays[0].is_deleted()
+    with pytest.raises(
+        RuntimeError, match=r"array 0 of its arguments has been deleted, with shape=float32\[8\]"
+    ):
+        loaded.run(arrays)
+
+
+def test_equal_computations_share_their_code(plan_builder, runner, monkeypatch):
+    compiled = []
+    compile_ = pjrt.compile_and_load
+    monkeypatch.setattr(pjrt, "compile_and_load", lambda *args: compiled.append(args[1]) or compile_(*args))
+
+    def triple(x):
+        return x * 3
+
+    kept = []
+    for _ in range(2):
+        s0, s1 = two_slices()
+        build = plan_builder(s0, s1)
+        y = build.launch(triple, s0, build.argument((5,), s0))
+        loaded = runner.load(build, build.launch(triple, s1, build.transfer(y, s1)))
+        (value,) = loaded.run(runner.place(loaded, np.ones(5, np.float32)))
+        np.testing.assert_array_equal(value, [9] * 5)
+        kept.append((loaded, s0, s1))
+    assert len(compiled) == 1
+
+
+def test_a_computation_that_xla_refuses_is_named(plan_builder, runner):
+    (s0, _) = two_slices()
+    build = plan_builder(s0, name="f")
+
+    def unknown(x):
+        return jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    y = build.launch(unknown, s0, build.argument((2,), s0))
+    with pytest.raises(executable.CompileError) as caught:
+        runner.load(build, y)
+    message = str(caught.value)
+    assert message.startswith(f"computation unknown_ on slice {s0.name}: ")
+    assert "no_such_target" in message
+    assert "\n" not in message
+
+
+def test_callbacks_run_and_print(plan_builder, runner, capfd):
+    s0, s1 = two_slices()
+    build = plan_builder(s0, s1)
+
+    def observed(x):
+        jax.debug.print("saw {}", x[0])
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    y = build.launch(observed, s0, build.argument((2,), s0))
+    loaded = runner.load(build, build.launch(observed, s1, build.transfer(y, s1)))
+    (value,) = loaded.run(runner.place(loaded, np.ones(2, np.float32)))
+    np.testing.assert_allclose(value, np.sin(np.sin(np.ones(2, np.float32))), rtol=1e-6)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.splitlines() == ["saw 1.0", f"saw {np.sin(np.float32(1)):.7}"]
+
+
+def test_an_error_in_a_callback_surfaces_on_what_depends_on_it(plan_builder, runner, caplog):
+    """Behind a long computation, so that the call has returned before the callback runs."""
+    s0, s1 = two_slices()
+    build = plan_builder(s0, s1)
+
+    def refuse(x):
+        if x > 0:
+            raise ValueError("too big")
+        return np.asarray(x)
+
+    def checked(x):
+        return jax.pure_callback(refuse, jax.ShapeDtypeStruct((), x.dtype), x[0, 0])
+
+    x = build.argument((1000, 1000), s0)
+    y = build.launch(heavy, s0, x)
+    bad = build.launch(increment, s1, build.transfer(build.launch(checked, s0, y), s1))
+    good = build.launch(jnp.sum, s1, build.transfer(x, s1))
+    loaded = runner.load(build, bad, good)
+    arrays = runner.place(loaded, np.ones((1000, 1000), np.float32))
+    bad_value, good_value = loaded.run(arrays)
+    assert good_value == 1e6
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too big"):
+        bad_value.block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too big"):
+        jax.effects_barrier()
+    bad_value, _ = loaded.run([-arrays[0]])
+    assert bad_value == 0
+
+
+def test_an_error_at_once_names_the_step(plan_builder, runner):
+    (s0, _) = two_slices()
+    build = plan_builder(s0, name="f")
+    loaded = runner.load(build, build.launch(double, s0, build.argument((2,), s0)))
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        loaded.run([jnp.ones(3)])
+    assert caught.value.__notes__ == [f"in program f, step double on {s0.name}"]
+
+
+def test_nan_checks_name_the_computation(plan_builder, runner):
+    (s0, _) = two_slices()
+    build = plan_builder(s0)
+    y = build.launch(jnp.log, s0, build.argument((2,), s0))
+    with jax.debug_nans(True):
+        loaded = runner.load(build, y)
+        with pytest.raises(FloatingPointError, match=rf"log_ on {s0.name}: invalid value \(nan\)"):
+            loaded.run(runner.place(loaded, -np.ones(2, np.float32)))
+
+
+def test_two_threads_run_programs_of_several_devices(plan_builder, runner):
+    """Both use all devices; without one order of launches their collectives would wait for each other."""
+
+    def program():
+        s0, s1 = two_slices(4)
+        build = plan_builder(s0, s1)
+        x = build.argument((64, 64), s0)
+        for _ in range(4):
+            x = build.launch(increment, s1, build.transfer(build.launch(double, s0, x), s1))
+            x = build.transfer(x, s0)
+        return runner.load(build, x), (s0, s1)
+
+    loaded, slices = zip(*(program() for _ in range(2)), strict=True)
+    assert slices[0] != slices[1]
+    failures = []
+
+    def work(program) -> None:
+        try:
+            (array,) = runner.place(program, np.zeros((64, 64), np.float32))
+            for _ in range(20):
+                (value,) = program.run([array])
+                assert value[0, 0] == 15
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(program,)) for program in loaded]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_progress_counts_computations(plan_builder, runner):
+    s0, s1 = two_slices()
+    build = plan_builder(s0, s1)
+
+    def quarter(x):
+        return x / 4
+
+    y = build.launch(quarter, s0, build.argument((6,), s0))
+    build.launch(quarter, s1, build.transfer(y, s1))
+    seen = []
+    runner.load(build, y, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_a_long_load_says_so_once(capsys):
+    report = compile_cache._Report(40, None)
+    report.add(1)
+    report.began -= 2
+    report.add(11)
+    report.add(1)
+    report.close()
+    assert capsys.readouterr().err == "pathways: compiling 12/40 computations ...\n"
+
+
+def test_ctrl_c_stops_a_load_at_once():
+    """The process then waits for what XLA is busy with, so the time is taken where it is caught."""
+    code = """if True:
+        import os, signal, threading, time
+        from pathways.runtime import compile_cache
+        def slow(): time.sleep(3)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        try: compile_cache._in_threads([(i, slow) for i in range(50)], compile_cache._Report(50, None))
+        except KeyboardInterrupt: print(time.monotonic() - began < 1)
+    """
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n")

@@ -1,0 +1,82 @@
+"""MLIR sources: text or bytecode, whole or in pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from jaxlib.mlir import ir
+
+from pathways.passes.base import PassFailure
+from pathways.tools import supervisor
+
+BYTECODE_MAGIC = b"ML\xefR"
+SEPARATOR = "// -----"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A piece of an input.
+
+    Attributes:
+      name: the file it comes from, as the user wrote it.
+      data: text or bytecode.
+      first_line: the line of the file at which it starts, from 1.
+    """
+
+    name: str
+    data: bytes
+    first_line: int = 1
+
+    @property
+    def is_bytecode(self) -> bool:
+        """Whether it is MLIR bytecode and not text."""
+        return self.data.startswith(BYTECODE_MAGIC)
+
+    def chunks(self) -> list[Source]:
+        """The pieces between lines `// -----`; bytecode is one piece."""
+        if self.is_bytecode:
+            return [self]
+        pieces: list[Source] = []
+        start, line = 0, 1
+        for separator in re.finditer(rb"(?m)^// -----[ \t\r]*(?:\n|\Z)", self.data):
+            pieces.append(Source(self.name, self.data[start : separator.start()], line))
+            line += self.data.count(b"\n", start, separator.end())
+            start = separator.end()
+        return [*pieces, Source(self.name, self.data[start:], line)]
+
+
+def parse(source: Source, context: ir.Context) -> ir.Module:
+    """Parses a piece of an input; line numbers are those of the whole file.
+
+    Raises:
+      MLIRError, PassFailure: after errors were emitted to the handlers of the context.
+    """
+    supervisor.doing(f"reading {source.name}")
+    if source.is_bytecode:
+        with supervisor.at_most(seconds=5 + len(source.data) / 1e6):
+            return ir.Module.parse(source.data, context)
+    _check_encoding(source, context)
+    if source.first_line == 1 and _is_file(source):
+        # Then locations carry the name of the file.
+        return ir.Module.parseFile(source.name, context)
+    return ir.Module.parse(b"\n" * (source.first_line - 1) + source.data, context)
+
+
+def _check_encoding(source: Source, context: ir.Context) -> None:
+    """Refuses text that is not UTF-8: MLIR's bindings abort where a diagnostic would quote it."""
+    try:
+        source.data.decode()
+    except UnicodeDecodeError as error:
+        line = source.first_line + source.data.count(b"\n", 0, error.start)
+        column = error.start - source.data.rfind(b"\n", 0, error.start)
+        message = "input is neither UTF-8 text nor MLIR bytecode"
+        ir.Location.file(source.name, line, column, context).emit_error(message)
+        raise PassFailure(message) from None
+
+
+def _is_file(source: Source) -> bool:
+    """Whether a source is a whole file, still as it was when it was read."""
+    path = Path(source.name)
+    return source.name.isprintable() and path.is_file() and path.read_bytes() == source.data
