@@ -9,10 +9,11 @@ from typing import Any, overload
 
 import jax
 
-from pathways.compiler import jax_internals, lowering
+from pathways.compiler import lowering
 from pathways.compiler.arguments import Signature, abstract, conventions
-from pathways.compiler.call import Call
-from pathways.compiler.placed import PlacedFunction, current_program, symbol
+from pathways.compiler.call import UNLIKE, Call
+from pathways.compiler.jax_internals import flatten, trace_context, unflatten
+from pathways.compiler.placed import PlacedFunction, active_trace, symbol
 from pathways.compiler.stages import Lowered, ProgramError
 from pathways.passes.pipeline import Options
 from pathways.runtime.cluster import cluster
@@ -145,6 +146,7 @@ class Program:
         self._how = conventions(
             fun, self.name, donate_argnums, donate_argnames, static_argnums, static_argnames
         )
+        self._has_static = self._how.has_static
         self._calls: list[Call] = []
         self._last: Call | None = None
         self._compiling = threading.Lock()
@@ -158,20 +160,22 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns at once, with arrays that become ready later."""
         static: tuple[Any, ...] = ()
-        dynamic: tuple[Any, ...] = args
-        named = kwargs
-        if self._how.has_static:
+        if self._has_static:
             dynamic, named, static = self._how.split_static(args, kwargs)
-        leaves, tree = jax_internals.flatten((dynamic, named))
+            leaves, tree = flatten((dynamic, named))
+        else:
+            leaves, tree = flatten((args, kwargs))
         last = self._last
         if (
             last is not None
             and tree == last.tree
             and static == last.static
-            and last.context == jax_internals.trace_context()
-            and last.matches(leaves)
+            and last.context == trace_context()
+            and active_trace.program is None
         ):
-            return last.go(leaves)
+            result = last.go_if_like_last(leaves)
+            if result is not UNLIKE:
+                return result
         return self._call_slowly(leaves, tree, static, args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -196,10 +200,10 @@ class Program:
         kwargs: dict[str, Any],
     ) -> Any:
         """A call that brings something new: arguments to move, or a signature to compile."""
-        if current_program() is not None:
+        if active_trace.program is not None:
             # A program called inside a program is part of it.
             return self._fun(*args, **kwargs)
-        context = jax_internals.trace_context()
+        context = trace_context()
         abstract(leaves, self.name, lambda: self._how.paths(args, kwargs))
         for call in self._calls:
             if tree == call.tree and static == call.static and context == call.context:
@@ -217,13 +221,13 @@ class Program:
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         dynamic, named, static = self._how.split_static(args, kwargs)
-        leaves, tree = jax_internals.flatten((dynamic, named))
+        leaves, tree = flatten((dynamic, named))
         avals = abstract(leaves, self.name, lambda: self._how.paths(args, kwargs))
-        return Signature(tree, tuple(avals), static, jax_internals.trace_context())
+        return Signature(tree, tuple(avals), static, trace_context())
 
     def _lower(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
         structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
-        dynamic, named = jax_internals.unflatten(signature.tree, structs)
+        dynamic, named = unflatten(signature.tree, structs)
         static = dict(signature.static)
         values = iter(dynamic)
         full = tuple(static[n] if n in static else next(values) for n in range(len(args)))

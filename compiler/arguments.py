@@ -116,7 +116,8 @@ def conventions(
         parameters = inspect.signature(fun)
     except (TypeError, ValueError):
         parameters = None
-    order = list(parameters.parameters) if parameters else []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    order = [p.name for p in parameters.parameters.values() if p.kind in positional] if parameters else []
 
     def both(numbers: Any, names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
         given = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())

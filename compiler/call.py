@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,9 @@ from pathways.compiler.arguments import Signature, abstract, same_type
 from pathways.compiler.lowering import Traced
 from pathways.runtime.executable import Executable
 from pathways.runtime.plan import Plan
+
+UNLIKE = object()
+"""What `Call.go_if_like_last` returns when it did not run."""
 
 log = logging.getLogger("pathways")
 
@@ -79,7 +83,7 @@ class Call:
         self.paths = traced.argument_paths
         self._signature = signature
         self._run = executable.run
-        self._out_tree = traced.out_tree
+        self._unflatten = _unflatten(traced.out_tree)
         passed = [a for a in plan.arguments if a.constant is None]
         # The shardings of each argument, one per slice that it lives on; none when nothing reads it.
         self._places: list[tuple[Any, ...]] = [()] * len(passed)
@@ -92,18 +96,23 @@ class Call:
         self._donated = [n for n, a in enumerate(passed) if a.donated]
         self._rearranged = bool(self._unread or self._mirrored or self._keys)
         self._mirrored_results = _mirrored_results(plan)
+        self._plain = not (self._donated or self._rearranged or self._mirrored_results)
         # What the last call brought; a call that brings the like again needs no other check.
         self._avals: list[Any] = [None] * len(passed)
         self._shardings: list[Any] = [None] * len(passed)
         self._remarked: set[int] = set()
         self._alive = (executable, traced.keepalive, list(traced.slices.values()))
 
-    def matches(self, leaves: list[Any]) -> bool:
-        """Whether the arguments are arrays like those of the last call, each in its place."""
+    def go_if_like_last(self, leaves: list[Any]) -> Any:
+        """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
         try:
-            return [x.aval for x in leaves] == self._avals and [x.sharding for x in leaves] == self._shardings
+            if [x.aval for x in leaves] != self._avals or [x.sharding for x in leaves] != self._shardings:
+                return UNLIKE
         except AttributeError:
-            return False
+            return UNLIKE
+        if self._plain:
+            return self._unflatten(self._run(leaves))
+        return self.go(leaves)
 
     def go(self, leaves: list[Any]) -> Any:
         """Runs the plan on arguments that are in place."""
@@ -114,7 +123,7 @@ class Call:
         results = self._run(leaves)
         if self._mirrored_results:
             results = self._join(results)
-        return jax_internals.unflatten(self._out_tree, results)
+        return self._unflatten(results)
 
     def bring(self, leaves: list[Any]) -> list[Any] | None:
         """Brings arguments to their slices; None when they are of another signature."""
@@ -137,9 +146,18 @@ class Call:
             if self._places[n]:
                 moves.append(n)
         if moves:
-            placed = jax.device_put([leaves[n] for n in moves], [self._places[n][0] for n in moves])
+            if self._donated:
+                self._check_donated(leaves)
+            # An alias of what the caller keeps must not be donated.
+            placed = jax.device_put(
+                [leaves[n] for n in moves],
+                [self._places[n][0] for n in moves],
+                may_alias=[n not in self._donated for n in moves],
+            )
             for n, array in zip(moves, placed, strict=True):
                 brought[n] = array
+                if n in self._donated and isinstance(leaves[n], jax.Array):
+                    leaves[n].delete()
         return brought
 
     def bring_or_fail(self, leaves: list[Any], tree: Any) -> list[Any]:
@@ -185,7 +203,8 @@ class Call:
             seen: dict[int, int] = {}
             for n, leaf in enumerate(leaves):
                 first = seen.setdefault(id(leaf), n)
-                if first != n and id(leaf) in given:
+                # Numbers and numpy arrays are copied, as often as they are passed.
+                if first != n and id(leaf) in given and isinstance(leaf, jax.Array):
                     raise ValueError(
                         f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
                         "same array, and one of them is donated; pass a copy"
@@ -230,6 +249,11 @@ def _describe(aval: Any) -> str:
 
 def _is_key(aval: Any) -> bool:
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def _unflatten(tree: Any) -> Callable[[list[Any]], Any]:
+    """How to rebuild results; most programs of one launch return one array, which needs no tree."""
+    return operator.itemgetter(0) if jax.tree_util.treedef_is_leaf(tree) else tree.unflatten
 
 
 def _mirrored_results(plan: Plan) -> list[int]:

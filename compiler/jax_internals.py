@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,9 @@ from jax._src import xla_metadata as _metadata
 from jax._src.interpreters import partial_eval as pe
 from jax._src.util import merge_lists, split_list, subs_list
 from jax.experimental.xla_metadata import xla_metadata_call2
+
+# So that locations in the IR, and with them our messages, name lines of the user and not of this package.
+source_info_util.register_exclusion(str(Path(__file__).parent))
 
 flatten = tree_util.default_registry.flatten
 """`jax.tree.flatten` without its Python wrapper, for the path of every call."""

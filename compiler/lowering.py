@@ -66,6 +66,7 @@ def trace(
       static_argnames: names of static arguments.
 
     Raises:
+      UnexpectedTracerError: when the function closes over a tracer of another trace.
       Whatever the function raises while it is traced.
     """
     jitted = jax.jit(
@@ -76,6 +77,12 @@ def trace(
     )
     with tracing(name):
         traced = jitted.trace(*args, **kwargs)
+        if len(traced.jaxpr.in_avals) > len(donated):
+            raise jax.errors.UnexpectedTracerError(
+                f"program '{name}' closes over a JAX tracer, which leaked out of another trace or belongs to "
+                "a transformation around the program: pass the value as an argument, and put "
+                "transformations inside the program"
+            )
         lowered = traced.lower(lowering_platforms=(platform,))
     foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
     buffer = io.BytesIO()

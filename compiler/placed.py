@@ -25,23 +25,18 @@ class _Trace(threading.local):
         self.calls = 0
 
 
-_trace = _Trace()
+active_trace = _Trace()
 
 
 @contextlib.contextmanager
 def tracing(program: str) -> Iterator[None]:
     """Marks that this thread traces a program: placed functions called meanwhile become part of it."""
-    outer = _trace.program, _trace.calls
-    _trace.program, _trace.calls = program, 0
+    outer = active_trace.program, active_trace.calls
+    active_trace.program, active_trace.calls = program, 0
     try:
         yield
     finally:
-        _trace.program, _trace.calls = outer
-
-
-def current_program() -> str | None:
-    """The name of the program that this thread is tracing."""
-    return _trace.program
+        active_trace.program, active_trace.calls = outer
 
 
 def slice_named(name: str) -> VirtualSlice:
@@ -89,7 +84,7 @@ class PlacedFunction:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _trace.program is None:
+        if active_trace.program is None:
             for leaf in jax.tree.leaves((args, kwargs)):
                 if isinstance(leaf, Tracer):
                     raise TypeError(
@@ -98,8 +93,8 @@ class PlacedFunction:
                         "instead of jax.jit, and transformations such as jax.grad inside it"
                     )
             return self._alone(*args, **kwargs)
-        metadata = {"pw.slice": self.devices.name, "pw.name": self.name, "pw.call": str(_trace.calls)}
-        _trace.calls += 1
+        metadata = {"pw.slice": self.devices.name, "pw.name": self.name, "pw.call": str(active_trace.calls)}
+        active_trace.calls += 1
         if self.stage is not None:
             metadata["pw.stage"] = str(self.stage)
         fun, args, kwargs = self._bind_static(args, kwargs)

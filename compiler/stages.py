@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature
-from pathways.compiler.call import Call
+from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.lowering import Traced
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
@@ -124,8 +124,10 @@ class Compiled:
         """
         leaves, tree = jax_internals.flatten((args, kwargs))
         call = self._call
-        if tree == call.tree and call.matches(leaves):
-            return call.go(leaves)
+        if tree == call.tree:
+            result = call.go_if_like_last(leaves)
+            if result is not UNLIKE:
+                return result
         return call.go(call.bring_or_fail(leaves, tree))
 
     def as_text(self, phase: str = "scheduled") -> str:

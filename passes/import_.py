@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways.dialect import (
     SLICE,
@@ -38,7 +38,8 @@ class Import(Pass):
     """Turns placed calls into launches and inlines everything else that `@main` calls.
 
     1. Calls without placement that stand in `@main` (jax.numpy helpers, jits of the user that contain
-       placed calls) are inlined.
+       placed calls) are inlined. Sharding constraints on a mesh without axes, which JAX puts on typed
+       PRNG keys, say nothing and are dropped.
     2. A call with the metadata `pw.slice` becomes a `pw.launch` named by stage and phase; the function
        it calls gets the name of the user's function.
     3. A loop or branch whose body holds placed calls of one slice is placed there as a whole; one that
@@ -58,6 +59,7 @@ class Import(Pass):
         main = main_function(module)
         importer = _Importer(module, main)
         importer.check_signature()
+        importer.drop_empty_constraints()
         importer.inline_calls(main)
         importer.place_regions()
         importer.make_launches()
@@ -100,6 +102,18 @@ class _Importer:
                 if attributes.pop(marker, None) is not None:
                     attributes["pw.donated"] = ir.UnitAttr.get()
         set_argument_attrs(self.main, attrs)
+
+    def drop_empty_constraints(self) -> None:
+        for function in self.symbols.values():
+            for op in list(nested_ops(function)):
+                if op.operation.name != "sdy.sharding_constraint":
+                    continue
+                mesh = sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref
+                if isinstance(mesh, ir.FlatSymbolRefAttr):
+                    mesh = self.symbols[mesh.value].attributes["mesh"]
+                if not sdy.MeshAttr(mesh).axes:
+                    op.results[0].replace_all_uses_with(op.operands[0])
+                    op.operation.erase()
 
     def inline_calls(self, function: ir.OpView) -> None:
         """Inlines the unplaced calls of a function, callees first, so that each body is copied once."""
@@ -182,7 +196,7 @@ class _Importer:
                 phase = metadata.get("pw.phase", "fwd")
                 base = metadata.get("pw.name", callee)
                 base = base if phase == "fwd" else f"{base}_{phase}"
-                renamed[callee] = unique_name(base, taken)
+                renamed[callee] = unique_name(base, taken - {callee})
                 taken.add(renamed[callee])
                 self.symbols[callee].attributes["sym_name"] = ir.StringAttr.get(renamed[callee])
             launch = LaunchOp.build(

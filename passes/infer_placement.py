@@ -50,7 +50,8 @@ class InferPlacement(Pass):
        keys) is mirrored: computed on every slice that reads it.
     2. All other operations and arguments are split by a minimum cut whose terminals are the launches,
        with the bytes of each value as its cost; forward and backward code are cut together. Code that
-       touches no launch goes to the first slice.
+       touches no launch goes to the first slice. A small value is broadcast anew for each reader, so
+       that it crosses, not the broadcast.
     3. Associative chains that alternate between slices (a global norm over all layers) become partial
        results on each slice and one combination.
     4. A small operation is also mirrored where all that it reads crosses anyway.
@@ -71,6 +72,7 @@ class InferPlacement(Pass):
             fail(main, "has no slice to run on: the program calls no placed function")
         placer = _Placer(main, symbol_table(module), names, self.mirror_bytes)
         placer.find_mirrorable()
+        placer.split_broadcasts()
         placer.cut()
         placer.regroup_chains()
         placer.mirror_where_free()
@@ -127,6 +129,18 @@ class _Placer:
                 and not has_side_effect(op, self.symbols, self.side_effects)
             ):
                 self.mirrored.update(op.results)
+
+    def split_broadcasts(self) -> None:
+        """Gives each reader of a broadcast small value a broadcast of its own: the small value can cross."""
+        for op in self.ops:
+            if op.operation.name != "stablehlo.broadcast_in_dim" or self.is_mirrored_op(op):
+                continue
+            uses = list(op.results[0].uses)
+            if len(uses) > 1 and self.is_small(op.operands):
+                for use in uses[1:]:
+                    copy = op.operation.clone(ir.InsertionPoint(op))
+                    use.owner.operation.operands[use.operand_number] = copy.results[0]
+        self.scan()
 
     def is_mirrored_op(self, op: ir.OpView) -> bool:
         return len(op.results) > 0 and op.results[0] in self.mirrored

@@ -27,16 +27,34 @@ class CompileError(RuntimeError):
 
 
 class Loaded:
-    """An executable on its devices, and the one that was compiled, of which it may be a copy."""
+    """An executable on its devices.
 
-    __slots__ = ("__weakref__", "executable", "kept", "origin")
+    Attributes:
+      executable: the executable.
+      fresh: whether it was compiled here. Only then can it be serialised: a copy would lose its code.
+      copied: what it is a copy of, kept for copies to come.
+      callbacks: the Python callbacks that it calls.
+    """
+
+    __slots__ = ("__weakref__", "callbacks", "copied", "executable", "fresh")
 
     def __init__(
-        self, executable: pjrt.LoadedExecutable, origin: Loaded | None, kept: Sequence[object]
+        self,
+        executable: pjrt.LoadedExecutable,
+        *,
+        fresh: bool = False,
+        copied: Loaded | None = None,
+        callbacks: Sequence[object] = (),
     ) -> None:
         self.executable = executable
-        self.origin = origin
-        self.kept = kept
+        self.fresh = fresh
+        self.copied = copied
+        self.callbacks = callbacks
+
+    @property
+    def origin(self) -> Loaded | None:
+        """What copies for other devices are made of; None when they must be compiled."""
+        return self if self.fresh else self.copied
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,14 +87,10 @@ class _Job:
             raise CompileError(
                 f"computation {request.computation.name} on slice {request.slice}: {line}"
             ) from error
-        loaded = Loaded(executable, None, request.callbacks)
-        if fresh and not request.callbacks:
-            # Only what was compiled here can be serialised: a copy would lose its code.
-            loaded.origin = loaded
-        return loaded
+        return Loaded(executable, fresh=fresh and not request.callbacks, callbacks=request.callbacks)
 
     def copy(self, origin: Loaded, raw: bytes) -> Loaded:
-        return Loaded(pjrt.deserialize(raw, self.request.devices, self.options), origin, ())
+        return Loaded(pjrt.deserialize(raw, self.request.devices, self.options), copied=origin)
 
 
 # Held while a program loads: a second program that needs the same computations then finds them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
@@ -37,6 +38,7 @@ from pathways.runtime.plan import (
     Transfer,
 )
 
+_MESH = re.compile(r"<@(\w+)")
 _DTYPES = {"i1": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 
@@ -104,6 +106,7 @@ class _Flattener:
             steps=tuple(steps),
             slot_types=tuple(self.slot_types),
             constants={op.sym_name: _array(op.value) for op in ops_named(self.module, ["pw.constant"])},
+            peak_bytes={op.sym_name: op.peak_bytes or 0 for op in ops_named(self.module, ["pw.slice"])},
         )
 
     def flatten_arguments(self) -> list[Argument]:
@@ -163,7 +166,7 @@ class _Flattener:
         """
         extracted = ir.Module.create()
         extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        pending, seen, callbacks = [name], {name}, False
+        pending, seen, meshes, callbacks = [name], {name}, set[str](), False
         while pending:
             current = pending.pop()
             with ir.InsertionPoint(extracted.body):
@@ -181,9 +184,14 @@ class _Flattener:
                         pending.append(callee)
                 elif op.name == "stablehlo.custom_call":
                     callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
+                if "sdy.sharding" in op.attributes:
+                    meshes.update(_MESH.findall(str(op.attributes["sdy.sharding"])))
                 return ir.WalkResult.ADVANCE
 
             copy.operation.walk(visit)
+        with ir.InsertionPoint.at_block_begin(extracted.body):
+            for mesh in sorted(meshes):
+                self.symbols[mesh].operation.clone()
         PassManager.parse("builtin.module(strip-debuginfo)").run(extracted.operation)
         buffer = io.BytesIO()
         extracted.operation.write_bytecode(buffer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pathways.runtime import pjrt, plan, resources
+from pathways.runtime import executable, pjrt, plan, resources
 from pathways.runtime.virtual import VirtualSlice
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -93,15 +92,10 @@ class PlanBuilder:
         )
 
 
-@dataclasses.dataclass
 class Runner:
-    """Binds, loads and calls plans on slices of the default cluster."""
-
-    slices: dict[str, VirtualSlice] = dataclasses.field(default_factory=dict)
+    """Binds and loads plans on the default cluster."""
 
     def load(self, builder: PlanBuilder, *results: int, **options: Any) -> Any:
-        from pathways.runtime import executable
-
         finished = builder.finish(*results)
         bound = resources.bind(builder.slices, finished.name)
         bindings = {slice.name: binding for slice, binding in bound.items()}

@@ -105,7 +105,7 @@ def test_result_avals_say_more_than_the_plan(plan_builder, runner):
 
 
 def heavy(x):
-    for _ in range(6):
+    for _ in range(24):
         x = jnp.tanh(x @ x)
     return x
 
@@ -187,6 +187,20 @@ def test_equal_computations_share_their_code(plan_builder, runner, monkeypatch):
     assert len(compiled) == 1
 
 
+def test_code_is_dropped_with_the_last_program_that_uses_it(plan_builder, runner):
+    def fivefold(x):
+        return x * 5
+
+    s0, s1 = two_slices()
+    build = plan_builder(s0, s1)
+    y = build.launch(fivefold, s0, build.argument((5,), s0))
+    before = len(compile_cache._loaded)
+    loaded = runner.load(build, build.launch(fivefold, s1, build.transfer(y, s1)))
+    assert len(compile_cache._loaded) == before + 2
+    del loaded
+    assert len(compile_cache._loaded) == before
+
+
 def test_a_computation_that_xla_refuses_is_named(plan_builder, runner):
     (s0, _) = two_slices()
     build = plan_builder(s0, name="f")
@@ -207,19 +221,22 @@ def test_callbacks_run_and_print(plan_builder, runner, capfd):
     s0, s1 = two_slices()
     build = plan_builder(s0, s1)
 
+    def twice(x):
+        return np.asarray(x) * 2
+
     def observed(x):
         jax.debug.print("saw {}", x[0])
-        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return jax.pure_callback(twice, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
     y = build.launch(observed, s0, build.argument((2,), s0))
     loaded = runner.load(build, build.launch(observed, s1, build.transfer(y, s1)))
     (value,) = loaded.run(runner.place(loaded, np.ones(2, np.float32)))
-    np.testing.assert_allclose(value, np.sin(np.sin(np.ones(2, np.float32))), rtol=1e-6)
+    np.testing.assert_array_equal(value, [4, 4])
     jax.effects_barrier()
-    assert capfd.readouterr().out.splitlines() == ["saw 1.0", f"saw {np.sin(np.float32(1)):.7}"]
+    assert capfd.readouterr().out.splitlines() == ["saw 1.0", "saw 2.0"]
 
 
-def test_an_error_in_a_callback_surfaces_on_what_depends_on_it(plan_builder, runner, caplog):
+def test_an_error_in_a_callback_surfaces_on_what_depends_on_it(plan_builder, runner):
     """Behind a long computation, so that the call has returned before the callback runs."""
     s0, s1 = two_slices()
     build = plan_builder(s0, s1)
@@ -244,8 +261,8 @@ def test_an_error_in_a_callback_surfaces_on_what_depends_on_it(plan_builder, run
         bad_value.block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match="too big"):
         jax.effects_barrier()
-    bad_value, _ = loaded.run([-arrays[0]])
-    assert bad_value == 0
+    bad_value, _ = loaded.run([arrays[0] * 0])
+    assert bad_value == 1
 
 
 def test_an_error_at_once_names_the_step(plan_builder, runner):

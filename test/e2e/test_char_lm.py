@@ -1,0 +1,64 @@
+"""The language model of `make demo` learns on two slices what `jax.jit` learns on one device."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PHASES = ("0_stablehlo", "1_imported", "2_placed", "3_scheduled")
+
+
+@pytest.fixture(scope="module")
+def dump_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ir")
+
+
+@pytest.fixture(scope="module")
+def output(dump_dir: Path) -> str:
+    command = [sys.executable, ROOT / "examples" / "char_lm.py", "--quick", "--dump-dir", dump_dir]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def row(output: str, label: str) -> list[float]:
+    """The numbers in a row of the table: of the program, and of `jax.jit` where it has one."""
+    (numbers,) = re.findall(rf"^{label}  +(.*)$", output, flags=re.MULTILINE)
+    return [float(number.replace(",", "")) for number in numbers.split()]
+
+
+def test_losses_agree_with_jax_jit(output: str) -> None:
+    assert re.search(r"^losses of the first 12 steps agree", output, flags=re.MULTILINE)
+    ours, theirs = row(output, "loss at step 12")
+    assert ours == pytest.approx(theirs, abs=2e-4)
+
+
+def test_learns(output: str) -> None:
+    (before,), (after,) = row(output, "held-out loss before"), row(output, "held-out loss after")
+    assert after < before - 1
+
+
+def test_moves_activations_their_gradients_and_two_scalars(output: str) -> None:
+    activations = 4 * 16 * 64 * 128
+    assert row(output, "transfers per step") == [4]
+    assert row(output, "bytes moved per step") == [2 * activations + 2 * 4]
+
+
+def test_counts_launches_and_memory(output: str) -> None:
+    (launches,) = row(output, "launches per step")
+    # Two forward, two backward, an update on each slice, and at most two for the global norm.
+    assert 6 <= launches <= 8
+    for name in ("s0", "s1"):
+        (peak,) = row(output, f"peak bytes on {name}")
+        assert peak > 3 * 4 * 400_000, "parameters and both moments of AdamW"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_writes_the_ir_after_each_phase(output: str, dump_dir: Path, phase: str) -> None:
+    for program in ("train_step", "evaluate"):
+        text = (dump_dir / f"{program}.{phase}.mlir").read_text()
+        assert "func.func public @main" in text
+        assert ('"pw.transfer"' in text) == (phase in ("2_placed", "3_scheduled"))

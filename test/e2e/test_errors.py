@@ -1,0 +1,511 @@
+"""Each mistake has one clear answer: its class, and a message that names the function, argument, slice or line."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pathways as pw
+import pytest
+
+THIS = Path(__file__).name
+Slices = tuple[pw.VirtualSlice, pw.VirtualSlice]
+
+
+@pytest.fixture
+def slices() -> Slices:
+    devices = pw.make_virtual_device_set()
+    return devices.add_slice(1, "x"), devices.add_slice(1, "x")
+
+
+@pytest.fixture
+def double(slices: Slices) -> Callable[[Any], Any]:
+    return pw.jit(lambda x: x * 2, devices=slices[0])
+
+
+@pytest.fixture
+def increment(slices: Slices) -> Callable[[Any], Any]:
+    return pw.jit(lambda x: x + 1, devices=slices[1])
+
+
+def line_of(marker: str) -> str:
+    """Where this file says `# marker`, as messages name it."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = (n for n, line in enumerate(lines, 1) if line.endswith(f"# {marker}"))
+    return rf"{re.escape(THIS)}:{number}\b"
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize("bad", ["text", object(), print, {1, 2}, jnp.float32])
+def test_an_argument_that_is_no_array(double, bad):
+    @pw.program
+    def step(params, x):
+        return double(x)
+
+    with pytest.raises(
+        TypeError, match=rf"program 'step': argument params\['w'\]\[1\] is a {type(bad).__name__}"
+    ):
+        step({"w": [1.0, bad]}, 1.0)
+    with pytest.raises(TypeError, match=r"argument params\['w'\]\[1\]"):
+        step.lower({"w": [1.0, bad]}, 1.0)
+
+
+def test_an_argument_that_is_no_array_after_a_good_call(double):
+    step = pw.program(lambda x, *rest, **named: double(x))
+    step(1.0, 2, y=jnp.ones(3))
+    with pytest.raises(TypeError, match=r"argument args\[1\] is a str"):
+        step(1.0, "text", y=jnp.ones(3))
+    with pytest.raises(TypeError, match="argument y is a str"):
+        step(1.0, 2, y="text")
+
+
+def test_a_static_argument_that_cannot_be_hashed(double):
+    @pw.program(static_argnames="sizes")
+    def step(x, sizes):
+        return double(x)
+
+    with pytest.raises(TypeError, match="program 'step': static argument .* must be hashable, got list"):
+        step(1.0, [1, 2])
+    with pytest.raises(TypeError, match="program 'step': static argument sizes must be hashable, got list"):
+        step(1.0, sizes=[1, 2])
+
+
+def test_a_static_argument_of_a_placed_function_that_cannot_be_hashed(slices):
+    power = pw.jit(lambda x, n: x ** n[0], devices=slices[0], static_argnums=1)
+    with pytest.raises(TypeError, match="hashable, got list|unhashable"):
+        pw.program(lambda x: power(x, [2]))(1.0)
+
+
+def test_an_argument_is_static_and_donated(double):
+    with pytest.raises(ValueError, match="program 'step': argument 0 is static and cannot be donated"):
+
+        @pw.program(static_argnums=0, donate_argnums=0)
+        def step(x):
+            return double(x)
+
+
+def test_the_wrong_number_of_arguments(double):
+    @pw.program
+    def step(x):
+        return double(x)
+
+    with pytest.raises(TypeError, match="missing .* argument: 'x'"):
+        step()
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'y'"):
+        step(1.0, y=2.0)
+
+
+def test_what_cannot_be_placed_or_made_a_program(slices):
+    with pytest.raises(TypeError, match=f"expected a function to place on {slices[0].name}, got int"):
+        pw.jit(3, devices=slices[0])
+    with pytest.raises(TypeError, match=r"devices must be a slice from .*add_slice\(...\), got list"):
+        pw.jit(jnp.sin, devices=jax.devices())
+    with pytest.raises(TypeError, match="expected a function to make a program of, got int"):
+        pw.program(3)
+
+
+# While tracing.
+
+
+def test_wrong_shapes_inside_are_an_error_of_jax(double):
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        pw.program(lambda x: double(x) + jnp.ones(4))(jnp.ones(3))
+    # An error while tracing leaves nothing behind.
+    assert double(1.0) == 2
+    assert pw.program(double)(1.0) == 2
+
+
+def test_an_exception_of_the_user_goes_through(slices):
+    @pw.jit(devices=slices[0])
+    def broken(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        pw.program(broken)(1.0)
+    with pytest.raises(KeyError, match="mine"):
+        broken(1.0)
+
+
+def test_reading_a_value_while_tracing(double):
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        pw.program(lambda x: double(x) if x > 0 else x)(1.0)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, jax.checkpoint, jax.linearize])
+def test_a_program_under_a_transformation(double, transform):
+    @pw.program
+    def step(x):
+        return jnp.sum(double(x))
+
+    arguments = (step, jnp.ones(3)) if transform is jax.linearize else (jnp.ones(3),)
+
+    def transformed():
+        return jax.linearize(*arguments) if transform is jax.linearize else transform(step)(*arguments)
+
+    message = "program 'step': argument x is a JAX tracer.*put the transformation inside"
+    with pytest.raises(TypeError, match=message):
+        transformed()
+    # Also when it has run before.
+    step(jnp.ones(3))
+    with pytest.raises(TypeError, match=message):
+        transformed()
+
+
+def test_a_placed_function_under_a_transformation_outside_a_program(slices, double):
+    for transform in (jax.jit, jax.grad):
+        with pytest.raises(TypeError, match=f"placed on {slices[0].name}, .* under @pw.program"):
+            transform(double)(1.0)
+
+
+def test_a_tracer_that_leaked(double):
+    leaked = []
+
+    @pw.program
+    def leaky(x):
+        leaked.append(double(x))
+        return leaked[0]
+
+    leaky(1.0)
+    with pytest.raises(TypeError, match="program 'step': argument y is a JAX tracer.*leaked"):
+        pw.program(_named("step", lambda y: double(y)))(leaked[0])
+    with pytest.raises(jax.errors.UnexpectedTracerError, match="program 'closing' closes over a JAX tracer"):
+        pw.program(_named("closing", lambda y: double(y) + leaked[0]))(1.0)
+    with pytest.raises(jax.errors.UnexpectedTracerError, match="transformation around the program"):
+        jax.jit(lambda x: pw.program(lambda: double(x))())(1.0)
+
+
+def _named(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
+    fun.__name__ = name
+    return fun
+
+
+def test_a_program_that_returns_nothing(double):
+    @pw.program
+    def step(x):
+        double(x)
+
+    with pytest.raises(pw.ProgramError, match="program 'step' returns nothing"):
+        step(1.0)
+
+
+def test_a_program_without_placed_calls():
+    @pw.program
+    def step(x):
+        return x + 1
+
+    with pytest.raises(pw.ProgramError, match="program 'step': .* calls no placed function"):
+        step(1.0)
+
+
+# Slices and devices.
+
+
+def test_a_slice_of_zero_devices():
+    with pytest.raises(ValueError, match=r"slice shape \(2, 0\): a slice of zero devices"):
+        pw.make_virtual_device_set().add_slice((2, 0), ("x", "y"))
+
+
+def test_more_devices_than_there_are():
+    devices = pw.make_virtual_device_set()
+    small, large = devices.add_slice(1, "x"), devices.add_slice(8, "x")
+    first, second = pw.jit(jnp.sin, devices=small), pw.jit(jnp.cos, devices=large)
+
+    @pw.program
+    def step(x):
+        return second(first(x))
+
+    first(1.0)
+    message = (
+        rf"program step: .*needs 9.*{large.name}: 8.*there are 8.*(\n.*)*{small.name} of program sin holds"
+    )
+    with pytest.raises(pw.ResourceError, match=message):
+        step(1.0)
+    # Whoever has devices keeps them.
+    assert second(0.0) == 1
+    assert first(0.0) == 0
+
+
+# Control flow over slices.
+
+
+def test_a_scan_over_two_slices(slices, double, increment):
+    @pw.program
+    def step(x):
+        def body(h, _):
+            h = double(h)
+            h = increment(h)  # second slice of a scan
+            return h, None
+
+        return jax.lax.scan(body, x, None, length=3)[0]
+
+    names = f"@{slices[1].name} inside a loop.*@{slices[0].name}"
+    with pytest.raises(
+        pw.ProgramError, match=f"program 'step'.*{names}.*{line_of('second slice of a scan')}"
+    ):
+        step(1.0)
+
+
+@pytest.mark.parametrize("loop", ["while", "cond", "fori", "map"])
+def test_other_control_flow_over_two_slices(double, increment, loop):
+    def both(x):
+        return increment(double(x))
+
+    def step(x):
+        match loop:
+            case "while":
+                return jax.lax.while_loop(lambda x: x < 9, both, x)
+            case "cond":
+                return jax.lax.cond(x > 0, double, increment, x)
+            case "fori":
+                return jax.lax.fori_loop(0, 3, lambda _, x: both(x), x)
+            case "map":
+                return jnp.sum(jax.lax.map(both, jnp.ones(3))) + x
+
+    with pytest.raises(pw.ProgramError, match="inside a loop or branch"):
+        pw.program(step)(1.0)
+
+
+def test_a_scan_over_one_slice(double, increment):
+    @pw.program
+    def step(x):
+        h, seen = jax.lax.scan(lambda h, _: (double(h), h), x, None, length=3)
+        return increment(h), seen
+
+    h, seen = step(1.0)
+    assert h == 9
+    np.testing.assert_array_equal(seen, [1, 2, 4])
+
+
+def test_a_placed_call_inside_a_placed_call_of_another_slice(slices, increment):
+    @pw.jit(devices=slices[0])
+    def outer(x):
+        return increment(x) * 2  # nested call
+
+    message = f"placed on @{slices[1].name}.*inside 'outer'.*@{slices[0].name}.*{line_of('nested call')}"
+    with pytest.raises(pw.ProgramError, match=message):
+        pw.program(lambda x: outer(x))(1.0)
+    with pytest.raises(pw.ProgramError, match=message):
+        outer(1.0)
+
+
+def test_a_placed_call_inside_a_placed_call_of_the_same_slice(slices, double):
+    outer = pw.jit(lambda x: double(double(x)) + 1, devices=slices[0])
+    assert pw.program(lambda x: outer(x))(1.0) == 5
+    assert outer(2.0) == 9
+
+
+# Callbacks.
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_ordered_prints_are_refused(slices, double, inside):
+    def say(x):
+        jax.debug.print("x = {}", x, ordered=True)
+        return x * 2
+
+    speak = pw.jit(say, devices=slices[0]) if inside else lambda x: say(double(x))
+
+    @pw.program
+    def step(x):
+        return speak(x)
+
+    with pytest.raises(pw.ProgramError, match="program 'step'.*ordered=True"):
+        step(1.0)
+
+
+def test_prints_inside_and_between_placed_functions(slices, double, capfd):
+    @pw.jit(devices=slices[1])
+    def inside(x):
+        jax.debug.print("inside {}", x)
+        return x + 1
+
+    @pw.program
+    def step(x):
+        y = double(x)
+        jax.debug.print("between {}", y)
+        return inside(y)
+
+    for n in range(3):
+        assert step(float(n)) == 2 * n + 1
+    jax.effects_barrier()
+    lines = capfd.readouterr().out.split("\n")
+    assert sorted(lines) == sorted(["", *(f"{w} {2.0 * n}" for w in ("inside", "between") for n in range(3))])
+
+
+def test_prints_on_a_slice_of_several_devices(capfd):
+    s0 = pw.make_virtual_device_set().add_slice(4, "x")
+
+    @pw.jit(devices=s0)
+    def inside(x):
+        jax.debug.print("inside {}", x)
+        return x + 1
+
+    assert inside(1.0) == 2
+    jax.effects_barrier()
+    lines = capfd.readouterr().out.split("\n")
+    # As under jax.jit, for replicated values each device may say it.
+    assert set(lines) == {"inside 1.0", ""}
+
+
+def test_a_print_is_enough_to_run_a_program(double, capfd):
+    @pw.program
+    def step(x):
+        jax.debug.print("got {}", double(x))
+
+    step(1.0)
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "got 2.0\n"
+
+
+def test_pure_callbacks_inside_and_between_placed_functions(slices, double):
+    def call_numpy(x):
+        return jax.pure_callback(np.sqrt, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    root = pw.jit(call_numpy, devices=slices[1])
+    f = pw.program(lambda x: root(call_numpy(double(x))))
+    np.testing.assert_array_equal(f(np.full(3, 128, np.float32)), [4, 4, 4])
+
+
+def test_an_exception_in_a_callback_surfaces_on_what_depends_on_it(slices, double):
+    def fail(x):
+        raise ValueError("mine")
+
+    @pw.jit(devices=slices[1])
+    def broken(x):
+        return jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+    step = pw.program(lambda x: (double(x), double(broken(x))))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="mine"):
+        jax.block_until_ready(step(np.float32(1)))
+    assert double(np.float32(1)) == 2
+
+
+# Compiling.
+
+
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning")
+def test_a_computation_that_xla_refuses(slices, double):
+    @pw.jit(devices=slices[1])
+    def strange(x):
+        return jax.ffi.ffi_call("not_there", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    @pw.program
+    def step(x):
+        return strange(double(x))
+
+    for _ in range(2):
+        with pytest.raises(pw.CompileError, match=f"strange on slice {slices[1].name}: .*not_there"):
+            step(np.float32(1))
+
+
+# Interrupts and the environment, each in a process of its own.
+
+
+PRELUDE = """
+import jax, jax.numpy as jnp, numpy as np, time
+import pathways as pw
+pw.connect(cpu_devices=2)
+devices = pw.make_virtual_device_set()
+s0, s1 = devices.add_slice(1, "x"), devices.add_slice(1, "x")
+"""
+
+
+def script(body: str) -> list[str]:
+    return [sys.executable, "-c", PRELUDE + textwrap.dedent(body)]
+
+
+COMPILE = """
+def slow(x):  # XLA takes seconds
+    for n in range(150):
+        x = jnp.sin(x) @ x + n
+    return x
+
+lowered = pw.program(lambda x: pw.jit(slow, devices=s1)(pw.jit(slow, devices=s0)(x))).lower(np.ones((8, 8)))
+print("ready", flush=True)
+lowered.compile()
+"""
+RUN = """
+def long(x):
+    return jax.lax.fori_loop(0, 3000, lambda _, x: x @ x * 1e-3, x)
+
+first, second = pw.jit(long, devices=s0), pw.jit(lambda x: x, devices=s1)
+step = pw.program(lambda x: second(first(x)))
+x = jnp.ones((300, 300))
+step.lower(x).compile()
+print("ready", flush=True)
+step(x).block_until_ready()
+"""
+STEPS = """
+first, second = pw.jit(jnp.sin, devices=s0), pw.jit(jnp.cos, devices=s1)
+step = pw.program(lambda x: second(first(x)))
+x = step(jnp.ones((3, 3)))
+print("ready", flush=True)
+while True:
+    x = step(x)
+"""
+
+
+@pytest.mark.parametrize("body", [COMPILE, RUN, STEPS], ids=["compile", "run", "steps"])
+def test_ctrl_c_is_a_keyboard_interrupt(body):
+    with subprocess.Popen(script(body), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(0.5)
+            assert child.poll() is None
+            child.send_signal(signal.SIGINT)
+            _, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert child.returncode in (-signal.SIGINT, 130), errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def run_with(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(body)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+DOUBLE = """
+import pathways as pw
+double = pw.jit(lambda x: x * 2, devices=pw.make_virtual_device_set().add_slice(3, "x"))
+print(double(1.0))
+"""
+
+
+def test_the_number_of_cpu_devices_comes_from_the_environment():
+    done = run_with(DOUBLE, PW_CPU_DEVICES="3")
+    assert done.stdout == "2.0\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("many", "ValueError: PW_CPU_DEVICES='many': expected a number"),
+        ("-1", "ValueError: PW_CPU_DEVICES='-1': expected a number"),
+        ("0", "ValueError: cpu_devices=0: expected at least 1"),
+        ("2", "not enough devices: it needs 3.*there are 2.*\n.*set PW_CPU_DEVICES=3 in the environment"),
+    ],
+)
+def test_a_number_of_cpu_devices_that_cannot_be(value, message):
+    done = run_with(DOUBLE, PW_CPU_DEVICES=value)
+    assert done.returncode == 1
+    assert re.search(message, done.stderr), done.stderr

@@ -1,0 +1,689 @@
+"""What a program takes, what it gives, when it traces, and what it keeps: the conventions of `jax.jit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pathways as pw
+import pytest
+
+Slices = tuple[pw.VirtualSlice, pw.VirtualSlice]
+
+
+@pytest.fixture
+def slices() -> Slices:
+    devices = pw.make_virtual_device_set()
+    return devices.add_slice(1, "x"), devices.add_slice(1, "x")
+
+
+@pytest.fixture
+def chain(slices: Slices) -> Callable[[Any], Any]:
+    """Doubles on one slice and adds one on the other, leaf by leaf."""
+    double = pw.jit(lambda t: jax.tree.map(lambda x: x * 2, t), devices=slices[0])
+    increment = pw.jit(lambda t: jax.tree.map(lambda x: x + 1, t), devices=slices[1])
+    return lambda t: increment(double(t))
+
+
+def device_of(x: jax.Array) -> jax.Device:
+    (device,) = x.devices()
+    return device
+
+
+def counted(fun: Callable[..., Any]) -> tuple[Callable[..., Any], list[int]]:
+    """A function, and a list that grows each time it is traced."""
+    traces: list[int] = []
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        traces.append(len(traces))
+        return fun(*args, **kwargs)
+
+    return counting, traces
+
+
+# Structures of arguments and results.
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass
+class Point:
+    x: Any
+    y: Any
+
+    def tree_flatten_with_keys(self) -> Any:
+        return ((("x"), self.x), (("y"), self.y)), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> Point:
+        return cls(*children)
+
+
+def test_structures_go_in_and_out(chain):
+    @pw.program
+    def f(tree):
+        return {"all": chain(tree), "nothing": None, "empty": ()}
+
+    out = f({"a": jnp.arange(3), "b": (None, [jnp.float32(2)]), "c": Point(jnp.ones(2), 1.5)})
+    assert out["nothing"] is None
+    assert out["empty"] == ()
+    assert isinstance(out["all"]["c"], Point)
+    np.testing.assert_array_equal(out["all"]["a"], [1, 3, 5])
+    assert out["all"]["b"][0] is None
+    assert out["all"]["b"][1][0] == 5
+    np.testing.assert_array_equal(out["all"]["c"].x, [3, 3])
+    assert out["all"]["c"].y == 4
+
+
+def test_keyword_arguments_and_defaults(chain):
+    f = pw.program(lambda x, *, y, z=3.0: chain(x) + y * z)
+    assert f(np.float32(1), y=np.float32(2)) == 9
+    assert f(x=np.float32(1), y=np.float32(2), z=np.float32(1)) == 5
+
+
+def test_a_result_may_be_an_argument_or_a_constant_or_occur_twice(chain):
+    @pw.program
+    def f(x):
+        y = chain(x)
+        return x, y, y, 7, jnp.arange(3)
+
+    x = jnp.arange(2.0)
+    got, wanted = f(x), (x, 2 * x + 1, 2 * x + 1, 7, jnp.arange(3))
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_argument_that_nothing_reads(chain):
+    f = pw.program(lambda x, unused: chain(x))
+    assert f(np.float32(1), np.zeros(1000)) == 3
+    assert f(np.float32(1), jnp.zeros(1000)) == 3
+
+
+def test_arrays_of_size_zero(chain):
+    assert pw.program(chain)(jnp.zeros((0, 3))).shape == (0, 3)
+
+
+# Static arguments.
+
+
+def test_static_arguments_by_number_and_by_name(chain):
+    fun, traces = counted(lambda x, n, *, mode: chain(x) * n if mode == "times" else chain(x) + n)
+    f = pw.program(fun, static_argnums=1, static_argnames="mode")
+    assert f(np.float32(1), 3, mode="times") == 9
+    assert f(np.float32(1), 3, mode="plus") == 6
+    assert f(np.float32(2), 3, mode="plus") == 8
+    assert len(traces) == 2
+
+
+def test_a_static_argument_has_one_meaning_by_position_and_by_name(chain):
+    fun, traces = counted(lambda x, n: chain(x) * n)
+
+    def named(x, n):
+        return fun(x, n)
+
+    f = pw.program(named, static_argnames="n")
+    assert f(np.float32(1), 3) == 9
+    assert f(np.float32(1), n=3) == 9
+    assert f(x=np.float32(1), n=3) == 9
+    assert f(np.float32(1), n=4) == 12
+
+
+def test_static_arguments_of_placed_functions(slices):
+    power = pw.jit(
+        lambda x, n, *, scale: scale * x**n, devices=slices[0], static_argnums=1, static_argnames="scale"
+    )
+    f = pw.program(lambda x: (power(x, 2, scale=1.0), power(x, 3, scale=2.0), power(x, 2, scale=1.0)))
+    assert [float(y) for y in f(np.float32(2))] == [4, 16, 4]
+    assert power(np.float32(3), 2, scale=1.0) == 9
+
+
+# Donation.
+
+
+def test_donated_arguments_are_deleted_and_no_others(chain):
+    f = pw.program(lambda a, b, c: (chain(a), chain(b), chain(c)), donate_argnums=0, donate_argnames="c")
+    for _ in range(3):
+        a, b, c = jnp.ones(1000), jnp.ones(1000), jnp.ones(1000)
+        results = f(a, b, c=c)
+        assert (a.is_deleted(), b.is_deleted(), c.is_deleted()) == (True, False, True)
+        for result in results:
+            np.testing.assert_array_equal(result, np.full(1000, 3))
+
+
+def test_a_donated_argument_on_its_slice_is_deleted(chain):
+    update = pw.program(chain, donate_argnums=0)
+    start = pw.program(chain)(jnp.ones(100_000))
+    end = update(start)
+    assert start.is_deleted()
+    np.testing.assert_array_equal(end[:3], [7, 7, 7])
+
+
+def test_numpy_arguments_survive_their_donation(chain):
+    update = pw.program(chain, donate_argnums=0)
+    for size in (1, 4096):
+        given = np.ones(size, np.float32)
+        results = [update(given), update(given)]
+        np.testing.assert_array_equal(given, 1)
+        for result in results:
+            np.testing.assert_array_equal(result, 3)
+
+
+def test_a_donated_argument_that_is_returned(chain):
+    x = jnp.ones(100)
+    same, more = pw.program(lambda x: (x, chain(x)), donate_argnums=0)(x)
+    np.testing.assert_array_equal(same, np.ones(100))
+    np.testing.assert_array_equal(more, np.full(100, 3))
+
+
+def test_a_donated_array_passed_twice_is_refused_before_launch(chain):
+    ran: list[int] = []
+
+    @pw.program(donate_argnames="params")
+    def step(params, batch):
+        jax.debug.callback(lambda: ran.append(1))
+        return chain(params["w"]) + batch
+
+    x = jnp.ones(3)
+    step({"w": jnp.ones(3)}, x)
+    jax.effects_barrier()
+    assert len(ran) == 1
+    with pytest.raises(ValueError, match=r"'step'.*params\['w'\] and batch.*donated"):
+        step({"w": x}, x)
+    jax.effects_barrier()
+    assert len(ran) == 1
+    assert not x.is_deleted()
+
+
+def test_a_donated_array_passed_twice_is_refused_on_the_first_call_and_on_other_devices(chain):
+    @pw.program(donate_argnums=(0, 1))
+    def step(a, b):
+        return chain(a) + chain(b)
+
+    x = jax.device_put(jnp.ones(3), jax.devices()[-1])
+    with pytest.raises(ValueError, match="arguments a and b are the same array"):
+        step(x, x)
+    assert not x.is_deleted()
+
+
+def test_using_a_donated_array_again_says_so(chain):
+    update = pw.program(chain, donate_argnums=0)
+    x = pw.program(chain)(jnp.ones(1000))
+    update(x)
+    with pytest.raises((RuntimeError, ValueError), match="deleted|donated"):
+        update(x)
+
+
+# Types, and how often a program is traced.
+
+
+def test_weak_types_are_those_of_jit(chain):
+    def f(x, y):
+        return chain(x), chain(y), x + y, 3 * x
+
+    for args in [(1.0, 2), (np.float32(1), 2), (jnp.bfloat16(1), 2.0), (True, 1.5)]:
+        got, wanted = pw.program(f)(*args), jax.jit(lambda x, y: (x * 2 + 1, y * 2 + 1, x + y, 3 * x))(*args)
+        for a, b in zip(got, wanted, strict=True):
+            assert (a.dtype, a.weak_type, float(a)) == (b.dtype, b.weak_type, float(b))
+
+
+def test_weak_and_strong_arguments_are_different_signatures(chain):
+    fun, traces = counted(lambda x: chain(x))
+    f = pw.program(fun)
+    weak, strong = f(1.0), f(np.float32(1))
+    assert (weak.weak_type, strong.weak_type) == (True, False)
+    assert f(2.0).weak_type
+    assert len(traces) == 2
+
+
+def test_python_numbers_and_numpy_arrays_are_arguments(chain):
+    f = pw.program(chain)
+    arguments = [
+        True,
+        1,
+        1.5,
+        1j,
+        np.int8(3),
+        np.float64(2),
+        np.arange(3),
+        np.ones((2, 2), np.float16),
+        np.bool_(1),
+    ]
+    for argument in arguments:
+        got = f(argument)
+        wanted = jax.jit(lambda x: x * 2 + 1)(argument)
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_one_trace_for_each_signature(chain):
+    fun, traces = counted(lambda x: chain(x))
+    f = pw.program(fun)
+    for argument in [np.ones(3), jnp.ones(3), jax.device_put(jnp.ones(3), jax.devices()[5]), np.zeros(3)]:
+        f(argument)
+    assert len(traces) == 1
+    f(jnp.ones(4))
+    f(jnp.ones(3, jnp.int32))
+    f([jnp.ones(3)])
+    assert len(traces) == 4
+    f(jnp.ones(3))
+    f([jnp.zeros(3)])
+    assert len(traces) == 4
+
+
+def test_a_placed_function_is_traced_once_however_often_it_is_called(slices):
+    fun, traces = counted(lambda x: x * 2)
+    double = pw.jit(fun, devices=slices[0])
+    lowered = pw.program(lambda x: double(double(double(x)))).lower(np.float32(1))
+    assert len(traces) == 1
+    assert len(re.findall(r"func.func private", lowered.as_text("imported"))) == 1
+
+
+def test_settings_of_jax_are_part_of_the_signature(chain):
+    fun, traces = counted(lambda x: chain(x @ x))
+    f = pw.program(fun)
+    x = np.eye(3)
+    assert f(x).dtype == jnp.float32
+    with jax.enable_x64(True):
+        assert f(x).dtype == jnp.float64
+    with jax.default_matmul_precision("highest"):
+        f(x)
+        assert "HIGHEST" in f.lower(x).as_text()
+    traced = len(traces)
+    assert f(x).dtype == jnp.float32
+    with jax.enable_x64(True):
+        assert f(x).dtype == jnp.float64
+    assert len(traces) == traced
+
+
+# Where arguments come from.
+
+
+def test_arrays_on_other_devices_are_moved_and_a_remark_says_so_once(slices, caplog):
+    f = pw.program(pw.jit(lambda batch: batch * 2, devices=slices[0]))
+    home = device_of(f(jnp.ones(3)))
+    away = next(d for d in jax.devices() if d != home)
+    with caplog.at_level(logging.INFO, logger="pathways"):
+        for _ in range(3):
+            result = f(jax.device_put(jnp.ones(3), away))
+            np.testing.assert_array_equal(result, [2, 2, 2])
+            assert device_of(result) == home
+    (remark,) = [r.getMessage() for r in caplog.records if "is moved" in r.getMessage()]
+    assert "batch" in remark
+    assert slices[0].name in remark
+
+
+def test_an_array_that_is_in_place_is_not_remarked(slices, caplog):
+    f = pw.program(pw.jit(lambda batch: batch * 2, devices=slices[0]))
+    with caplog.at_level(logging.INFO, logger="pathways"):
+        f(f(jnp.ones(3)))
+    assert not [r for r in caplog.records if "is moved" in r.getMessage()]
+
+
+def test_arrays_from_another_program(chain):
+    other = pw.make_virtual_device_set().add_slice(2, "x")
+    make = pw.program(pw.jit(lambda x: x - 1, devices=other))
+    made = make(jnp.arange(3.0))
+    np.testing.assert_array_equal(pw.program(chain)(made), [-1, 1, 3])
+
+
+def test_sharded_arrays_of_the_user_are_moved(chain):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), "d")
+    x = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")))
+    np.testing.assert_array_equal(pw.program(chain)(x), 2 * np.arange(8) + 1)
+
+
+# Ahead of time.
+
+
+def test_lowering_needs_no_arrays(chain):
+    f = pw.program(lambda p, x: chain(p["w"]) + x)
+    lowered = f.lower({"w": jax.ShapeDtypeStruct((3,), jnp.float32)}, x=jax.ShapeDtypeStruct((), jnp.float32))
+    assert [str(aval) for aval in lowered.in_avals] == ["float32[3]", "float32[]"]
+    compiled = lowered.compile()
+    np.testing.assert_array_equal(compiled({"w": np.ones(3, np.float32)}, x=np.float32(1)), [4, 4, 4])
+    np.testing.assert_array_equal(compiled({"w": jnp.ones(3)}, x=jnp.float32(2)), [5, 5, 5])
+
+
+def test_lowering_with_static_arguments(chain):
+    f = pw.program(lambda x, n: chain(x) * n, static_argnums=1)
+    compiled = f.lower(jax.ShapeDtypeStruct((), jnp.float32), 3).compile()
+    assert compiled(np.float32(1)) == 9
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (({"w": np.ones(4, np.float32)}, np.float32(1)), r"p\['w'\] of type float32\[3\], got float32\[4\]"),
+        (({"w": np.ones(3, np.int32)}, np.float32(1)), r"p\['w'\] of type float32\[3\], got int32\[3\]"),
+        (({"w": np.ones(3, np.float32)}, 1.0), r"x of type float32\[\], got float32\[\] \(weak\)"),
+        (({"v": np.ones(3, np.float32)}, np.float32(1)), "structure"),
+        (({"w": np.ones(3, np.float32)},), "structure"),
+        (({"w": "text"}, np.float32(1)), r"p\['w'\] is a str, not an array"),
+    ],
+)
+def test_compiled_refuses_what_it_was_not_compiled_for(chain, args, message):
+    compiled = (
+        pw.program(lambda p, x: chain(p["w"]) + x)
+        .lower({"w": np.ones(3, np.float32)}, np.float32(1))
+        .compile()
+    )
+    with pytest.raises(TypeError, match=message):
+        compiled(*args)
+    # Also after it was called with the right ones.
+    compiled({"w": jnp.ones(3)}, jnp.float32(1))
+    with pytest.raises(TypeError, match=message):
+        compiled(*args)
+
+
+def test_every_phase_is_printed(chain):
+    lowered = pw.program(chain).lower(np.ones(3))
+    texts = {phase: lowered.as_text(phase) for phase in ("stablehlo", "imported", "placed", "scheduled")}
+    assert "pw.launch" not in texts["stablehlo"]
+    assert texts["imported"].count('"pw.launch"') == 2
+    assert texts["imported"].count('"pw.transfer"') == 0
+    assert texts["placed"].count('"pw.transfer"') == 1
+    assert "pw.channel" in texts["scheduled"]
+    assert lowered.as_text() == texts["scheduled"] == lowered.compile().as_text()
+    with pytest.raises(ValueError, match="unknown phase 'schedule'; the phases are stablehlo, imported"):
+        lowered.as_text("schedule")
+
+
+def test_phases_are_dumped_to_a_folder(chain, tmp_path, monkeypatch):
+    monkeypatch.setenv("PW_DUMP_TO", str(tmp_path / "dump"))
+
+    @pw.program
+    def step(x):
+        return chain(x)
+
+    lowered = step.lower(np.ones(3))
+    names = ["step.0_stablehlo.mlir", "step.1_imported.mlir", "step.2_placed.mlir", "step.3_scheduled.mlir"]
+    assert sorted(p.name for p in (tmp_path / "dump").iterdir()) == names
+    assert (tmp_path / "dump" / names[-1]).read_text() == lowered.as_text() + "\n"
+
+
+def test_costs_are_counted(slices):
+    multiply = pw.jit(lambda x: x @ x, devices=slices[0])
+    again = pw.jit(lambda x: x @ x, devices=slices[1])
+    cost = (
+        pw.program(lambda x: again(multiply(x)))
+        .lower(np.ones((64, 64), np.float32))
+        .compile()
+        .cost_analysis()
+    )
+    assert (cost["launches"], cost["transfers"], cost["bytes transferred"]) == (2, 1, 64 * 64 * 4)
+    assert cost["flops"] == pytest.approx(2 * 2 * 64**3, rel=0.05)
+
+
+def test_memory_is_counted_by_slice(slices):
+    multiply = pw.jit(lambda x: x @ x, devices=slices[0])
+    again = pw.jit(lambda x: x @ x, devices=slices[1])
+    compiled = pw.program(lambda x: again(multiply(x))).lower(np.ones((64, 64), np.float32)).compile()
+    array = 64 * 64 * 4
+    # On each slice an operand and a result.
+    assert compiled.memory_analysis() == {slices[0].name: 2 * array, slices[1].name: 2 * array}
+
+
+# Programs and functions among themselves.
+
+
+def test_a_program_inside_a_program_is_part_of_it(chain):
+    inner = pw.program(chain)
+    outer = pw.program(lambda x: inner(inner(x)) + 1)
+    assert inner(jnp.float32(1)) == 3
+    assert outer(jnp.float32(1)) == 8
+    assert inner(jnp.float32(2)) == 5
+    assert outer.lower(jnp.float32(1)).as_text("imported").count('"pw.launch"') == 4
+
+
+def test_a_program_inside_a_program_with_an_array_that_it_was_called_with(slices, chain):
+    inner = pw.program(chain)
+    x = pw.jit(jnp.negative, devices=slices[0])(-jnp.arange(3.0))
+    inner(x)
+    inner(x)
+    outer = pw.program(lambda y: inner(x) + inner(y))
+    lowered = outer.lower(x)
+    assert lowered.as_text("imported").count('"pw.launch"') == 4
+    np.testing.assert_array_equal(outer(x), 2 * (2 * x + 1))
+
+
+def test_grad_of_a_program_inside_a_program(chain):
+    inner = pw.program(lambda x: jnp.sum(chain(x) ** 2))
+    outer = pw.program(lambda x: jax.grad(inner)(x))
+    x = jnp.arange(3.0)
+    inner(x)
+    np.testing.assert_allclose(outer(x), 4 * (2 * x + 1), rtol=1e-6)
+
+
+def test_a_placed_function_alone_is_a_program_of_one_launch(slices):
+    double = pw.jit(lambda x, *, y=0: x * 2 + y, devices=slices[1])
+    assert double(np.float32(2)) == 4
+    assert double(np.float32(2), y=np.float32(1)) == 5
+    assert double.lower(np.float32(2)).as_text().count('"pw.launch"') == 1
+    twin = pw.jit(lambda x: x * 3, devices=slices[1])
+    assert device_of(double(np.float32(1))) == device_of(twin(np.float32(1)))
+
+
+def test_decorators_with_and_without_arguments(slices):
+    @pw.jit(devices=slices[0])
+    def double(x):
+        """Doubles."""
+        return x * 2
+
+    @pw.program(donate_argnums=0)
+    def f(x):
+        return double(x)
+
+    assert f(np.float32(1)) == 2
+    assert (double.__name__, double.__doc__, f.__name__) == ("double", "Doubles.", "f")
+    assert repr(f) == "<pw.program f>"
+    assert repr(double) == f"<pw.jit double on {slices[0].name}>"
+
+
+def test_one_function_on_two_slices(slices):
+    def double(x):
+        return x * 2
+
+    on_s0, on_s1 = pw.jit(double, devices=slices[0]), pw.jit(double, devices=slices[1])
+    f = pw.program(lambda x: (on_s0(x), on_s1(x), on_s1(on_s0(x))))
+    values = f(jnp.ones(3))
+    assert [float(v[0]) for v in values] == [2, 2, 4]
+    assert device_of(values[0]) != device_of(values[1])
+    lowered = f.lower(jnp.ones(3))
+    assert len(re.findall(r"func.func private", lowered.as_text())) == 1
+
+
+def test_methods(chain):
+    class Model:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+
+        @pw.program(static_argnums=0)
+        def apply(self, x):
+            return chain(x) * self.scale
+
+    assert Model(2.0).apply(np.float32(1)) == 6
+    assert Model(3.0).apply(np.float32(1)) == 9
+
+
+# Arrays that a program closes over.
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "int8", "bool", "float16", "uint32", "float8_e4m3fn"]
+)
+def test_closed_over_arrays_become_hidden_arguments(slices, make, dtype):
+    table = make(np.arange(2048).astype(jnp.dtype(dtype)).reshape(2, 1024))
+    inside = pw.jit(lambda x: x + table.astype(jnp.float32), devices=slices[0])
+    outside = pw.jit(jnp.negative, devices=slices[1])
+    f = pw.program(lambda x: outside(inside(x) * table.astype(jnp.float32)))
+    values = np.asarray(table).astype(np.float32)
+    np.testing.assert_allclose(f(np.float32(1)), -(1 + values) * values, rtol=1e-6)
+    for phase in ("imported", "scheduled"):
+        text = f.lower(np.float32(1)).as_text(phase)
+        # The same array, once in a placed function and once in the program, is one argument.
+        assert text.count('"pw.constant"') == 1
+        assert 'stablehlo.constant dense<"0x' not in text
+
+
+def test_closed_over_complex_arrays(slices):
+    table = (np.arange(512) * (1 + 2j)).astype(np.complex64)
+    f = pw.program(pw.jit(lambda x: x + table, devices=slices[0]))
+    np.testing.assert_array_equal(f(np.float32(1)), 1 + table)
+
+
+def test_closed_over_small_arrays_stay_inside(slices):
+    f = pw.program(pw.jit(lambda x: x + np.arange(8.0, dtype=np.float32), devices=slices[0]))
+    np.testing.assert_array_equal(f(np.float32(1)), 1 + np.arange(8))
+    assert "pw.constant" not in f.lower(np.float32(1)).as_text()
+
+
+def test_closed_over_arrays_under_grad_and_twice(slices):
+    w = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
+    layer = pw.jit(lambda x: jnp.tanh(x @ w), devices=slices[0])
+    other = pw.jit(lambda x: jnp.sum((x @ w) ** 2), devices=slices[1])
+    x = w[:4]
+    got = pw.program(jax.grad(lambda x: other(layer(layer(x)))))(x)
+    wanted = jax.jit(jax.grad(lambda x: jnp.sum((jnp.tanh(jnp.tanh(x @ w) @ w) @ w) ** 2)))(x)
+    assert np.linalg.norm(got - wanted) <= 1e-6 * np.linalg.norm(wanted)
+
+
+# Mirrored values: small state lives on every slice that reads it.
+
+
+def adam(slices: Slices) -> tuple[Callable[..., Any], Callable[..., Any], Any, Any]:
+    """A training step of two layers on two slices, the same for `jax.jit`, and initial values."""
+    optimizer = optax.adam(1e-2)
+
+    def step_of(first: Any, second: Any) -> Callable[..., Any]:
+        def loss(params, x):
+            return jnp.mean(second(params["w1"], first(params["w0"], x)) ** 2)
+
+        def step(params, state, x):
+            value, gradients = jax.value_and_grad(loss)(params, x)
+            updates, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state, value
+
+        return step
+
+    def layer(w, x):
+        return jnp.tanh(x @ w)
+
+    # Neither saturated nor zero: Adam magnifies the noise of tiny gradients.
+    rng = np.random.default_rng(0)
+    params = {name: jnp.asarray(rng.normal(size=(32, 32)) / 6, jnp.float32) for name in ("w0", "w1")}
+    placed = step_of(pw.jit(layer, devices=slices[0]), pw.jit(layer, devices=slices[1]))
+    return placed, step_of(layer, layer), params, optimizer.init(params)
+
+
+def assert_trees_close(got: Any, wanted: Any) -> None:
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b)
+
+
+def test_the_step_counter_of_adam_is_never_sent(slices):
+    placed, plain, params, state = adam(slices)
+    step, reference = pw.program(placed), jax.jit(plain)
+    x = np.ones((4, 32), np.float32)
+    transfers = re.findall(r'"pw\.transfer".*', step.lower(params, state, x).as_text())
+    assert transfers
+    assert not [line for line in transfers if "tensor<i32>" in line]
+    got = wanted = (params, state)
+    for _ in range(3):
+        *got, value = step(*got, x)
+        *wanted, expected = reference(*wanted, x)
+    assert got[1][0].count == 3
+    assert_trees_close((got, value), (wanted, expected))
+
+
+def test_mirrored_values_may_be_saved_and_restored(slices):
+    placed, plain, params, state = adam(slices)
+    step, reference = pw.program(placed, donate_argnums=(0, 1)), jax.jit(plain)
+    x = np.ones((4, 32), np.float32)
+    wanted: Any = (params, state)
+    got: Any = jax.tree.map(jnp.copy, (params, state))
+    for restore in [np.asarray, jnp.asarray, lambda v: jax.device_put(np.asarray(v), jax.devices()[-1])]:
+        *wanted, _ = reference(*wanted, x)
+        *got, _ = step(*got, x)
+        got = jax.tree.map(restore, got)
+    *wanted, _ = reference(*wanted, x)
+    *got, _ = step(*got, x)
+    assert got[1][0].count == 4
+    assert_trees_close(got, wanted)
+
+
+def test_keys_are_mirrored(slices):
+    def noise(key):
+        return jax.random.normal(key, (100,))
+
+    on_s0, on_s1 = pw.jit(noise, devices=slices[0]), pw.jit(noise, devices=slices[1])
+
+    @pw.program(donate_argnums=0)
+    def step(key):
+        key, k0, k1 = jax.random.split(key, 3)
+        return key, on_s0(k0), on_s1(k1)
+
+    assert '"pw.transfer"' not in step.lower(jax.random.key(0)).as_text()
+    for make in (jax.random.key, jax.random.PRNGKey):
+        key, expected = make(0), make(0)
+        for _ in range(3):
+            key, a, b = step(key)
+            expected, k0, k1 = jax.random.split(expected, 3)
+            np.testing.assert_array_equal(a, noise(k0))
+            np.testing.assert_array_equal(b, noise(k1))
+        np.testing.assert_array_equal(
+            *(
+                jnp.asarray(k) if make is jax.random.PRNGKey else jax.random.key_data(k)
+                for k in (key, expected)
+            )
+        )
+
+
+# Memory and time.
+
+
+def live_bytes() -> tuple[int, int]:
+    gc.collect()
+    arrays = jax.live_arrays()
+    return len(arrays), sum(a.nbytes for a in arrays if not a.is_deleted())
+
+
+@pytest.mark.parametrize("donate", [(0, 1), ()])
+def test_a_thousand_steps_do_not_grow_memory(slices, donate):
+    placed, _, params, state = adam(slices)
+    step = pw.program(placed, donate_argnums=donate)
+    x = np.ones((4, 32), np.float32)
+    for n in range(1010):
+        params, state, value = step(params, state, x)
+        if n == 9:
+            before = live_bytes()
+    jax.block_until_ready((params, state, value))
+    assert live_bytes() == before
+    assert state[0].count == 1010
+
+
+def test_a_call_returns_before_the_work_is_done(slices):
+    def work(x):
+        return jax.lax.fori_loop(0, 60, lambda _, x: x @ x * 1e-3, x)
+
+    f = pw.program(lambda x: pw.jit(work, devices=slices[1])(pw.jit(work, devices=slices[0])(x)))
+    x = f(jnp.ones((384, 384)))
+    jax.block_until_ready(x)
+    calls, totals = [], []
+    for _ in range(3):
+        began = time.perf_counter()
+        result = f(x)
+        calls.append(time.perf_counter() - began)
+        jax.block_until_ready(result)
+        totals.append(time.perf_counter() - began)
+    assert min(totals) > 0.05
+    assert min(calls) < min(totals) / 5

@@ -1,0 +1,432 @@
+"""JAX's transformations inside placed functions and around them: a program computes what `jax.jit` does.
+
+Each test writes a function once, for two places. A program puts these on two slices; the reference replaces
+them by `jax.jit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pathways as pw
+import pytest
+
+Fun = Callable[..., Any]
+Build = Callable[[Callable[[Fun], Fun], Callable[[Fun], Fun]], Fun]
+
+
+def array(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def assert_agree(got: Any, wanted: Any, tolerance: float) -> None:
+    """The same structure, types and, relative to the norm of each array, values."""
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert (a.shape, a.dtype, a.aval.weak_type) == (b.shape, b.dtype, b.aval.weak_type)
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        wide = np.complex128 if jnp.iscomplexobj(a) else np.float64
+        x, y = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
+        assert np.isfinite(y).all()
+        assert np.linalg.norm(x - y) <= tolerance * np.linalg.norm(y)
+
+
+def check(build: Build, *args: Any, tolerance: float = 1e-6) -> None:
+    """Runs a function on two slices, and as one module of `jax.jit`."""
+    devices = pw.make_virtual_device_set()
+    s0, s1 = devices.add_slice(1, "x"), devices.add_slice(1, "x")
+    got = pw.program(build(pw.jit(devices=s0), pw.jit(devices=s1)))(*args)
+    assert_agree(got, jax.jit(build(jax.jit, jax.jit))(*args), tolerance)
+
+
+def check_inside(fun: Fun, *args: Any) -> None:
+    """Runs a function as the only computation of a program: XLA gets the same module, to the last bit."""
+    check(lambda on_s0, on_s1: on_s0(fun), *args, tolerance=0)
+    check(lambda on_s0, on_s1: lambda *xs: on_s1(lambda y: jax.tree.map(jnp.sin, y))(on_s0(fun)(*xs)), *args)
+
+
+X, W0, W1 = array(4, 8), array(8, 8, seed=1), array(8, 8, seed=2)
+
+
+def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w)
+
+
+def two_layers(on_s0: Any, on_s1: Any) -> Fun:
+    """A small model: one layer on each slice, and plain jax.numpy for the loss."""
+    first, second = on_s0(layer), on_s1(layer)
+
+    def loss(params: dict[str, Any], x: Any) -> Any:
+        return jnp.mean(second(params["w1"], first(params["w0"], x)) ** 2)
+
+    return loss
+
+
+PARAMS = {"w0": W0, "w1": W1}
+
+
+# Inside placed functions: all of JAX works, because JAX itself makes the computation.
+
+
+def test_grad_inside():
+    check_inside(jax.grad(lambda w, x: jnp.sum(layer(w, x) ** 2)), W0, X)
+
+
+def test_vjp_inside():
+    def pull_back(w, x, y):
+        out, vjp = jax.vjp(layer, w, x)
+        return out, vjp(y)
+
+    check_inside(pull_back, W0, X, array(4, 8, seed=3))
+
+
+def test_jvp_inside():
+    check_inside(lambda w, x, dx: jax.jvp(lambda x: layer(w, x), (x,), (dx,)), W0, X, array(4, 8, seed=3))
+
+
+def test_vmap_inside():
+    check_inside(jax.vmap(lambda x, w: jnp.dot(w, x), in_axes=(0, None)), X, W0)
+
+
+def test_checkpoint_inside():
+    check_inside(jax.grad(lambda w, x: jnp.sum(jax.checkpoint(layer)(w, x) ** 2)), W0, X)
+
+
+@jax.custom_vjp
+def clipped_square(x):
+    return x**2
+
+
+clipped_square.defvjp(lambda x: (x**2, x), lambda x, g: (jnp.clip(2 * x * g, -1, 1),))
+
+
+def test_custom_vjp_inside():
+    check_inside(jax.grad(lambda x: jnp.sum(clipped_square(x))), X)
+
+
+def test_custom_vjp_inside_and_grad_around():
+    def build(on_s0, on_s1):
+        square, total = on_s0(clipped_square), on_s1(jnp.sum)
+        return jax.grad(lambda x: total(square(x)))
+
+    check(build, X)
+
+
+def test_custom_vjp_around_placed_functions():
+    def build(on_s0, on_s1):
+        forward, backward = on_s0(jnp.sin), on_s1(lambda x, g: 3 * g * jnp.cos(x))
+
+        @jax.custom_vjp
+        def sine(x):
+            return forward(x)
+
+        sine.defvjp(lambda x: (forward(x), x), lambda x, g: (backward(x, g),))
+        return jax.value_and_grad(lambda x: jnp.sum(sine(x)))
+
+    check(build, X)
+
+
+def test_scan_inside():
+    def cumulative(x):
+        return jax.lax.scan(lambda carry, row: (carry + row, jnp.tanh(carry)), jnp.zeros(8), x)
+
+    check_inside(cumulative, X)
+
+
+def test_grad_of_scan_inside():
+    def last(w, x):
+        carry, _ = jax.lax.scan(lambda h, row: (jnp.tanh(h @ w + row), None), jnp.zeros(8), x)
+        return jnp.sum(carry)
+
+    check_inside(jax.grad(last), W0, X)
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_cond_inside(positive: bool):
+    check_inside(lambda p, x: jax.lax.cond(p, jnp.sin, jnp.cos, x), positive, X)
+
+
+def test_while_inside():
+    def halve(x):
+        return jax.lax.while_loop(lambda x: jnp.linalg.norm(x) > 1, lambda x: x / 2, x)
+
+    check_inside(halve, X)
+
+
+def test_cond_and_while_between_placed_functions():
+    def build(on_s0, on_s1):
+        first, second = on_s0(layer), on_s1(layer)
+
+        def f(x):
+            h = first(W0, x)
+            h = jax.lax.cond(jnp.sum(h) > 0, lambda h: 2 * h, lambda h: h - 1, h)
+            h = jax.lax.while_loop(lambda h: jnp.linalg.norm(h) > 1, lambda h: h / 2, h)
+            return second(W1, h)
+
+        return f
+
+    check(build, X)
+
+
+def test_scan_of_one_placed_function():
+    def build(on_s0, on_s1):
+        first, second = on_s0(layer), on_s1(jnp.sum)
+
+        def f(ws, x):
+            h, history = jax.lax.scan(lambda h, w: (first(w, h), jnp.mean(h)), x, ws)
+            return second(h), history
+
+        return jax.grad(lambda ws, x: f(ws, x)[0] + jnp.sum(f(ws, x)[1]))
+
+    check(build, array(3, 8, 8), X)
+
+
+# PRNG keys: typed and raw; they are small, so each slice computes its own.
+
+
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_keys_split_outside_dropout_inside(make_key: Fun):
+    def dropout(key, x):
+        return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2 * x, 0)
+
+    def build(on_s0, on_s1):
+        first, second = on_s0(dropout), on_s1(dropout)
+
+        def f(key, x):
+            key, k0, k1 = jax.random.split(key, 3)
+            return key, second(k1, jnp.sin(first(k0, x)))
+
+        return f
+
+    check(build, make_key(7), X, tolerance=0)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_keys_of_every_implementation_go_in_and_out(impl: str):
+    def build(on_s0, on_s1):
+        first, second = on_s0(jax.random.split), on_s1(lambda keys: jax.vmap(jax.random.normal)(keys))
+
+        def f(key):
+            keys = first(key)
+            return keys, second(keys), jax.random.fold_in(key, 3)
+
+        return f
+
+    check(build, jax.random.key(3, impl=impl), tolerance=1e-6)
+
+
+def test_grad_through_dropout():
+    def build(on_s0, on_s1):
+        def dropout(key, w, x):
+            return jax.random.bernoulli(key, 0.5, x.shape) * layer(w, x)
+
+        first, second = on_s0(dropout), on_s1(dropout)
+
+        def loss(ws, key, x):
+            k0, k1 = jax.random.split(key)
+            return jnp.sum(second(k1, ws[1], first(k0, ws[0], x)))
+
+        return jax.grad(loss)
+
+    check(build, (W0, W1), jax.random.key(0), X)
+
+
+# Around placed functions: transformations of the program's own code reach into them.
+
+
+def test_grad_around():
+    check(lambda on_s0, on_s1: jax.grad(two_layers(on_s0, on_s1)), PARAMS, X)
+
+
+def test_value_and_grad_with_aux_around():
+    def build(on_s0, on_s1):
+        loss = two_layers(on_s0, on_s1)
+        return jax.value_and_grad(lambda p, x: (loss(p, x), {"doubled": 2 * p["w1"], "x": x}), has_aux=True)
+
+    check(build, PARAMS, X)
+
+
+def test_vjp_around():
+    def build(on_s0, on_s1):
+        first, second = on_s0(layer), on_s1(layer)
+
+        def f(p, x, y):
+            out, vjp = jax.vjp(lambda p: second(p["w1"], first(p["w0"], x)), p)
+            return out, vjp(y)
+
+        return f
+
+    check(build, PARAMS, X, array(4, 8, seed=3))
+
+
+def test_jvp_around():
+    def build(on_s0, on_s1):
+        loss = two_layers(on_s0, on_s1)
+        return lambda p, t, x: jax.jvp(lambda p: loss(p, x), (p,), (t,))
+
+    check(build, PARAMS, jax.tree.map(np.ones_like, PARAMS), X)
+
+
+def test_vmap_around():
+    check(lambda on_s0, on_s1: jax.vmap(two_layers(on_s0, on_s1), in_axes=(None, 0)), PARAMS, array(3, 4, 8))
+
+
+def test_vmap_of_grad_around():
+    def build(on_s0, on_s1):
+        return jax.vmap(jax.grad(two_layers(on_s0, on_s1)), in_axes=(None, 0))
+
+    check(build, PARAMS, array(3, 4, 8))
+
+
+@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable])
+def test_checkpoint_around(policy: Any):
+    def build(on_s0, on_s1):
+        return jax.value_and_grad(jax.checkpoint(two_layers(on_s0, on_s1), policy=policy))
+
+    check(build, PARAMS, X)
+
+
+def test_checkpoint_of_one_placed_function():
+    def build(on_s0, on_s1):
+        first, second = on_s0(layer), on_s1(layer)
+
+        def loss(p, x):
+            return jnp.sum(second(p["w1"], jax.checkpoint(first)(p["w0"], x)) ** 2)
+
+        return jax.grad(loss)
+
+    check(build, PARAMS, X)
+
+
+def test_checkpoint_inside_and_grad_around():
+    def build(on_s0, on_s1):
+        return jax.grad(two_layers(lambda f: on_s0(jax.checkpoint(f)), lambda f: on_s1(jax.checkpoint(f))))
+
+    check(build, PARAMS, X)
+
+
+def test_jit_of_the_user_around_placed_calls():
+    def build(on_s0, on_s1):
+        loss = jax.jit(two_layers(on_s0, on_s1))
+        return jax.jit(lambda p, x: jax.jit(jax.grad(loss))(p, x)["w0"] + loss(p, x))
+
+    check(build, PARAMS, X)
+
+
+def test_hessian_vector_product():
+    def build(on_s0, on_s1):
+        loss = two_layers(on_s0, on_s1)
+        return lambda p, v, x: jax.jvp(lambda p: jax.grad(loss)(p, x), (p,), (v,))[1]
+
+    check(build, PARAMS, jax.tree.map(lambda w: w[::-1].copy(), PARAMS), X)
+
+
+def test_second_derivative_by_grad_of_grad():
+    def build(on_s0, on_s1):
+        sine, square = on_s0(jnp.sin), on_s1(jnp.square)
+        return jax.grad(jax.grad(lambda x: square(sine(x))))
+
+    check(build, np.float32(0.3))
+
+
+def test_a_weight_that_both_slices_read_gets_the_sum_of_gradients():
+    def build(on_s0, on_s1):
+        first, second = on_s0(layer), on_s1(layer)
+        return jax.grad(lambda w, x: jnp.sum(second(w, first(w, x))))
+
+    check(build, W0, X)
+
+
+def test_linearize_and_linear_transpose():
+    def build(on_s0, on_s1):
+        first, second = on_s0(lambda x: x @ W0), on_s1(jnp.cumsum)
+
+        def f(x, y):
+            out, linear = jax.linearize(lambda x: second(first(x)), x)
+            return out, linear(x), jax.linear_transpose(lambda x: second(first(x)), x)(y)
+
+        return f
+
+    check(build, X, array(32, seed=5))
+
+
+def test_jacobians():
+    def build(on_s0, on_s1):
+        first, second = on_s0(jnp.sin), on_s1(jnp.cumsum)
+        return lambda x: (
+            jax.jacrev(lambda x: second(first(x)))(x),
+            jax.jacfwd(lambda x: second(first(x)))(x),
+        )
+
+    check(build, array(5))
+
+
+# Dtypes.
+
+
+def both(on_s0: Any, on_s1: Any) -> Fun:
+    first, second = on_s0(lambda x: x + x), on_s1(lambda y: (y, y.T))
+    return lambda x: second(first(x))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float16", "int8", "uint8", "int32", "uint16", "bool", "complex64", "float8_e4m3fn"]
+)
+def test_dtypes(dtype: str):
+    values = (10 * array(3, 5)).astype(jnp.dtype(dtype))
+    if dtype == "float8_e4m3fn":
+        check(lambda on_s0, on_s1: on_s1(lambda x: x.T), values, tolerance=0)
+    else:
+        check(both, values, tolerance=0)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "float4_e2m1fn"])
+def test_dtypes_smaller_than_a_byte(dtype: str):
+    def build(on_s0, on_s1):
+        first, second = on_s0(lambda x: x.astype(dtype)), on_s1(lambda y: y.astype("float32") * 2)
+        return lambda x: second(first(x))
+
+    check(build, np.array([0, 1, 1, 0, 1], np.float32), tolerance=0)
+
+
+def test_grad_in_bfloat16():
+    params = jax.tree.map(lambda w: w.astype(jnp.bfloat16), PARAMS)
+    check(
+        lambda on_s0, on_s1: jax.grad(two_layers(on_s0, on_s1)),
+        params,
+        X.astype(jnp.bfloat16),
+        tolerance=2e-2,
+    )
+
+
+def test_grad_with_integer_argument():
+    def build(on_s0, on_s1):
+        look_up, total = on_s0(lambda table, n: table[n]), on_s1(jnp.sum)
+        return jax.grad(lambda table, n: total(look_up(table, n) ** 2))
+
+    check(build, W0, np.array([1, 5, 1], np.int8))
+
+
+def test_complex_gradient():
+    def build(on_s0, on_s1):
+        first, second = on_s0(lambda z: z * jnp.exp(1j * z)), on_s1(lambda z: jnp.sum(jnp.abs(z) ** 2))
+        return jax.grad(lambda z: second(first(z)))
+
+    check(build, (array(6) + 1j * array(6, seed=1)).astype(np.complex64))
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad, jax.checkpoint])
+def test_doubles(transform: Fun):
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda w: w.astype(np.float64), PARAMS)
+        check(
+            lambda on_s0, on_s1: transform(two_layers(on_s0, on_s1)),
+            params,
+            X.astype(np.float64),
+            tolerance=1e-10,
+        )

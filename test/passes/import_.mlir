@@ -1,0 +1,217 @@
+// RUN: pw-opt %s --split-input-file --pw-import | filecheck %s
+
+// A call with our metadata becomes a launch; the computation gets the name of the user's function, and
+// its derivative that name with `_bwd`.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @placed_calls attributes {pw.form = "imported"}
+module @placed_calls {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main
+  func.func public @main(%x: !x) -> (!x, !x) {
+    // CHECK: %[[Y:.*]] = "pw.launch"(%{{.*}}) {callee = @square, phase = "fwd", slice = @s0, stage = 0 : i64}
+    %y = call @xla_metadata_call(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "square", pw.phase = "fwd", pw.call = "0"}} : (!x) -> !x
+    // CHECK: "pw.launch"(%{{.*}}, %[[Y]]) {callee = @square_bwd, phase = "bwd", slice = @s0, stage = 0 : i64}
+    %g = call @xla_metadata_call_0(%x, %y) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "square", pw.phase = "bwd", pw.call = "0"}} : (!x, !x) -> !x
+    return %y, %g : !x, !x
+  }
+  // CHECK: func.func private @square(
+  func.func private @xla_metadata_call(%x: !x) -> !x {
+    %y = stablehlo.multiply %x, %x : !x
+    return %y : !x
+  }
+  // CHECK: func.func private @square_bwd(
+  func.func private @xla_metadata_call_0(%x: !x, %y: !x) -> !x {
+    %g = stablehlo.multiply %x, %y : !x
+    return %g : !x
+  }
+}
+
+// -----
+
+// Calls without placement are inlined, also those that contain placed calls; a function that is then
+// called no more goes.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @inlining attributes {pw.form = "imported"}
+module @inlining {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main
+  // CHECK-NEXT: "pw.launch"
+  // CHECK-NEXT: stablehlo.negate
+  // CHECK-NEXT: return
+  // CHECK-NOT: @user_jit
+  func.func public @main(%x: !x) -> !x {
+    %y = call @user_jit(%x) : (!x) -> !x
+    return %y : !x
+  }
+  func.func private @user_jit(%x: !x) -> !x {
+    %y = call @placed(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
+    %z = call @helper(%y) : (!x) -> !x
+    return %z : !x
+  }
+  func.func private @helper(%x: !x) -> !x {
+    %y = stablehlo.negate %x : !x
+    return %y : !x
+  }
+  func.func private @placed(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// Stages are runs of forward calls on one slice. A backward call has the stage of its forward call; the
+// second of two calls that share a trace meets the first backward call.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @stages attributes {pw.form = "imported"}
+module @stages {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main
+  func.func public @main(%x: !x) -> !x {
+    // CHECK: slice = @s0, stage = 0
+    %a = call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
+    // CHECK: slice = @s0, stage = 0
+    %b = call @f(%a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "1"}} : (!x) -> !x
+    // CHECK: slice = @s1, stage = 1
+    %c = call @f(%b) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.call = "2"}} : (!x) -> !x
+    // CHECK: slice = @s0, stage = 2
+    %d = call @f(%c) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "1"}} : (!x) -> !x
+    // CHECK: phase = "bwd", slice = @s0, stage = 2
+    %e = call @g(%d) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.phase = "bwd", pw.call = "1"}} : (!x) -> !x
+    // CHECK: phase = "bwd", slice = @s1, stage = 1
+    %h = call @g(%e) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.phase = "bwd", pw.call = "2"}} : (!x) -> !x
+    // CHECK: phase = "bwd", slice = @s0, stage = 0
+    %i = call @g(%h) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.phase = "bwd", pw.call = "1"}} : (!x) -> !x
+    return %i : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+  func.func private @g(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// The stage that the user gives wins.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @given_stage attributes {pw.form = "imported"}
+module @given_stage {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func public @main(%x: !x) -> !x {
+    // CHECK: slice = @s0, stage = 7
+    %a = call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.stage = "7"}} : (!x) -> !x
+    return %a : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// jax.checkpoint ties the inputs of what it repeats together with one barrier. It is split per value;
+// launches read past it and are marked, code between them keeps its own part.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @checkpoint attributes {pw.form = "imported"}
+module @checkpoint {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main
+  // CHECK-SAME: (%[[W:.*]]: tensor<4xf32>, %[[X:.*]]: tensor<4xf32>)
+  func.func public @main(%w: !x, %x: !x) -> !x {
+    // CHECK: "pw.launch"(%[[X]]) {callee = @f, phase = "fwd"
+    %a = call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
+    // CHECK: %[[BARRIER:.*]] = stablehlo.optimization_barrier %[[W]] : tensor<4xf32>
+    // CHECK-NOT: stablehlo.optimization_barrier
+    %0:2 = stablehlo.optimization_barrier %w, %x : !x, !x
+    // CHECK: "pw.launch"(%[[X]]) {callee = @f, phase = "recompute", slice = @s0, stage = 0
+    %b = call @f(%0#1) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
+    // CHECK: stablehlo.add %{{.*}}, %[[BARRIER]]
+    %c = stablehlo.add %b, %0#0 : !x
+    // CHECK: callee = @g_bwd, phase = "bwd", slice = @s1
+    %d = call @g(%c) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "g", pw.phase = "bwd", pw.call = "1"}} : (!x) -> !x
+    return %d : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+  func.func private @g(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// An array that the program closes over becomes a hidden argument, wherever it stands; equal arrays are
+// one. A splat, however large, stays: it costs nothing.
+
+!k = tensor<300xf32>
+// CHECK-LABEL: module @closed_over attributes {pw.form = "imported"}
+module @closed_over {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: "pw.constant"() {sym_name = "k0", value = dense<"0x{{.*}}"> : tensor<300xf32>}
+  // CHECK-NOT: "pw.constant"
+  // CHECK: func.func public @main(%[[X:.*]]: tensor<300xf32>, %[[K:.*]]: tensor<300xf32> {pw.constant = @k0})
+  func.func public @main(%x: !k) -> !k {
+    %k = stablehlo.constant dense<"0x0000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E04000000041000010410000204100003041"> : !k
+    // CHECK: %[[SPLAT:.*]] = stablehlo.constant dense<2.000000e+00> : tensor<300xf32>
+    %splat = stablehlo.constant dense<2.0> : !k
+    // CHECK: stablehlo.add %[[SPLAT]], %[[K]]
+    %y = stablehlo.add %splat, %k : !k
+    // CHECK: "pw.launch"(%{{.*}}, %[[K]]) {callee = @f
+    %z = call @f(%y) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!k) -> !k
+    return %z : !k
+  }
+  // CHECK: func.func private @f(%[[A:.*]]: tensor<300xf32>, %[[HIDDEN:.*]]: tensor<300xf32>)
+  // CHECK-NEXT: stablehlo.add %[[A]], %[[HIDDEN]]
+  func.func private @f(%x: !k) -> !k {
+    %k = stablehlo.constant dense<"0x0000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E040000000410000104100002041000030410000404100005041000060410000704100008041000088410000803F0000004000004040000080400000A0400000C0400000E04000000041000010410000204100003041"> : !k
+    %y = stablehlo.add %x, %k : !k
+    return %y : !k
+  }
+}
+
+// -----
+
+// What jax.jit says of donation is kept as the program's own. A loop over calls of one slice is placed
+// there as a whole.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @donation_and_loops attributes {pw.form = "imported"}
+module @donation_and_loops {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main(%{{.*}}: tensor<4xf32> {pw.donated}, %{{.*}}: tensor<4xf32> {pw.donated})
+  func.func public @main(%x: !x {tf.aliasing_output = 0 : i32}, %y: !x {jax.buffer_donor = true}) -> (!x, !x) {
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %ten = stablehlo.constant dense<10> : tensor<i32>
+    // CHECK: stablehlo.while
+    // CHECK-SAME: attributes {pw.slice = @s0}
+    // CHECK: func.call @f(%{{.*}}) : (tensor<4xf32>) -> tensor<4xf32>
+    %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, !x
+      cond {
+        %c = stablehlo.compare LT, %i, %ten : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      } do {
+        %b = func.call @f(%a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
+        stablehlo.return %i, %b : tensor<i32>, !x
+      }
+    return %0#1, %y : !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}

@@ -1,0 +1,209 @@
+// RUN: pw-opt %s --split-input-file --pw-infer-placement | filecheck %s
+
+// Code between two stages, forward and backward: the derivative reads what the forward code computed, so
+// both stay where the first stage is. Only the activation and its gradient cross.
+
+!x = tensor<8x64xf32>
+// CHECK-LABEL: module @activation_between_stages
+module @activation_between_stages attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func @main(%{{.*}}: tensor<8x64xf32> {pw.slice = @s0}) -> (tensor<8x64xf32> {pw.slice = @s0})
+  func.func @main(%x: !x) -> !x {
+    %h = "pw.launch"(%x) {callee = @f, slice = @s0, phase = "fwd"} : (!x) -> !x
+    // CHECK: stablehlo.tanh %{{.*}} {pw.slice = @s0}
+    %t = stablehlo.tanh %h : !x
+    // CHECK: stablehlo.multiply %{{.*}} {pw.slice = @s0}
+    %tt = stablehlo.multiply %t, %t : !x
+    %y = "pw.launch"(%t) {callee = @f, slice = @s1, phase = "fwd"} : (!x) -> !x
+    %g = "pw.launch"(%y) {callee = @f, slice = @s1, phase = "bwd"} : (!x) -> !x
+    // CHECK: stablehlo.subtract %{{.*}} {pw.slice = @s0}
+    %d = stablehlo.subtract %h, %tt : !x
+    // CHECK: stablehlo.multiply %{{.*}} {pw.slice = @s0}
+    %gd = stablehlo.multiply %g, %d : !x
+    %r = "pw.launch"(%gd) {callee = @f, slice = @s0, phase = "bwd"} : (!x) -> !x
+    return %r : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// The cut weighs bytes: a reduction runs where its large operand is, and the small result crosses.
+
+!x = tensor<8x64xf32>
+// CHECK-LABEL: module @fewest_bytes_cross
+module @fewest_bytes_cross attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x) -> tensor<8xf32> {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %h = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
+    // CHECK: stablehlo.reduce(%{{.*}} init: %{{.*}}) applies stablehlo.add across dimensions = [1] {pw.slice = @s0}
+    %s = stablehlo.reduce(%h init: %zero) applies stablehlo.add across dimensions = [1] : (!x, tensor<f32>) -> tensor<8xf32>
+    // CHECK: stablehlo.negate %{{.*}} {pw.slice = @s0}
+    %n = stablehlo.negate %s : tensor<8xf32>
+    %r = "pw.launch"(%n) {callee = @g, slice = @s1} : (tensor<8xf32>) -> tensor<8xf32>
+    return %r : tensor<8xf32>
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+  func.func private @g(%x: tensor<8xf32>) -> tensor<8xf32> {
+    return %x : tensor<8xf32>
+  }
+}
+
+// -----
+
+// A parameter lives where it is read, its optimizer state where the parameter is updated, and nobody
+// said so. The learning rate follows from the step counter: both are mirrored, computed on each slice.
+
+!w = tensor<64x64xf32>
+// CHECK-LABEL: module @optimizer_state_follows_its_parameter
+module @optimizer_state_follows_its_parameter attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func @main(
+  // CHECK-SAME: %arg0: tensor<64x64xf32> {pw.donated, pw.slice = @s0}, %arg1: tensor<64x64xf32> {pw.donated, pw.slice = @s1}
+  // CHECK-SAME: %arg2: tensor<64x64xf32> {pw.donated, pw.slice = @s0}, %arg3: tensor<64x64xf32> {pw.donated, pw.slice = @s1}
+  // CHECK-SAME: %arg4: tensor<i32> {pw.donated, pw.slice = [@s0, @s1]}
+  // CHECK-SAME: -> (tensor<64x64xf32> {pw.slice = @s0}, tensor<64x64xf32> {pw.slice = @s1}, tensor<64x64xf32> {pw.slice = @s0}, tensor<64x64xf32> {pw.slice = @s1}, tensor<i32> {pw.slice = [@s0, @s1]})
+  func.func @main(%w0: !w {pw.donated}, %w1: !w {pw.donated}, %m0: !w {pw.donated}, %m1: !w {pw.donated}, %step: tensor<i32> {pw.donated}) -> (!w, !w, !w, !w, tensor<i32>) {
+    %h = "pw.launch"(%w0) {callee = @f, slice = @s0} : (!w) -> !w
+    %g1 = "pw.launch"(%w1, %h) {callee = @g, slice = @s1} : (!w, !w) -> !w
+    %g0 = "pw.launch"(%w0, %g1) {callee = @g, slice = @s0} : (!w, !w) -> !w
+    // CHECK: stablehlo.constant {pw.mirrored, pw.slice = [@s0, @s1]} dense<1>
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    // CHECK: stablehlo.add %arg4, %{{.*}} {pw.mirrored, pw.slice = [@s0, @s1]} : tensor<i32>
+    %next = stablehlo.add %step, %one : tensor<i32>
+    // CHECK: stablehlo.convert %{{.*}} {pw.mirrored, pw.slice = [@s0, @s1]}
+    %rate = stablehlo.convert %next : (tensor<i32>) -> tensor<f32>
+    // CHECK: stablehlo.broadcast_in_dim %{{.*}}, dims = [] {pw.mirrored, pw.slice = [@s0, @s1]}
+    %rates = stablehlo.broadcast_in_dim %rate, dims = [] : (tensor<f32>) -> !w
+    // CHECK: stablehlo.add %arg2, %{{.*}} {pw.slice = @s0}
+    %n0 = stablehlo.add %m0, %g0 : !w
+    // CHECK: stablehlo.add %arg3, %{{.*}} {pw.slice = @s1}
+    %n1 = stablehlo.add %m1, %g1 : !w
+    %u0 = stablehlo.multiply %n0, %rates : !w
+    %u1 = stablehlo.multiply %n1, %rates : !w
+    // CHECK: stablehlo.subtract %arg0, %{{.*}} {pw.slice = @s0}
+    %v0 = stablehlo.subtract %w0, %u0 : !w
+    // CHECK: stablehlo.subtract %arg1, %{{.*}} {pw.slice = @s1}
+    %v1 = stablehlo.subtract %w1, %u1 : !w
+    return %v0, %v1, %n0, %n1, %next : !w, !w, !w, !w, tensor<i32>
+  }
+  func.func private @f(%w: !w) -> !w {
+    return %w : !w
+  }
+  func.func private @g(%w: !w, %h: !w) -> !w {
+    return %h : !w
+  }
+}
+
+// -----
+
+// Tied embedding: both slices read the table. Donated and large, it has one home, and the two gradients
+// meet there; not donated, it would be mirrored.
+
+!e = tensor<100x64xf32>
+// CHECK-LABEL: module @tied_embedding
+module @tied_embedding attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func @main(%arg0: tensor<100x64xf32> {pw.donated, pw.slice = @s0}) -> (tensor<100x64xf32> {pw.slice = @s0})
+  func.func @main(%table: !e {pw.donated}) -> !e {
+    %h = "pw.launch"(%table) {callee = @f, slice = @s0} : (!e) -> !e
+    %g1 = "pw.launch"(%table, %h) {callee = @g, slice = @s1} : (!e, !e) -> !e
+    %g0 = "pw.launch"(%h) {callee = @f, slice = @s0} : (!e) -> !e
+    // CHECK: stablehlo.add %{{.*}} {pw.slice = @s0}
+    %sum = stablehlo.add %g1, %g0 : !e
+    // CHECK: stablehlo.subtract %arg0, %{{.*}} {pw.slice = @s0}
+    %new = stablehlo.subtract %table, %sum : !e
+    return %new : !e
+  }
+  func.func private @f(%x: !e) -> !e {
+    return %x : !e
+  }
+  func.func private @g(%x: !e, %y: !e) -> !e {
+    return %y : !e
+  }
+}
+
+// -----
+
+// An argument that is not donated is mirrored on all slices that read it, however large.
+
+!e = tensor<100x64xf32>
+// CHECK-LABEL: module @shared_input
+module @shared_input attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func @main(%arg0: tensor<100x64xf32> {pw.slice = [@s0, @s1]})
+  func.func @main(%table: !e) -> (!e, !e) {
+    %a = "pw.launch"(%table) {callee = @f, slice = @s0} : (!e) -> !e
+    %b = "pw.launch"(%table) {callee = @f, slice = @s1} : (!e) -> !e
+    return %a, %b : !e, !e
+  }
+  func.func private @f(%x: !e) -> !e {
+    return %x : !e
+  }
+}
+
+// -----
+
+// A global norm over layers that alternate between slices: each slice adds its own terms, one slice adds
+// the two sums, and small work whose inputs cross anyway (the comparison) is done on both.
+
+!w = tensor<64x64xf32>
+!s = tensor<f32>
+// CHECK-LABEL: module @global_norm
+module @global_norm attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func @main(%x: !w) -> (!w, !w) {
+    %zero = stablehlo.constant dense<0.0> : !s
+    %one = stablehlo.constant dense<1.0> : !s
+    %g0 = "pw.launch"(%x) {callee = @f, slice = @s0} : (!w) -> !w
+    %g1 = "pw.launch"(%x) {callee = @f, slice = @s1} : (!w) -> !w
+    %g2 = "pw.launch"(%g0) {callee = @f, slice = @s0} : (!w) -> !w
+    %g3 = "pw.launch"(%g1) {callee = @f, slice = @s1} : (!w) -> !w
+    // CHECK: %[[N0:.*]] = stablehlo.reduce(%{{.*}}) {{.*}} {pw.slice = @s0}
+    %n0 = stablehlo.reduce(%g0 init: %zero) applies stablehlo.add across dimensions = [0, 1] : (!w, !s) -> !s
+    // CHECK: %[[N1:.*]] = stablehlo.reduce(%{{.*}}) {{.*}} {pw.slice = @s1}
+    %n1 = stablehlo.reduce(%g1 init: %zero) applies stablehlo.add across dimensions = [0, 1] : (!w, !s) -> !s
+    // CHECK: %[[N2:.*]] = stablehlo.reduce(%{{.*}}) {{.*}} {pw.slice = @s0}
+    %n2 = stablehlo.reduce(%g2 init: %zero) applies stablehlo.add across dimensions = [0, 1] : (!w, !s) -> !s
+    // CHECK: %[[N3:.*]] = stablehlo.reduce(%{{.*}}) {{.*}} {pw.slice = @s1}
+    %n3 = stablehlo.reduce(%g3 init: %zero) applies stablehlo.add across dimensions = [0, 1] : (!w, !s) -> !s
+    // CHECK-NEXT: %[[P0:.*]] = stablehlo.add %[[N0]], %[[N2]] {pw.slice = @s0}
+    // CHECK-NEXT: %[[P1:.*]] = stablehlo.add %[[N1]], %[[N3]] {pw.slice = @s1}
+    // CHECK-NEXT: %[[SUM:.*]] = stablehlo.add %[[P0]], %[[P1]] {pw.slice = @s0}
+    %a = stablehlo.add %n0, %n1 : !s
+    %b = stablehlo.add %a, %n2 : !s
+    %c = stablehlo.add %b, %n3 : !s
+    // CHECK-NEXT: stablehlo.sqrt %[[SUM]] {pw.slice = @s0}
+    %norm = stablehlo.sqrt %c : !s
+    // CHECK-NEXT: stablehlo.compare {{.*}} {pw.slice = [@s0, @s1]}
+    %small = stablehlo.compare LT, %norm, %one : (!s, !s) -> tensor<i1>
+    %norms = stablehlo.broadcast_in_dim %norm, dims = [] : (!s) -> !w
+    %d0 = stablehlo.divide %g0, %norms : !w
+    %d1 = stablehlo.divide %g1, %norms : !w
+    // CHECK: stablehlo.select %{{.*}} {pw.slice = @s0}
+    %r0 = stablehlo.select %small, %g0, %d0 : tensor<i1>, !w
+    // CHECK: stablehlo.select %{{.*}} {pw.slice = @s1}
+    %r1 = stablehlo.select %small, %g1, %d1 : tensor<i1>, !w
+    return %r0, %r1 : !w, !w
+  }
+  func.func private @f(%x: !w) -> !w {
+    return %x : !w
+  }
+}

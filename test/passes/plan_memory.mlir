@@ -1,0 +1,104 @@
+// RUN: pw-opt %s --split-input-file --pw-plan-memory | filecheck %s
+
+// An intermediate is released behind its last reader; arguments that the caller keeps, and results, are
+// not. The peak counts what is alive together: here argument, first and second result, 16 bytes each.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @release
+module @release attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  // CHECK: "pw.slice"() {mesh = @mesh, peak_bytes = 48 : i64, sym_name = "s0"}
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
+    // CHECK: %[[A:.*]] = "pw.launch"(%arg0)
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
+    // CHECK-NEXT: %[[B:.*]] = "pw.launch"(%[[A]])
+    %b = "pw.launch"(%a) {callee = @f, slice = @s0, order = 1} : (!x) -> !x
+    // CHECK-NEXT: "pw.release"(%[[A]])
+    // CHECK-NEXT: return %[[B]]
+    return %b : !x
+  }
+  // CHECK: func.func private @f(%arg0: tensor<4xf32>)
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// The last reader of a donated argument takes its buffer for a result of the same type. Donation belongs
+// to the computation, so a launch of it that may not donate keeps the plain one.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @donation
+module @donation attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  // CHECK: peak_bytes = 48 : i64
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %given: !x {pw.slice = @s0, pw.donated}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s0}) {
+    // CHECK: "pw.launch"(%arg0) {callee = @f, order = 0
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
+    // CHECK-NEXT: "pw.launch"(%arg1) {callee = @f_donating, order = 1
+    %b = "pw.launch"(%given) {callee = @f, slice = @s0, order = 1} : (!x) -> !x
+    // CHECK-NEXT: return
+    return %a, %b : !x, !x
+  }
+  // CHECK: func.func private @f_donating(%arg0: tensor<4xf32> {tf.aliasing_output = 0 : i32})
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// A large intermediate is donated too, here into the second result, as the first has another type. A
+// donated argument that matches no result, or that nothing reads, is released: the caller gave it away.
+
+!x = tensor<128x128xf32>
+// CHECK-LABEL: module @intermediates
+module @intermediates attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %n: tensor<i32> {pw.slice = @s0, pw.donated}, %unread: !x {pw.slice = @s0, pw.donated}) -> (tensor<f32> {pw.slice = @s0}, !x {pw.slice = @s0}) {
+    // CHECK: "pw.release"(%arg2)
+    // CHECK-NEXT: %[[A:.*]] = "pw.launch"(%arg0, %arg1) {callee = @f
+    %a = "pw.launch"(%x, %n) {callee = @f, slice = @s0, order = 0} : (!x, tensor<i32>) -> !x
+    // CHECK-NEXT: "pw.release"(%arg1)
+    // CHECK-NEXT: "pw.launch"(%[[A]]) {callee = @g
+    %b:2 = "pw.launch"(%a) {callee = @g, slice = @s0, order = 1} : (!x) -> (tensor<f32>, !x)
+    // CHECK-NEXT: return
+    return %b#0, %b#1 : tensor<f32>, !x
+  }
+  func.func private @f(%x: !x, %n: tensor<i32>) -> !x {
+    return %x : !x
+  }
+  // CHECK: func.func private @g(%arg0: tensor<128x128xf32> {tf.aliasing_output = 1 : i32})
+  func.func private @g(%x: !x) -> (tensor<f32>, !x) {
+    %s = stablehlo.constant dense<0.0> : tensor<f32>
+    return %s, %x : tensor<f32>, !x
+  }
+}
+
+// -----
+
+// The block is sorted by the proved order, and channels get the room that it needs.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @sorted
+module @sorted attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: "pw.channel"() {capacity = 1 : i64
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 5, type = !x} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
+    // CHECK: "pw.transfer"(%arg0) {channel = @c0, order = 0
+    // CHECK-NEXT: callee = @f, order = 1 : i64, slice = @s0
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 1} : (!x) -> !x
+    %b = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
+    return %a, %b : !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}

@@ -1,0 +1,59 @@
+// RUN: pw-opt %s --split-input-file --pw-schedule | filecheck %s
+// RUN: pw-opt %s --split-input-file -p 'pw-schedule{policy=program}' | filecheck %s
+
+// Every launch and send gets its position on its slice, in the order of the program; a send counts on
+// the slice it leaves.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @positions
+module @positions attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, src = @s0, sym_name = "c0", type = tensor<4xf32>}
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
+    // CHECK: callee = @f, order = 0 : i64, slice = @s0
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
+    // CHECK: "pw.transfer"(%{{.*}}) {channel = @c0, order = 1 : i64, slice = @s1}
+    %b = "pw.transfer"(%a) {slice = @s1} : (!x) -> !x
+    // CHECK: callee = @f, order = 2 : i64, slice = @s0
+    %c = "pw.launch"(%a) {callee = @f, slice = @s0} : (!x) -> !x
+    // CHECK: callee = @f, order = 0 : i64, slice = @s1
+    %d = "pw.launch"(%b) {callee = @f, slice = @s1} : (!x) -> !x
+    return %d : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// Values of one type share a channel while they are read in the order in which they are sent, and its
+// capacity is the most of them under way at once. The third is read before the second: it needs a
+// channel of its own.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @channels
+module @channels attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK-DAG: "pw.channel"() {capacity = 2 : i64, dst = @s1, src = @s0, sym_name = "c0"
+  // CHECK-DAG: "pw.channel"() {capacity = 1 : i64, dst = @s1, src = @s0, sym_name = "c1"
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}, %z: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
+    // CHECK: "pw.transfer"(%arg0) {channel = @c0
+    %a = "pw.transfer"(%x) {slice = @s1} : (!x) -> !x
+    // CHECK: "pw.transfer"(%arg1) {channel = @c0
+    %b = "pw.transfer"(%y) {slice = @s1} : (!x) -> !x
+    // CHECK: "pw.transfer"(%arg2) {channel = @c1
+    %c = "pw.transfer"(%z) {slice = @s1} : (!x) -> !x
+    %d = "pw.launch"(%a, %a) {callee = @f, slice = @s1} : (!x, !x) -> !x
+    %e = "pw.launch"(%d, %c) {callee = @f, slice = @s1} : (!x, !x) -> !x
+    %f = "pw.launch"(%e, %b) {callee = @f, slice = @s1} : (!x, !x) -> !x
+    return %f : !x
+  }
+  func.func private @f(%x: !x, %y: !x) -> !x {
+    return %x : !x
+  }
+}
