@@ -203,21 +203,28 @@ class Program:
         if active_trace.program is not None:
             # A program called inside a program is part of it.
             return self._fun(*args, **kwargs)
+        found = self._find(leaves, tree, static)
+        if found is None:
+            with self._compiling:
+                # Another thread may have been faster.
+                found = self._find(leaves, tree, static)
+                if found is None:
+                    call = self.lower(*args, **kwargs).compile()._call
+                    self._calls.append(call)
+                    found = call, call.bring_or_fail(leaves, tree)
+        self._last, brought = found
+        return found[0].go(brought)
+
+    def _find(self, leaves: list[Any], tree: Any, static: tuple[Any, ...]) -> tuple[Call, list[Any]] | None:
+        """The compiled signature that these arguments have, and the arguments on their slices."""
         context = trace_context()
-        abstract(leaves, self.name, lambda: self._how.paths(args, kwargs))
-        for call in self._calls:
+        # The last one first: most programs get a new array from the host in every call.
+        for call in sorted(self._calls, key=lambda call: call is not self._last):
             if tree == call.tree and static == call.static and context == call.context:
                 brought = call.bring(leaves)
                 if brought is not None:
-                    self._last = call
-                    return call.go(brought)
-        with self._compiling:
-            compiled = self.lower(*args, **kwargs).compile()
-            self._calls.append(compiled._call)
-        self._last = compiled._call
-        brought = compiled._call.bring(leaves)
-        assert brought is not None
-        return compiled._call.go(brought)
+                    return call, brought
+        return None
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         dynamic, named, static = self._how.split_static(args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 import threading
@@ -95,7 +96,11 @@ class Call:
         self._keys = [n for n, aval in enumerate(signature.avals) if _is_key(aval)]
         self._donated = [n for n, a in enumerate(passed) if a.donated]
         self._rearranged = bool(self._unread or self._mirrored or self._keys)
-        self._mirrored_results = _mirrored_results(plan)
+        self._slot_order = _slot_order([len(places) for places in self._places])
+        ends = list(itertools.accumulate(len(r.slots) for r in plan.results))
+        starts = [0, *ends[:-1]] if ends else []
+        self._first_results = starts
+        self._mirrored_results = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a > 1]
         self._plain = not (self._donated or self._rearranged or self._mirrored_results)
         # What the last call brought; a call that brings the like again needs no other check.
         self._avals: list[Any] = [None] * len(passed)
@@ -141,7 +146,7 @@ class Call:
                     continue
                 if leaf.committed:
                     self._remark(n, sharding)
-            elif not same_type(jax_internals.abstractify(leaf), self._signature.avals[n]):
+            elif not self._is_like(leaf, n):
                 return None
             if self._places[n]:
                 moves.append(n)
@@ -160,6 +165,15 @@ class Call:
                     leaves[n].delete()
         return brought
 
+    def _is_like(self, leaf: Any, n: int) -> bool:
+        """Whether something from the host has the type that argument `n` was compiled for."""
+        if isinstance(leaf, jax_internals.Tracer):
+            return False
+        try:
+            return same_type(jax_internals.abstractify(leaf), self._signature.avals[n])
+        except (TypeError, ValueError):
+            return False
+
     def bring_or_fail(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Brings arguments to their slices.
 
@@ -170,20 +184,15 @@ class Call:
             raise TypeError(
                 f"program '{self.name}' was compiled for arguments of structure {self.tree}, got {tree}"
             )
-        for path, leaf, expected in zip(
-            self.paths,
-            abstract(leaves, self.name, lambda: list(self.paths)),
-            self._signature.avals,
-            strict=True,
-        ):
-            if not same_type(leaf, expected):
-                raise TypeError(
-                    f"program '{self.name}' was compiled for {path} of type {_describe(expected)}, "
-                    f"got {_describe(leaf)}"
-                )
         brought = self.bring(leaves)
-        assert brought is not None
-        return brought
+        if brought is not None:
+            return brought
+        avals = abstract(leaves, self.name, lambda: list(self.paths))
+        wrong = next(n for n, aval in enumerate(avals) if not same_type(aval, self._signature.avals[n]))
+        raise TypeError(
+            f"program '{self.name}' was compiled for {self.paths[wrong]} of type "
+            f"{_describe(self._signature.avals[wrong])}, got {_describe(avals[wrong])}"
+        )
 
     def _remark(self, n: int, sharding: Any) -> None:
         """Says once for each argument that a call has to move it."""
@@ -198,24 +207,25 @@ class Call:
             )
 
     def _check_donated(self, leaves: list[Any]) -> None:
+        if len(set(map(id, leaves))) == len(leaves):
+            return
         given = {id(leaves[n]) for n in self._donated}
-        if len(given) < len(self._donated) or sum(id(x) in given for x in leaves) > len(given):
-            seen: dict[int, int] = {}
-            for n, leaf in enumerate(leaves):
-                first = seen.setdefault(id(leaf), n)
-                # Numbers and numpy arrays are copied, as often as they are passed.
-                if first != n and id(leaf) in given and isinstance(leaf, jax.Array):
-                    raise ValueError(
-                        f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
-                        "same array, and one of them is donated; pass a copy"
-                    )
+        seen: dict[int, int] = {}
+        for n, leaf in enumerate(leaves):
+            first = seen.setdefault(id(leaf), n)
+            # Numbers and numpy arrays are copied, as often as they are passed.
+            if first != n and id(leaf) in given and isinstance(leaf, jax.Array):
+                raise ValueError(
+                    f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
+                    "same array, and one of them is donated; pass a copy"
+                )
 
     def _rearrange(self, leaves: list[Any]) -> list[Any]:
         """From one array per argument to one per slot."""
         leaves = list(leaves)
         for n in self._keys:
             leaves[n] = jax_internals.key_data(leaves[n])
-        extra: dict[int, tuple[Any, ...]] = {}
+        copied: list[Any] = []
         for n in self._mirrored:
             others = self._places[n][1:]
             copies = _mirrors.find(leaves[n], others)
@@ -223,23 +233,15 @@ class Call:
                 copies = tuple(jax.device_put([leaves[n]] * len(others), list(others), may_alias=False))
                 if n not in self._donated:
                     _mirrors.add(leaves[n], copies)
-            extra[n] = copies
-        arrays: list[Any] = []
-        for n, leaf in enumerate(leaves):
-            if self._places[n]:
-                arrays.append(leaf)
-                arrays += extra.get(n, ())
-        return arrays
+            copied += copies
+        leaves += copied
+        return [leaves[n] for n in self._slot_order]
 
     def _join(self, results: list[Any]) -> list[Any]:
         """From one array per result slot to one per result."""
-        joined, position = [], 0
-        for count in self._mirrored_results:
-            joined.append(results[position])
-            if count > 1:
-                _mirrors.add(results[position], results[position + 1 : position + count])
-            position += count
-        return joined
+        for first, end in self._mirrored_results:
+            _mirrors.add(results[first], results[first + 1 : end])
+        return [results[n] for n in self._first_results]
 
 
 def _describe(aval: Any) -> str:
@@ -256,7 +258,12 @@ def _unflatten(tree: Any) -> Callable[[list[Any]], Any]:
     return operator.itemgetter(0) if jax.tree_util.treedef_is_leaf(tree) else tree.unflatten
 
 
-def _mirrored_results(plan: Plan) -> list[int]:
-    """How many slots each result has; empty when each has one."""
-    counts = [len(r.slots) for r in plan.results]
-    return counts if any(c > 1 for c in counts) else []
+def _slot_order(counts: list[int]) -> list[int]:
+    """Where the array of each slot is, in a list of all arguments and then all copies of mirrored ones."""
+    order: list[int] = []
+    copy = len(counts)
+    for n, count in enumerate(counts):
+        if count:
+            order += [n, *range(copy, copy + count - 1)]
+            copy += count - 1
+    return order

@@ -87,7 +87,8 @@ class Lowered:
         with Diagnostics(self._module.context) as seen:
             for phase in phases(options):
                 try:
-                    run_passes(self._module, phase.passes)
+                    # Each phase ends with a pass that verifies its form.
+                    run_passes(self._module, phase.passes, verify_each=False)
                 except PassFailure:
                     error = seen.errors[0]
                     where = f" ({error.position})" if error.position else ""

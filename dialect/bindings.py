@@ -1,7 +1,8 @@
 """The one module of the dialect that imports private parts of jaxlib's MLIR bindings.
 
-`register_dialect` and `register_operation` hand out our typed `OpView` classes for operations that C++
-does not know; `inlined_func_call` clones a function's body in C++; `_jax_mlir_ext` fills a registry with
+`append_dialect_search_prefix` tells them where our dialect's module is; `register_dialect` and
+`register_operation` hand out our typed `OpView` classes for operations that C++ does not know;
+`inlined_func_call` clones a function's body in C++; `_jax_mlir_ext` fills a registry with
 the dialects that JAX lowers to. None of them has a public name.
 """
 
@@ -12,6 +13,9 @@ from jaxlib.mlir.dialects import chlo, mpmd, sdy, stablehlo
 register_dialect = _mlir.register_dialect
 register_operation = _mlir.register_operation
 inlined_func_call = _jax_mlir_ext.inlined_func_call
+
+# Where the bindings find the module of our dialect: `pathways.dialect.pw`.
+_mlir.globals.append_dialect_search_prefix("pathways.dialect")
 
 __all__ = ["inlined_func_call", "make_context", "register_dialect", "register_operation"]
 

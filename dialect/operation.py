@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -39,6 +40,7 @@ class PwOp(ir.OpView):
     is_symbol: ClassVar[bool] = False
 
     @classmethod
+    @functools.cache
     def fields(cls) -> dict[str, Attr[Any]]:
         """The declared attributes by name, in the order of their declaration."""
         return {

@@ -63,13 +63,14 @@ class DeadlockError(Exception):
 def events_of(module: ir.Module, main: ir.OpView) -> list[Event]:
     """The events of a program in block order, with all that each waits for."""
     arguments = argument_slices(main)
+    channel_sources = {c.sym_name: c.src for c in ops_named(module, ["pw.channel"])}
     events: list[Event] = []
     made_by: dict[ir.Value, int] = {}
     receipt: dict[int, int] = {}
     for op in body_block(main).operations:
         if not isinstance(op, (LaunchOp, TransferOp)):
             continue
-        source = op.slice if isinstance(op, LaunchOp) else _source(op, module, arguments)
+        source = op.slice if isinstance(op, LaunchOp) else _source(op, channel_sources, arguments)
         event = Event(op, source, op.order)
         for value in op.operands:
             if value in made_by:
@@ -108,15 +109,12 @@ def topological_order(events: list[Event]) -> list[int]:
     return order
 
 
-def _source(op: TransferOp, module: ir.Module, arguments: list[tuple[str, ...] | None]) -> str:
+def _source(op: TransferOp, channel_sources: dict[str, str], arguments: list[tuple[str, ...] | None]) -> str:
     slices = slices_of(op.operands[0], arguments)
     if not slices:
         fail(op, "moves a value that is not placed")
-    if op.channel is not None:
-        for channel in ops_named(module, ["pw.channel"]):
-            if channel.sym_name == op.channel and channel.src in slices:
-                return channel.src
-    return slices[0]
+    starts_at = channel_sources.get(op.channel)
+    return starts_at if starts_at in slices else slices[0]
 
 
 def _find_receipts(events: list[Event], made_by: dict[ir.Value, int], receipt: dict[int, int]) -> None:

@@ -38,6 +38,9 @@ _EXPENSIVE = frozenset(
     }
 )
 
+_MAX_REPEATED = 64
+"""How many small operations are looked at to save a value its way back."""
+
 MIRRORED = "pw.mirrored"
 """Marks operations that depend only on small arguments and constants: each reader computes its own."""
 
@@ -54,7 +57,8 @@ class InferPlacement(Pass):
        that it crosses, not the broadcast.
     3. Associative chains that alternate between slices (a global norm over all layers) become partial
        results on each slice and one combination.
-    4. A small operation is also mirrored where all that it reads crosses anyway.
+    4. A small operation is also mirrored where all that it reads crosses anyway; and a small result that
+       would go back to a slice it came from is worked out on both sides instead, from what each sends.
     5. An argument that several slices read is mirrored, unless it is donated and large: then it has one
        home and is sent from there.
 
@@ -75,6 +79,7 @@ class InferPlacement(Pass):
         placer.split_broadcasts()
         placer.cut()
         placer.regroup_chains()
+        placer.mirror_round_trips()
         placer.mirror_where_free()
         placer.place_mirrored()
         placer.write()
@@ -199,6 +204,65 @@ class _Placer:
                     found.setdefault(value, []).append(n)
         return found
 
+    def mirror_round_trips(self) -> None:
+        """Works out small values that go back where they came from on both sides.
+
+        Two slices that add their partial sums exchange them, and both add: the result needs no way back.
+        """
+        readers = self.readers()
+        producer = {r: n for n, op in enumerate(self.ops) for r in op.results}
+        where = [
+            set[int]() if self.is_mirrored_op(op) else self.places(op, reads)
+            for op, reads in zip(self.ops, self.reads, strict=True)
+        ]
+
+        def cone(n: int, place: int, found: dict[int, bool]) -> bool:
+            """Finds the small operations between an operation and values that live on `place`."""
+            if n not in found and len(found) < _MAX_REPEATED:
+                found[n] = False
+                op = self.ops[n]
+                if not self.is_repeatable(op) or place in where[n]:
+                    return False
+                for value in self.reads[n]:
+                    if self.home.get(value) == place and value not in self.mirrored:
+                        found[n] = True
+                    elif value in producer and value not in self.mirrored:
+                        found[n] |= cone(producer[value], place, found)
+            return found.get(n, False)
+
+        for n, op in enumerate(self.ops):
+            if not self.is_repeatable(op):
+                continue
+            read_on = {p for r in op.results for reader in readers.get(r, ()) for p in where[reader]}
+            for place in read_on - where[n]:
+                found: dict[int, bool] = {}
+                if not cone(n, place, found):
+                    continue
+                repeated = {m for m, inside in found.items() if inside}
+                sent = {
+                    value
+                    for m in repeated
+                    for value in self.reads[m]
+                    if value not in self.mirrored
+                    and self.home[value] != place
+                    and producer.get(value) not in repeated
+                }
+                if sum(byte_size(v.type) for v in sent) <= sum(byte_size(r.type) for r in op.results):
+                    for m in repeated:
+                        where[m].add(place)
+                        self.also.setdefault(self.ops[m].results[0], set()).add(place)
+
+    def is_repeatable(self, op: ir.OpView) -> bool:
+        """Whether an operation is small enough to run on several slices."""
+        return (
+            not self.is_mirrored_op(op)
+            and self.fixed_label(op) is None
+            and not op.regions
+            and len(op.results) > 0
+            and self.is_small(op.results)
+            and not has_side_effect(op, self.symbols, self.side_effects)
+        )
+
     def mirror_where_free(self) -> None:
         """Computes a small operation also where it is read, if everything it reads is sent there anyway."""
         readers = self.readers()
@@ -208,13 +272,7 @@ class _Placer:
         ]
         for n in reversed(range(len(self.ops))):
             op = self.ops[n]
-            if (
-                self.is_mirrored_op(op)
-                or self.fixed_label(op) is not None
-                or op.regions
-                or not self.is_small(op.results)
-                or has_side_effect(op, self.symbols, self.side_effects)
-            ):
+            if not self.is_repeatable(op):
                 continue
             read_on = {p for r in op.results for reader in readers.get(r, ()) for p in where[reader]}
             for place in read_on - where[n]:

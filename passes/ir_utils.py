@@ -18,11 +18,11 @@ PURE_EXCEPTIONS = frozenset(
 )
 
 
-def unique_name(base: str, taken: Collection[str]) -> str:
-    """Returns `base`, or `base_1`, `base_2`, ... when it is taken."""
-    if base not in taken:
+def unique_name(base: str, taken: Collection[str], start: int = 0) -> str:
+    """Returns `base`, or `base_1`, `base_2`, ... when it is taken; `start` skips numbers known to be."""
+    if start == 0 and base not in taken:
         return base
-    number = 1
+    number = max(start, 1)
     while f"{base}_{number}" in taken:
         number += 1
     return f"{base}_{number}"

@@ -31,8 +31,9 @@ class Outline(Pass):
     """Moves placed operations of `@main` into functions and launches them.
 
     Operations on one slice share a computation when they wait for the same launches and the same
-    values from other slices, so that none waits longer than it would alone; an operation whose only
-    readers are in one computation joins it. Work marked `pw.mirrored` is repeated in each computation
+    values from other slices, so that none waits longer than it would alone; those that lead to a value
+    for another slice are kept apart from those that do not, so that the value leaves as soon as it can.
+    An operation whose only readers are in one computation joins it. Work marked `pw.mirrored` is repeated in each computation
     that reads it. Structurally equal computations are merged.
 
     Requires: form `imported`, with every operation placed by `pw-infer-placement`.
@@ -141,7 +142,8 @@ class _Grouping:
             for place in program.places[maker]
         }
         waits = self.wait_sets()
-        by_waits: dict[tuple[str, int], _Group] = {}
+        leaves_soon: set[Instance] = set()
+        by_waits: dict[tuple[str, int, bool], _Group] = {}
         for instance in reversed(list(program.instances())):
             n, place = instance
             if program.is_launch[n]:
@@ -151,10 +153,13 @@ class _Grouping:
             must_stay = instance in returned or program.has_effect[n]
             if not live and not must_stay:
                 continue
+            if any(r[1] != place or (r in leaves_soon and waits[r] == waits[instance]) for r in live):
+                leaves_soon.add(instance)
             into = {self.group_of.get(r) if r[1] == place else None for r in live}
             group = into.pop() if len(into) == 1 and not must_stay else None
             if group is None:
-                group = by_waits.setdefault((place, waits[instance]), _Group(place))
+                key = (place, waits[instance], instance in leaves_soon)
+                group = by_waits.setdefault(key, _Group(place))
             self.group_of[instance] = group
             group.members.append(n)
             group.position = max(group.position, n)
@@ -309,6 +314,7 @@ class _Emitter:
         self.outputs = groups.outputs()
         self.new_values: dict[tuple[ir.Value, str], ir.Value] = {}
         self.taken = set(symbol_table(module))
+        self.emitted_groups = 0
 
     def run(self) -> None:
         for unit in list(self.groups.in_order()):
@@ -342,7 +348,8 @@ class _Emitter:
         outputs = list(self.outputs[group])
         last = group.members[0] if group.members else program.producer[outputs[0]]
         location = program.ops[last].operation.location
-        name = unique_name("glue", self.taken)
+        name = unique_name("glue", self.taken, self.emitted_groups)
+        self.emitted_groups += 1
         self.taken.add(name)
         function, block = function_of_block(self.module, name, [v.type for v in inputs], location)
         mapping = dict(zip(inputs, block.arguments, strict=True))

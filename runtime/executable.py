@@ -201,9 +201,10 @@ class _Target:
         sharding = self.shardings[slot]
         aval = self.result_avals[result]
         rewrap = None if aval == self.avals[slot] else pjrt.rewrap(aval, sharding)
-        if slot not in self._constant_slots():
+        if self._own_slots.get(slot) == result:
             return rewrap
-        # The caller may donate what it gets, and the next call needs the constant again.
+        # The caller may donate each array that it gets, and no other array may die with it: no constant,
+        # no argument that it kept, and no other result.
         devices = pjrt.device_list(list(sharding.mesh.devices.flat))
 
         def copy(array: Any) -> Any:
@@ -211,6 +212,16 @@ class _Target:
             return copied if rewrap is None else rewrap(copied)
 
         return copy
+
+    @functools.cached_property
+    def _own_slots(self) -> dict[Slot, int]:
+        """The slots that become results as they are, each with the first of its results."""
+        kept = {slot for a in self.plan.arguments if not a.donated for slot in a.slots.values()}
+        own: dict[Slot, int] = {}
+        for number, result in enumerate(self.plan.results):
+            for slot in set(result.slots.values()) - kept:
+                own.setdefault(slot, number)
+        return own
 
     def constants(self) -> dict[Slot, jax.Array]:
         """The arrays in slots of constants, on their slices."""

@@ -39,6 +39,7 @@ from pathways.runtime.plan import (
 )
 
 _MESH = re.compile(r"<@(\w+)")
+_SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings")
 _DTYPES = {"i1": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 
@@ -184,8 +185,9 @@ class _Flattener:
                         pending.append(callee)
                 elif op.name == "stablehlo.custom_call":
                     callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
-                if "sdy.sharding" in op.attributes:
-                    meshes.update(_MESH.findall(str(op.attributes["sdy.sharding"])))
+                for key in _SHARDINGS:
+                    if key in op.attributes:
+                        meshes.update(_MESH.findall(str(op.attributes[key])))
                 return ir.WalkResult.ADVANCE
 
             copy.operation.walk(visit)

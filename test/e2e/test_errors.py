@@ -1,4 +1,4 @@
-"""Each mistake has one clear answer: its class, and a message that names the function, argument, slice or line."""
+"""Each mistake has one clear answer: a class, and a message that names function, argument, slice or line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pathways as pw
 import pytest
+
+import pathways as pw
 
 THIS = Path(__file__).name
 Slices = tuple[pw.VirtualSlice, pw.VirtualSlice]
@@ -77,7 +78,7 @@ def test_a_static_argument_that_cannot_be_hashed(double):
     def step(x, sizes):
         return double(x)
 
-    with pytest.raises(TypeError, match="program 'step': static argument .* must be hashable, got list"):
+    with pytest.raises(TypeError, match=r"program 'step': static argument .* must be hashable, got list"):
         step(1.0, [1, 2])
     with pytest.raises(TypeError, match="program 'step': static argument sizes must be hashable, got list"):
         step(1.0, sizes=[1, 2])
@@ -85,7 +86,7 @@ def test_a_static_argument_that_cannot_be_hashed(double):
 
 def test_a_static_argument_of_a_placed_function_that_cannot_be_hashed(slices):
     power = pw.jit(lambda x, n: x ** n[0], devices=slices[0], static_argnums=1)
-    with pytest.raises(TypeError, match="hashable, got list|unhashable"):
+    with pytest.raises(TypeError, match=r"hashable, got list|unhashable"):
         pw.program(lambda x: power(x, [2]))(1.0)
 
 
@@ -102,7 +103,7 @@ def test_the_wrong_number_of_arguments(double):
     def step(x):
         return double(x)
 
-    with pytest.raises(TypeError, match="missing .* argument: 'x'"):
+    with pytest.raises(TypeError, match=r"missing .* argument: 'x'"):
         step()
     with pytest.raises(TypeError, match="got an unexpected keyword argument 'y'"):
         step(1.0, y=2.0)
@@ -179,7 +180,7 @@ def test_a_tracer_that_leaked(double):
         return leaked[0]
 
     leaky(1.0)
-    with pytest.raises(TypeError, match="program 'step': argument y is a JAX tracer.*leaked"):
+    with pytest.raises(TypeError, match=r"program 'step': argument y is a JAX tracer.*leaked"):
         pw.program(_named("step", lambda y: double(y)))(leaked[0])
     with pytest.raises(jax.errors.UnexpectedTracerError, match="program 'closing' closes over a JAX tracer"):
         pw.program(_named("closing", lambda y: double(y) + leaked[0]))(1.0)
@@ -206,7 +207,7 @@ def test_a_program_without_placed_calls():
     def step(x):
         return x + 1
 
-    with pytest.raises(pw.ProgramError, match="program 'step': .* calls no placed function"):
+    with pytest.raises(pw.ProgramError, match=r"program 'step': .* calls no placed function"):
         step(1.0)
 
 
@@ -322,7 +323,7 @@ def test_ordered_prints_are_refused(slices, double, inside):
     def step(x):
         return speak(x)
 
-    with pytest.raises(pw.ProgramError, match="program 'step'.*ordered=True"):
+    with pytest.raises(pw.ProgramError, match=r"program 'step'.*ordered=True"):
         step(1.0)
 
 
@@ -446,15 +447,25 @@ step = pw.program(lambda x: second(first(x)))
 x = jnp.ones((300, 300))
 step.lower(x).compile()
 print("ready", flush=True)
-step(x).block_until_ready()
+result = step(x)
+try:
+    result.block_until_ready()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    result.block_until_ready()  # see test_a_process_may_end_while_work_is_in_flight
+    raise
 """
 STEPS = """
 first, second = pw.jit(jnp.sin, devices=s0), pw.jit(jnp.cos, devices=s1)
 step = pw.program(lambda x: second(first(x)))
 x = step(jnp.ones((3, 3)))
 print("ready", flush=True)
-while True:
-    x = step(x)
+try:
+    while True:
+        x = step(x)
+except KeyboardInterrupt:
+    x.block_until_ready()
+    raise
 """
 
 
@@ -472,6 +483,13 @@ def test_ctrl_c_is_a_keyboard_interrupt(body):
             child.kill()
     assert child.returncode in (-signal.SIGINT, 130), errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.xfail(reason="jaxlib ends with a segmentation fault while it copies between CPU devices")
+def test_a_process_may_end_while_work_is_in_flight():
+    body, _, _ = RUN.partition("result =")
+    done = subprocess.run(script(body + "step(x)"), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0
 
 
 def run_with(body: str, **environment: str) -> subprocess.CompletedProcess[str]:

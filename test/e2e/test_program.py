@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pathways as pw
 import pytest
+
+import pathways as pw
 
 Slices = tuple[pw.VirtualSlice, pw.VirtualSlice]
 
@@ -111,6 +112,18 @@ def test_arrays_of_size_zero(chain):
     assert pw.program(chain)(jnp.zeros((0, 3))).shape == (0, 3)
 
 
+def test_results_are_arrays_of_their_own(slices):
+    """As under `jax.jit`: a caller may donate one without losing another, or what it passed."""
+    double = pw.jit(lambda x: x * 2, devices=slices[0])
+    same = pw.program(lambda x: (double(x), double(x), x, x))
+    add = pw.program(lambda x, y: double(x) + double(y), donate_argnums=(0, 1))
+    x = jax.device_put(jnp.ones(1000), device_of(double(1.0)))
+    a, b, c, d = same(x)
+    for pair in ((a, b), (c, d)):
+        assert add(*pair)[0] in (8, 4)
+    assert not x.is_deleted()
+
+
 # Static arguments.
 
 
@@ -124,16 +137,16 @@ def test_static_arguments_by_number_and_by_name(chain):
 
 
 def test_a_static_argument_has_one_meaning_by_position_and_by_name(chain):
-    fun, traces = counted(lambda x, n: chain(x) * n)
-
-    def named(x, n):
-        return fun(x, n)
-
-    f = pw.program(named, static_argnames="n")
+    f = pw.program(lambda x, n: chain(x) * n, static_argnames="n")
     assert f(np.float32(1), 3) == 9
     assert f(np.float32(1), n=3) == 9
     assert f(x=np.float32(1), n=3) == 9
     assert f(np.float32(1), n=4) == 12
+
+
+def test_static_names_behind_positional_ones(chain):
+    f = pw.program(lambda x, *more, n: (chain(x) + sum(more)) * n, static_argnames="n")
+    assert f(np.float32(1), 2, 3, n=2) == 16
 
 
 def test_static_arguments_of_placed_functions(slices):
@@ -217,7 +230,7 @@ def test_using_a_donated_array_again_says_so(chain):
     update = pw.program(chain, donate_argnums=0)
     x = pw.program(chain)(jnp.ones(1000))
     update(x)
-    with pytest.raises((RuntimeError, ValueError), match="deleted|donated"):
+    with pytest.raises((RuntimeError, ValueError), match=r"deleted|donated"):
         update(x)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pathways as pw
 import pytest
+
+import pathways as pw
 
 Fun = Callable[..., Any]
 Build = Callable[[Callable[[Fun], Fun], Callable[[Fun], Fun]], Fun]

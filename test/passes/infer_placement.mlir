@@ -159,8 +159,8 @@ module @shared_input attributes {pw.form = "imported"} {
 
 // -----
 
-// A global norm over layers that alternate between slices: each slice adds its own terms, one slice adds
-// the two sums, and small work whose inputs cross anyway (the comparison) is done on both.
+// A global norm over layers that alternate between slices: each slice adds its own terms, they exchange
+// their sums, and both work out the rest. One scalar crosses each way.
 
 !w = tensor<64x64xf32>
 !s = tensor<f32>
@@ -186,11 +186,11 @@ module @global_norm attributes {pw.form = "imported"} {
     %n3 = stablehlo.reduce(%g3 init: %zero) applies stablehlo.add across dimensions = [0, 1] : (!w, !s) -> !s
     // CHECK-NEXT: %[[P0:.*]] = stablehlo.add %[[N0]], %[[N2]] {pw.slice = @s0}
     // CHECK-NEXT: %[[P1:.*]] = stablehlo.add %[[N1]], %[[N3]] {pw.slice = @s1}
-    // CHECK-NEXT: %[[SUM:.*]] = stablehlo.add %[[P0]], %[[P1]] {pw.slice = @s0}
+    // CHECK-NEXT: %[[SUM:.*]] = stablehlo.add %[[P0]], %[[P1]] {pw.slice = [@s0, @s1]}
     %a = stablehlo.add %n0, %n1 : !s
     %b = stablehlo.add %a, %n2 : !s
     %c = stablehlo.add %b, %n3 : !s
-    // CHECK-NEXT: stablehlo.sqrt %[[SUM]] {pw.slice = @s0}
+    // CHECK-NEXT: stablehlo.sqrt %[[SUM]] {pw.slice = [@s0, @s1]}
     %norm = stablehlo.sqrt %c : !s
     // CHECK-NEXT: stablehlo.compare {{.*}} {pw.slice = [@s0, @s1]}
     %small = stablehlo.compare LT, %norm, %one : (!s, !s) -> tensor<i1>
@@ -205,5 +205,46 @@ module @global_norm attributes {pw.form = "imported"} {
   }
   func.func private @f(%x: !w) -> !w {
     return %x : !w
+  }
+}
+
+// -----
+
+// A small value whose inputs cross anyway is worked out where it is read: the norm crosses for the
+// division, so the comparison need not.
+
+!w = tensor<64x64xf32>
+!s = tensor<f32>
+// CHECK-LABEL: module @inputs_cross_anyway
+module @inputs_cross_anyway attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func @main(%x: !w) -> !w {
+    %one = stablehlo.constant dense<1.0> : !s
+    %norm = "pw.launch"(%x) {callee = @norm, slice = @s0} : (!w) -> !s
+    %g = "pw.launch"(%x) {callee = @f, slice = @s1} : (!w) -> !w
+    // CHECK: stablehlo.compare {{.*}} {pw.slice = @s1}
+    %small = stablehlo.compare LT, %norm, %one : (!s, !s) -> tensor<i1>
+    %norms = stablehlo.broadcast_in_dim %norm, dims = [] : (!s) -> !w
+    %d = stablehlo.divide %g, %norms : !w
+    %r = stablehlo.select %small, %g, %d : tensor<i1>, !w
+    // Read on s0 as well, the comparison would cross alone: both slices make it.
+    // CHECK: stablehlo.compare {{.*}} {pw.slice = [@s0, @s1]}
+    %large = stablehlo.compare GT, %norm, %one : (!s, !s) -> tensor<i1>
+    %q = stablehlo.select %large, %r, %g : tensor<i1>, !w
+    %z = "pw.launch"(%large) {callee = @h, slice = @s0} : (tensor<i1>) -> tensor<i1>
+    %a = stablehlo.select %z, %q, %r : tensor<i1>, !w
+    return %a : !w
+  }
+  func.func private @norm(%x: !w) -> !s {
+    %zero = stablehlo.constant dense<0.0> : !s
+    return %zero : !s
+  }
+  func.func private @f(%x: !w) -> !w {
+    return %x : !w
+  }
+  func.func private @h(%x: tensor<i1>) -> tensor<i1> {
+    return %x : tensor<i1>
   }
 }

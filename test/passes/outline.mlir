@@ -89,3 +89,30 @@ module @equal_glue attributes {pw.form = "imported"} {
     return %a, %b : !x, !x
   }
 }
+
+// -----
+
+// A value for another slice leaves before the rest is worked out: the sum has a computation of its own,
+// though the update waits for nothing more.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @leaves_first
+module @leaves_first attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
+    // CHECK: %[[SUM:.*]] = "pw.launch"(%{{.*}}) {callee = @[[G0:.*]], phase = "glue", slice = @s0}
+    %s = stablehlo.add %a, %a {pw.slice = @s0} : !x
+    // CHECK: "pw.launch"(%[[SUM]], %{{.*}}) {callee = @[[G1:.*]], phase = "glue", slice = @s0}
+    %t = stablehlo.tanh %s {pw.slice = @s0} : !x
+    %u = stablehlo.multiply %t, %a {pw.slice = @s0} : !x
+    // CHECK: "pw.launch"(%[[SUM]]) {callee = @[[G2:.*]], phase = "glue", slice = @s1}
+    %v = stablehlo.negate %s {pw.slice = @s1} : !x
+    return %u, %v : !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}

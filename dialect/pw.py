@@ -1,0 +1,27 @@
+"""The operations of the dialect, under the name by which MLIR's bindings look for a dialect `pw`.
+
+Without a module of this name they search for one again at every operation they hand out, which costs more
+than all else together.
+"""
+
+from pathways.dialect.ops import (
+    ChannelOp,
+    ConstantOp,
+    LaunchOp,
+    LoopOp,
+    MirrorOp,
+    ReleaseOp,
+    SliceOp,
+    TransferOp,
+)
+
+__all__ = [
+    "ChannelOp",
+    "ConstantOp",
+    "LaunchOp",
+    "LoopOp",
+    "MirrorOp",
+    "ReleaseOp",
+    "SliceOp",
+    "TransferOp",
+]
