@@ -3,8 +3,7 @@
   python bench/dispatch.py [--json PATH] [--rounds N] [--only TEXT]
 
 Each case runs its two sides in turn, in random order, and compares the medians, both of the time until the
-call returns and of the time until its results are ready. Until `pathways` has `jit` and `program`, the
-sides that would use them run plans written by hand, which leaves out what the front end costs.
+call returns and of the time until its results are ready.
 """
 
 from __future__ import annotations
@@ -168,25 +167,8 @@ class Ours:
     one: Callable[[jax.Array], Any]
 
 
-def by_hand(slices: list[VirtualSlice]) -> Ours:
-    """Plans without a front end."""
-    first = slices[:1]
-    runs = [
-        hand_made(lower(tiny, 1), first, LENGTH).run,
-        hand_made(lower(chain, 1), first, 1).run,
-        hand_made(lower(tiny, 1), slices, LENGTH).run,
-        hand_made(lower(tiny, 1), first, 1).run,
-    ]
-    long, fused, alternating, one = ((lambda x, run=run: run([x])) for run in runs)
-
-    def total_of(*arrays: jax.Array) -> jax.Array:
-        return total(list(arrays))
-
-    return Ours(long, fused, alternating, hand_made(lower(total_of, MANY), first, 1).run, one)
-
-
-def by_front_end(slices: list[VirtualSlice]) -> Ours:
-    """The same through the public interface."""
+def our_side(slices: list[VirtualSlice]) -> Ours:
+    """Programs through the public interface."""
     placed = [pathways.jit(tiny, devices=slice) for slice in slices]
     whole = pathways.jit(total, devices=slices[0])
 
@@ -212,11 +194,10 @@ def by_front_end(slices: list[VirtualSlice]) -> Ours:
 
 def cases() -> Iterator[Case]:
     """All cases of the table."""
-    front_end = all(hasattr(pathways, name) for name in ("jit", "program"))
     devices = make_virtual_device_set()
     slices = [devices.add_slice(1, "x") for _ in range(2)]
     loops = [bare_loop(hand_made(lower(tiny, 1), used, LENGTH), used) for used in (slices[:1], slices)]
-    ours = by_front_end(slices) if front_end else by_hand(slices)
+    ours = our_side(slices)
     jitted, jitted_chain, jitted_total = jax.jit(tiny), jax.jit(chain), jax.jit(total)
     sharding = jax.NamedSharding(bind(slices[:1], "chain")[slices[0]].mesh, jax.P())
     x = jax.device_put(np.ones(WIDTH, np.float32), sharding)
@@ -296,16 +277,14 @@ def _middle(pairs: tuple[Pair, ...]) -> Pair:
 def report(found: list[Measured]) -> None:
     """Prints the table."""
     print(f"command: {' '.join(['python', *sys.argv])}")
-    print(
-        f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}, "
-        f"front end: {'pw.program' if hasattr(pathways, 'program') else 'none, plans written by hand'}"
-    )
+    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
     print(f"{'case':<40}{'versus':<28}{'target':>7}{'return':>8}{'ready':>8}{'ours us':>10}{'theirs us':>11}")
     for row in found:
         ratio, ready = (pair[0] / pair[1] for pair in (row.returned, row.ready))
         print(
             f"{row.case:<40}{row.versus:<28}{row.target:>7.2f}{ratio:>8.2f}{ready:>8.2f}"
-            f"{row.returned[0]:>10.1f}{row.returned[1]:>11.1f}{'' if ratio <= row.target else '  over'}"
+            f"{row.returned[0]:>10.1f}{row.returned[1]:>11.1f}"
+            f"{'' if max(ratio, ready) <= row.target else '  over'}"
         )
 
 

@@ -255,7 +255,8 @@ def _is_key(aval: Any) -> bool:
 
 def _unflatten(tree: Any) -> Callable[[list[Any]], Any]:
     """How to rebuild results; most programs of one launch return one array, which needs no tree."""
-    return operator.itemgetter(0) if jax.tree_util.treedef_is_leaf(tree) else tree.unflatten
+    # None is a structure of one node too, and has no leaf.
+    return operator.itemgetter(0) if tree.num_nodes == tree.num_leaves == 1 else tree.unflatten
 
 
 def _slot_order(counts: list[int]) -> list[int]:

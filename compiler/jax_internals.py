@@ -23,10 +23,12 @@ unflatten = tree_util.tree_unflatten
 abstractify = core.shaped_abstractify
 """The abstract value of anything that JAX takes as an argument; public only for arrays."""
 
-trace_context: Callable[[], Hashable] = config.trace_context
-"""All settings that change what a trace gives (x64, matmul precision, debug flags): JAX's own cache key."""
-
 Tracer = jax.core.Tracer
+
+
+def trace_context() -> Hashable:
+    """All settings that change a program: JAX's own cache key (x64, matmul precision), and debug checks."""
+    return config.trace_context(), config.debug_nans.value, config.debug_infs.value
 
 
 def key_data(array: Any) -> Any:

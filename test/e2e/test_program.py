@@ -316,6 +316,15 @@ def test_settings_of_jax_are_part_of_the_signature(chain):
     assert len(traces) == traced
 
 
+def test_debug_nans_may_be_switched_on_and_off(slices):
+    logarithm = pw.jit(jnp.log, devices=slices[0])
+    f = pw.program(lambda x: logarithm(x))
+    for _ in range(2):
+        assert np.isnan(f(-1.0))
+        with jax.debug_nans(True), pytest.raises(FloatingPointError, match=f"log on {slices[0].name}"):
+            f(-1.0)
+
+
 # Where arguments come from.
 
 
