@@ -134,11 +134,11 @@ class Call:
         """Brings arguments to their slices; None when they are of another signature."""
         brought = list(leaves)
         moves: list[int] = []
-        for n, leaf in enumerate(leaves):
+        for n, (leaf, aval, place) in enumerate(zip(leaves, self._avals, self._shardings, strict=True)):
             sharding: Any = getattr(leaf, "sharding", None)
+            if sharding is not None and sharding == place and leaf.aval == aval:
+                continue
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_internals.Tracer):
-                if leaf.aval == self._avals[n] and sharding == self._shardings[n]:
-                    continue
                 if not same_type(leaf.aval, self._signature.avals[n]):
                     return None
                 if not self._places[n] or sharding.is_equivalent_to(self._places[n][0], leaf.ndim):

@@ -394,6 +394,25 @@ def test_an_exception_in_a_callback_surfaces_on_what_depends_on_it(slices, doubl
     assert double(np.float32(1)) == 2
 
 
+def test_a_callback_runs_even_if_nobody_reads_its_result(slices, double):
+    seen: list[float] = []
+
+    @pw.jit(devices=slices[1])
+    def report(x):
+        jax.debug.callback(lambda v: seen.append(float(v)), x)
+        return x
+
+    @pw.program
+    def step(x):
+        report(x)
+        report(x)
+        return double(x)
+
+    assert step(1.0) == 2
+    jax.effects_barrier()
+    assert seen == [1, 1]
+
+
 # Compiling.
 
 
@@ -440,18 +459,18 @@ lowered.compile()
 """
 RUN = """
 def long(x):
-    return jax.lax.fori_loop(0, 3000, lambda _, x: x @ x * 1e-3, x)
+    return jax.lax.fori_loop(0, 1000, lambda _, x: x @ x * 1e-3, x)
 
 first, second = pw.jit(long, devices=s0), pw.jit(lambda x: x, devices=s1)
 step = pw.program(lambda x: second(first(x)))
-x = jnp.ones((300, 300))
-step.lower(x).compile()
+result = step(jnp.ones((300, 300)))
+result.block_until_ready()
 print("ready", flush=True)
-result = step(x)
 try:
-    result.block_until_ready()
+    while True:
+        result = step(result)
+        result.block_until_ready()
 except KeyboardInterrupt:
-    print("interrupted", flush=True)
     result.block_until_ready()  # see test_a_process_may_end_while_work_is_in_flight
     raise
 """
@@ -475,7 +494,7 @@ def test_ctrl_c_is_a_keyboard_interrupt(body):
         assert child.stdout is not None
         try:
             assert child.stdout.readline() == "ready\n"
-            time.sleep(0.5)
+            time.sleep(0.2)
             assert child.poll() is None
             child.send_signal(signal.SIGINT)
             _, errors = child.communicate(timeout=60)
@@ -485,10 +504,19 @@ def test_ctrl_c_is_a_keyboard_interrupt(body):
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.xfail(reason="jaxlib ends with a segmentation fault while it copies between CPU devices")
+@pytest.mark.xfail(
+    reason="jaxlib ends with a segmentation fault while it copies between CPU devices",
+    strict=False,  # a race
+)
 def test_a_process_may_end_while_work_is_in_flight():
-    body, _, _ = RUN.partition("result =")
-    done = subprocess.run(script(body + "step(x)"), capture_output=True, text=True, check=False, timeout=60)
+    body, _, _ = RUN.partition("print(")
+    done = subprocess.run(
+        script(body + "for _ in range(9): result = step(result)"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0
 
 
