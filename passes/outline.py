@@ -33,8 +33,8 @@ class Outline(Pass):
     Operations on one slice share a computation when they wait for the same launches and the same
     values from other slices, so that none waits longer than it would alone; those that lead to a value
     for another slice are kept apart from those that do not, so that the value leaves as soon as it can.
-    An operation whose only readers are in one computation joins it. Work marked `pw.mirrored` is repeated in each computation
-    that reads it. Structurally equal computations are merged.
+    An operation whose only readers are in one computation joins it. Work marked `pw.mirrored` is
+    repeated in each computation that reads it. Structurally equal computations are merged.
 
     Requires: form `imported`, with every operation placed by `pw-infer-placement`.
     Guarantees: `@main` holds only `pw` operations and its return; glue launches have the phase `glue`.

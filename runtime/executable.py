@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -22,6 +24,23 @@ __all__ = ["CompileError", "Executable", "Port", "load"]
 # Collectives of two programs that reach devices in different orders deadlock, so a program with a slice of
 # several devices issues all its steps under this lock. Reentrant: a callback may run in the same thread.
 _launch_order = threading.RLock()
+
+
+@functools.cache
+def _finish_before_exit() -> None:
+    """Lets the process end only when its work is done.
+
+    XLA:CPU runs computations and copies in threads of its own, and a process that tears down its
+    devices under them ends with a segmentation fault.
+    """
+
+    def wait() -> None:
+        for array in jax.live_arrays("cpu"):
+            # Whatever is wrong with an array was for its reader to find out.
+            with contextlib.suppress(Exception):
+                array.block_until_ready()
+
+    atexit.register(wait)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +108,7 @@ def load(
       CompileError: XLA refused a computation.
       NotImplementedError: a transfer between shardings that need more than a copy.
     """
+    _finish_before_exit()
     pairs = list(dict.fromkeys((s.computation, s.slice) for s in plan.steps if isinstance(s, Launch)))
     loaded = load_all([_request(plan, bindings, pair, callbacks) for pair in pairs], progress)
     executables = {pair: found.executable for pair, found in zip(pairs, loaded, strict=True)}

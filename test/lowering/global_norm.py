@@ -7,6 +7,7 @@ way, and the step counter does not cross at all."""
 import jax
 import jax.numpy as jnp
 import optax
+
 import pathways as pw
 
 devices = pw.make_virtual_device_set()

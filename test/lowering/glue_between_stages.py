@@ -5,6 +5,7 @@ activation and its gradient crosses."""
 
 import jax
 import jax.numpy as jnp
+
 import pathways as pw
 
 devices = pw.make_virtual_device_set()

@@ -5,6 +5,7 @@ over, and the gradient of the second slice comes back, once each, to be added an
 
 import jax
 import jax.numpy as jnp
+
 import pathways as pw
 
 devices = pw.make_virtual_device_set()

@@ -164,6 +164,8 @@ def test_a_full_disk(module, arguments):
     assert result.stderr.decode() == f"pw-opt: error: cannot write {where}: No space left on device\n"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning")  # JAX, if another test has started it
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python, likewise
 def test_a_failed_write_leaves_what_was_there(module, tmp_path):
     out = tmp_path / "out.mlir"
     out.write_text("old")
