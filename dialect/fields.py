@@ -102,6 +102,14 @@ SHARDING: Kind[ir.Attribute] = Kind(
 )
 
 
+INTEGERS: Kind[Sequence[int]] = Kind(
+    "array of 64-bit integers",
+    lambda a: isinstance(a, ir.DenseI64ArrayAttr),
+    tuple,
+    lambda v: ir.DenseI64ArrayAttr.get(list(v)),
+)
+
+
 class Attr[T]:
     """A required attribute: a descriptor that reads it as a Python value.
 

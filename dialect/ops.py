@@ -8,6 +8,7 @@ from pathways.dialect.fields import (
     BOOL,
     ELEMENTS,
     I64,
+    INTEGERS,
     SHARDING,
     STRING,
     TENSOR_TYPE,
@@ -19,6 +20,7 @@ from pathways.dialect.fields import (
     symbol,
 )
 from pathways.dialect.operation import Emit, PwOp, counted, operation
+from pathways.dialect.shardings import read_mesh
 
 PHASES = ("fwd", "bwd", "recompute", "glue")
 REDUCTIONS = ("sum", "mean", "concat")
@@ -146,35 +148,76 @@ class LaunchOp(PwOp):
 class TransferOp(PwOp):
     """Moves a value to another slice: the only way in which a value changes slice.
 
-    Equal shardings over equal meshes are copied shard by shard; anything else is a reshard.
+    Where each device of one slice has just what one device of the other needs, shards are copied as they
+    are. Otherwise `pw-lower-transfers` cuts the value into pieces on the source and joins them on the
+    destination: the transfer then moves several operands to several results, and `routes` says, for each
+    device of the destination and each result, which operand it comes from and from which device.
 
     ```mlir
     %h1 = "pw.transfer"(%h) {channel = @c0, order = 4, slice = @s1} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %q = "pw.transfer"(%p0, %p1) {routes = array<i64: 0, 0, 1, 0>, slice = @s1}
+        : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
     ```
 
-    Invariants: operand and result have one type; the operand does not live on `slice` already; a channel
-    leads from a slice of the operand to `slice` and carries that type.
+    Invariants: without `routes` there is one operand and one result, of one type. With it all operands have
+    one type and all results have one, and there is a pair of numbers for each device of the destination and
+    each result. No operand lives on `slice` already; a channel leads from a slice of the operands to `slice`
+    and carries the type of the results.
     """
 
-    inputs = Values("The value to move.", 1)
-    outputs = Values("The same value on `slice`.", 1)
+    inputs = Values("The value to move, or its pieces on the source.")
+    outputs = Values("The same value on `slice`, or its pieces there.")
     slice = Attr(_SLICE, "The slice to move to.")
-    sharding = OptionalAttr(SHARDING, "How the value is laid out over `slice`.")
+    sharding = OptionalAttr(SHARDING, "How each result is laid out over `slice`.")
+    routes = OptionalAttr(
+        INTEGERS,
+        "Pairs (number of the operand, number of the source device): result by result, and for each of "
+        "them device by device of the destination.",
+    )
     channel = OptionalAttr(_CHANNEL, "The path it takes, given by `pw-schedule`.")
     order = OptionalAttr(I64, "The position of the send among the launches and sends of the source slice.")
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
-        source, target = self.operands[0].type, self.results[0].type
-        if source != target:
-            emit(f"expected operand and result of one type, got {source} and {target}")
-        if self.channel is None:
+        if self.routes is None:
+            self.check_whole(emit)
+        else:
+            self.check_pieces(symbols, emit)
+        if self.channel is None or not self.results:
             return
         channel = symbols[self.channel]
         assert isinstance(channel, ChannelOp)
+        moved = self.results[0].type
         if channel.dst != self.slice:
             emit(f"goes to @{self.slice}, but channel @{self.channel} leads to @{channel.dst}")
-        if channel.type != source:
-            emit(f"moves {source}, but channel @{self.channel} carries {channel.type}")
+        if channel.type != moved:
+            emit(f"moves {moved}, but channel @{self.channel} carries {channel.type}")
+
+    def check_whole(self, emit: Emit) -> None:
+        """Checks a transfer of one value, shard by shard."""
+        for what, values in (("operand", self.operands), ("result", self.results)):
+            if len(values) != 1:
+                emit(f"expected {counted(1, what)} without `routes`, got {len(values)}")
+                return
+        source, target = self.operands[0].type, self.results[0].type
+        if source != target:
+            emit(f"expected operand and result of one type, got {source} and {target}")
+
+    def check_pieces(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        """Checks a transfer of pieces against its routes."""
+        for what, values in (("operand", self.operands), ("result", self.results)):
+            types = {value.type for value in values}
+            if len(types) != 1:
+                emit(f"expected {what}s of one type with `routes`, got {len(types)}")
+                return
+        devices = read_mesh(symbols[symbols[self.slice].mesh]).size
+        expected = 2 * devices * len(self.results)
+        if len(self.routes) != expected:
+            emit(
+                f"expected {expected} numbers in `routes`, a pair for each of {counted(devices, 'device')} and "
+                f"{counted(len(self.results), 'result')}, got {len(self.routes)}"
+            )
+        elif not all(0 <= n < len(self.operands) for n in self.routes[::2]):
+            emit(f"`routes` names an operand it does not have; it has {len(self.operands)}")
 
 
 @operation("mirror")

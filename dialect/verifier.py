@@ -248,7 +248,10 @@ class _Verifier:
             )
 
     def check_transfer(self, op: TransferOp, state: _Values) -> None:
-        have = state.slices.get(op.operands[0])
+        for value in op.operands:
+            self.check_moved(op, state.slices.get(value))
+
+    def check_moved(self, op: TransferOp, have: Slices | None) -> None:
         if have is None:
             return
         if op.slice in have:

@@ -36,7 +36,7 @@ class Cse(Pass):
                     if has_side_effect(symbols[op.callee], symbols, effects):
                         continue
                     key: object = (op.callee, op.slice, op.phase == "recompute", tuple(op.operands))
-                case TransferOp():
+                case TransferOp() if op.routes is None:
                     key = (op.operands[0], op.slice, op.attributes.get("sharding"))
                 case _:
                     continue

@@ -52,7 +52,7 @@ class Dce(Pass):
                 case LaunchOp():
                     pruner.prune(op)
                 case TransferOp() | MirrorOp():
-                    if not list(op.results[0].uses):
+                    if not any(True for r in op.results for _ in r.uses):
                         op.operation.erase()
         _drop_unused_constants(module, main)
         erase_unused_functions(module)

@@ -78,7 +78,8 @@ def _set_capacities(module: ir.Module, main: ir.OpView) -> None:
     spans: dict[str, list[tuple[int, int]]] = {}
     for n, op in enumerate(operations):
         if isinstance(op, TransferOp) and op.channel is not None:
-            spans.setdefault(op.channel, []).append((n, reads.get(op.results[0], len(operations))))
+            read = min(reads.get(r, len(operations)) for r in op.results)
+            spans.setdefault(op.channel, []).append((n, read))
     for channel in ops_named(module, ["pw.channel"]):
         if channel.sym_name in spans:
             channel.capacity = capacity_for(spans[channel.sym_name])

@@ -96,8 +96,8 @@ def _assign_channels(
     for n, op in enumerate(operations):
         if not isinstance(op, TransferOp):
             continue
-        key = (_source(op, arguments), op.slice, op.operands[0].type)
-        read = first_read.get(op.results[0], len(operations))
+        key = (_source(op, arguments), op.slice, op.results[0].type)
+        read = min(first_read.get(r, len(operations)) for r in op.results)
         fitting = (c for c in channels.setdefault(key, []) if c.last_read <= read)
         channel = next(fitting, None)
         if channel is None:

@@ -74,12 +74,25 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """Copies the array in a slot on slice `src` to a new slot on slice `dst`."""
+    """Copies arrays on slice `src` to new slots on slice `dst`.
 
-    operand: Slot
-    result: Slot
+    Without routes there is one operand and one result, and each device gets the shard of the device with
+    the same number.
+
+    Attributes:
+      operands: the slots of the arrays to copy from.
+      results: the slots they go to.
+      src: the slice of the operands.
+      dst: the slice of the results.
+      routes: for each result, and for each device of `dst`, the position of an operand and the number of
+        the device of `src` whose shard of it is copied; None for a copy shard by shard.
+    """
+
+    operands: tuple[Slot, ...]
+    results: tuple[Slot, ...]
     src: str
     dst: str
+    routes: tuple[tuple[tuple[int, int], ...], ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +144,8 @@ class Plan:
       results: its results.
       steps: launches, transfers and releases in an order that was proved free of deadlock.
       slot_types: the type of the array in each slot.
+      slot_shardings: for each slot and dimension the mesh axes that split it; an empty tuple for a slot
+        is replicated in all dimensions.
       constants: the bytes-like arrays (numpy) of program constants, by name.
       peak_bytes: the most bytes alive at once on each slice, without temporaries inside computations.
     """
@@ -142,5 +157,6 @@ class Plan:
     results: tuple[Result, ...]
     steps: tuple[Step, ...]
     slot_types: tuple[ArrayType, ...]
+    slot_shardings: tuple[tuple[tuple[str, ...], ...], ...] = ()
     constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
     peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)

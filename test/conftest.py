@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,10 @@ from pathways.runtime import executable, pjrt, plan, resources
 from pathways.runtime.virtual import VirtualSlice
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+# A runner that was started in the background ignores Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class PlanBuilder:
