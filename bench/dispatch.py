@@ -104,7 +104,7 @@ def hand_made(computation: plan.Computation, slices: list[VirtualSlice], length:
         steps += [plan.Launch(computation.name, here.name, operands, (slot,), f"{number} on {here.name}")]
         steps += [plan.Release(operands)]
         if next_ is not here and number + 1 < length:
-            steps += [plan.Transfer(slot, slot + 1, here.name, next_.name), plan.Release((slot,))]
+            steps += [plan.Transfer((slot,), (slot + 1,), here.name, next_.name), plan.Release((slot,))]
             slot += 1
         operands, slot = (slot,), slot + 1
     last = slices[(length - 1) % len(slices)]

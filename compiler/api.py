@@ -10,10 +10,11 @@ from typing import Any, overload
 import jax
 
 from pathways.compiler import lowering
-from pathways.compiler.arguments import Signature, abstract, conventions
+from pathways.compiler.arguments import Conventions, Signature, abstract, conventions
 from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.jax_internals import flatten, trace_context, unflatten
 from pathways.compiler.placed import PlacedFunction, active_trace, symbol
+from pathways.compiler.specs import Spec, flat_specs
 from pathways.compiler.stages import Lowered, ProgramError
 from pathways.passes.pipeline import Options
 from pathways.runtime.cluster import cluster
@@ -30,6 +31,8 @@ def jit(
     *,
     devices: VirtualSlice,
     stage: int | None = ...,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
     static_argnums: Numbers = ...,
     static_argnames: Names = ...,
 ) -> PlacedFunction: ...
@@ -39,6 +42,8 @@ def jit(
     *,
     devices: VirtualSlice,
     stage: int | None = ...,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
     static_argnums: Numbers = ...,
     static_argnames: Names = ...,
 ) -> Callable[[Fun], PlacedFunction]: ...
@@ -47,6 +52,8 @@ def jit(
     *,
     devices: VirtualSlice,
     stage: int | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     static_argnums: Numbers = None,
     static_argnames: Names = None,
 ) -> PlacedFunction | Callable[[Fun], PlacedFunction]:
@@ -56,6 +63,9 @@ def jit(
       fun: a function that `jax.jit` would take; without it, returns a decorator.
       devices: the slice.
       stage: the pipeline stage it belongs to; by default runs of calls on one slice are numbered.
+      in_shardings: a `PartitionSpec` over the axes of the slice for each positional argument, as a tree or a
+        prefix of one; None leaves an argument to the compiler.
+      out_shardings: the same for the results.
       static_argnums: positions of arguments that are compile-time constants, as in `jax.jit`.
       static_argnames: their names, likewise.
 
@@ -75,11 +85,17 @@ def jit(
         )
     if fun is None:
         return functools.partial(
-            jit, devices=devices, stage=stage, static_argnums=static_argnums, static_argnames=static_argnames
+            jit,
+            devices=devices,
+            stage=stage,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
         )
     if not callable(fun):
         raise TypeError(f"expected a function to place on {devices.name}, got {type(fun).__name__}")
-    return PlacedFunction(fun, devices, stage, static_argnums, static_argnames)
+    return PlacedFunction(fun, devices, stage, in_shardings, out_shardings, static_argnums, static_argnames)
 
 
 def program(
@@ -89,6 +105,8 @@ def program(
     donate_argnames: Names = None,
     static_argnums: Numbers = None,
     static_argnames: Names = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     fuse: bool = False,
 ) -> Any:
     """Makes a program of a function that calls placed functions.
@@ -103,6 +121,9 @@ def program(
       donate_argnames: their names, likewise.
       static_argnums: positions of arguments that are compile-time constants.
       static_argnames: their names, likewise.
+      in_shardings: a `PartitionSpec` for each positional argument that is not static, as a tree or a prefix
+        of one, over the axes of the slice on which the argument turns out to live; None leaves it open.
+      out_shardings: the same for the results.
       fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
 
     Example:
@@ -120,11 +141,21 @@ def program(
             donate_argnames=donate_argnames,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
             fuse=fuse,
         )
     if not callable(fun):
         raise TypeError(f"expected a function to make a program of, got {type(fun).__name__}")
-    return Program(fun, Options(fuse=fuse), donate_argnums, donate_argnames, static_argnums, static_argnames)
+    how = conventions(
+        fun,
+        symbol(getattr(fun, "__name__", type(fun).__name__)),
+        donate_argnums,
+        donate_argnames,
+        static_argnums,
+        static_argnames,
+    )
+    return Program(fun, how, Options(fuse=fuse), in_shardings, out_shardings)
 
 
 class Program:
@@ -133,20 +164,19 @@ class Program:
     def __init__(
         self,
         fun: Fun,
+        how: Conventions,
         options: Options,
-        donate_argnums: Numbers,
-        donate_argnames: Names,
-        static_argnums: Numbers,
-        static_argnames: Names,
+        in_shardings: Any = None,
+        out_shardings: Any = None,
     ) -> None:
         functools.update_wrapper(self, fun)
-        self.name = symbol(getattr(fun, "__name__", type(fun).__name__))
+        self.name = how.name
         self._fun = fun
         self._options = options
-        self._how = conventions(
-            fun, self.name, donate_argnums, donate_argnames, static_argnums, static_argnames
-        )
-        self._has_static = self._how.has_static
+        self._how = how
+        self._in_shardings = in_shardings
+        self._out_shardings = out_shardings
+        self._has_static = how.has_static
         self._calls: list[Call] = []
         self._last: Call | None = None
         self._compiling = threading.Lock()
@@ -238,18 +268,27 @@ class Program:
         static = dict(signature.static)
         values = iter(dynamic)
         full = tuple(static[n] if n in static else next(values) for n in range(len(args)))
-        named = {**named, **{k: v for k, v in static.items() if isinstance(k, str)}}
+        full_named = {**named, **{k: v for k, v in static.items() if isinstance(k, str)}}
         donated = self._how.donated(args, kwargs)
         traced = lowering.trace(
             self._fun,
             self.name,
             full,
-            named,
+            full_named,
             donated,
             cluster().platform,
             self._how.static_argnums,
             self._how.static_argnames,
+            self._argument_specs(dynamic, named),
+            self._out_shardings,
         )
         if not traced.out_avals and not traced.callbacks:
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
         return Lowered(self.name, traced, signature, self._options)
+
+    def _argument_specs(self, dynamic: tuple[Any, ...], named: dict[str, Any]) -> list[Spec]:
+        """What the user says of the sharding of each flat argument; nothing of named ones."""
+        if self._in_shardings is None:
+            return []
+        found = flat_specs(self._in_shardings, dynamic, f"in_shardings of program '{self.name}'")
+        return [*found, *[None] * len(jax.tree.leaves(named))]

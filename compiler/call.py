@@ -161,7 +161,7 @@ class Call:
             )
             for n, array in zip(moves, placed, strict=True):
                 brought[n] = array
-                if n in self._donated and isinstance(leaves[n], jax.Array):
+                if n in self._donated and _is_apart(leaves[n], array):
                     leaves[n].delete()
         return brought
 
@@ -247,6 +247,11 @@ class Call:
 def _describe(aval: Any) -> str:
     weak = " (weak)" if aval.weak_type else ""
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
+
+
+def _is_apart(source: Any, target: Any) -> bool:
+    """Whether an array was copied to other devices: on a device that both have, JAX shares its buffer."""
+    return isinstance(source, jax.Array) and not source.devices() & target.devices()
 
 
 def _is_key(aval: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,25 @@ def argument_names(jaxpr: Any, count: int) -> list[str]:
     """The paths of a traced function's arguments, such as `params['w']`; JAX puts them in debug info."""
     names = list(jaxpr.debug_info.arg_names or ())
     return [names[n] if n < len(names) and names[n] else f"args[{n}]" for n in range(count)]
+
+
+def physical_shardings(jaxpr: Any) -> Iterator[tuple[Any, str]]:
+    """The shardings over physical devices that a traced function names, each with the line that does."""
+    seen: set[int] = set()
+
+    def visit(jaxpr: Any) -> Iterator[tuple[Any, str]]:
+        if id(jaxpr) in seen:
+            return
+        seen.add(id(jaxpr))
+        for equation in jaxpr.eqns:
+            for value in equation.params.values():
+                for entry in value if isinstance(value, (tuple, list)) else (value,):
+                    if isinstance(entry, jax.NamedSharding) and isinstance(entry.mesh, jax.sharding.Mesh):
+                        yield entry, source_info_util.summarize(equation.source_info)
+            for inner in core.jaxprs_in_params(equation.params):
+                yield from visit(inner)
+
+    return visit(jaxpr)
 
 
 def _partial_eval_placed_call(

@@ -8,13 +8,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from pathways.compiler import jax_internals
 from pathways.compiler.placed import slice_named, tracing
-from pathways.dialect import SliceOp, argument_attrs, make_context, set_argument_attrs, symbol_table
+from pathways.compiler.specs import Spec, dims_of, flat_specs
+from pathways.dialect import (
+    SliceOp,
+    argument_attrs,
+    make_context,
+    ops_named,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
+    symbol_table,
+)
+from pathways.dialect.shardings import read_mesh
 from pathways.passes.import_ import FRONTEND_ATTRIBUTES
+from pathways.passes.propagate_shardings import SPEC
 from pathways.runtime.virtual import VirtualSlice
 
 
@@ -52,6 +65,8 @@ def trace(
     platform: str,
     static_argnums: tuple[int, ...] = (),
     static_argnames: tuple[str, ...] = (),
+    in_specs: Sequence[Spec] = (),
+    out_shardings: Any = None,
 ) -> Traced:
     """Traces a program and brings its StableHLO into a context of ours.
 
@@ -64,9 +79,12 @@ def trace(
       platform: the platform to lower for, such as `cpu`.
       static_argnums: positions of static arguments.
       static_argnames: names of static arguments.
+      in_specs: how the user wants each flat argument to lie over its slice; empty for no wishes.
+      out_shardings: how the user wants the results to lie, as a tree or a prefix of one.
 
     Raises:
       UnexpectedTracerError: when the function closes over a tracer of another trace.
+      ValueError: when the function names a sharding over physical devices.
       Whatever the function raises while it is traced.
     """
     jitted = jax.jit(
@@ -83,6 +101,12 @@ def trace(
                 "a transformation around the program: pass the value as an argument, and put "
                 "transformations inside the program"
             )
+        for sharding, line in jax_internals.physical_shardings(traced.jaxpr.jaxpr):
+            where = f" at {line}" if line else ""
+            raise ValueError(
+                f"program '{name}': {sharding}{where} names physical devices, but a slice gets its devices "
+                "only when the program is loaded; inside a placed function give the PartitionSpec alone"
+            )
         lowered = traced.lower(lowering_platforms=(platform,))
     foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
     buffer = io.BytesIO()
@@ -92,7 +116,12 @@ def trace(
     with module.context, ir.Location.unknown():
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         slices = _declare_slices(module)
-        _describe_arguments(module, paths, donated)
+        _describe_arguments(module, paths, donated, in_specs)
+        if out_shardings is not None:
+            results = jax.tree.unflatten(lowered.out_tree, range(lowered.out_tree.num_leaves))
+            _describe_results(
+                module, flat_specs(out_shardings, results, f"out_shardings of program '{name}'")
+            )
     return Traced(
         module=module,
         slices=slices,
@@ -118,39 +147,57 @@ def _declare_slices(module: ir.Module) -> dict[str, VirtualSlice]:
 
     module.operation.walk(visit)
     ip = ir.InsertionPoint.at_block_begin(module.body)
-    meshes: dict[tuple[tuple[str, ...], tuple[int, ...]], str] = {}
+    # Constraints inside placed functions have brought meshes along. Of equal ones Shardy keeps the first.
+    meshes: dict[tuple[tuple[str, int], ...], str] = {}
+    for op in ops_named(module, ["sdy.mesh"]):
+        meshes.setdefault(read_mesh(op).axes, op.attributes["sym_name"].value)
     ordered = dict(sorted(found.items(), key=lambda entry: entry[1].number))
     for virtual in ordered.values():
-        key = (virtual.axis_names, virtual.shape)
-        if key not in meshes:
-            axes = [
-                sdy.MeshAxisAttr.get(n, s) for n, s in zip(virtual.axis_names, virtual.shape, strict=True)
-            ]
+        axes = tuple(zip(virtual.axis_names, virtual.shape, strict=True))
+        if axes not in meshes:
             base = "mesh_" + "x".join(map(str, virtual.shape))
             taken = symbol_table(module)
-            meshes[key] = base if base not in taken else f"{base}_{'_'.join(virtual.axis_names)}"
-            ip.insert(
-                ir.Operation.create(
-                    "sdy.mesh",
-                    attributes={
-                        "sym_name": ir.StringAttr.get(meshes[key]),
-                        "mesh": sdy.MeshAttr.get(axes),
-                    },
-                )
-            )
+            meshes[axes] = base if base not in taken else f"{base}_{'_'.join(virtual.axis_names)}"
+            attributes = {
+                "sym_name": ir.StringAttr.get(meshes[axes]),
+                "mesh": sdy.MeshAttr.get([sdy.MeshAxisAttr.get(n, s) for n, s in axes]),
+            }
+            ip.insert(ir.Operation.create("sdy.mesh", attributes=attributes))
     for symbol, virtual in ordered.items():
-        mesh = meshes[virtual.axis_names, virtual.shape]
-        SliceOp.build(sym_name=symbol, mesh=mesh, island=virtual.island, ip=ip)
+        mesh = meshes[tuple(zip(virtual.axis_names, virtual.shape, strict=True))]
+        overlap = True if virtual.overlap else None
+        SliceOp.build(sym_name=symbol, mesh=mesh, island=virtual.island, overlap=overlap, ip=ip)
     return ordered
 
 
-def _describe_arguments(module: ir.Module, paths: Sequence[str], donated: Sequence[bool]) -> None:
-    """Notes on each argument of `@main` what the caller calls it, and whether it is donated."""
+def _describe_arguments(
+    module: ir.Module, paths: Sequence[str], donated: Sequence[bool], specs: Sequence[Spec]
+) -> None:
+    """Notes on each argument of `@main` what the caller calls it, whether it is donated, and how it lies."""
     main = symbol_table(module)["main"]
     attrs = argument_attrs(main)
     offset = len(attrs) - len(paths)
-    for entry, path, given in zip(attrs[offset:], paths, donated, strict=True):
+    wishes = specs or [None] * len(paths)
+    for entry, path, given, spec in zip(attrs[offset:], paths, donated, wishes, strict=True):
         entry["jax.arg_info"] = ir.StringAttr.get(path)
         if given:
             entry["jax.buffer_donor"] = ir.BoolAttr.get(True)
+        if spec is not None:
+            entry[SPEC] = _spec_attribute(spec)
     set_argument_attrs(main, attrs)
+
+
+def _describe_results(module: ir.Module, specs: Sequence[Spec]) -> None:
+    """Notes on each result of `@main` how the user wants it to lie over its slice."""
+    main = symbol_table(module)["main"]
+    attrs = result_attrs(main)
+    for entry, spec in zip(attrs, specs, strict=True):
+        if spec is not None:
+            entry[SPEC] = _spec_attribute(spec)
+    set_result_attrs(main, attrs)
+
+
+def _spec_attribute(spec: PartitionSpec) -> ir.Attribute:
+    return ir.ArrayAttr.get(
+        [ir.ArrayAttr.get([ir.StringAttr.get(axis) for axis in dim]) for dim in dims_of(spec).dims]
+    )

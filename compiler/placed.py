@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pathways.compiler.jax_internals import Tracer, placed_call
+from pathways.compiler.specs import abstract_mesh, checked, flat_specs
 from pathways.runtime.virtual import VirtualSlice
 
 _slices: weakref.WeakValueDictionary[str, VirtualSlice] = weakref.WeakValueDictionary()
@@ -55,6 +57,8 @@ class PlacedFunction:
         fun: Callable[..., Any],
         devices: VirtualSlice,
         stage: int | None,
+        in_shardings: Any,
+        out_shardings: Any,
         static_argnums: int | Iterable[int] | None,
         static_argnames: str | Iterable[str] | None,
     ) -> None:
@@ -70,6 +74,11 @@ class PlacedFunction:
             (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ())
         )
         self._with_static: dict[Any, Callable[..., Any]] = {}
+        self._mesh = abstract_mesh(devices)
+        self._in_shardings = in_shardings
+        self._out_shardings = out_shardings
+        # One object for all calls: JAX traces a function object once per signature.
+        self._body = self._on_mesh(fun)
         _slices[devices.name] = devices
 
     def __repr__(self) -> str:
@@ -106,12 +115,37 @@ class PlacedFunction:
         """Lowers the program of one launch; see `Program.lower`."""
         return self._alone.lower(*args, **kwargs)
 
+    def _on_mesh(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """The function as it is traced: on the mesh of its slice, its arguments and results constrained."""
+
+        @functools.wraps(fun)
+        def body(*args: Any, **kwargs: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(self._mesh):
+                if self._in_shardings is not None:
+                    args = self._constrain(args, self._in_shardings, "in_shardings")
+                results = fun(*args, **kwargs)
+                if self._out_shardings is not None:
+                    results = self._constrain(results, self._out_shardings, "out_shardings")
+                return results
+
+        return body
+
+    def _constrain(self, tree: Any, specs: Any, which: str) -> Any:
+        what = f"{which} of '{self.name}'"
+        leaves, structure = jax.tree.flatten(tree)
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        constrained = []
+        for leaf, path, spec in zip(leaves, paths, flat_specs(specs, tree, what), strict=True):
+            checked(spec, jnp.shape(leaf), self.devices, f"{what} at {path or 'the result'}")
+            constrained.append(leaf if spec is None else jax.lax.with_sharding_constraint(leaf, spec))
+        return jax.tree.unflatten(structure, constrained)
+
     def _bind_static(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Binds static arguments; equal ones give the same function object, so that JAX traces it once."""
         if not self.static_argnums and not self.static_argnames:
-            return self.fun, args, kwargs
+            return self._body, args, kwargs
         numbers = {n % len(args): args[n] for n in self.static_argnums if -len(args) <= n < len(args)}
         named = {k: kwargs[k] for k in self.static_argnames if k in kwargs}
         key = (len(args), tuple(sorted(numbers.items())), tuple(sorted(named.items())))
@@ -123,7 +157,7 @@ class PlacedFunction:
                 full = [numbers[n] if n in numbers else next(values) for n in range(len(args))]
                 return self.fun(*full, **rest, **named)
 
-            self._with_static[key] = bound
+            self._with_static[key] = self._on_mesh(bound)
         dynamic = tuple(a for n, a in enumerate(args) if n not in numbers)
         return self._with_static[key], dynamic, {k: v for k, v in kwargs.items() if k not in named}
 

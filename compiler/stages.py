@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from pathways.runtime.executable import Executable, load
 from pathways.runtime.lower import plan_of
 from pathways.runtime.plan import Launch, Plan, Transfer
 from pathways.runtime.resources import bind
+from pathways.runtime.virtual import VirtualSlice
 
-PHASES = ("stablehlo", "imported", "placed", "scheduled")
+PHASES = ("stablehlo", "imported", "placed", "sharded", "scheduled")
 """The forms of a program that `as_text` shows, in the order in which it takes them."""
 
 
@@ -50,6 +52,11 @@ class Lowered:
         return self._traced.in_avals
 
     @property
+    def slices(self) -> Mapping[str, VirtualSlice]:
+        """The virtual slices that the program needs, by name."""
+        return self._traced.slices
+
+    @property
     def out_tree(self) -> Any:
         """The structure of the results."""
         return self._traced.out_tree
@@ -58,7 +65,7 @@ class Lowered:
         """The module after a phase, as MLIR text.
 
         Args:
-          phase: one of `stablehlo`, `imported`, `placed`, `scheduled`.
+          phase: one of `stablehlo`, `imported`, `placed`, `sharded`, `scheduled`.
         """
         if phase not in PHASES:
             raise ValueError(f"unknown phase '{phase}'; the phases are {', '.join(PHASES)}")
@@ -132,8 +139,19 @@ class Compiled:
         return call.go(call.bring_or_fail(leaves, tree))
 
     def as_text(self, phase: str = "scheduled") -> str:
-        """The module after a phase; see `Lowered.as_text`."""
-        return self._lowered.as_text(phase)
+        """The module after a phase; see `Lowered.as_text`.
+
+        Args:
+          phase: one of those, or `device` for XLA's optimized module of each computation on each slice.
+        """
+        return self._device_text() if phase == "device" else self._lowered.as_text(phase)
+
+    def _device_text(self) -> str:
+        return "\n".join(
+            f"// computation {computation} on slice {slice}\n\n{module.to_string().strip()}\n"
+            for (computation, slice), executable in self._executable.executables.items()
+            for module in executable.hlo_modules()
+        )
 
     @property
     def plan(self) -> Plan:
@@ -153,7 +171,7 @@ class Compiled:
         return {
             "launches": len(launches),
             "transfers": len(transfers),
-            "bytes transferred": sum(self._plan.slot_types[t.operand].nbytes for t in transfers),
+            "bytes transferred": sum(self._plan.bytes_moved(t) for t in transfers),
             "flops": sum(flops[s.computation, s.slice] for s in launches),
         }
 

@@ -82,6 +82,9 @@ BOOL: Kind[bool] = Kind(
     lambda a: bool(a.value),
     ir.BoolAttr.get,
 )
+UNIT: Kind[bool] = Kind(
+    "unit attribute", lambda a: isinstance(a, ir.UnitAttr), lambda _: True, lambda _: ir.UnitAttr.get()
+)
 STRING: Kind[str] = Kind(
     "string attribute", lambda a: isinstance(a, ir.StringAttr), lambda a: a.value, ir.StringAttr.get
 )

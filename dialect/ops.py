@@ -12,6 +12,7 @@ from pathways.dialect.fields import (
     SHARDING,
     STRING,
     TENSOR_TYPE,
+    UNIT,
     Attr,
     OptionalAttr,
     Values,
@@ -47,6 +48,9 @@ class SliceOp(PwOp):
     sym_name = Attr(STRING, "The name of the slice.")
     mesh = Attr(_MESH, "The axis names and sizes of the slice.")
     island = OptionalAttr(STRING, "The island the slice must lie on; without it any island serves.")
+    overlap = OptionalAttr(
+        UNIT, "The slice may share devices with the others that carry this; all their work has one order."
+    )
     peak_bytes = OptionalAttr(
         I64, "The most bytes alive on the slice at once, over all its devices, set by `pw-plan-memory`."
     )
@@ -212,9 +216,9 @@ class TransferOp(PwOp):
         devices = read_mesh(symbols[symbols[self.slice].mesh]).size
         expected = 2 * devices * len(self.results)
         if len(self.routes) != expected:
+            pairs = f"{counted(devices, 'device')} and {counted(len(self.results), 'result')}"
             emit(
-                f"expected {expected} numbers in `routes`, a pair for each of {counted(devices, 'device')} and "
-                f"{counted(len(self.results), 'result')}, got {len(self.routes)}"
+                f"expected {expected} numbers in `routes`, a pair for each of {pairs}, got {len(self.routes)}"
             )
         elif not all(0 <= n < len(self.operands) for n in self.routes[::2]):
             emit(f"`routes` names an operand it does not have; it has {len(self.operands)}")

@@ -109,6 +109,33 @@ def make_sharding(mesh: str, sharding: Sharding, *, closed: bool = True) -> ir.A
     return sdy.TensorShardingAttr.get(mesh, dims)
 
 
+def sharding_of(
+    value: ir.Value,
+    symbols: Mapping[str, ir.OpView],
+    arguments: Sequence[Mapping[str, ir.Attribute]],
+) -> ir.Attribute | None:
+    """The `#sdy.sharding` of a value of `@main`; None where nothing is said.
+
+    `arguments` is what `argument_attrs` says of `@main`.
+    """
+    if isinstance(value, ir.BlockArgument):
+        return arguments[value.arg_number].get(SHARDING)
+    op = value.owner
+    match op.operation.name:
+        case "pw.launch":
+            callee = symbols[op.attributes["callee"].value]
+            if "res_attrs" not in callee.attributes:
+                return None
+            for entry in callee.attributes["res_attrs"][ir.OpResult(value).result_number]:
+                if entry.name == SHARDING:
+                    return entry.attr
+        case "pw.transfer":
+            return op.attributes.get("sharding")
+        case "pw.mirror":
+            return sharding_of(op.operands[0], symbols, arguments)
+    return None
+
+
 def slice_meshes(symbols: Mapping[str, ir.OpView]) -> dict[str, tuple[str, Mesh]]:
     """The name and the axes of the mesh of each `pw.slice`."""
     return {

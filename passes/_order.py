@@ -5,7 +5,8 @@ receipts (one per transfer, at the first launch on the destination that reads it
 other in four ways:
 
 - data: a launch or send waits for what it reads;
-- slice order: a slice runs its launches and sends in the order of their `order` attributes;
+- slice order: a slice runs its launches and sends in the order of their `order` attributes, and slices
+  that may share devices have one order together;
 - channel order: values are received in the order in which they were sent;
 - channel capacity: a send waits until there is room for its value.
 
@@ -25,6 +26,14 @@ from jaxlib.mlir import ir
 from pathways.dialect import ChannelOp, LaunchOp, TransferOp, argument_slices, ops_named, slices_of
 from pathways.passes.base import fail
 from pathways.passes.ir_utils import body_block
+
+
+def device_queues(module: ir.Module) -> dict[str, str]:
+    """For each slice the name of the queue that its work stands in; slices with `overlap` share one."""
+    return {
+        op.sym_name: "slices that overlap" if op.overlap else op.sym_name
+        for op in ops_named(module, ["pw.slice"])
+    }
 
 
 @dataclasses.dataclass
@@ -78,7 +87,7 @@ def events_of(module: ir.Module, main: ir.OpView) -> list[Event]:
         made_by.update(dict.fromkeys(op.results, len(events)))
         events.append(event)
     _find_receipts(events, made_by, receipt)
-    _add_slice_order(events)
+    _add_slice_order(events, device_queues(module))
     _add_channels(module, events, receipt)
     return events
 
@@ -135,14 +144,15 @@ def _position(event: Event, n: int) -> tuple[int, int]:
     return (n if event.order is None else event.order, n)
 
 
-def _add_slice_order(events: list[Event]) -> None:
-    by_slice: dict[str, list[int]] = {}
+def _add_slice_order(events: list[Event], queues: dict[str, str]) -> None:
+    by_queue: dict[str, list[int]] = {}
     for n, event in enumerate(events):
-        by_slice.setdefault(event.slice, []).append(n)
-    for name, members in by_slice.items():
+        by_queue.setdefault(queues[event.slice], []).append(n)
+    for name, members in by_queue.items():
         members.sort(key=lambda n: _position(events[n], n))
+        who = f"@{name} runs" if name in queues else f"{name} run"
         for before, after in _pairs(members):
-            events[after].waits_for.setdefault(before, f"@{name} runs in this order")
+            events[after].waits_for.setdefault(before, f"{who} in this order")
 
 
 def _add_channels(module: ir.Module, events: list[Event], receipt: dict[int, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 from jaxlib.mlir import ir
@@ -44,9 +45,18 @@ def fail(op: ir.OpView | ir.Operation, message: str) -> NoReturn:
     raise PassFailure(text)
 
 
+remark_listeners: list[Callable[[ir.Location, str], bool]] = []
+"""Who hears of remarks, innermost last; one that returns True keeps a remark from those around it.
+
+The bindings emit errors as diagnostics, but hand remarks to an engine that writes files.
+"""
+
+
 def remark(op: ir.OpView | ir.Operation, message: str) -> None:
     """Emits a remark at an operation."""
-    op.operation.location.emit_remark(f"'{op.operation.name}' op {message}")
+    for listener in reversed(remark_listeners):
+        if listener(op.operation.location, f"'{op.operation.name}' op {message}"):
+            return
 
 
 def main_function(module: ir.Module) -> ir.OpView:

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import verify
-from pathways.passes.base import PassFailure, fail
+from pathways.passes.base import PassFailure, fail, remark_listeners
 from pathways.passes.text import Builtin, Item, item_name
 
 Hook = Callable[[Item, ir.Module], None]
@@ -95,19 +95,26 @@ class Diagnostics:
         self._captured = self._context.emit_error_diagnostics
         self._context.emit_error_diagnostics = True
         self._handler = self._context.attach_diagnostic_handler(self._collect)
+        remark_listeners.append(self._collect_remark)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        remark_listeners.remove(self._collect_remark)
         self._handler.detach()
         self._context.emit_error_diagnostics = self._captured
 
     def _collect(self, diagnostic: ir.Diagnostic) -> bool:
-        copy = _copy(diagnostic)
-        self.all.append(copy)
+        return self._add(_copy(diagnostic))
+
+    def _collect_remark(self, location: ir.Location, message: str) -> bool:
+        return self._add(Diagnostic("remark", message, position_of(location)))
+
+    def _add(self, diagnostic: Diagnostic) -> bool:
+        self.all.append(diagnostic)
         if self._on_emit is not None:
-            self._on_emit(copy)
+            self._on_emit(diagnostic)
         return not self._forward
 
 

@@ -6,8 +6,21 @@ import dataclasses
 from typing import ClassVar
 
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
 
-from pathways.dialect import LaunchOp, TransferOp, inlined_func_call, ops_named, symbol_table
+from pathways.dialect import (
+    LaunchOp,
+    TransferOp,
+    argument_attrs,
+    inlined_func_call,
+    ops_named,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
+    symbol_table,
+)
+from pathways.dialect.shardings import SHARDING
+from pathways.passes._order import device_queues
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.ir_utils import (
     body_block,
@@ -122,14 +135,38 @@ class _Fuser:
         location = cluster[0].operation.location
         function, block = function_of_block(self.module, name, [v.type for v in inputs], location)
         mapping = dict(zip(inputs, block.arguments, strict=True))
+        shardings: dict[ir.Value, ir.Attribute] = {}
         for op in cluster:
+            callee = self.symbols[op.callee]
             with ir.InsertionPoint(block), op.operation.location:
-                callee = self.symbols[op.callee].operation
-                results = inlined_func_call(callee, [mapping[v] for v in op.operands])
+                results = inlined_func_call(callee.operation, [mapping[v] for v in op.operands])
             mapping.update(zip(op.results, results, strict=True))
+            for values, all_attrs in (
+                (op.operands, argument_attrs(callee)),
+                (op.results, result_attrs(callee)),
+            ):
+                pairs = zip(values, all_attrs, strict=True)
+                shardings.update((v, attrs[SHARDING]) for v, attrs in pairs if SHARDING in attrs)
+            self.constrain(op, block, mapping, shardings)
         finish_function(function, [mapping[v] for v in outputs])
+        if shardings:
+            for set_attrs, values in ((set_argument_attrs, inputs), (set_result_attrs, outputs)):
+                set_attrs(function, [{SHARDING: shardings[v]} if v in shardings else {} for v in values])
         self.symbols[name] = function
         return name
+
+    def constrain(
+        self,
+        op: LaunchOp,
+        block: ir.Block,
+        mapping: dict[ir.Value, ir.Value],
+        shardings: dict[ir.Value, ir.Attribute],
+    ) -> None:
+        """Holds the results of an inlined computation to the shardings that were written on them."""
+        with ir.InsertionPoint(block), op.operation.location:
+            for value in op.results:
+                if value in shardings:
+                    mapping[value] = sdy.ShardingConstraintOp(mapping[value], shardings[value]).result
 
 
 def _preparations(launches: list[LaunchOp]) -> tuple[list[LaunchOp], dict[ir.Value, list[LaunchOp]]]:
@@ -163,15 +200,16 @@ def _is_transfer(value: ir.Value) -> bool:
 
 
 def _renumber(module: ir.Module, main: ir.OpView) -> None:
-    """Closes the gaps that fusion left in the order of each slice."""
+    """Closes the gaps that fusion left in the order of each slice, or of slices that share one."""
+    queues = device_queues(module)
     source = {c.sym_name: c.src for c in ops_named(module, ["pw.channel"])}
     members: dict[str, list[ir.OpView]] = {}
     for op in body_block(main).operations:
         match op:
             case LaunchOp():
-                members.setdefault(op.slice, []).append(op)
+                members.setdefault(queues[op.slice], []).append(op)
             case TransferOp():
-                members.setdefault(source[op.channel], []).append(op)
+                members.setdefault(queues[source[op.channel]], []).append(op)
     for ops in members.values():
         for n, op in enumerate(sorted(ops, key=lambda op: op.order)):
             op.order = n

@@ -11,8 +11,10 @@ from pathways.passes.fuse_launches import FuseLaunches
 from pathways.passes.import_ import Import
 from pathways.passes.infer_placement import InferPlacement
 from pathways.passes.insert_transfers import InsertTransfers
+from pathways.passes.lower_transfers import LowerTransfers
 from pathways.passes.outline import Outline
 from pathways.passes.plan_memory import PlanMemory
+from pathways.passes.propagate_shardings import PropagateShardings
 from pathways.passes.schedule import Schedule
 from pathways.passes.verify_placed import VerifyPlaced
 from pathways.passes.verify_schedule import VerifySchedule
@@ -54,6 +56,16 @@ def phases(options: Options) -> list[Phase]:
                 # Before transfers: a launch that nobody needs must not pull its operands over.
                 Dce(),
                 InsertTransfers(),
+                VerifyPlaced(),
+            ),
+        ),
+        Phase(
+            "sharded",
+            (
+                # Transfers are explicit by now: Shardy sees which values are on which mesh.
+                PropagateShardings(),
+                # Before scheduling: cutting and joining are launches with a place in the order of their slice.
+                LowerTransfers(),
                 VerifyPlaced(),
             ),
         ),

@@ -17,8 +17,8 @@ from pathways.dialect import (
     ops_named,
     set_argument_attrs,
     slices_of,
-    symbol_table,
 )
+from pathways.dialect.layouts import Layouts
 from pathways.passes._channels import capacity_for, first_reads
 from pathways.passes._order import DeadlockError, events_of, topological_order
 from pathways.passes.base import Pass, fail, main_function, option
@@ -31,8 +31,8 @@ class PlanMemory(Pass):
 
     1. `@main` is sorted by the proved order.
     2. A launch that is the last reader of a value that the program owns (a donated argument, or a large
-       intermediate) and has a result of the same type takes its buffer for it. Donation is a property
-       of the computation, so such launches get a variant of theirs.
+       intermediate) and has a result of the same type and sharding takes its buffer for it. Donation is a
+       property of the computation, so such launches get a variant of theirs.
     3. Everything else that the program owns is released behind its last reader.
     4. Each channel gets the capacity that this order needs, and each slice the peak of its live bytes.
 
@@ -89,7 +89,8 @@ class _Lifetimes:
     def __init__(self, module: ir.Module, main: ir.OpView, donate_bytes: int) -> None:
         self.module = module
         self.donate_bytes = donate_bytes
-        self.symbols = symbol_table(module)
+        self.layouts = Layouts(module)
+        self.symbols = self.layouts.symbols
         block = body_block(main)
         *self.ops, self.terminator = block.operations
         self.arguments = list(block.arguments)
@@ -173,7 +174,16 @@ class _Lifetimes:
                     or (not given and byte_size(value.type) < self.donate_bytes)
                 ):
                     continue
-                result = next((r for r in free if op.results[r].type == value.type), None)
+                layout = self.layouts.of(value, op.slice)
+                result = next(
+                    (
+                        r
+                        for r in free
+                        if op.results[r].type == value.type
+                        and self.layouts.of(op.results[r], op.slice) == layout
+                    ),
+                    None,
+                )
                 if result is not None:
                     free.remove(result)
                     found.append((number, result))

@@ -13,6 +13,8 @@ MODULES = {
     "pw-cse": "cse",
     "pw-dce": "dce",
     "pw-insert-transfers": "insert_transfers",
+    "pw-propagate-shardings": "propagate_shardings",
+    "pw-lower-transfers": "lower_transfers",
     "pw-schedule": "schedule",
     "pw-fuse-launches": "fuse_launches",
     "pw-plan-memory": "plan_memory",

@@ -19,6 +19,7 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.passes._channels import Span, capacity_for, first_reads
+from pathways.passes._order import device_queues
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.ir_utils import body_block, unique_name
 
@@ -29,11 +30,13 @@ POLICIES = ("program",)
 class Schedule(Pass):
     """Orders the launches and sends of each slice and assigns channels.
 
+    Slices that may share devices have one order together.
+
     Policies: `program` keeps the order of the program.
 
-    Transfers of one type between two slices share a channel as long as their values are first read in
-    the order in which they are sent; a channel's capacity is what that order needs so that no send
-    waits for room.
+    Transfers of one type and sharding between two slices share a channel as long as their values are
+    first read in the order in which they are sent; a channel's capacity is what that order needs so that
+    no send waits for room.
 
     Requires: placed form, without loops.
     Guarantees: every launch and transfer has an `order`, every transfer a `channel`.
@@ -49,6 +52,7 @@ class Schedule(Pass):
             fail(main, f"cannot be scheduled by unknown policy '{self.policy}'; did you mean '{near[0]}'?")
         operations = list(body_block(main).operations)
         arguments = argument_slices(main)
+        queues = device_queues(module)
         counters: dict[str, int] = {}
         for op in operations:
             match op:
@@ -60,8 +64,8 @@ class Schedule(Pass):
                     fail(op, "is a loop; only launches and transfers can be ordered")
                 case _:
                     continue
-            op.order = counters.get(place, 0)
-            counters[place] = op.order + 1
+            op.order = counters.get(queues[place], 0)
+            counters[queues[place]] = op.order + 1
         _assign_channels(module, main, operations, arguments)
 
 
@@ -70,6 +74,10 @@ def _source(op: TransferOp, arguments: list[tuple[str, ...] | None]) -> str:
     if not slices:
         fail(op, "moves a value that is not placed; run pw-infer-placement first")
     return slices[0]
+
+
+_Endpoints = tuple[str, str, ir.Type, ir.Attribute | None]
+"""Source and destination of a channel, the type of its values, and how they lie over the destination."""
 
 
 @dataclasses.dataclass
@@ -91,12 +99,12 @@ def _assign_channels(
         op.operation.erase()
     taken = set(symbol_table(module))
     first_read = first_reads(operations)
-    channels: dict[tuple[str, str, ir.Type], list[_Channel]] = {}
-    endpoints: dict[str, tuple[str, str, ir.Type]] = {}
+    channels: dict[_Endpoints, list[_Channel]] = {}
+    endpoints: dict[str, _Endpoints] = {}
     for n, op in enumerate(operations):
         if not isinstance(op, TransferOp):
             continue
-        key = (_source(op, arguments), op.slice, op.results[0].type)
+        key = (_source(op, arguments), op.slice, op.results[0].type, op.sharding)
         read = min(first_read.get(r, len(operations)) for r in op.results)
         fitting = (c for c in channels.setdefault(key, []) if c.last_read <= read)
         channel = next(fitting, None)
@@ -110,12 +118,13 @@ def _assign_channels(
         op.channel = channel.name
     for group in channels.values():
         for channel in group:
-            src, dst, value_type = endpoints[channel.name]
+            src, dst, value_type, sharding = endpoints[channel.name]
             ChannelOp.build(
                 sym_name=channel.name,
                 src=src,
                 dst=dst,
                 type=value_type,
+                sharding=sharding,
                 capacity=capacity_for(channel.spans),
                 loc=main.operation.location,
                 ip=ir.InsertionPoint(main),

@@ -14,6 +14,7 @@ from pathways.dialect import (
     PwOp,
     ReleaseOp,
     TransferOp,
+    argument_attrs,
     argument_slices,
     ops_named,
     result_slices,
@@ -21,6 +22,7 @@ from pathways.dialect import (
     symbol_table,
     verify,
 )
+from pathways.dialect.shardings import SHARDING, read_sharding, sharding_of
 from pathways.passes.base import Pass, PassFailure, fail, main_function
 from pathways.passes.ir_utils import body_block, nested_ops
 
@@ -45,11 +47,27 @@ class VerifyPlaced(Pass):
         bodies = {op.body for op in body_block(main).operations if isinstance(op, LoopOp)}
         for program in (main, *(symbols[name] for name in bodies)):
             _check_program(program)
+        _check_shardings(main, symbols)
         for function in ops_named(module, ["func.func"]):
             if function.attributes["sym_name"].value not in bodies | {"main"}:
                 for op in nested_ops(function):
                     if isinstance(op, PwOp):
                         fail(op, "stands inside a computation; computations hold no pw operation")
+
+
+def _check_shardings(main: ir.OpView, symbols: dict[str, ir.OpView]) -> None:
+    """Checks that each computation gets its operands in the sharding that it takes."""
+    arguments = argument_attrs(main)
+    for op in body_block(main).operations:
+        if not isinstance(op, LaunchOp):
+            continue
+        for number, (value, attrs) in enumerate(
+            zip(op.operands, argument_attrs(symbols[op.callee]), strict=True)
+        ):
+            have = sharding_of(value, symbols, arguments)
+            want = attrs.get(SHARDING)
+            if have is not None and want is not None and read_sharding(have) != read_sharding(want):
+                fail(op, f"operand #{number} lies as {have}, but @{op.callee} takes {want}")
 
 
 def _check_program(program: ir.OpView) -> None:

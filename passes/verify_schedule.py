@@ -8,7 +8,7 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import TransferOp, set_form, verify
-from pathways.passes._order import DeadlockError, events_of, topological_order
+from pathways.passes._order import DeadlockError, device_queues, events_of, topological_order
 from pathways.passes.base import Pass, PassFailure, fail, main_function
 
 
@@ -28,16 +28,18 @@ class VerifySchedule(Pass):
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         events = events_of(module, main)
+        queues = device_queues(module)
         taken: dict[tuple[str, int], int] = {}
         for n, event in enumerate(events):
             if event.order is None:
                 fail(event.op, "has no `order`; run pw-schedule first")
             if isinstance(event.op, TransferOp) and event.op.channel is None:
                 fail(event.op, "has no `channel`; run pw-schedule first")
-            if (event.slice, event.order) in taken:
-                other = events[taken[event.slice, event.order]]
+            position = (queues[event.slice], event.order)
+            if position in taken:
+                other = events[taken[position]]
                 fail(event.op, f"has order {event.order} on @{event.slice}, which the {other} has too")
-            taken[event.slice, event.order] = n
+            taken[position] = n
         try:
             topological_order(events)
         except DeadlockError as error:

@@ -44,8 +44,8 @@ class Target(Protocol):
     def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
         """The arguments of `copy_arrays`, besides the arrays, that make all these transfers at once."""
 
-    def spread(self, transfer: Transfer) -> Callable[[Any], Any] | None:
-        """How to make a transfer that `copy_arrays` cannot make; None when it can."""
+    def routed(self, transfer: Transfer) -> Callable[[Arrays], Arrays] | None:
+        """How to make a transfer of pieces; None for one that `copy_arrays` makes."""
 
     def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
         """What remains to be done to a result of the program; None for nothing."""
@@ -118,13 +118,13 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
     groups: list[list[Step]] = []
     arrived: set[Slot] = set()
     for step in steps:
-        follows = isinstance(step, Transfer) and step.operand in arrived
+        follows = isinstance(step, Transfer) and not arrived.isdisjoint(step.operands)
         if isinstance(step, Launch) or follows or not groups or isinstance(groups[-1][0], Launch):
             groups.append([])
             arrived.clear()
         groups[-1].append(step)
         if isinstance(step, Transfer):
-            arrived.add(step.result)
+            arrived.update(step.results)
     return groups
 
 
@@ -199,17 +199,16 @@ class _Writer:
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
         direct = []
         for transfer in transfers:
-            spread = self.target.spread(transfer)
-            if spread is None:
+            routed = self.target.routed(transfer)
+            if routed is None:
                 direct.append(transfer)
                 continue
-            source, label = self.places[transfer.operand], _label([transfer])
-            name = self.value("spread", spread)
-            self.step(f"{self.take(transfer.result)} = {name}({source})", label)
+            sources, name = self.read(transfer.operands), self.value("routed", routed)
+            self.step(f"{self.write(transfer.results)}{name}({sources})", _label([transfer]))
         if direct:
             others = ", ".join(self.value("to", value) for value in self.target.copies(direct))
-            sources = self.read([transfer.operand for transfer in direct])
-            results = self.write([transfer.result for transfer in direct])
+            sources = self.read([transfer.operands[0] for transfer in direct])
+            results = self.write([transfer.results[0] for transfer in direct])
             self.step(f"{results}{copy}({sources}, {others})", _label(direct))
 
     def release(self, release: Release) -> None:

@@ -105,8 +105,8 @@ def load(
         takes longer than a second.
 
     Raises:
-      CompileError: XLA refused a computation.
-      NotImplementedError: a transfer between shardings that need more than a copy.
+      CompileError: XLA refused a computation, or laid out its operands or results differently.
+      ValueError: a transfer brings a device what it does not need; the plan is wrong.
     """
     _finish_before_exit()
     pairs = list(dict.fromkeys((s.computation, s.slice) for s in plan.steps if isinstance(s, Launch)))
@@ -162,10 +162,7 @@ class _Target:
         self.plan = plan
         self.bindings = bindings
         self.executables = executables
-        # One object for each slice, which makes comparing the shardings of its arrays cheap.
-        self.replicated = {
-            name: NamedSharding(binding.mesh, PartitionSpec()) for name, binding in bindings.items()
-        }
+        self._named: dict[tuple[str, tuple[tuple[str, ...], ...]], NamedSharding] = {}
         self.shardings = dict(self._shardings())
         self.avals = [_aval(type_) for type_ in plan.slot_types]
         self.result_avals = (
@@ -175,13 +172,15 @@ class _Target:
         self._kernels: dict[tuple[object, ...], codegen.Kernel] = {}
         self._execute = {pair: executable.execute_sharded for pair, executable in executables.items()}
         self._copies: dict[tuple[object, ...], tuple[Any, ...]] = {}
-        self._spreads: dict[tuple[object, ...], Callable[[Any], Any]] = {}
+        self._routed: dict[tuple[object, ...], Callable[[list[Any]], list[Any]]] = {}
 
     def kernel(self, launch: Launch) -> codegen.Kernel:
         avals = tuple(self.avals[slot] for slot in launch.results)
         shardings = tuple(self.shardings[slot] for slot in launch.results)
-        key = (launch.computation, launch.slice, avals, shardings)
+        operands = tuple(self.shardings[slot] for slot in launch.operands)
+        key = (launch.computation, launch.slice, operands, avals, shardings)
         if key not in self._kernels:
+            self._check_shardings(launch)
             keep = None
             if self.plan.computations[launch.computation].callbacks:
                 keep = pjrt.token_keeper(list(self.bindings[launch.slice].devices.flat))
@@ -194,27 +193,68 @@ class _Target:
             )
         return self._kernels[key]
 
+    def _check_shardings(self, launch: Launch) -> None:
+        """Checks that XLA laid out a computation as the plan says; it takes any arrays in silence."""
+        if self.bindings[launch.slice].devices.size == 1:
+            return
+        executable = self.executables[launch.computation, launch.slice]
+        for which, slots in (("operand", launch.operands), ("result", launch.results)):
+            shardings = [self.shardings[slot] for slot in slots]
+            ranks = [len(self.plan.slot_types[slot].shape) for slot in slots]
+            wrong = pjrt.misplaced(executable, which, shardings, ranks)
+            if wrong is not None:
+                number, chosen = wrong
+                planned = shardings[number]
+                raise CompileError(
+                    f"computation {launch.computation} on slice {launch.slice}: {which} #{number} lies as "
+                    f"{planned.spec} on {dict(planned.mesh.shape)}, but XLA chose {chosen}"
+                )
+
     def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
-        shardings = [self.shardings[transfer.result] for transfer in transfers]
+        for transfer in transfers:
+            self._check_whole(transfer)
+        shardings = [self.shardings[transfer.results[0]] for transfer in transfers]
         key = tuple(shardings)
         if key not in self._copies:
             devices = [pjrt.device_list(list(sharding.mesh.devices.flat)) for sharding in shardings]
             self._copies[key] = devices, shardings, [pjrt.ALWAYS_COPY] * len(shardings)
         return self._copies[key]
 
-    def spread(self, transfer: Transfer) -> Callable[[Any], Any] | None:
-        source, target = self.shardings[transfer.operand], self.shardings[transfer.result]
-        if _same_shards(source, target, self.plan.slot_types[transfer.operand].shape):
+    def routed(self, transfer: Transfer) -> Callable[[list[Any]], list[Any]] | None:
+        if transfer.routes is None:
             return None
-        if not (source.is_fully_replicated and target.is_fully_replicated):
-            raise NotImplementedError(
-                f"transfer {transfer.src} -> {transfer.dst}: from {source.spec} on {source.mesh.shape} to "
-                f"{target.spec} on {target.mesh.shape}: only equal shards can be copied"
+        self._check_pieces(transfer)
+        target = self.shardings[transfer.results[0]]
+        avals = tuple(self.avals[slot] for slot in transfer.results)
+        key = (target, avals, transfer.routes)
+        if key not in self._routed:
+            self._routed[key] = pjrt.route(transfer.routes, target, avals)
+        return self._routed[key]
+
+    def _check_whole(self, transfer: Transfer) -> None:
+        """Checks that a copy shard by shard, in the order of the meshes, gives each device what it needs.
+
+        JAX does not check it, and whoever reads such an array as a whole does not see it either.
+        """
+        operand, result = transfer.operands[0], transfer.results[0]
+        source, target = self.shardings[operand], self.shardings[result]
+        if not _same_shards(source, target, self.plan.slot_types[operand].shape):
+            raise ValueError(
+                f"program {self.plan.name}: transfer {transfer.src} -> {transfer.dst} from {source.spec} on "
+                f"{dict(source.mesh.shape)} to {target.spec} on {dict(target.mesh.shape)} needs routes; "
+                "run pw-lower-transfers"
             )
-        key = (target, self.avals[transfer.operand])
-        if key not in self._spreads:
-            self._spreads[key] = pjrt.replicate(target)
-        return self._spreads[key]
+
+    def _check_pieces(self, transfer: Transfer) -> None:
+        """Checks that all pieces of a transfer have one type on both sides."""
+        types = {self.plan.shard_type(slot, transfer.src) for slot in transfer.operands}
+        types |= {self.plan.shard_type(slot, transfer.dst) for slot in transfer.results}
+        if len(types) != 1:
+            found = ", ".join(sorted(f"{type_.dtype}{list(type_.shape)}" for type_ in types))
+            raise ValueError(
+                f"program {self.plan.name}: transfer {transfer.src} -> {transfer.dst} copies pieces of "
+                f"different types: {found}"
+            )
 
     def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
         slot = self.plan.results[result].slots[slice]
@@ -268,18 +308,29 @@ class _Target:
             for slot in argument.slots.values()
         }
 
+    def named(self, slot: Slot, slice: str) -> NamedSharding:
+        """The sharding of a slot; one object for equal ones, which makes comparing arrays cheap."""
+        dims = self.plan.sharding(slot)
+        while dims and not dims[-1]:
+            dims = dims[:-1]
+        if (slice, dims) not in self._named:
+            entries = [axes[0] if len(axes) == 1 else axes or None for axes in dims]
+            self._named[slice, dims] = NamedSharding(self.bindings[slice].mesh, PartitionSpec(*entries))
+        return self._named[slice, dims]
+
     def _shardings(self) -> Iterator[tuple[Slot, NamedSharding]]:
-        """The sharding of each slot: replicated over its slice, until plans say more."""
+        """The sharding of each slot."""
         for argument in self.plan.arguments:
             for slice, slot in argument.slots.items():
-                yield slot, self.replicated[slice]
+                yield slot, self.named(slot, slice)
         for step in self.plan.steps:
             match step:
                 case Launch():
                     for slot in step.results:
-                        yield slot, self.replicated[step.slice]
+                        yield slot, self.named(slot, step.slice)
                 case Transfer():
-                    yield step.result, self.replicated[step.dst]
+                    for slot in step.results:
+                        yield slot, self.named(slot, step.dst)
                 case Release():
                     pass
 
@@ -301,7 +352,8 @@ class _Target:
                     for slot in step.results:
                         self.avals[slot] = by_slot.get(slot, self.avals[slot])
                 case Transfer():
-                    self.avals[step.result] = self.avals[step.operand]
+                    if step.routes is None:
+                        self.avals[step.results[0]] = self.avals[step.operands[0]]
                 case Release():
                     pass
 
@@ -316,9 +368,12 @@ def _same_shards(source: NamedSharding, target: NamedSharding, shape: tuple[int,
         return False
     if source.is_fully_replicated and target.is_fully_replicated:
         return True
-    maps = [sharding.devices_indices_map(shape) for sharding in (source, target)]
-    orders = [
-        [indices[device] for device in sharding.mesh.devices.flat]
-        for indices, sharding in zip(maps, (source, target), strict=True)
-    ]
-    return orders[0] == orders[1]
+    held, needed = (
+        [
+            [part.indices(size)[:2] for part, size in zip(indices[device], shape, strict=True)]
+            for indices in (sharding.devices_indices_map(shape),)
+            for device in sharding.mesh.devices.flat
+        ]
+        for sharding in (source, target)
+    )
+    return held == needed

@@ -21,9 +21,13 @@ from pathways.dialect import (
     donated_arguments,
     form_of,
     ops_named,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
     slices_of,
-    symbol_table,
 )
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.shardings import SHARDING, make_sharding, mesh_of, replicated
 from pathways.runtime.plan import (
     Argument,
     ArrayType,
@@ -39,7 +43,7 @@ from pathways.runtime.plan import (
 )
 
 _MESH = re.compile(r"<@(\w+)")
-_SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings")
+_SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings", "arg_attrs", "res_attrs")
 _DTYPES = {"i1": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 
@@ -63,17 +67,20 @@ class _Flattener:
     def __init__(self, module: ir.Module, name: str) -> None:
         self.module = module
         self.name = name
-        self.symbols = symbol_table(module)
+        self.layouts = Layouts(module)
+        self.symbols = self.layouts.symbols
         self.main = self.symbols["main"]
         block = self.main.regions[0].blocks[0]
         *self.ops, self.terminator = block.operations
         self.arguments = list(block.arguments)
         self.slices = argument_slices(self.main)
         self.slot_types: list[ArrayType] = []
+        self.slot_shardings: list[tuple[tuple[str, ...], ...]] = []
         self.slots: dict[ir.Value, dict[str, Slot]] = {}
 
     def new_slot(self, value: ir.Value, slice_name: str) -> Slot:
         self.slot_types.append(array_type(value.type))
+        self.slot_shardings.append(self.layouts.of(value, slice_name).dims)
         slot = len(self.slot_types) - 1
         self.slots.setdefault(value, {})[slice_name] = slot
         return slot
@@ -106,6 +113,7 @@ class _Flattener:
             results=tuple(Result(array_type(v.type), self.slots[v]) for v in self.terminator.operands),
             steps=tuple(steps),
             slot_types=tuple(self.slot_types),
+            slot_shardings=tuple(self.slot_shardings),
             constants={op.sym_name: _array(op.value) for op in ops_named(self.module, ["pw.constant"])},
             peak_bytes={op.sym_name: op.peak_bytes or 0 for op in ops_named(self.module, ["pw.slice"])},
         )
@@ -138,10 +146,16 @@ class _Flattener:
         return Launch(op.callee, op.slice, operands, results, label)
 
     def transfer(self, op: TransferOp) -> Transfer:
-        source = self.slots[op.operands[0]]
         slices = slices_of(op.operands[0], self.slices) or ()
         src = self.symbols[op.channel].src if op.channel is not None else slices[0]
-        return Transfer(source[src], self.new_slot(op.results[0], op.slice), src, op.slice)
+        operands = tuple(self.slots[v][src] for v in op.operands)
+        results = tuple(self.new_slot(r, op.slice) for r in op.results)
+        routes = None
+        if op.routes is not None:
+            pairs = list(zip(op.routes[::2], op.routes[1::2], strict=True))
+            devices = self.layouts.mesh(op.slice).size
+            routes = tuple(tuple(pairs[n : n + devices]) for n in range(0, len(pairs), devices))
+        return Transfer(operands, results, src, op.slice, routes)
 
     def release(self, op: ReleaseOp) -> Release:
         slots = tuple(slot for v in op.operands for slot in self.slots[v].values())
@@ -173,6 +187,7 @@ class _Flattener:
             with ir.InsertionPoint(extracted.body):
                 copy = self.symbols[current].operation.clone().opview
             if current == name:
+                _lay_out(copy)
                 copy.attributes["sym_name"] = ir.StringAttr.get("main")
                 copy.attributes["sym_visibility"] = ir.StringAttr.get("public")
 
@@ -198,6 +213,20 @@ class _Flattener:
         buffer = io.BytesIO()
         extracted.operation.write_bytecode(buffer)
         return buffer.getvalue(), callbacks
+
+
+def _lay_out(function: ir.OpView) -> None:
+    """Writes what a missing sharding means; XLA would take it as leave to choose."""
+    arguments, results = argument_attrs(function), result_attrs(function)
+    meshes = {mesh_of(attrs[SHARDING]) for attrs in (*arguments, *results) if SHARDING in attrs}
+    if not meshes:
+        return
+    for all_attrs, types in ((arguments, function.type.inputs), (results, function.type.results)):
+        for attrs, type_ in zip(all_attrs, types, strict=True):
+            rank = ir.RankedTensorType(type_).rank
+            attrs.setdefault(SHARDING, make_sharding(min(meshes), replicated(rank)))
+    set_argument_attrs(function, arguments)
+    set_result_attrs(function, results)
 
 
 def array_type(tensor_type: ir.Type) -> ArrayType:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api_util, compiler, dispatch
+from jax._src import api_util, compiler, dispatch, op_shardings
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir
 from jaxlib import _jax, xla_client
@@ -136,6 +136,30 @@ def result_handler(aval: Aval, sharding: jax.sharding.Sharding, name: str) -> An
     return handler.pre_wrap(check)
 
 
+def misplaced(
+    executable: LoadedExecutable,
+    which: str,
+    shardings: Sequence[jax.sharding.NamedSharding],
+    ranks: Sequence[int],
+) -> tuple[int, str] | None:
+    """The first operand or result that a partitioned executable lays out differently, and how.
+
+    Args:
+      executable: an executable for several devices.
+      which: `operand` or `result`.
+      shardings: how each should lie.
+      ranks: the number of dimensions of each.
+    """
+    protos = executable.get_parameter_shardings() if which == "operand" else executable.get_output_shardings()
+    if protos is None:
+        return None
+    for number, (proto, sharding, rank) in enumerate(zip(protos, shardings, ranks, strict=True)):
+        chosen = xla_client.HloSharding.from_proto(proto)
+        if not op_shardings.are_hlo_shardings_equal(chosen, sharding._to_xla_hlo_sharding(rank)):
+            return number, str(chosen)
+    return None
+
+
 def debug_checks() -> tuple[bool, bool]:
     """Whether results are checked for NaN and for infinities, part of what a loaded program depends on."""
     return bool(jax.config.jax_debug_nans), bool(jax.config.jax_debug_infs)
@@ -150,21 +174,33 @@ def rewrap(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
     return lambda array: handler(array._arrays)
 
 
-def replicate(sharding: jax.sharding.NamedSharding) -> Callable[[Any], Any]:
-    """A function that copies a fully replicated array to another number of devices, replicated there too.
+def route(
+    routes: Sequence[Sequence[tuple[int, int]]], sharding: jax.sharding.NamedSharding, avals: Sequence[Aval]
+) -> Callable[[list[Any]], list[Any]]:
+    """A function that makes arrays of single shards of others.
 
-    The batched copy only pairs devices one to one, so it is given one single-device array for each target.
+    The batched copy pairs the devices of an array one to one, so it is given single-device arrays, one for
+    each shard that is to be filled.
+
+    Args:
+      routes: for each result and each device of `sharding` the position of an operand, and of one of its
+        shards.
+      sharding: the sharding of each result.
+      avals: the avals of the results.
     """
     devices = list(sharding.mesh.devices.flat)
-    lists = [device_list((device,)) for device in devices]
-    shardings = [jax.sharding.SingleDeviceSharding(device) for device in devices]
-    semantics = [ALWAYS_COPY] * len(devices)
+    picks = [pick for result in routes for pick in result]
+    lists = [device_list((device,)) for device in devices] * len(routes)
+    shardings: list[Any] = [jax.sharding.SingleDeviceSharding(device) for device in devices] * len(routes)
+    semantics = [ALWAYS_COPY] * len(picks)
+    handlers = [pxla.global_aval_to_result_handler(aval, sharding, True) for aval in avals]
+    count = len(devices)
 
-    def copy(array: Any) -> Any:
-        parts = array._arrays
-        sources = [parts[i % len(parts)] for i in range(len(devices))]
+    def copy(arrays: list[Any]) -> list[Any]:
+        shards = [array._arrays for array in arrays]
+        sources = [shards[operand][device] for operand, device in picks]
         buffers = copy_arrays(sources, lists, shardings, semantics)
-        return pxla.global_aval_to_result_handler(array.aval, sharding, True)(buffers)
+        return [handler(buffers[n * count : (n + 1) * count]) for n, handler in enumerate(handlers)]
 
     return copy
 

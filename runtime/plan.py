@@ -160,3 +160,21 @@ class Plan:
     slot_shardings: tuple[tuple[tuple[str, ...], ...], ...] = ()
     constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
     peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def sharding(self, slot: Slot) -> tuple[tuple[str, ...], ...]:
+        """The mesh axes that split each dimension of the array in a slot."""
+        written = self.slot_shardings[slot] if self.slot_shardings else ()
+        return written or ((),) * len(self.slot_types[slot].shape)
+
+    def shard_type(self, slot: Slot, slice: str) -> ArrayType:
+        """The type of the part of the array in a slot that each device of its slice holds."""
+        spec, type_ = self.slices[slice], self.slot_types[slot]
+        sizes = dict(zip(spec.axis_names, spec.shape, strict=True))
+        parts = [math.prod(sizes[axis] for axis in axes) for axes in self.sharding(slot)]
+        shape = tuple(size // n for size, n in zip(type_.shape, parts, strict=True))
+        return ArrayType(shape, type_.dtype)
+
+    def bytes_moved(self, transfer: Transfer) -> int:
+        """The bytes that a transfer brings over: those of all shards that it fills."""
+        devices = math.prod(self.slices[transfer.dst].shape)
+        return devices * sum(self.shard_type(slot, transfer.dst).nbytes for slot in transfer.results)

@@ -67,19 +67,56 @@ class ResourceManager:
             held = {slice: self._bound[slice] for slice in wanted if slice in self._bound}
             _check_disjoint(held, program)
             new = [slice for slice in wanted if slice not in held]
-            taken = {position for binding in held.values() for position in binding.positions}
-            islands = [
-                [device for device in island.devices if device.position not in taken]
-                for island in self.cluster.islands
-            ]
             # The largest first: what is left over then still fits the small ones.
             ordered = sorted(new, key=lambda slice: (slice.island is None, -slice.size))
-            chosen = self._place(ordered, islands, set())
+            chosen = self._place(ordered, self._free(held.values()), set())
+            if chosen is None:
+                chosen = self._place_sharing(ordered, held)
             if chosen is None:
                 raise ResourceError(self._shortage(wanted, program))
             for slice in new:
                 self._bound[slice] = _binding(slice, chosen[slice], program)
             return {slice: self._bound[slice] for slice in wanted}
+
+    def _free(self, taken_by: Iterable[Binding]) -> list[list[Device]]:
+        """The devices of each island that none of these bindings has."""
+        taken = {position for binding in taken_by for position in binding.positions}
+        return [
+            [device for device in island.devices if device.position not in taken]
+            for island in self.cluster.islands
+        ]
+
+    def _place_sharing(
+        self, slices: Sequence[VirtualSlice], held: Mapping[VirtualSlice, Binding]
+    ) -> dict[VirtualSlice, list[Device]] | None:
+        """Devices for each slice when those with `overlap` may share: they go on what the others leave."""
+        sharing = [slice for slice in slices if slice.overlap]
+        if not sharing:
+            return None
+        free = self._free(binding for slice, binding in held.items() if not slice.overlap)
+        alone = self._free(held.values())
+        chosen = self._place([slice for slice in slices if not slice.overlap], alone, set())
+        if chosen is None:
+            return None
+        taken = {device.position for devices in chosen.values() for device in devices}
+        load: collections.Counter[int] = collections.Counter()
+        for binding in held.values():
+            load.update(binding.positions)
+        for slice in sharing:
+            rooms = [
+                sorted(
+                    (device for device in devices if device.position not in taken),
+                    key=lambda device: (load[device.position], device.position),
+                )
+                for island, devices in zip(self.cluster.islands, free, strict=True)
+                if slice.island in (None, island.name)
+            ]
+            room = next((room for room in rooms if len(room) >= slice.size), None)
+            if room is None:
+                return None
+            chosen[slice] = sorted(room[: slice.size], key=lambda device: device.position)
+            load.update(device.position for device in chosen[slice])
+        return chosen
 
     def release(self, slice: VirtualSlice) -> None:
         """Gives the devices of a slice back; programs that were loaded on them keep running there.
@@ -186,6 +223,8 @@ def bound_slices() -> list[str]:
 
 def _check_disjoint(held: Mapping[VirtualSlice, Binding], program: str) -> None:
     for (left, a), (right, b) in itertools.combinations(held.items(), 2):
+        if left.overlap and right.overlap:
+            continue
         if shared := sorted(set(a.positions) & set(b.positions)):
             raise ResourceError(
                 f"program {program}: its slices {left.name} and {right.name} were bound apart "

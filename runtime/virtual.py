@@ -51,10 +51,11 @@ class VirtualSlice:
       size: its number of devices.
       number: how many slices the process made before it.
       island: the name of the island that it must lie in, None for any.
+      overlap: whether it may share devices with other slices of a program that may.
       device_set: the set it belongs to.
     """
 
-    __slots__ = ("__weakref__", "axis_names", "device_set", "island", "name", "number", "shape")
+    __slots__ = ("__weakref__", "axis_names", "device_set", "island", "name", "number", "overlap", "shape")
 
     name: str
     shape: tuple[int, ...]
@@ -62,6 +63,7 @@ class VirtualSlice:
     island: str | None
     device_set: VirtualDeviceSet
     number: int
+    overlap: bool
 
     def __init__(
         self,
@@ -70,7 +72,9 @@ class VirtualSlice:
         axis_names: str | Sequence[str],
         name: str | None = None,
         island: str | None = None,
+        overlap: bool = False,
     ) -> None:
+        self.overlap = overlap
         self.device_set = device_set
         self.shape = _checked_shape(shape)
         self.axis_names = _checked_axes(axis_names, self.shape)
@@ -93,7 +97,8 @@ class VirtualSlice:
     def __repr__(self) -> str:
         axes = ", ".join(f"{axis}={size}" for axis, size in zip(self.axis_names, self.shape, strict=True))
         island = "" if self.island is None else f", island={self.island!r}"
-        return f"VirtualSlice({self.name!r}, {axes}{island})"
+        overlap = ", overlap=True" if self.overlap else ""
+        return f"VirtualSlice({self.name!r}, {axes}{island}{overlap})"
 
 
 class VirtualDeviceSet:
@@ -116,6 +121,7 @@ class VirtualDeviceSet:
         *,
         name: str | None = None,
         island: str | None = None,
+        overlap: bool = False,
     ) -> VirtualSlice:
         """Asks for one more slice.
 
@@ -125,13 +131,15 @@ class VirtualDeviceSet:
           name: its name in the IR and in messages; `name_1` and so on when that is taken. By default s0,
             s1, ...
           island: the name of the island that it must lie in; by default any.
+          overlap: let it share devices with other slices of the program that also may. By default no two
+            slices of a program do.
 
         Raises:
           TypeError: a size that is not an integer, or an axis name that is not a string.
           ValueError: no axis, a size below one, a wrong number of axis names, an axis or slice name that
             cannot be used.
         """
-        added = VirtualSlice(self, shape, axis_names, name, island)
+        added = VirtualSlice(self, shape, axis_names, name, island, overlap)
         # Only weak: a slice that the program forgot gives its devices back.
         self._slices = [ref for ref in self._slices if ref() is not None] + [weakref.ref(added)]
         return added

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from typing import Any
+
+# Before JAX starts: tests count on CPU devices, also on a machine with a GPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
@@ -75,8 +79,11 @@ class PlanBuilder:
         return filled
 
     def transfer(self, slot: int, slice: VirtualSlice) -> int:
+        """A transfer of a value that is replicated on both sides."""
         filled = self.slot(self.types[slot], slice)
-        self.steps.append(plan.Transfer(slot, filled, self.where[slot], slice.name))
+        (size,) = {s.size for s in self.slices if s.name == self.where[slot]}
+        routes = (tuple((0, n % size) for n in range(slice.size)),) if size != slice.size else None
+        self.steps.append(plan.Transfer((slot,), (filled,), self.where[slot], slice.name, routes))
         return filled
 
     def release(self, *slots: int, delete: tuple[int, ...] = ()) -> None:

@@ -45,7 +45,7 @@ func.func @f() {
 
 // An attribute that the operation does not have.
 sdy.mesh @mesh = <["x"=2]>
-// expected-error@below {{'pw.slice' op has no attribute `iland`; it has sym_name, mesh, island, peak_bytes}}
+// expected-error@below {{'pw.slice' op has no attribute `iland`; it has sym_name, mesh, island, overlap, peak_bytes}}
 "pw.slice"() {iland = "left", mesh = @mesh, sym_name = "s0"} : () -> ()
 
 // -----
@@ -106,9 +106,9 @@ module attributes {pw.form = "ready"} {
 sdy.mesh @mesh = <["x"=2]>
 "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
 func.func @main(%x: tensor<f32>) {
-  // expected-error@below {{'pw.transfer' op expected 1 operand, got 2}}
+  // expected-error@below {{'pw.transfer' op expected 1 operand without `routes`, got 2}}
   %0 = "pw.transfer"(%x, %x) {slice = @s0} : (tensor<f32>, tensor<f32>) -> tensor<f32>
-  // expected-error@below {{'pw.transfer' op expected 1 result, got 0}}
+  // expected-error@below {{'pw.transfer' op expected 1 result without `routes`, got 0}}
   "pw.transfer"(%x) {slice = @s0} : (tensor<f32>) -> ()
   // expected-error@below {{'pw.release' op expected 0 results, got 1}}
   %1 = "pw.release"(%x) : (tensor<f32>) -> tensor<f32>

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PHASES = ("0_stablehlo", "1_imported", "2_placed", "3_scheduled")
+PHASES = ("0_stablehlo", "1_imported", "2_placed", "3_sharded", "4_scheduled")
 
 
 @pytest.fixture(scope="module")
@@ -61,4 +61,4 @@ def test_writes_the_ir_after_each_phase(output: str, dump_dir: Path, phase: str)
     for program in ("train_step", "evaluate"):
         text = (dump_dir / f"{program}.{phase}.mlir").read_text()
         assert "func.func public @main" in text
-        assert ('"pw.transfer"' in text) == (phase in ("2_placed", "3_scheduled"))
+        assert ('"pw.transfer"' in text) == (phase in ("2_placed", "3_sharded", "4_scheduled"))

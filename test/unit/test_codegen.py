@@ -30,7 +30,7 @@ class Recorder:
     def copies(self, transfers):
         return (tuple(transfer.dst for transfer in transfers),)
 
-    def spread(self, transfer):
+    def routed(self, transfer):
         return None
 
     def finish(self, result, slice):
@@ -73,9 +73,9 @@ def launch(name: str, operands: tuple[int, ...], result: int) -> plan.Launch:
 def test_the_function_is_a_straight_line():
     steps = [
         launch("a", (0,), 1),
-        plan.Transfer(1, 2, "s0", "s1"),
+        plan.Transfer((1,), (2,), "s0", "s1"),
         plan.Release((1,)),
-        plan.Transfer(0, 3, "s0", "s1"),
+        plan.Transfer((0,), (3,), "s0", "s1"),
         launch("b", (2, 3), 4),
         plan.Release((2, 3)),
     ]
@@ -94,7 +94,7 @@ def test_the_function_is_a_straight_line():
 
 
 def test_a_transfer_of_what_a_transfer_brought_is_a_call_of_its_own():
-    steps = [plan.Transfer(0, 1, "s0", "s1"), plan.Transfer(1, 2, "s1", "s2")]
+    steps = [plan.Transfer((0,), (1,), "s0", "s1"), plan.Transfer((1,), (2,), "s1", "s2")]
     generated = make(steps, (2,), 3)
     assert generated.run(["x"]) == ["x@s1@s2"]
     assert generated.source.count("copy0(") == 2

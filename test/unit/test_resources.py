@@ -169,3 +169,26 @@ def test_connect_refuses_to_move_bound_slices():
     )
     done = run_python(code)
     assert "RuntimeError: connect: slices s0 are bound to devices" in done.stderr
+
+
+def test_slices_share_devices_only_when_they_ask_to():
+    devices = make_virtual_device_set()
+    count = 8
+    first = devices.add_slice(count, "x", overlap=True)
+    second = devices.add_slice(count, "x", overlap=True)
+    bound = manager_of().bind([first, second], "step")
+    assert bound[first].positions == bound[second].positions
+
+    alone = devices.add_slice(1, "x")
+    with pytest.raises(ResourceError, match="not enough devices"):
+        manager_of().bind([first, alone], "step")
+
+
+def test_sharing_slices_leave_the_others_their_devices():
+    devices = make_virtual_device_set()
+    count = 8
+    alone = devices.add_slice(count - 1, "x")
+    sharing = [devices.add_slice(1, "x", overlap=True) for _ in range(3)]
+    bound = manager_of().bind([*sharing, alone], "step")
+    assert {bound[s].positions for s in sharing} == {(count - 1,)}
+    assert set(bound[alone].positions) == set(range(count - 1))

@@ -74,10 +74,11 @@ def check(work: Path) -> None:
     script = work / "use.py"
     script.write_text(USE)
     run(binaries / "python", "-I", script, *modules(), cwd=work)
-    version = run(binaries / "pw-opt", "--version", cwd=work)
     expected = wheel.name.split("-")[1]
-    if expected not in version:
-        sys.exit(f"wheel check: pw-opt --version prints {version!r}, expected {expected}")
+    for tool in ("pw-opt", "pw-compile"):
+        version = run(binaries / tool, "--version", cwd=work)
+        if expected not in version:
+            sys.exit(f"wheel check: {tool} --version prints {version!r}, expected {expected}")
 
 
 if __name__ == "__main__":

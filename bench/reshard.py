@@ -1,0 +1,278 @@
+"""What it costs to move an array to another slice in another sharding, against `jax.device_put`: ratios.
+
+  python bench/reshard.py [--json PATH] [--rounds N] [--only TEXT]
+
+Also what a launch of a sharded computation costs against the same function under `jax.jit`. Both sides of a
+case run in turn, in random order; medians are compared, of the time until the call returns and of the time
+until the result is ready. `limit` says what bounds our side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxlib.mlir import ir
+
+import pathways
+from pathways.dialect import make_context
+from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.text import parse_pipeline
+from pathways.runtime.cluster import connect
+from pathways.runtime.executable import load
+from pathways.runtime.lower import plan_of
+from pathways.runtime.resources import bind, release
+from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set
+
+PASSES = "pw-lower-transfers,pw-verify-placed,pw-schedule,pw-fuse-launches,pw-plan-memory,pw-verify-schedule"
+BATCHES = 5
+WARM_UP = 5
+SIZES = {"1 MB": (768, 336), "64 MB": (6144, 2688)}
+
+Side = Callable[[], Any]
+Pair = tuple[float, float]
+P = PartitionSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """An array on one mesh that goes to another."""
+
+    name: str
+    source: tuple[int, ...]
+    source_spec: PartitionSpec
+    target: tuple[int, ...]
+    target_spec: PartitionSpec
+    limit: str
+
+
+MOVES = [
+    Move("4 to 4, equal", (4,), P("x"), (4,), P("x"), "the copies"),
+    Move("2x2 to 2x2, equal", (2, 2), P("x", "y"), (2, 2), P("x", "y"), "the copies"),
+    Move("4 to 4, rows to columns", (4,), P("x"), (4,), P(None, "x"), "cutting and joining: 3 passes over memory"),
+    Move("2x2 tiles to 4 rows", (2, 2), P("x", "y"), (4,), P("x"), "cutting and joining: 3 passes over memory"),
+    Move("4 to 2", (4,), P("x"), (2,), P("x"), "copies, then joining: 2 passes over memory"),
+    Move("2 to 4", (2,), P("x"), (4,), P("x"), "cutting, then copies: 2 passes over memory"),
+    Move("3 to 2", (3,), P("x"), (2,), P("x"), "cutting and joining: 3 passes over memory"),
+    Move("4 to 2, replicated", (4,), P("x"), (2,), P(), "joining twice the bytes"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Two ways to do one thing; `target` is the largest ratio of ours to theirs, for both times."""
+
+    name: str
+    versus: str
+    target: float
+    limit: str
+    ours: Side
+    theirs: Side
+    prepare: Callable[[], None] = lambda: None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Microseconds until our call and theirs return, and until their results are ready."""
+
+    case: str
+    versus: str
+    target: float
+    limit: str
+    returned: Pair
+    ready: Pair
+
+
+def text(move: Move, slices: list[VirtualSlice], shape: tuple[int, ...]) -> str:
+    """The program that moves an array and does nothing else."""
+    type_ = f"tensor<{'x'.join(map(str, shape))}xf32>"
+    declared = []
+    written = []
+    for number, (slice, spec) in enumerate(zip(slices, (move.source_spec, move.target_spec), strict=True)):
+        axes = ", ".join(
+            f'"{name}"={size}' for name, size in zip(slice.axis_names, slice.shape, strict=True)
+        )
+        declared.append(f"sdy.mesh @mesh_{number} = <[{axes}]>")
+        declared.append(f'"pw.slice"() {{mesh = @mesh_{number}, sym_name = "{slice.name}"}} : () -> ()')
+        dims = [*spec, *[None] * (len(shape) - len(spec))]
+        entries = ", ".join("{}" if axis is None else f'{{"{axis}"}}' for axis in dims)
+        written.append(f"#sdy.sharding<@mesh_{number}, [{entries}]>")
+    source, target = (slice.name for slice in slices)
+    lines = "\n  ".join(declared)
+    return f"""module @move attributes {{pw.form = "placed"}} {{
+  {lines}
+  func.func public @main(%x: {type_} {{pw.slice = @{source}, sdy.sharding = {written[0]}}})
+      -> ({type_} {{pw.slice = @{target}, sdy.sharding = {written[1]}}}) {{
+    %0 = "pw.transfer"(%x) {{sharding = {written[1]}, slice = @{target}}} : ({type_}) -> {type_}
+    return %0 : {type_}
+  }}
+}}"""
+
+
+def moves() -> Iterator[Case]:
+    """Every move with both sizes."""
+    for move in MOVES:
+        devices = make_virtual_device_set()
+        names = ("x", "y")
+        slices = [
+            devices.add_slice(shape, names[: len(shape)]) for shape in (move.source, move.target)
+        ]
+        bindings = bind(slices, "move")
+        shardings = [
+            NamedSharding(bindings[slice].mesh, spec)
+            for slice, spec in zip(slices, (move.source_spec, move.target_spec), strict=True)
+        ]
+        for size, shape in SIZES.items():
+            context = make_context()
+            module = ir.Module.parse(text(move, slices, shape), context)
+            with Diagnostics(context):
+                run_passes(module, parse_pipeline(PASSES, context))
+            loaded = load(plan_of(module, "move"), {slice.name: bindings[slice] for slice in slices})
+            fresh = Fresh(shape, shardings[0])
+
+            def ours(run: Callable[..., Any] = loaded.run, fresh: Fresh = fresh) -> Any:
+                return run([fresh.array])
+
+            def theirs(fresh: Fresh = fresh, sharding: NamedSharding = shardings[1]) -> Any:
+                return jax.device_put(fresh.array, sharding)
+
+            check(ours()[0], theirs())
+            yield Case(
+                f"{move.name}, {size}", "jax.device_put", 1.1, move.limit, ours, theirs, fresh.prepare
+            )
+        for slice in slices:
+            release(slice)
+
+
+class Fresh:
+    """An array that no call has seen before: `jax.device_put` would find the host copy that it left there."""
+
+    def __init__(self, shape: tuple[int, ...], sharding: NamedSharding) -> None:
+        self.make = jax.jit(
+            lambda: jnp.arange(math.prod(shape), dtype=jnp.float32).reshape(shape), out_shardings=sharding
+        )
+        self.prepare()
+
+    def prepare(self) -> None:
+        self.array = self.make().block_until_ready()
+
+
+def check(ours: jax.Array, theirs: jax.Array) -> None:
+    """Both sides put the same on every device."""
+    for a, b in zip(ours.addressable_shards, theirs.addressable_shards, strict=True):
+        assert a.device == b.device
+        np.testing.assert_array_equal(a.data, b.data)
+
+
+def launches() -> Iterator[Case]:
+    """A computation over a 2x2 mesh, with a collective in it, small and large."""
+    devices = make_virtual_device_set()
+    slice = devices.add_slice((2, 2), ("x", "y"))
+    mesh = bind([slice], "launch")[slice].mesh
+    specs = P("x", None), P(None, "y")
+
+    def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w)
+
+    placed = pathways.jit(multiply, devices=slice, in_shardings=specs, out_shardings=P("x", "y"))
+    program = pathways.program(lambda x, w: placed(x, w), in_shardings=specs, out_shardings=P("x", "y"))
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    jitted = jax.jit(multiply, in_shardings=shardings, out_shardings=NamedSharding(mesh, P("x", "y")))
+    for size in (64, 1024):
+        arrays = [jax.device_put(np.ones((size, size), np.float32), sharding) for sharding in shardings]
+        check(program(*arrays), jitted(*arrays))
+
+        def ours(arrays: list[jax.Array] = arrays) -> Any:
+            return program(*arrays)
+
+        def theirs(arrays: list[jax.Array] = arrays) -> Any:
+            return jitted(*arrays)
+
+        name = f"sharded computation, {size} x {size} on 2x2"
+        yield Case(name, "jax.jit", 1.05, "the partitioned executable", ours, theirs)
+
+
+def measure(case: Case, rounds: int) -> Measured:
+    """Medians over several batches, in each of which both sides run `rounds` times in random order."""
+    batches = [_batch(case, rounds) for _ in range(BATCHES)]
+    returned, ready = (_middle(pairs) for pairs in zip(*batches, strict=True))
+    return Measured(case.name, case.versus, case.target, case.limit, returned, ready)
+
+
+def _batch(case: Case, rounds: int) -> tuple[Pair, Pair]:
+    sides = (case.ours, case.theirs)
+    returned: tuple[list[float], list[float]] = ([], [])
+    ready: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + WARM_UP):
+        for side in random.sample((0, 1), 2):
+            case.prepare()
+            began = time.perf_counter()
+            results = sides[side]()
+            after = time.perf_counter()
+            jax.block_until_ready(results)
+            end = time.perf_counter()
+            if number >= WARM_UP:
+                returned[side].append((after - began) * 1e6)
+                ready[side].append((end - began) * 1e6)
+            del results
+    return _medians(returned), _medians(ready)
+
+
+def _medians(times: tuple[list[float], list[float]]) -> Pair:
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def _middle(pairs: tuple[Pair, ...]) -> Pair:
+    """The pair whose ratio is the median of all ratios."""
+    return sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]
+
+
+def report(found: list[Measured]) -> None:
+    """Prints the table."""
+    print(f"command: {' '.join(['python', *sys.argv])}")
+    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
+    print(f"{'case':<40}{'versus':<16}{'target':>7}{'return':>8}{'ready':>8}{'ours us':>10}{'theirs us':>11}  limit")
+    for row in found:
+        ratio, ready = (pair[0] / pair[1] for pair in (row.returned, row.ready))
+        print(
+            f"{row.case:<40}{row.versus:<16}{row.target:>7.2f}{ratio:>8.2f}{ready:>8.2f}"
+            f"{row.ready[0]:>10.0f}{row.ready[1]:>11.0f}  {row.limit}"
+            f"{'' if max(ratio, ready) <= row.target else '  OVER'}"
+        )
+    ratios = [row.ready[0] / row.ready[1] for row in found if row.versus == "jax.device_put"]
+    if ratios:
+        print(f"median ratio to jax.device_put until ready: {statistics.median(ratios):.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--rounds", type=int, default=20, help="calls of each side in each of five batches")
+    parser.add_argument("--only", default="", help="only cases with this text in their names")
+    options = parser.parse_args()
+    connect(cpu_devices=8)
+    every = (case for cases in (moves, launches) for case in cases())
+    found = [measure(case, options.rounds) for case in every if options.only in case.name]
+    report(found)
+    if options.json:
+        rows = [dataclasses.asdict(row) for row in found]
+        document = {"jax": jax.__version__, "command": sys.argv, "cases": rows}
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What users say of shardings: trees of `PartitionSpec`s that match their arrays, whole or as prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pathways.dialect.shardings import Mesh, Sharding
+from pathways.passes.propagate_shardings import check_spec
+from pathways.runtime.virtual import VirtualSlice
+
+Spec = PartitionSpec | None
+"""How an array lies over its slice; None where nothing is said."""
+
+
+def abstract_mesh(virtual: VirtualSlice) -> Any:
+    """The mesh of a slice without devices, for tracing."""
+    kinds = (jax.sharding.AxisType.Auto,) * len(virtual.shape)
+    return jax.sharding.AbstractMesh(virtual.shape, virtual.axis_names, axis_types=kinds)
+
+
+def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
+    """One spec for each leaf of a tree.
+
+    Args:
+      specs: a tree of `PartitionSpec`s or None that is a prefix of `tree`.
+      tree: the arrays.
+      what: what to call the specs in messages, such as "in_shardings of 'f'".
+
+    Raises:
+      TypeError: when a leaf is something else; a sharding over physical devices has no place here.
+      ValueError: when the trees do not match, or a dimension is `UNCONSTRAINED`.
+    """
+    for leaf in jax.tree.leaves(specs, is_leaf=_is_spec):
+        if isinstance(leaf, NamedSharding):
+            raise TypeError(
+                f"{what}: {leaf} names physical devices, but a slice gets its devices only when the program "
+                "is loaded; give the PartitionSpec alone"
+            )
+        if leaf is not None and not isinstance(leaf, PartitionSpec):
+            raise TypeError(f"{what}: expected a PartitionSpec or None, got {type(leaf).__name__}")
+        if leaf is not None and PartitionSpec.UNCONSTRAINED in leaf:
+            raise ValueError(
+                f"{what}: {leaf} leaves a dimension unconstrained, which only with_sharding_constraint can do"
+            )
+    try:
+        full = jax.tree.broadcast(specs, tree, is_leaf=_is_spec)
+    except ValueError as error:
+        message = str(error).replace("broadcast_prefix prefix_tree", what.split()[0])
+        raise ValueError(f"{what} do not match what they describe: {message}") from None
+    return jax.tree.leaves(full, is_leaf=_is_spec)
+
+
+def checked(spec: Spec, shape: Sequence[int], virtual: VirtualSlice, what: str) -> None:
+    """Checks a spec against an array and the mesh of its slice.
+
+    Raises:
+      ValueError: an axis that is unknown or used twice, too many dimensions, or one that does not divide.
+    """
+    if spec is not None:
+        mesh = Mesh(tuple(zip(virtual.axis_names, virtual.shape, strict=True)))
+        problem = check_spec(dims_of(spec), list(shape), mesh)
+        if problem:
+            raise ValueError(f"{what} is {spec} on slice {virtual.name}: {problem}")
+
+
+def dims_of(spec: PartitionSpec) -> Sharding:
+    """The axes of each dimension that a spec mentions."""
+    return Sharding(tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec))
+
+
+def _is_spec(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, (PartitionSpec, NamedSharding))

@@ -1,0 +1,69 @@
+"""How values lie over their slices. `Layouts.of` is the one answer to that question."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.operation import ops_named, symbol_table
+from pathways.dialect.ops import LoopOp, MirrorOp
+from pathways.dialect.placement import argument_attrs, result_attrs, slices_of
+from pathways.dialect.shardings import (
+    SHARDING,
+    Mesh,
+    Sharding,
+    mesh_of,
+    read_mesh,
+    read_sharding,
+    replicated,
+    sharding_of,
+    slice_meshes,
+)
+
+
+class Layouts:
+    """The shardings of the values of a program, read from the IR.
+
+    The sharding of an argument of `@main` is its attribute, that of a result of a launch the attribute of
+    the callee's result, that of a result of a transfer its `sharding`. Where nothing is written, the value
+    is replicated over its slice.
+
+    Attributes:
+      symbols: the symbols of the module; functions added to it are known from then on.
+      meshes: the name and the axes of the mesh of each slice.
+    """
+
+    def __init__(self, module: ir.Module) -> None:
+        self.symbols = symbol_table(module)
+        self.meshes = slice_meshes(self.symbols)
+        self._axes = {
+            op.attributes["sym_name"].value: read_mesh(op) for op in ops_named(module, ["sdy.mesh"])
+        }
+        self._arguments: dict[str, list[dict[str, ir.Attribute]]] = {}
+
+    def mesh(self, slice: str) -> Mesh:
+        """The axes of a slice."""
+        return self.meshes[slice][1]
+
+    def of(self, value: ir.Value, slice: str) -> Sharding:
+        """How a value lies over one of its slices."""
+        attribute, mesh = self._attribute(value, slice), self.mesh(slice)
+        # A value that is mirrored on slices of several shapes carries the sharding on the first of them.
+        if attribute is None or mesh.size == 1 or self._axes[mesh_of(attribute)] != mesh:
+            return replicated(ir.RankedTensorType(value.type).rank)
+        return read_sharding(attribute)
+
+    def _attribute(self, value: ir.Value, slice: str) -> ir.Attribute | None:
+        if isinstance(value, ir.BlockArgument):
+            function = value.owner.owner.operation.opview
+            name = function.attributes["sym_name"].value
+            if name not in self._arguments:
+                self._arguments[name] = argument_attrs(function)
+            return self._arguments[name][value.arg_number].get(SHARDING)
+        op = value.owner.opview
+        match op:
+            case MirrorOp():
+                copy = next(v for v in op.operands if slice in (slices_of(v) or ()))
+                return self._attribute(copy, slice)
+            case LoopOp():
+                return result_attrs(self.symbols[op.body])[ir.OpResult(value).result_number].get(SHARDING)
+        return sharding_of(value, self.symbols, [])

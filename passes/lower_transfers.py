@@ -1,0 +1,431 @@
+"""`pw-lower-transfers`: cuts and joins what moves between slices whose shards do not correspond."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy, stablehlo
+
+from pathways.dialect import (
+    LaunchOp,
+    LoopOp,
+    TransferOp,
+    argument_slices,
+    set_argument_attrs,
+    set_result_attrs,
+    slices_of,
+)
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.operation import counted
+from pathways.dialect.shardings import SHARDING, Index, Mesh, Sharding, make_sharding
+from pathways.passes.base import Pass, fail, main_function, option, remark
+from pathways.passes.ir_utils import (
+    body_block,
+    byte_size,
+    finish_function,
+    function_of_block,
+    unique_name,
+)
+
+ISLANDS = ("named", "all")
+
+
+@dataclasses.dataclass(frozen=True)
+class LowerTransfers(Pass):
+    """Turns transfers between slices whose shards do not correspond into copies of pieces.
+
+    A transfer is left alone where device i of the source holds just what device i of the target needs.
+    Otherwise:
+
+    1. The shards of both sides are divided by a common grid, in each dimension into the least common
+       multiple of both numbers of shards.
+    2. A launch on the source cuts every shard into the cells of the grid, without communication. Mesh axes
+       over which the source is replicated first share the work, where the target is divided further.
+    3. One transfer with `routes` brings every device of the target its cells. Several devices that hold a
+       cell take turns.
+    4. A launch on the target joins the cells of every shard, without communication.
+
+    A value of more than `gather-bytes` that the target replicates crosses from one island to another once:
+    it is sent in as many parts as there are replicas, along a dimension that they divide, and gathered on
+    the target. Within an island every replica gets a copy of its own.
+
+    A remark says what each such transfer brings over.
+
+    Requires: placed form; shardings from `pw-propagate-shardings`; what they split divides evenly.
+    Guarantees: a transfer without `routes` copies shards as they are.
+    """
+
+    name: ClassVar[str] = "pw-lower-transfers"
+    gather_bytes: int = option(65536, "replicated values above this size cross between islands once")
+    islands: str = option(
+        "named", "slices on different islands: those whose `island` differs (named), or all"
+    )
+
+    def __post_init__(self) -> None:
+        if self.islands not in ISLANDS:
+            raise ValueError(f"option 'islands' must be one of {', '.join(ISLANDS)}, got '{self.islands}'")
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        lowering = _Lowering(module, self)
+        bodies = {op.body for op in body_block(main).operations if isinstance(op, LoopOp)}
+        for program in (main, *(lowering.layouts.symbols[name] for name in sorted(bodies))):
+            arguments = argument_slices(program)
+            for op in list(body_block(program).operations):
+                if isinstance(op, TransferOp) and op.routes is None:
+                    lowering.lower(op, arguments)
+
+
+Body = Callable[[list[ir.Value]], list[ir.Value]]
+"""Builds a computation: from its arguments to its results."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """One side of a transfer: a slice, its mesh, and how the value lies over it."""
+
+    slice: str
+    mesh_name: str
+    mesh: Mesh
+    sharding: Sharding
+
+    def with_sharding(self, sharding: Sharding) -> _Side:
+        return dataclasses.replace(self, sharding=sharding)
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        return self.sharding.splits(self.mesh)
+
+    @property
+    def unused(self) -> list[tuple[str, int]]:
+        """The axes over which the value is replicated."""
+        used = {axis for axes in self.sharding.dims for axis in axes}
+        return [(name, size) for name, size in self.mesh.axes if name not in used and size > 1]
+
+    def attribute(self) -> ir.Attribute | None:
+        """The sharding as it is written; nothing for a slice of one device."""
+        return make_sharding(self.mesh_name, self.sharding) if self.mesh.size > 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """How the shards of both sides are divided.
+
+    Attributes:
+      source: the source, its sharding refined by axes that only replicated the value.
+      target: the target.
+      cuts: into how many pieces each dimension of a source shard is cut.
+      joins: of how many pieces each dimension of a target shard is made.
+      cell: the sizes of a piece.
+    """
+
+    source: _Side
+    target: _Side
+    cuts: tuple[int, ...]
+    joins: tuple[int, ...]
+    cell: tuple[int, ...]
+
+    @property
+    def pieces(self) -> int:
+        """How many arrays take part on both sides."""
+        return math.prod(self.cuts) + math.prod(self.joins)
+
+
+class _Lowering:
+    def __init__(self, module: ir.Module, options: LowerTransfers) -> None:
+        self.module = module
+        self.options = options
+        self.layouts = Layouts(module)
+        self.functions: dict[object, str] = {}
+        self.cut_values: dict[object, list[ir.Value]] = {}
+
+    def lower(self, op: TransferOp, arguments: list[tuple[str, ...] | None]) -> None:
+        value = op.operands[0]
+        places = slices_of(value, arguments)
+        if not places:
+            fail(op, "moves a value that is not placed; run pw-infer-placement first")
+        source = self.side(places[0], self.layouts.of(value, places[0]))
+        target = self.side(op.slice, self.layouts.of(op.results[0], op.slice))
+        shape = tuple(ir.RankedTensorType(value.type).shape)
+        held, needed = _indices(op, source, shape), _indices(op, target, shape)
+        spread: Iterable[Sharding] = ()
+        if self.crosses_islands(source, target) and byte_size(value.type) > self.options.gather_bytes:
+            spread = _spread(target, shape)
+        cuts = [_cut(source, target.with_sharding(sharding), shape) for sharding in spread]
+        if held == needed and not cuts:
+            return
+        cut = min(cuts, key=lambda cut: cut.pieces) if cuts else _cut(source, target, shape)
+        with op.operation.location, ir.InsertionPoint(op):
+            pieces = self.cut(value, source, cut)
+            arrived = self.move(op, pieces, cut, shape)
+            joined = self.join(op, arrived, cut)
+            result = self.gather(joined, cut.target, target)
+        op.results[0].replace_all_uses_with(result)
+        op.operation.erase()
+
+    def side(self, slice: str, sharding: Sharding) -> _Side:
+        name, mesh = self.layouts.meshes[slice]
+        return _Side(slice, name, mesh, sharding)
+
+    def crosses_islands(self, source: _Side, target: _Side) -> bool:
+        if self.options.islands == "all":
+            return True
+        islands = [self.layouts.symbols[side.slice].island for side in (source, target)]
+        return None not in islands and islands[0] != islands[1]
+
+    def cut(self, value: ir.Value, source: _Side, cut: _Cut) -> list[ir.Value]:
+        """The pieces of a value on the source: for each piece of a shard, all shards' in one array."""
+        if cut.source == source and math.prod(cut.cuts) == 1:
+            return [value]
+        key = (value, source.slice, cut.source, cut.cuts)
+        if key not in self.cut_values:
+            self.cut_values[key] = self.launch(
+                "cut",
+                (source.mesh_name, value.type, source.sharding, cut.source.sharding, cut.cuts),
+                [value],
+                source,
+                cut.source,
+                lambda arguments: _cut_locally(arguments[0], source, cut),
+            )
+        return self.cut_values[key]
+
+    def move(
+        self, op: TransferOp, pieces: list[ir.Value], cut: _Cut, shape: tuple[int, ...]
+    ) -> list[ir.Value]:
+        """Sends pieces along routes."""
+        routes = _routes(cut, shape)
+        whole = len(pieces) == math.prod(cut.joins) == 1
+        as_it_is = [(0, device) for device in range(cut.source.mesh.size)]
+        element = ir.RankedTensorType(pieces[0].type).element_type
+        result = [s * c for s, c in zip(cut.target.splits, cut.cell, strict=True)]
+        moved = TransferOp.build(
+            pieces,
+            [ir.RankedTensorType.get(result, element)] * math.prod(cut.joins),
+            slice=op.slice,
+            sharding=cut.target.attribute(),
+            routes=None if whole and routes == as_it_is else [n for pair in routes for n in pair],
+        )
+        copies = len(routes)
+        size = copies * byte_size(ir.RankedTensorType.get(list(cut.cell), element))
+        source, target = cut.source, cut.target
+        remark(
+            op,
+            f"moves {counted(size, 'byte')} from @{source.slice} ({counted(source.mesh.size, 'device')}) to "
+            f"@{target.slice} ({counted(target.mesh.size, 'device')}) in {counted(copies, 'piece')}",
+        )
+        return list(moved.results)
+
+    def join(self, op: TransferOp, pieces: list[ir.Value], cut: _Cut) -> ir.Value:
+        """The value on the target."""
+        if len(pieces) == 1:
+            return pieces[0]
+        (joined,) = self.launch(
+            "join",
+            (cut.target.mesh_name, op.results[0].type, cut.target.sharding, cut.joins),
+            pieces,
+            cut.target,
+            cut.target,
+            lambda arguments: [_join_locally(arguments, op.results[0].type, cut)],
+        )
+        return joined
+
+    def gather(self, value: ir.Value, held: _Side, wanted: _Side) -> ir.Value:
+        """Changes how a value lies over the target."""
+        if held == wanted:
+            return value
+        key = (held.mesh_name, value.type, held.sharding, wanted.sharding)
+        (gathered,) = self.launch("gather", key, [value], held, wanted, list)
+        return gathered
+
+    def launch(
+        self,
+        base: str,
+        key: tuple[object, ...],
+        operands: list[ir.Value],
+        operand_side: _Side,
+        result_side: _Side,
+        body: Body,
+    ) -> list[ir.Value]:
+        """Launches a computation; equal keys share it."""
+        if (base, key) not in self.functions:
+            self.functions[base, key] = self.function(
+                base, [v.type for v in operands], operand_side, result_side, body
+            )
+        name = self.functions[base, key]
+        function = self.layouts.symbols[name]
+        launch = LaunchOp.build(
+            operands, function.type.results, callee=name, slice=operand_side.slice, phase="glue"
+        )
+        return list(launch.results)
+
+    def function(
+        self, base: str, types: list[ir.Type], operand_side: _Side, result_side: _Side, body: Body
+    ) -> str:
+        symbols = self.layouts.symbols
+        name = unique_name(base, symbols)
+        function, block = function_of_block(self.module, name, types, ir.Location.current)
+        with ir.InsertionPoint(block):
+            results = body(list(block.arguments))
+        finish_function(function, results)
+        for set_attrs, side, count in (
+            (set_argument_attrs, operand_side, len(types)),
+            (set_result_attrs, result_side, len(results)),
+        ):
+            attribute = side.attribute()
+            if attribute is not None:
+                set_attrs(function, [{SHARDING: attribute}] * count)
+        symbols[name] = function
+        return name
+
+
+def _indices(op: TransferOp, side: _Side, shape: Sequence[int]) -> list[Index]:
+    try:
+        return side.sharding.indices(shape, side.mesh)
+    except ValueError as error:
+        fail(op, f"cannot be cut: on @{side.slice} {error}")
+
+
+def _cut(source: _Side, target: _Side, shape: Sequence[int]) -> _Cut:
+    """Divides the shards of both sides by a common grid."""
+    grid = [math.lcm(s, t) for s, t in zip(source.splits, target.splits, strict=True)]
+    source = _refined(source, grid)
+    return _Cut(
+        source,
+        target,
+        tuple(g // s for g, s in zip(grid, source.splits, strict=True)),
+        tuple(g // t for g, t in zip(grid, target.splits, strict=True)),
+        tuple(n // g for n, g in zip(shape, grid, strict=True)),
+    )
+
+
+def _refined(side: _Side, grid: Sequence[int]) -> _Side:
+    """Lets axes that replicate a value divide it further, as far as the grid goes: a local operation."""
+    dims = list(side.sharding.dims)
+    for name, size in side.unused:
+        splits = Sharding(tuple(dims)).splits(side.mesh)
+        fits = (d for d, (g, s) in enumerate(zip(grid, splits, strict=True)) if g // s % size == 0)
+        dim = next(fits, None)
+        if dim is not None:
+            dims[dim] = (*dims[dim], name)
+    return side.with_sharding(Sharding(tuple(dims)))
+
+
+def _spread(target: _Side, shape: Sequence[int]) -> Iterator[Sharding]:
+    """The shardings that divide a value among its replicas, along each dimension that they divide."""
+    axes = tuple(name for name, _ in target.unused)
+    if not axes:
+        return
+    for dim in range(len(shape)):
+        dims = list(target.sharding.dims)
+        dims[dim] = (*dims[dim], *axes)
+        spread = Sharding(tuple(dims))
+        if shape[dim] > 0 and shape[dim] % spread.splits(target.mesh)[dim] == 0:
+            yield spread
+
+
+def _routes(cut: _Cut, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """For each result and each device of the target, a piece and a device of the source that hold it."""
+    holders: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for device, index in enumerate(cut.source.sharding.indices(shape, cut.source.mesh)):
+        for number, start in enumerate(_starts(index, cut.cuts, cut.cell)):
+            holders.setdefault(start, []).append((number, device))
+    needed = cut.target.sharding.indices(shape, cut.target.mesh)
+    wanted = [list(_starts(index, cut.joins, cut.cell)) for index in needed]
+    load = [0] * cut.source.mesh.size
+    routes = []
+    for result in range(math.prod(cut.joins)):
+        for device, starts in enumerate(wanted):
+            # Among equally busy devices the one with the same number, then those behind it.
+            piece, sender = min(
+                holders[starts[result]],
+                key=lambda entry: (load[entry[1]], (entry[1] - device) % len(load)),
+            )
+            load[sender] += 1
+            routes.append((piece, sender))
+    return routes
+
+
+def _starts(index: Index, counts: Sequence[int], cell: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Where the pieces of a shard begin, in row-major order."""
+    for number in _places(counts):
+        yield tuple(start + n * c for (start, _), n, c in zip(index, number, cell, strict=True))
+
+
+def _places(counts: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*(range(count) for count in counts))
+
+
+def _cut_locally(value: ir.Value, source: _Side, cut: _Cut) -> list[ir.Value]:
+    """Cuts the shards of a value: along a dimension of s shards and a pieces, s x (a c) is cut behind s."""
+    side = cut.source
+    if source != side:
+        value = sdy.ShardingConstraintOp(value, side.attribute()).result
+    shape = ir.RankedTensorType(value.type).shape
+    split = [a > 1 and s > 1 for a, s in zip(cut.cuts, side.splits, strict=True)]
+    parted = _reshape(value, _parted(shape, side.splits, split), _parted_sharding(side, split))
+    pieces = []
+    for place in _places(cut.cuts):
+        starts: list[int] = []
+        limits: list[int] = []
+        for parts, cell, number, is_split in zip(side.splits, cut.cell, place, split, strict=True):
+            if is_split:
+                starts, limits = [*starts, 0, number * cell], [*limits, parts, (number + 1) * cell]
+            else:
+                starts, limits = [*starts, number * cell], [*limits, number * cell + parts * cell]
+        piece = stablehlo.slice(parted, starts, limits, [1] * len(starts))
+        _lay(piece, _parted_sharding(side, split))
+        pieces.append(_reshape(piece, [s * c for s, c in zip(side.splits, cut.cell, strict=True)], side))
+    return pieces
+
+
+def _join_locally(pieces: list[ir.Value], result: ir.Type, cut: _Cut) -> ir.Value:
+    """Joins the pieces of the shards of a value: the reverse of `_cut_locally`."""
+    side = cut.target
+    split = [b > 1 and t > 1 for b, t in zip(cut.joins, side.splits, strict=True)]
+    sharding = _parted_sharding(side, split)
+    shape = [t * c for t, c in zip(side.splits, cut.cell, strict=True)]
+    parts = [_reshape(piece, _parted(shape, side.splits, split), sharding) for piece in pieces]
+    for dim in reversed(range(len(cut.joins))):
+        count = cut.joins[dim]
+        if count > 1:
+            axis = dim + sum(split[: dim + 1])
+            parts = [stablehlo.concatenate(parts[n : n + count], axis) for n in range(0, len(parts), count)]
+            for part in parts:
+                _lay(part, sharding)
+    return _reshape(parts[0], ir.RankedTensorType(result).shape, side)
+
+
+def _parted(shape: Sequence[int], splits: Sequence[int], split: Sequence[bool]) -> list[int]:
+    """A shape in which every dimension that is split and cut has its shards as a dimension of its own."""
+    sizes: list[int] = []
+    for size, parts, is_split in zip(shape, splits, split, strict=True):
+        sizes += [parts, size // parts] if is_split else [size]
+    return sizes
+
+
+def _parted_sharding(side: _Side, split: Sequence[bool]) -> _Side:
+    dims: list[tuple[str, ...]] = []
+    for axes, is_split in zip(side.sharding.dims, split, strict=True):
+        dims += [axes, ()] if is_split else [axes]
+    return side.with_sharding(Sharding(tuple(dims)))
+
+
+def _reshape(value: ir.Value, shape: Sequence[int], side: _Side) -> ir.Value:
+    tensor = ir.RankedTensorType(value.type)
+    if list(tensor.shape) == list(shape):
+        return value
+    reshaped = stablehlo.reshape(ir.RankedTensorType.get(list(shape), tensor.element_type), value)
+    _lay(reshaped, side)
+    return reshaped
+
+
+def _lay(value: ir.Value, side: _Side) -> None:
+    """Writes the sharding of the result of an operation of a computation."""
+    attribute = side.attribute()
+    if attribute is not None:
+        value.owner.attributes[SHARDING] = sdy.TensorShardingPerValueAttr.get([attribute])

@@ -1,0 +1,139 @@
+// RUN: pw-opt %s --split-input-file --pw-propagate-shardings | filecheck %s
+
+// A sharding given on a parameter reaches its optimizer state and results; one on the batch crosses a
+// transfer between equal meshes. Everything is closed at the end.
+
+!x = tensor<16x64xf32>
+!w = tensor<64x64xf32>
+// CHECK-LABEL: module @through_launches_and_transfers
+module @through_launches_and_transfers attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["data"=2, "model"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func @main(
+  // CHECK-SAME: %arg0: tensor<64x64xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"model"}]>}
+  // CHECK-SAME: %arg1: tensor<64x64xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"model"}]>}
+  // CHECK-SAME: %arg2: tensor<16x64xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}
+  // CHECK-SAME: -> (tensor<16x64xf32> {pw.slice = @s1, sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>}
+  // CHECK-SAME: tensor<64x64xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"model"}]>})
+  func.func @main(%w: !w {pw.slice = @s0, pw.spec = [[], ["model"]]}, %m: !w {pw.slice = @s0}, %x: !x {pw.slice = @s0, pw.spec = [["data"], []]}) -> (!x {pw.slice = @s1}, !w {pw.slice = @s0}) {
+    %h = "pw.launch"(%w, %x) {callee = @f, slice = @s0} : (!w, !x) -> !x
+    // CHECK: "pw.transfer"(%{{.*}}) {sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>, slice = @s1}
+    %t = "pw.transfer"(%h) {slice = @s1} : (!x) -> !x
+    %y = "pw.launch"(%t) {callee = @g, slice = @s1} : (!x) -> !x
+    %n = "pw.launch"(%w, %m) {callee = @update, slice = @s0} : (!w, !w) -> !w
+    return %y, %n : !x, !w
+  }
+  // CHECK: func.func private @f(%arg0: tensor<64x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"model"}]>}, %arg1: tensor<16x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> (tensor<16x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>})
+  func.func private @f(%w: !w, %x: !x) -> !x {
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (!x, !w) -> !x
+    return %y : !x
+  }
+  func.func private @g(%x: !x) -> !x {
+    %y = stablehlo.tanh %x : !x
+    return %y : !x
+  }
+  func.func private @update(%w: !w, %m: !w) -> !w {
+    %y = stablehlo.add %w, %m : !w
+    return %y : !w
+  }
+}
+
+// -----
+
+// Between different meshes a sharding goes on by the names of its axes, as far as they exist there: the
+// second slice knows `data`, not `model`.
+
+!x = tensor<16x64xf32>
+// CHECK-LABEL: module @between_meshes
+module @between_meshes attributes {pw.form = "placed"} {
+  sdy.mesh @mesh_2x2 = <["data"=2, "model"=2]>
+  sdy.mesh @mesh_4 = <["data"=4]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh_2x2} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh_4} : () -> ()
+  // CHECK: func.func @main
+  // CHECK-SAME: -> (tensor<16x64xf32> {pw.slice = @s1, sdy.sharding = #sdy.sharding<@mesh_4, [{"data"}, {}]>})
+  func.func @main(%x: !x {pw.slice = @s0, pw.spec = [["data"], ["model"]]}) -> (!x {pw.slice = @s1}) {
+    // CHECK: "pw.launch"(%arg0) {callee = @[[F:.*]], slice = @s0}
+    %h = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
+    // CHECK: "pw.transfer"(%{{.*}}) {sharding = #sdy.sharding<@mesh_4, [{"data"}, {}]>, slice = @s1}
+    %t = "pw.transfer"(%h) {slice = @s1} : (!x) -> !x
+    // The same computation on another mesh is another computation.
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @[[G:.*]], slice = @s1}
+    %y = "pw.launch"(%t) {callee = @f, slice = @s1} : (!x) -> !x
+    return %y : !x
+  }
+  // CHECK-DAG: func.func private @[[F]](%arg0: tensor<16x64xf32> {sdy.sharding = #sdy.sharding<@mesh_2x2, [{"data"}, {"model"}]>})
+  // CHECK-DAG: func.func private @[[G]](%arg0: tensor<16x64xf32> {sdy.sharding = #sdy.sharding<@mesh_4, [{"data"}, {}]>})
+  func.func private @f(%x: !x) -> !x {
+    %y = stablehlo.tanh %x : !x
+    return %y : !x
+  }
+}
+
+// -----
+
+// Equal stages on equal meshes keep sharing one computation; what nothing decides is replicated, and a
+// mirrored argument is replicated on each of its meshes.
+
+!x = tensor<16x64xf32>
+// CHECK-LABEL: module @equal_stages
+module @equal_stages attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["data"=2]>
+  sdy.mesh @other = <["data"=4]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s2", mesh = @other} : () -> ()
+  // CHECK: func.func @main(%arg0: tensor<16x64xf32> {pw.slice = [@s0, @s2], sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}
+  func.func @main(%both: !x {pw.slice = [@s0, @s2]}, %y: !x {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}, !x {pw.slice = @s2}) {
+    // CHECK: callee = @[[F:.*]], slice = @s0
+    %a = "pw.launch"(%both) {callee = @f, slice = @s0} : (!x) -> !x
+    // CHECK: callee = @[[F]], slice = @s1
+    %b = "pw.launch"(%y) {callee = @f, slice = @s1} : (!x) -> !x
+    // CHECK: "pw.launch"(%arg0) {callee = @[[G:.*]], slice = @s2}
+    %c = "pw.launch"(%both) {callee = @f, slice = @s2} : (!x) -> !x
+    return %a, %b, %c : !x, !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    %y = stablehlo.tanh %x : !x
+    return %y : !x
+  }
+}
+
+// -----
+
+// Two shardings meet: the value is resharded on its slice, by a computation of its own.
+
+!x = tensor<16x64xf32>
+// CHECK-LABEL: module @conflict
+module @conflict attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["data"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: -> (tensor<16x64xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}]>})
+  func.func @main(%x: !x {pw.slice = @s0, pw.spec = [["data"], []]}) -> (!x {pw.slice = @s0, pw.spec = [[], ["data"]]}) {
+    // CHECK: %[[Y:.*]] = "pw.launch"(%arg0) {callee = @f, slice = @s0}
+    %y = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
+    // CHECK: %[[Z:.*]] = "pw.launch"(%[[Y]]) {callee = @reshard, phase = "glue", slice = @s0}
+    // CHECK: return %[[Z]]
+    return %y : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    %y = stablehlo.tanh %x : !x
+    return %y : !x
+  }
+}
+
+// -----
+
+// Slices of one device have no shardings.
+
+!x = tensor<16x64xf32>
+// CHECK-LABEL: module @one_device
+module @one_device attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["data"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK-NOT: sdy.sharding
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
+    return %x : !x
+  }
+}

@@ -1,0 +1,37 @@
+// RUN: pw-compile %S/../../../examples/figure2.py:f --args 'f32[2]' 2>%t.err | filecheck %s
+// RUN: filecheck %s --check-prefix=ERR < %t.err
+// RUN: pw-compile %S/../../../examples/figure2.py:f --args 'f32[2]' 2>/dev/null | pw-opt | filecheck %s
+// RUN: pw-compile %S/../../../examples/figure2.py:f --args 'f32[2]' --explain 2>/dev/null | filecheck %s --check-prefix=EXPLAIN
+// RUN: pw-compile %S/../../../examples/figure2.py:b --args 'bf16[3]' 2>/dev/null | filecheck %s --check-prefix=ALONE
+// RUN: pw-compile %S/../../../examples/figure2.py:f --args 'f32[2]' --remarks -o %t.mlir 2>&1 | filecheck %s --check-prefix=REMARKS
+// RUN: filecheck %s < %t.mlir
+
+// What the file itself prints stays out of the module, which is whole: pw-opt reads it.
+
+// CHECK: module @f attributes {pw.form = "scheduled"} {
+// CHECK-LABEL: func.func public @main
+// CHECK-COUNT-4: "pw.launch"
+// CHECK: return
+
+// ERR: f([1. 2.]) =
+
+// EXPLAIN: {{^}}program f(f32[2])
+// EXPLAIN-NEXT: slices 3
+// EXPLAIN-NEXT: computations 3
+// EXPLAIN-NEXT: launches 4
+// EXPLAIN-NEXT: transfers 3
+// EXPLAIN-NEXT: channels 3
+// EXPLAIN-NEXT: bytes on the wire 24 B
+// EXPLAIN-NEXT: FLOPs {{[0-9]}}
+// EXPLAIN: slice mesh computations launches peak memory
+// EXPLAIN-NEXT: s0 x=1 1 2 24 B
+// EXPLAIN: computation slice launches
+// EXPLAIN-NEXT: lambda s0 2
+
+// A function of `pw.jit` is a program of one launch.
+
+// ALONE: func.func public @main(%{{.*}}: tensor<3xbf16>
+// ALONE-COUNT-1: "pw.launch"
+// ALONE-NOT: "pw.launch"
+
+// REMARKS: {{remark: |no remarks}}

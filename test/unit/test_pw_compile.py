@@ -1,0 +1,347 @@
+"""`pw-compile`: reading arguments, and as a process with users' mistakes, devices and interruption."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pathways.tools import explain, pw_compile
+from pathways.tools.signatures import DTYPES, Array, SignatureError, parse_named, parse_value
+
+ROOT = Path(__file__).parents[2]
+REGRESSION = ROOT / "test" / "tools" / "pw_compile" / "Inputs" / "regression.py"
+FIGURE2 = ROOT / "examples" / "figure2.py"
+PW_COMPILE = [sys.executable, "-m", "pathways.tools.pw_compile"]
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+
+def run(*arguments, **kwargs):
+    return subprocess.run(
+        [*PW_COMPILE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **{"env": ENVIRONMENT, "check": False, **kwargs},
+    )
+
+
+def error_of(*arguments, **kwargs):
+    """What a failed run says, without what the user's file printed."""
+    result = run(*arguments, **kwargs)
+    assert result.returncode == 1, result
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    text = result.stderr.removeprefix("importing regression\n")
+    assert text.startswith("pw-compile: error: "), text
+    return text.removeprefix("pw-compile: error: ").removesuffix("\n")
+
+
+def written(value):
+    """The text of an argument."""
+    match value:
+        case Array(dtype, shape):
+            return f"{dtype}[{','.join(map(str, shape))}]"
+        case tuple():
+            return f"({''.join(f'{written(v)}, ' for v in value)})"
+        case list():
+            return f"[{', '.join(map(written, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{json.dumps(k)}: {written(v)}' for k, v in value.items())}}}"
+        case str():
+            return json.dumps(value)
+    return repr(value)
+
+
+def refusal(parse, text):
+    """The error that a text is, None for an argument."""
+    try:
+        parse(text)
+    except SignatureError as error:
+        return error
+    return None
+
+
+strings = st.text(st.characters(codec="utf-16", max_codepoint=0xFFFF))
+values = st.recursive(
+    st.builds(
+        Array, st.sampled_from(sorted(DTYPES.values())), st.lists(st.integers(0, 99)).map(tuple)
+    ).filter(lambda array: len(array.shape) < 8)
+    | st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | strings,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(strings, inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+@given(values)
+def test_an_argument_is_read_as_it_was_written(value):
+    read = parse_value(written(value))
+    assert repr(read) == repr(value)  # repr: 1, 1.0 and True are different arguments.
+
+
+@given(st.text() | st.text("f32bi[](){},:\"' \\u01\n-+eE.") | st.binary().map(lambda b: os.fsdecode(b)))
+@example("(" * 10_000)
+@example('{"a":' * 10_000)
+@example(f"f32[{'9' * 10_000}]")
+@example("9" * 10_000)
+@example("1e999")
+@example('"\\u12')
+@example('"\\')
+def test_any_text_is_an_argument_or_a_clear_error(text):
+    for parse in (parse_value, parse_named):
+        error = refusal(parse, text)
+        if error is not None:
+            assert 1 <= error.column <= len(text) + 1
+            assert str(error).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("f32[8,128]", Array("float32", (8, 128))),
+        (" f32 [ ] ", Array("float32", ())),
+        ("ui8[0]", Array("uint8", (0,))),
+        ("i1[2]", Array("bool", (2,))),
+        ("f8E4M3FN[2]", Array("float8_e4m3fn", (2,))),
+        ("(f32[], )", (Array("float32", ()),)),
+        ("()", ()),
+        ("[]", []),
+        ("{'a': 1,}", {"a": 1}),
+        ("[1, 2.5, -3e2, True, None]", [1, 2.5, -300.0, True, None]),
+        (r"'\'\u00e9\n'", "'é\n"),
+    ],
+)
+def test_arguments(text, value):
+    assert parse_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ("", 1, "expected an argument such as f32[8,128], got the end"),
+        ("f32", 4, "expected a shape, such as f32[8,128], or f32[] for a scalar, got the end"),
+        ("f23[2]", 1, "unknown dtype 'f23'; did you mean 'f32'?"),
+        ("none", 1, "unknown dtype 'none'; did you mean 'None'?"),
+        ("f32[8 128]", 7, "expected ',' or ']', got '1'"),
+        ("f32[8, x]", 8, "expected a size, got 'x'"),
+        ("f32[-1]", 5, "expected a size or ']', got '-'"),
+        ("f32[8,]", 7, "expected a size, got ']'"),
+        ("f32[99999999999, 99999999999]", 18, "an array of more than 281474976710656 elements"),
+        ("f32[8], i32[8]", 7, "expected the end of the argument, got ','"),
+        ("(f32[8])", 8, "expected ',': a tuple of one value is written (value,)"),
+        ("(f32[8] i32[])", 9, "expected ',' or ')', got 'i'"),
+        ("{w: f32[8]}", 2, "expected a key in quotes, or '}', got 'w'"),
+        ('{"w" f32[8]}', 6, "expected ':', got 'f'"),
+        ('{"w": 1, "w": 2}', 10, "key 'w' stands here twice"),
+        ('{"w: 1}', 2, "this string has no end"),
+        (r'"\x"', 2, "unknown escape in a string"),
+        ("-1e999", 1, "a number that no float can hold"),
+        ("[" * 65, 65, "nested more than 64 levels deep"),
+    ],
+)
+def test_mistaken_arguments(text, column, message):
+    with pytest.raises(SignatureError) as caught:
+        parse_value(text)
+    assert (str(caught.value), caught.value.column) == (message, column)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ("f32[8]", 4, "expected '=' after 'f32', got '['"),
+        ("=1", 1, "expected the name of an argument, got '='"),
+        ("x=", 3, "expected an argument such as f32[8,128], got the end"),
+    ],
+)
+def test_mistaken_names(text, column, message):
+    with pytest.raises(SignatureError) as caught:
+        parse_named(text)
+    assert (str(caught.value), caught.value.column) == (message, column)
+    assert parse_named("x = f32[]") == ("x", Array("float32", ()))
+
+
+def test_an_error_in_an_argument_has_a_caret():
+    assert error_of(FIGURE2, "--args", "f32[2]", "(f32[2],\n i32[)") == (
+        "argument 2, column 15: expected a size or ']', got ')'\n(f32[2],  i32[)\n              ^"
+    )
+    assert error_of(FIGURE2, "--kwargs", "a=1", "a=2") == "argument 'a' is given twice"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a target, such as path/file.py:function; see pw-compile --help"),
+        (["a.py:f", "b"], "unexpected argument 'b'"),
+        (["a.py:f", "--compil-to=x"], "unexpected argument '--compil-to=x'; did you mean '--compile-to'?"),
+        (["a.py:f", "--explain", "--compile-to=placed"], "not allowed with argument --explain"),
+        (["a.py:f", "--cpu-devices=many"], "argument --cpu-devices: must be a number, got 'many'"),
+        (["a.py:f", "--cpu-devices=0"], "cpu_devices=0: expected at least 1"),
+        (
+            ["a.py:f", "--compile-to=schedled"],
+            "unknown phase 'schedled'; did you mean 'scheduled'? the phases",
+        ),
+        ([":f"], "expected path/file.py:function or package.module:function, got ':f'"),
+        (["none.py:f"], "cannot import none.py: no such file"),
+        (["./:f"], "cannot import ./: it is a folder"),
+        (["no.such.module:f"], "cannot import no.such.module: ModuleNotFoundError: No module named 'no'"),
+        (["json:loads"], "'loads' in json is no program: it is a plain function; put @pw.program above it"),
+        (["json:nothing"], "there is no 'nothing' in json; json has no programs"),
+    ],
+)
+def test_mistakes_before_any_program(arguments, message):
+    assert message in error_of(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "pattern"),
+    [
+        ("chian", [], r"there is no 'chian' in .*regression\.py; did you mean 'chain'\?"),
+        (
+            "devices",
+            [],
+            r"is no program: it is a .*VirtualDeviceSet; the programs in .* are embed, head, step",
+        ),
+        ("chain", [], r"chain\(x\): missing a required argument: 'x'; give --args, or .*\n  at .*\.py:\d+"),
+        ("chain", ["f32[8]", "f32[8]"], r"chain\(x\): too many positional arguments\n  at .*regression\.py:"),
+        ("wrong_tuple", [], r"wrong_tuple_example_args in .* must be a tuple of arguments, got a list"),
+        (
+            "wrong_shapes",
+            ["f32[8,8]"],
+            r"program 'wrong_shapes': TypeError: Cannot concatenate .*\n  at .*\.py:\d+: return jnp",
+        ),
+        ("chain", ["f64[8,8]"], r"an argument of dtype float64 needs JAX_ENABLE_X64=1 in the environment"),
+        ("chain", ['"text"'], r"argument x is a str, not an array"),
+    ],
+)
+def test_mistakes_with_a_program(function, arguments, pattern):
+    given = ["--args", *arguments] if arguments else []
+    assert re.search(pattern, error_of(f"{REGRESSION}:{function}", *given))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\ny = nothing\n", "NameError: name 'nothing' is not defined ({path}:2)"),
+        ("x = (\n", "'(' was never closed ({path}:1)"),
+        ("import sys\nsys.exit(3)", "it ends the process with sys.exit(3) ({path}:2)"),
+        ("import json\njson.loads('{')", None),
+    ],
+)
+def test_a_file_that_cannot_be_imported(tmp_path, text, message):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    line = error_of(f"{path}:f")
+    assert "\n" not in line
+    if message is not None:
+        assert line == f"cannot import {path}: {message.format(path=path)}"
+    else:
+        assert line.endswith(f"({path}:2)")
+
+
+def test_a_traceback_on_request(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("y = nothing\n")
+    result = run(f"{path}:f", "--traceback")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("pw-compile: error: cannot import")
+
+
+def test_a_file_is_imported_as_python_would_run_it(tmp_path):
+    (tmp_path / "sibling.py").write_text("import pathways as pw\nDEVICES = pw.make_virtual_device_set()\n")
+    path = tmp_path / "types.py"  # the name of a module that is there already
+    path.write_text(
+        "import sys\nfrom sibling import DEVICES\nimport pathways as pw\nassert len(sys.argv) == 1\n"
+        "class Model:\n  f = pw.jit(lambda x: x, devices=DEVICES.add_slice(shape=1, axis_names='x'))\n"
+        "example_args = (1.0,)\n"
+    )
+    assert "module @lambda" in run(f"{path}:Model.f").stdout
+    path.rename(tmp_path / "mine.py")
+    assert "module @lambda" in run("mine:Model.f", cwd=tmp_path).stdout
+
+
+def test_as_many_devices_as_are_needed():
+    started_early = run(f"{REGRESSION}:step", "--compile-to=device")
+    assert started_early.returncode == 0, started_early.stderr
+    assert started_early.stdout.count("HloModule ") == 4
+    message = error_of(f"{REGRESSION}:step", "--compile-to=device", "--cpu-devices=1")
+    assert message.startswith("program step: not enough devices: it needs 2")
+    assert run(f"{REGRESSION}:step", "--explain", "--cpu-devices=2").returncode == 0
+
+
+def test_output_that_cannot_be_written(tmp_path):
+    out = tmp_path / "none" / "out.mlir"
+    message = error_of(f"{REGRESSION}:step", "-o", out)
+    assert message == f"cannot write output file '{out}': No such file or directory"
+
+
+def test_a_closed_pipe_is_quiet():
+    process = subprocess.Popen(
+        [*PW_COMPILE, f"{REGRESSION}:step"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b"importing regression\n"
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+
+
+def test_interruption(tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen([*PW_COMPILE, f"{path}:f"], stderr=subprocess.PIPE, env=ENVIRONMENT)
+    assert process.stderr.readline() == b"ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert process.stderr.read() == b"pw-compile: interrupted\n"
+    process.stderr.close()
+
+
+def test_help_and_version_need_no_target():
+    text = run("--help").stdout
+    for word in (
+        "--compile-to",
+        "--explain",
+        "stablehlo, imported, placed",
+        "device:",
+        "bf16",
+        "example_args",
+    ):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 110
+    assert re.fullmatch(r"pw-compile \S+ \(jax \S+\)\n", run("--version").stdout)
+
+
+def test_it_starts_without_jax():
+    program = "import sys; import pathways.tools.pw_compile; assert 'jax' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_in_this_process(tmp_path, capsys):
+    out = tmp_path / "out.mlir"
+    assert pw_compile.main([f"{REGRESSION}:chain", "--args", "f32[8,8]", "-o", str(out)]) == 0
+    assert "module @chain" in out.read_text()
+    assert pw_compile.main(["none.py:f"]) == 1
+    assert capsys.readouterr().err.endswith("pw-compile: error: cannot import none.py: no such file\n")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 60, "3072 PiB")]
+)
+def test_sizes(count, text):
+    assert explain.size(count) == text

@@ -1,0 +1,74 @@
+"""What a compiled program does, as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.compiler.stages import Compiled, Lowered
+from pathways.dialect import make_context
+from pathways.runtime.plan import Launch
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def explain(lowered: Lowered, compiled: Compiled) -> str:
+    """The totals of one call of a program, and what each slice and each computation has of them."""
+    plan = compiled.plan
+    cost = compiled.cost_analysis()
+    peak = compiled.memory_analysis()
+    launches = [step for step in plan.steps if isinstance(step, Launch)]
+    totals = [
+        ("slices", str(len(plan.slices))),
+        ("computations", str(len(plan.computations))),
+        ("launches", str(cost["launches"])),
+        ("transfers", str(cost["transfers"])),
+        ("channels", str(_channels(lowered))),
+        ("bytes on the wire", size(cost["bytes transferred"])),
+        ("FLOPs", f"{cost['flops']:.4g}"),
+    ]
+    slices = [
+        (
+            name,
+            " ".join(f"{axis}={n}" for axis, n in zip(spec.axis_names, spec.shape, strict=True)),
+            str(len({launch.computation for launch in launches if launch.slice == name})),
+            str(sum(launch.slice == name for launch in launches)),
+            size(peak.get(name, 0)),
+        )
+        for name, spec in plan.slices.items()
+    ]
+    computations = [
+        (computation, slice, str(count))
+        for (computation, slice), count in Counter((s.computation, s.slice) for s in launches).items()
+    ]
+    arguments = ", ".join(aval.str_short(short_dtypes=True) for aval in lowered.in_avals)
+    return "\n\n".join(
+        [
+            f"program {lowered.name}({arguments})\n{_table(totals)}",
+            _table([("slice", "mesh", "computations", "launches", "peak memory"), *slices]),
+            _table([("computation", "slice", "launches"), *computations]),
+        ]
+    )
+
+
+def size(count: float) -> str:
+    """A number of bytes with a unit that keeps it short: `24 B`, `1.5 MiB`."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.4g} {_UNITS[unit]}"
+
+
+def _channels(lowered: Lowered) -> int:
+    module = ir.Module.parse(lowered.as_text(), make_context())
+    return sum(op.operation.name == "pw.channel" for op in module.body.operations)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
