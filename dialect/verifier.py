@@ -22,6 +22,7 @@ from pathways.dialect.placement import (
     result_attrs,
     result_slices,
 )
+from pathways.dialect.shardings import read_mesh
 
 FORM = "pw.form"
 """The module attribute that names the form of the IR; see `docs/dialect.md`."""
@@ -250,6 +251,16 @@ class _Verifier:
     def check_transfer(self, op: TransferOp, state: _Values) -> None:
         for value in op.operands:
             self.check_moved(op, state.slices.get(value))
+        have = state.slices.get(op.operands[0])
+        if op.routes is not None and have is not None:
+            self.check_senders(op, have)
+
+    def check_senders(self, op: TransferOp, have: Slices) -> None:
+        source = have[0] if op.channel is None else self.symbols[op.channel].src
+        devices = read_mesh(self.symbols[self.symbols[source].mesh]).size
+        wrong = [number for number in op.routes[1::2] if not 0 <= number < devices]
+        if wrong:
+            self.error(op, f"`routes` names device {wrong[0]}, but @{source} has {devices}")
 
     def check_moved(self, op: TransferOp, have: Slices | None) -> None:
         if have is None:

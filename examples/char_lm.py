@@ -14,6 +14,7 @@ import argparse
 import collections
 import functools
 import itertools
+import math
 import os
 import sys
 import sysconfig
@@ -26,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 import pathways as pw
@@ -33,6 +35,7 @@ import pathways as pw
 VOCABULARY = 128  # ASCII; every other byte is mapped to the last, unused code
 WIDTH, HEADS, BLOCKS = 128, 4, 5
 COMPARED_STEPS, TOLERANCE = 50, 1e-4
+AXES = ("data", "model")
 
 Batch = tuple[np.ndarray, np.ndarray]
 Params = dict[str, Any]
@@ -99,6 +102,22 @@ def init_params(rng: np.random.Generator, length: int) -> Params:
             "head": normal(WIDTH, VOCABULARY, scale=0.02),
         },
     }
+
+
+def param_specs(stage: str) -> Params:
+    """How the parameters of a stage lie over its slice: the matrices of each block over "model"."""
+    block = {
+        "attention_norm": P(),
+        "qkv": P(None, "model"),
+        "project": P("model"),
+        "mlp_norm": P(),
+        "up": P(None, "model"),
+        "down": P("model"),
+    }
+    count = BLOCKS // 2
+    if stage == "front":
+        return {"embed": P(), "position": P(), "blocks": [block] * count}
+    return {"blocks": [block] * (BLOCKS - count), "norm": P(), "head": P()}
 
 
 def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -190,12 +209,13 @@ def train(
 def main() -> int:
     options = parse_options()
     os.environ["PW_DUMP_TO"] = str(options.dump_dir)
-    pw.connect(cpu_devices=2)
+    pw.connect(cpu_devices=2 * math.prod(options.mesh))
     devices = pw.make_virtual_device_set()
-    s0 = devices.add_slice(shape=(1,), axis_names=("x",))
-    s1 = devices.add_slice(shape=(1,), axis_names=("x",))
-    front_on_s0 = pw.jit(front, devices=s0)
-    back_on_s1 = pw.jit(back, devices=s1)
+    s0 = devices.add_slice(shape=options.mesh, axis_names=AXES)
+    s1 = devices.add_slice(shape=options.mesh, axis_names=AXES)
+    # What the placed functions take is all that is said; whatever is made of it lies accordingly.
+    front_on_s0 = pw.jit(front, devices=s0, in_shardings=(param_specs("front"), P("data")))
+    back_on_s1 = pw.jit(back, devices=s1, in_shardings=(param_specs("back"), P("data")))
     optimizer = make_optimizer(options.steps)
 
     @pw.program(donate_argnums=0)
@@ -258,6 +278,12 @@ def main() -> int:
     return 0 if difference <= TOLERANCE else 1
 
 
+def parse_mesh(text: str) -> tuple[int, int]:
+    """The sizes in a mesh such as 2x1."""
+    data, model = map(int, text.split("x"))
+    return data, model
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small language model on two slices.")
     parser.add_argument("--steps", type=int, default=500, help="train steps (default: %(default)s)")
@@ -265,6 +291,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=64, help="characters in an excerpt (default: %(default)s)")
     parser.add_argument(
         "--seed", type=int, default=0, help="of parameters and batches (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mesh",
+        type=parse_mesh,
+        default="1x1",
+        help='devices of each slice over "data" and "model" (default: %(default)s)',
     )
     parser.add_argument(
         "--dump-dir",

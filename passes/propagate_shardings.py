@@ -101,6 +101,10 @@ class PropagateShardings(Pass):
             _replace_body(module, before)
         before.erase()
         main = main_function(module)
+        for op in ops_named(module, ["sdy.mesh"]):
+            # Shardy's note to other compilers; the mesh says it already.
+            if "stablehlo.mesh" in op.attributes:
+                del op.attributes["stablehlo.mesh"]
         _from_calls(module, main, meshes)
         _close(module, main, meshes)
         erase_unused_functions(module)

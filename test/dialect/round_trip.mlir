@@ -38,6 +38,8 @@ module @round_trip attributes {pw.form = "scheduled"} {
     %b = "pw.launch"(%step) {callee = @next, slice = @s1} : (tensor<i32>) -> tensor<i32>
     // CHECK: %[[BOTH:.*]] = "pw.mirror"(%[[A]], %[[B]]) : (tensor<i32>, tensor<i32>) -> tensor<i32>
     %both = "pw.mirror"(%a, %b) : (tensor<i32>, tensor<i32>) -> tensor<i32>
+    // CHECK: %{{.*}}:2 = "pw.transfer"(%[[X]], %[[X]]) {order = 2 : i64, routes = array<i64: 0, 0, 1, 1, 0, 2, 1, 3, 0, 0, 1, 1, 0, 2, 1, 3>, sharding = #sdy.sharding<@mesh, [{"model"}, {}]>, slice = @s1} : (tensor<8x4xf32>, tensor<8x4xf32>) -> (tensor<4x8xf32>, tensor<4x8xf32>)
+    %p:2 = "pw.transfer"(%x, %x) {order = 2, routes = array<i64: 0, 0, 1, 1, 0, 2, 1, 3, 0, 0, 1, 1, 0, 2, 1, 3>, sharding = #sdy.sharding<@mesh, [{"model"}, {}]>, slice = @s1} : (!x, !x) -> (tensor<4x8xf32>, tensor<4x8xf32>)
     // CHECK: return %[[Z]], %[[BOTH]]
     return %z, %both : !x, tensor<i32>
   }
