@@ -32,6 +32,7 @@ from pathways.dialect.shardings import (
     read_mesh,
     read_sharding,
     replicated,
+    sharding_of,
     slice_meshes,
 )
 from pathways.passes.base import Pass, fail, main_function, option, remark
@@ -404,15 +405,12 @@ def _reshard(
     names.add(name)
     function, block = function_of_block(module, name, [value.type], op.operation.location)
     finish_function(function, list(block.arguments))
-    source = _sharding_of(value, main) if not isinstance(value.owner, LaunchOp) else None
-    if source is None and isinstance(value.owner, LaunchOp):
-        callee = symbol_table(module)[value.owner.callee]
-        source = result_attrs(callee)[ir.OpResult(value).result_number].get(SHARDING)
-    source = source or make_sharding(mesh_of(target), replicated(ir.RankedTensorType(value.type).rank))
+    source = sharding_of(value, symbol_table(module), argument_attrs(main)) or make_sharding(
+        mesh_of(target), replicated(ir.RankedTensorType(value.type).rank)
+    )
     set_argument_attrs(function, [{SHARDING: source}])
     set_result_attrs(function, [{SHARDING: target}])
-    remark(op, f"two shardings meet: {_show(source)} is resharded to {_show(target)} on @{places[0]}")
-    return LaunchOp.build(
+    launch = LaunchOp.build(
         [value],
         [value.type],
         callee=name,
@@ -421,6 +419,8 @@ def _reshard(
         loc=op.operation.location,
         ip=ir.InsertionPoint(op),
     )
+    remark(launch, f"two shardings meet: {_show(source)} is resharded to {_show(target)} on @{places[0]}")
+    return launch
 
 
 def _show(attribute: ir.Attribute) -> str:

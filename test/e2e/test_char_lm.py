@@ -12,13 +12,20 @@ PHASES = ("0_stablehlo", "1_imported", "2_placed", "3_sharded", "4_scheduled")
 
 
 @pytest.fixture(scope="module")
-def dump_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dump_dir(mesh: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ir")
 
 
+@pytest.fixture(scope="module", params=["2x2", "1x1"])
+def mesh(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def output(dump_dir: Path) -> str:
+def output(dump_dir: Path, mesh: str) -> str:
     command = [sys.executable, ROOT / "examples" / "char_lm.py", "--quick", "--dump-dir", dump_dir]
+    if mesh != "2x2":  # the default
+        command += ["--mesh", mesh]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -41,10 +48,12 @@ def test_learns(output: str) -> None:
     assert after < before - 1
 
 
-def test_moves_activations_their_gradients_and_two_scalars(output: str) -> None:
+def test_moves_activations_their_gradients_and_two_scalars(output: str, mesh: str) -> None:
     activations = 4 * 16 * 64 * 128
+    data, model = map(int, mesh.split("x"))
     assert row(output, "transfers per step") == [4]
-    assert row(output, "bytes moved per step") == [2 * activations + 2 * 4]
+    # Every device gets its part of the batch, whole for each place along "model", and the scalars.
+    assert row(output, "bytes moved per step") == [model * 2 * activations + data * model * 2 * 4]
 
 
 def test_counts_launches_and_memory(output: str) -> None:

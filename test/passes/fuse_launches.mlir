@@ -129,3 +129,36 @@ module @preparation attributes {pw.form = "placed"} {
     return %z : !x
   }
 }
+
+// -----
+
+// A fused computation takes and returns its values in the shardings of its parts, and holds what is between
+// them to theirs, so that XLA finds nothing to move that the parts did not.
+
+!x = tensor<8x4xf32>
+!half = tensor<4x4xf32>
+// CHECK-LABEL: module @sharded
+module @sharded attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> (!half {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) {
+    // CHECK: "pw.launch"(%arg0) {callee = @double_fused, order = 0 : i64, phase = "fwd", slice = @s0}
+    %y = "pw.launch"(%x) {callee = @double, slice = @s0, order = 0, phase = "fwd"} : (!x) -> !x
+    %z = "pw.launch"(%y) {callee = @top, slice = @s0, order = 1, phase = "glue"} : (!x) -> !half
+    return %z : !half
+  }
+  func.func private @double(%x: !x {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> (!x {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) {
+    %y = stablehlo.add %x, %x : !x
+    return %y : !x
+  }
+  func.func private @top(%x: !x {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> (!half {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) {
+    %y = stablehlo.slice %x [0:4, 0:4] : (!x) -> !half
+    return %y : !half
+  }
+  // CHECK: func.func private @double_fused(%[[X:.*]]: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> (tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>})
+  // CHECK-NEXT: %[[Y:.*]] = stablehlo.add %[[X]], %[[X]]
+  // CHECK-NEXT: %[[LAID:.*]] = sdy.sharding_constraint %[[Y]] <@mesh, [{"x"}, {}]>
+  // CHECK-NEXT: %[[Z:.*]] = stablehlo.slice %[[LAID]]
+  // CHECK-NEXT: %[[OUT:.*]] = sdy.sharding_constraint %[[Z]] <@mesh, [{}, {"x"}]>
+  // CHECK-NEXT: return %[[OUT]]
+}

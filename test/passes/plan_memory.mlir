@@ -102,3 +102,25 @@ module @sorted attributes {pw.form = "placed"} {
     return %x : !x
   }
 }
+
+// -----
+
+// A buffer serves only for a result that lies over the slice as the operand does.
+
+!x = tensor<8x8xf32>
+// CHECK-LABEL: module @sharded
+module @sharded attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0, pw.donated, sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %y: !x {pw.slice = @s0, pw.donated, sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) -> (!x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) {
+    // CHECK: "pw.launch"(%arg0, %arg1)
+    // CHECK-NEXT: "pw.release"(%arg0)
+    %0 = "pw.launch"(%x, %y) {callee = @f, slice = @s0, order = 0} : (!x, !x) -> !x
+    return %0 : !x
+  }
+  // CHECK: func.func private @f(%arg0: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %arg1: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>, tf.aliasing_output = 0 : i32})
+  func.func private @f(%x: !x {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %y: !x {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) -> (!x {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) {
+    %0 = stablehlo.add %x, %y : !x
+    return %0 : !x
+  }
+}

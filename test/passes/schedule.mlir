@@ -57,3 +57,29 @@ module @channels attributes {pw.form = "placed"} {
     return %x : !x
   }
 }
+
+// -----
+
+// A channel says how its values lie over the slice that receives them; values that lie differently, or pieces
+// of another type, take another one.
+
+!x = tensor<8x4xf32>
+!half = tensor<4x4xf32>
+// CHECK-LABEL: module @sharded
+module @sharded attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, src = @s0, sym_name = "c0", type = tensor<8x4xf32>}
+  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{}, {"x"}]>, src = @s0, sym_name = "c1", type = tensor<8x4xf32>}
+  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, src = @s0, sym_name = "c2", type = tensor<4x4xf32>}
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}, !half {pw.slice = @s1}, !half {pw.slice = @s1}) {
+    // CHECK: "pw.transfer"(%arg0) {channel = @c0, order = 0
+    %0 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, slice = @s1} : (!x) -> !x
+    // CHECK: "pw.transfer"(%arg0) {channel = @c1, order = 1
+    %1 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh, [{}, {"x"}]>, slice = @s1} : (!x) -> !x
+    // CHECK: "pw.transfer"(%arg0) {channel = @c2, order = 2
+    %2:2 = "pw.transfer"(%x) {routes = array<i64: 0, 0, 0, 1, 0, 0, 0, 1>, sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, slice = @s1} : (!x) -> (!half, !half)
+    return %0, %1, %2#0, %2#1 : !x, !x, !half, !half
+  }
+}

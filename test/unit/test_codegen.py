@@ -31,7 +31,9 @@ class Recorder:
         return (tuple(transfer.dst for transfer in transfers),)
 
     def routed(self, transfer):
-        return None
+        if transfer.routes is None:
+            return None
+        return lambda arrays: [f"{' '.join(arrays)}#{n}" for n in range(len(transfer.results))]
 
     def finish(self, result, slice):
         return None
@@ -98,6 +100,17 @@ def test_a_transfer_of_what_a_transfer_brought_is_a_call_of_its_own():
     generated = make(steps, (2,), 3)
     assert generated.run(["x"]) == ["x@s1@s2"]
     assert generated.source.count("copy0(") == 2
+
+
+def test_a_transfer_of_pieces_is_a_call_of_its_own():
+    steps = [
+        plan.Transfer((0,), (1,), "s0", "s1"),
+        plan.Transfer((0, 2), (3, 4), "s0", "s1", (((0, 0),), ((1, 0),))),
+        plan.Release((0, 2)),
+    ]
+    generated = make(steps, (1, 3, 4), 5, arguments=(0, 2))
+    assert generated.run(["x", "y"]) == ["x@s1", "x y#0", "x y#1"]
+    assert "    v2, v3, = routed1([v0, v1])  # s0 -> s1\n" in generated.source
 
 
 def test_a_donated_argument_of_the_caller_is_deleted():

@@ -126,7 +126,8 @@ def cases(draw: st.DrawFn) -> Case:
     rank = draw(st.sampled_from([0, 1, 1, 2, 2, 2, 3]))
     source, target = draw(sides("a", rank)), draw(sides("b", rank))
     shape = tuple(
-        math.lcm(source.splits(dim), target.splits(dim)) * draw(st.sampled_from([1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 0]))
+        math.lcm(source.splits(dim), target.splits(dim))
+        * draw(st.sampled_from([1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 0]))
         for dim in range(rank)
     )
     return Case(source, target, shape, draw(st.sampled_from(sorted(DTYPES))), draw(st.booleans()))
@@ -165,9 +166,7 @@ def check(case: Case) -> Plan:
     return plan
 
 
-@settings(
-    max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_every_shard_arrives(case: Case) -> None:
     plan = check(case)

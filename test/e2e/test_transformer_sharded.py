@@ -1,0 +1,52 @@
+"""The transformer on two slices of 2x2 devices agrees with `jax.jit`, and its parameters stay where they are."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "transformer_sharded.py"
+NUMBER = r"[\d.]+e[+-]\d+"
+
+
+@pytest.fixture(scope="module", params=["float32", "x64"])
+def precision(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def output(precision: str) -> str:
+    command = [sys.executable, EXAMPLE, *(["--x64"] if precision == "x64" else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_agrees_with_jax_jit(output: str, precision: str) -> None:
+    verdicts = re.findall(rf"^(\w+) +(\w+): .* ({NUMBER})$", output, flags=re.MULTILINE)
+    assert [name for name, _, _ in verdicts] == ["gradient", "SGD", "AdamW", "loss"]
+    assert {verdict for _, verdict, _ in verdicts} == {"agree"}
+    assert max(float(number) for _, _, number in verdicts) <= (1e-10 if precision == "x64" else 1e-6)
+
+
+@pytest.mark.parametrize("stage", ["front", "back"])
+def test_gradients_lie_like_their_parameters(output: str, stage: str) -> None:
+    lines = re.findall(rf"^{stage}\.block\.(\w+) +\([\d, ]+\) +P(\(.*?\)) ", output, flags=re.MULTILINE)
+    assert {name: re.findall("None|model|data", spec) for name, spec in lines} == {
+        "attention_norm": [],
+        "qkv": ["None", "None", "model"],
+        "project": ["model"],
+        "mlp_norm": [],
+        "up": ["None", "model"],
+        "down": ["model"],
+    }
+
+
+def test_moves_activations_and_their_gradients_only(output: str, precision: str) -> None:
+    transfers, wire = re.findall(r"transfers per step (\d+), bytes on the wire ([\d,]+)", output)[0]
+    # Each of the two to the two places along "model" that share a part of the batch.
+    activations = (8 if precision == "x64" else 4) * 8 * 16 * 32
+    assert int(transfers) == 2
+    assert int(wire.replace(",", "")) == 2 * 2 * activations
