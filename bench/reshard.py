@@ -2,9 +2,9 @@
 
   python bench/reshard.py [--json PATH] [--rounds N] [--only TEXT]
 
-Also what a launch of a sharded computation costs against the same function under `jax.jit`. Both sides of a
-case run in turn, in random order; medians are compared, of the time until the call returns and of the time
-until the result is ready. `limit` says what bounds our side.
+Also what a move costs inside a program, between two computations, and what a launch of a sharded computation
+costs against the same function under `jax.jit`. Both sides of a case run in turn, in random order; the table
+compares medians, of the time until the call returns and of the time until the result is ready.
 """
 
 from __future__ import annotations
@@ -58,17 +58,49 @@ class Move:
     target: tuple[int, ...]
     target_spec: PartitionSpec
     limit: str
+    inside: bool = False
 
 
 MOVES = [
     Move("4 to 4, equal", (4,), P("x"), (4,), P("x"), "the copies"),
     Move("2x2 to 2x2, equal", (2, 2), P("x", "y"), (2, 2), P("x", "y"), "the copies"),
-    Move("4 to 4, rows to columns", (4,), P("x"), (4,), P(None, "x"), "cutting and joining: 3 passes over memory"),
-    Move("2x2 tiles to 4 rows", (2, 2), P("x", "y"), (4,), P("x"), "cutting and joining: 3 passes over memory"),
-    Move("4 to 2", (4,), P("x"), (2,), P("x"), "copies, then joining: 2 passes over memory"),
-    Move("2 to 4", (2,), P("x"), (4,), P("x"), "cutting, then copies: 2 passes over memory"),
-    Move("3 to 2", (3,), P("x"), (2,), P("x"), "cutting and joining: 3 passes over memory"),
-    Move("4 to 2, replicated", (4,), P("x"), (2,), P(), "joining twice the bytes"),
+    Move(
+        "4 to 4, rows to columns",
+        (4,),
+        P("x"),
+        (4,),
+        P(None, "x"),
+        "two gang launches, and 3 passes over memory: cut, copy, join",
+        inside=True,
+    ),
+    Move(
+        "2x2 tiles to 4 rows",
+        (2, 2),
+        P("x", "y"),
+        (4,),
+        P("x"),
+        "two gang launches, and 3 passes over memory: cut, copy, join",
+        inside=True,
+    ),
+    Move("4 to 2", (4,), P("x"), (2,), P("x"), "a gang launch, and 2 passes over memory: copy, join"),
+    Move("2 to 4", (2,), P("x"), (4,), P("x"), "a gang launch, and 2 passes over memory: cut, copy"),
+    Move(
+        "3 to 2",
+        (3,),
+        P("x"),
+        (2,),
+        P("x"),
+        "two gang launches, and 3 passes over memory: cut, copy, join",
+        inside=True,
+    ),
+    Move(
+        "4 to 2, replicated",
+        (4,),
+        P("x"),
+        (2,),
+        P(),
+        "every device joins all bytes; jax.device_put gives both one host buffer",
+    ),
 ]
 
 
@@ -103,9 +135,7 @@ def text(move: Move, slices: list[VirtualSlice], shape: tuple[int, ...]) -> str:
     declared = []
     written = []
     for number, (slice, spec) in enumerate(zip(slices, (move.source_spec, move.target_spec), strict=True)):
-        axes = ", ".join(
-            f'"{name}"={size}' for name, size in zip(slice.axis_names, slice.shape, strict=True)
-        )
+        axes = ", ".join(f'"{name}"={size}' for name, size in zip(slice.axis_names, slice.shape, strict=True))
         declared.append(f"sdy.mesh @mesh_{number} = <[{axes}]>")
         declared.append(f'"pw.slice"() {{mesh = @mesh_{number}, sym_name = "{slice.name}"}} : () -> ()')
         dims = [*spec, *[None] * (len(shape) - len(spec))]
@@ -128,9 +158,7 @@ def moves() -> Iterator[Case]:
     for move in MOVES:
         devices = make_virtual_device_set()
         names = ("x", "y")
-        slices = [
-            devices.add_slice(shape, names[: len(shape)]) for shape in (move.source, move.target)
-        ]
+        slices = [devices.add_slice(shape, names[: len(shape)]) for shape in (move.source, move.target)]
         bindings = bind(slices, "move")
         shardings = [
             NamedSharding(bindings[slice].mesh, spec)
@@ -151,8 +179,55 @@ def moves() -> Iterator[Case]:
                 return jax.device_put(fresh.array, sharding)
 
             check(ours()[0], theirs())
+            yield Case(f"{move.name}, {size}", "jax.device_put", 1.1, move.limit, ours, theirs, fresh.prepare)
+        for slice in slices:
+            release(slice)
+
+
+def between() -> Iterator[Case]:
+    """Moves between a computation and another: cutting and joining become part of them."""
+
+    def scale(x: jax.Array) -> jax.Array:
+        return x * 2 + 1
+
+    for move in MOVES:
+        if not move.inside:
+            continue
+        devices = make_virtual_device_set()
+        names = ("x", "y")
+        slices = [devices.add_slice(shape, names[: len(shape)]) for shape in (move.source, move.target)]
+        bindings = bind(slices, "between")
+        specs = (move.source_spec, move.target_spec)
+        source, target = (
+            NamedSharding(bindings[slice].mesh, spec) for slice, spec in zip(slices, specs, strict=True)
+        )
+        placed = [
+            pathways.jit(scale, devices=slice, in_shardings=spec, out_shardings=spec)
+            for slice, spec in zip(slices, specs, strict=True)
+        ]
+
+        def chain(x: jax.Array, placed: list[Any] = placed) -> jax.Array:
+            return placed[1](placed[0](x))
+
+        program = pathways.program(chain, in_shardings=specs[0], out_shardings=specs[1])
+        jitted = [jax.jit(scale, out_shardings=sharding) for sharding in (source, target)]
+        for size, shape in SIZES.items():
+            fresh = Fresh(shape, source)
+
+            def ours(fresh: Fresh = fresh, program: Any = program) -> Any:
+                return program(fresh.array)
+
+            def theirs(fresh: Fresh = fresh, jitted: list[Any] = jitted, to: NamedSharding = target) -> Any:
+                return jitted[1](jax.device_put(jitted[0](fresh.array), to))
+
+            check(ours(), theirs())
             yield Case(
-                f"{move.name}, {size}", "jax.device_put", 1.1, move.limit, ours, theirs, fresh.prepare
+                f"{move.name}, {size}, inside",
+                "jit, put, jit",
+                1.1,
+                "3 passes over memory: compute and cut, copy, join and compute",
+                ours,
+                theirs,
             )
         for slice in slices:
             release(slice)
@@ -245,14 +320,22 @@ def report(found: list[Measured]) -> None:
     """Prints the table."""
     print(f"command: {' '.join(['python', *sys.argv])}")
     print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
-    print(f"{'case':<40}{'versus':<16}{'target':>7}{'return':>8}{'ready':>8}{'ours us':>10}{'theirs us':>11}  limit")
+    print(f"{'case':<40}{'versus':<16}{'target':>7}{'return':>8}{'ready':>8}{'ours us':>10}{'theirs us':>11}")
     for row in found:
         ratio, ready = (pair[0] / pair[1] for pair in (row.returned, row.ready))
         print(
             f"{row.case:<40}{row.versus:<16}{row.target:>7.2f}{ratio:>8.2f}{ready:>8.2f}"
-            f"{row.ready[0]:>10.0f}{row.ready[1]:>11.0f}  {row.limit}"
-            f"{'' if max(ratio, ready) <= row.target else '  OVER'}"
+            f"{row.ready[0]:>10.0f}{row.ready[1]:>11.0f}"
+            f"{'' if max(ratio, ready) <= row.target else '  over'}"
         )
+    print("what bounds our side:")
+    for limit in dict.fromkeys(row.limit for row in found):
+        bounded = dict.fromkeys(
+            row.case.rpartition(" MB")[0].rpartition(", ")[0] or row.case
+            for row in found
+            if row.limit == limit
+        )
+        print(f"  {limit}: {'; '.join(bounded)}")
     ratios = [row.ready[0] / row.ready[1] for row in found if row.versus == "jax.device_put"]
     if ratios:
         print(f"median ratio to jax.device_put until ready: {statistics.median(ratios):.2f}")
@@ -265,7 +348,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cases with this text in their names")
     options = parser.parse_args()
     connect(cpu_devices=8)
-    every = (case for cases in (moves, launches) for case in cases())
+    every = (case for cases in (moves, between, launches) for case in cases())
     found = [measure(case, options.rounds) for case in every if options.only in case.name]
     report(found)
     if options.json:

@@ -14,7 +14,7 @@ from pathways.compiler.arguments import Conventions, Signature, abstract, conven
 from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.jax_internals import flatten, trace_context, unflatten
 from pathways.compiler.placed import PlacedFunction, active_trace, symbol
-from pathways.compiler.specs import Spec, flat_specs
+from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered, ProgramError
 from pathways.passes.pipeline import Options
 from pathways.runtime.cluster import cluster
@@ -64,7 +64,7 @@ def jit(
       devices: the slice.
       stage: the pipeline stage it belongs to; by default runs of calls on one slice are numbered.
       in_shardings: a `PartitionSpec` over the axes of the slice for each positional argument, as a tree or a
-        prefix of one; None leaves an argument to the compiler.
+        prefix of one; None leaves an argument to the compiler. With it no argument may be given by name.
       out_shardings: the same for the results.
       static_argnums: positions of arguments that are compile-time constants, as in `jax.jit`.
       static_argnames: their names, likewise.
@@ -287,8 +287,9 @@ class Program:
         return Lowered(self.name, traced, signature, self._options)
 
     def _argument_specs(self, dynamic: tuple[Any, ...], named: dict[str, Any]) -> list[Spec]:
-        """What the user says of the sharding of each flat argument; nothing of named ones."""
+        """What the user says of the sharding of each flat argument."""
         if self._in_shardings is None:
             return []
-        found = flat_specs(self._in_shardings, dynamic, f"in_shardings of program '{self.name}'")
-        return [*found, *[None] * len(jax.tree.leaves(named))]
+        what = f"in_shardings of program '{self.name}'"
+        positional_only(named, what)
+        return flat_specs(self._in_shardings, dynamic, what)

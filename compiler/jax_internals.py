@@ -69,18 +69,18 @@ def argument_names(jaxpr: Any, count: int) -> list[str]:
     return [names[n] if n < len(names) and names[n] else f"args[{n}]" for n in range(count)]
 
 
-def physical_shardings(jaxpr: Any) -> Iterator[tuple[Any, str]]:
-    """The shardings over physical devices that a traced function names, each with the line that does."""
+def named_shardings(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
+    """The shardings that a traced function mentions, each with the line that does."""
     seen: set[int] = set()
 
-    def visit(jaxpr: Any) -> Iterator[tuple[Any, str]]:
+    def visit(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
         if id(jaxpr) in seen:
             return
         seen.add(id(jaxpr))
         for equation in jaxpr.eqns:
             for value in equation.params.values():
                 for entry in value if isinstance(value, (tuple, list)) else (value,):
-                    if isinstance(entry, jax.NamedSharding) and isinstance(entry.mesh, jax.sharding.Mesh):
+                    if isinstance(entry, jax.NamedSharding):
                         yield entry, source_info_util.summarize(equation.source_info)
             for inner in core.jaxprs_in_params(equation.params):
                 yield from visit(inner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -84,7 +84,7 @@ def trace(
 
     Raises:
       UnexpectedTracerError: when the function closes over a tracer of another trace.
-      ValueError: when the function names a sharding over physical devices.
+      ValueError: when the function mentions a sharding over a mesh that is not a slice's.
       Whatever the function raises while it is traced.
     """
     jitted = jax.jit(
@@ -101,12 +101,6 @@ def trace(
                 "a transformation around the program: pass the value as an argument, and put "
                 "transformations inside the program"
             )
-        for sharding, line in jax_internals.physical_shardings(traced.jaxpr.jaxpr):
-            where = f" at {line}" if line else ""
-            raise ValueError(
-                f"program '{name}': {sharding}{where} names physical devices, but a slice gets its devices "
-                "only when the program is loaded; inside a placed function give the PartitionSpec alone"
-            )
         lowered = traced.lower(lowering_platforms=(platform,))
     foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
     buffer = io.BytesIO()
@@ -116,6 +110,7 @@ def trace(
     with module.context, ir.Location.unknown():
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         slices = _declare_slices(module)
+        _check_shardings(name, traced.jaxpr.jaxpr, slices.values())
         _describe_arguments(module, paths, donated, in_specs)
         if out_shardings is not None:
             results = jax.tree.unflatten(lowered.out_tree, range(lowered.out_tree.num_leaves))
@@ -132,6 +127,23 @@ def trace(
         callbacks=callbacks,
         keepalive=keepalive,
     )
+
+
+def _check_shardings(program: str, jaxpr: Any, slices: Iterable[VirtualSlice]) -> None:
+    """Refuses shardings over physical devices, and over meshes like no slice's."""
+    meshes = {(virtual.axis_names, virtual.shape) for virtual in slices}
+    for sharding, line in jax_internals.named_shardings(jaxpr):
+        mesh, where = sharding.mesh, f" at {line}" if line else ""
+        if isinstance(mesh, jax.sharding.Mesh):
+            raise ValueError(
+                f"program '{program}': {sharding}{where} names physical devices, but a slice gets them "
+                "only when the program is loaded; inside a placed function give the PartitionSpec alone"
+            )
+        if not mesh.empty and (mesh.axis_names, mesh.axis_sizes) not in meshes:
+            raise ValueError(
+                f"program '{program}': {sharding}{where} is over a mesh that no slice of the program has; "
+                "inside a placed function give the PartitionSpec alone"
+            )
 
 
 def _declare_slices(module: ir.Module) -> dict[str, VirtualSlice]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pathways.compiler.jax_internals import Tracer, placed_call
-from pathways.compiler.specs import abstract_mesh, checked, flat_specs
+from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
 from pathways.runtime.virtual import VirtualSlice
 
 _slices: weakref.WeakValueDictionary[str, VirtualSlice] = weakref.WeakValueDictionary()
@@ -122,6 +122,7 @@ class PlacedFunction:
         def body(*args: Any, **kwargs: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self._mesh):
                 if self._in_shardings is not None:
+                    positional_only(kwargs, f"in_shardings of '{self.name}'")
                     args = self._constrain(args, self._in_shardings, "in_shardings")
                 results = fun(*args, **kwargs)
                 if self._out_shardings is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -52,6 +52,16 @@ def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
         message = str(error).replace("broadcast_prefix prefix_tree", what.split()[0])
         raise ValueError(f"{what} do not match what they describe: {message}") from None
     return jax.tree.leaves(full, is_leaf=_is_spec)
+
+
+def positional_only(named: Collection[str], what: str) -> None:
+    """Refuses arguments by name where specs are given by position, as `jax.jit` does.
+
+    Raises:
+      ValueError: names the arguments.
+    """
+    if named:
+        raise ValueError(f"{what} describe positional arguments, but {', '.join(named)} is given by name")
 
 
 def checked(spec: Spec, shape: Sequence[int], virtual: VirtualSlice, what: str) -> None:

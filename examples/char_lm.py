@@ -4,6 +4,11 @@ The model is plain JAX: two functions, `front` and `back`, placed on a slice eac
 its gradient and the optimizer are ordinary code that the compiler places. A train step is one program.
 The text is Python's own standard library, so there is nothing to download.
 
+By default each slice is a mesh of 2x2 devices: batches lie over its axis "data", heads and hidden units over
+"model". That is said of parameters and batches only; gradients, AdamW's moments and what moves between the
+slices follow. On a CPU the devices share the same cores, so more of them make nothing faster: --mesh 1x1
+shows what sharding costs here.
+
 At the end, the first steps are taken again by plain `jax.jit`, from the same parameters and batches; the
 exit status says whether the losses agree.
 """
@@ -82,7 +87,7 @@ def init_params(rng: np.random.Generator, length: int) -> Params:
     def block() -> Params:
         return {
             "attention_norm": np.ones(WIDTH, np.float32),
-            "qkv": matrix(WIDTH, 3 * WIDTH),
+            "qkv": matrix(WIDTH, 3 * WIDTH).reshape(WIDTH, 3, HEADS, -1),
             "project": matrix(WIDTH, WIDTH) / (2 * BLOCKS) ** 0.5,
             "mlp_norm": np.ones(WIDTH, np.float32),
             "up": matrix(WIDTH, 4 * WIDTH),
@@ -105,10 +110,10 @@ def init_params(rng: np.random.Generator, length: int) -> Params:
 
 
 def param_specs(stage: str) -> Params:
-    """How the parameters of a stage lie over its slice: the matrices of each block over "model"."""
+    """How the parameters of a stage lie over its slice: matrices over "model", the rest on every device."""
     block = {
         "attention_norm": P(),
-        "qkv": P(None, "model"),
+        "qkv": P(None, None, "model"),
         "project": P("model"),
         "mlp_norm": P(),
         "up": P(None, "model"),
@@ -117,7 +122,7 @@ def param_specs(stage: str) -> Params:
     count = BLOCKS // 2
     if stage == "front":
         return {"embed": P(), "position": P(), "blocks": [block] * count}
-    return {"blocks": [block] * (BLOCKS - count), "norm": P(), "head": P()}
+    return {"blocks": [block] * (BLOCKS - count), "norm": P(), "head": P(None, "model")}
 
 
 def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -127,8 +132,7 @@ def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 def apply_block(params: Params, x: jax.Array) -> jax.Array:
     """One block, from (batch, length, width) to the same."""
-    qkv = normalize(x, params["attention_norm"]) @ params["qkv"]
-    q, k, v = jnp.split(qkv.reshape(*x.shape[:2], 3 * HEADS, -1), 3, axis=2)
+    q, k, v = jnp.einsum("btw,wchd->cbthd", normalize(x, params["attention_norm"]), params["qkv"])
     attended = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     x = x + attended.reshape(x.shape) @ params["project"]
     return x + jax.nn.gelu(normalize(x, params["mlp_norm"]) @ params["up"]) @ params["down"]
@@ -243,7 +247,7 @@ def main() -> int:
     sizes = {name: sum(p.size for p in jax.tree.leaves(part)) for name, part in params.items()}
     print(
         f"{sum(sizes.values()):,} parameters: front ({sizes['front']:,}) on {s0.name}, "
-        f"back ({sizes['back']:,}) on {s1.name}\n"
+        f"back ({sizes['back']:,}) on {s1.name}, each of {s0.size} device(s)\n"
         f"{len(text):,} characters to train on, {len(held_out_text):,} held out"
     )
     compiled = train_step.lower(state, held_out[0]).compile()
@@ -278,8 +282,8 @@ def main() -> int:
     return 0 if difference <= TOLERANCE else 1
 
 
-def parse_mesh(text: str) -> tuple[int, int]:
-    """The sizes in a mesh such as 2x1."""
+def mesh_shape(text: str) -> tuple[int, int]:
+    """The sizes of both axes, from text such as 2x1."""
     data, model = map(int, text.split("x"))
     return data, model
 
@@ -294,8 +298,8 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--mesh",
-        type=parse_mesh,
-        default="1x1",
+        type=mesh_shape,
+        default="2x2",
         help='devices of each slice over "data" and "model" (default: %(default)s)',
     )
     parser.add_argument(

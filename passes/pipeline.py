@@ -64,7 +64,7 @@ def phases(options: Options) -> list[Phase]:
             (
                 # Transfers are explicit by now: Shardy sees which values are on which mesh.
                 PropagateShardings(),
-                # Before scheduling: cutting and joining are launches with a place in the order of their slice.
+                # Before scheduling: cutting and joining are launches that stand in the order of their slice.
                 LowerTransfers(),
                 VerifyPlaced(),
             ),

@@ -1,4 +1,4 @@
-"""The transformer on two slices of 2x2 devices agrees with `jax.jit`, and its parameters stay where they are."""
+"""The transformer on two slices of 2x2 devices agrees with `jax.jit`; gradients lie like parameters."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Values on random meshes in random shardings arrive on every device as numpy says, and none crosses twice."""
+"""Values on random meshes in random shardings arrive on every device as numpy says; no byte goes twice."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ class Case:
     def text(self) -> str:
         type_ = f"tensor<{''.join(f'{n}x' for n in self.shape)}{self.dtype}>"
         given_, wanted = (s.attribute("sdy.sharding") for s in (self.source, self.target))
-        return (
-            f'module @reshard attributes {{pw.form = "placed"}} {{\n'
-            f"{self.source.declare()}{self.target.declare()}"
-            f"  func.func public @main(%x: {type_} {{pw.slice = @a{given_}}}) -> ({type_} {{pw.slice = @b{wanted}}}) {{\n"
-            f'    %0 = "pw.transfer"(%x) {{slice = @b{self.target.attribute("sharding")}}} : ({type_}) -> {type_}\n'
-            f"    return %0 : {type_}\n  }}\n}}\n"
-        )
+        return f"""module @reshard attributes {{pw.form = "placed"}} {{
+{self.source.declare()}{self.target.declare()}
+  func.func public @main(%x: {type_} {{pw.slice = @a{given_}}}) -> ({type_} {{pw.slice = @b{wanted}}}) {{
+    %0 = "pw.transfer"(%x) {{slice = @b{self.target.attribute("sharding")}}} : ({type_}) -> {type_}
+    return %0 : {type_}
+  }}
+}}"""
 
     def plan(self) -> Plan:
         options = "{islands=all gather-bytes=0}" if self.apart else ""
