@@ -99,7 +99,8 @@ class Lowered:
                 except PassFailure:
                     error = seen.errors[0]
                     where = f" ({error.position})" if error.position else ""
-                    raise ProgramError(f"program '{self.name}': {error.message}{where}") from None
+                    message = error.message.removeprefix("'func.func' op ")
+                    raise ProgramError(f"program '{self.name}': {message}{where}") from None
                 self._keep(phase.name, directory)
         self.remarks = tuple(d for d in seen.all if d.severity == "remark")
 

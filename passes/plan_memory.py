@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -122,7 +123,7 @@ class _Lifetimes:
         peaks = _Peaks()
         for argument, slices in zip(self.arguments, self.slices, strict=True):
             for name in slices or ():
-                peaks.start(name, byte_size(argument.type))
+                peaks.start(name, self.size(argument, name))
         for n, op in enumerate(self.ops):
             taken = {op.operands[a] for a, _ in aliases.get(n, ())}
             self.count(op, peaks, taken)
@@ -138,10 +139,15 @@ class _Lifetimes:
                 ReleaseOp.build(ended, loc=op.operation.location, ip=ir.InsertionPoint(following))
             for value in (*ended, *taken):
                 for name in slices_of(value, self.slices) or ():
-                    peaks.end(name, byte_size(value.type))
+                    peaks.end(name, self.size(value, name))
         for op in ops_named(self.module, ["pw.slice"]):
             op.peak_bytes = peaks.most.get(op.sym_name, 0)
         self.release_unread()
+
+    def size(self, value: ir.Value, place: str) -> int:
+        """Bytes of a value on all devices of a slice together: what is replicated counts once for each."""
+        mesh = self.layouts.mesh(place)
+        return byte_size(value.type) * mesh.size // math.prod(self.layouts.of(value, place).splits(mesh))
 
     def release_unread(self) -> None:
         """Donated arguments that nothing reads die before the first launch."""
@@ -155,8 +161,8 @@ class _Lifetimes:
     def count(self, op: ir.OpView, peaks: _Peaks, taken: set[ir.Value]) -> None:
         """Adds the results of an operation to the live bytes; a donated operand's buffer is one of them."""
         if isinstance(op, (LaunchOp, TransferOp)):
-            reused = sum(byte_size(v.type) for v in taken)
-            peaks.start(op.slice, sum(byte_size(r.type) for r in op.results), reused)
+            reused = sum(self.size(v, op.slice) for v in taken)
+            peaks.start(op.slice, sum(self.size(r, op.slice) for r in op.results), reused)
 
     def aliases(self, n: int, op: LaunchOp) -> tuple[tuple[int, int], ...]:
         """Which operand gives its buffer to which result: arguments first, then large intermediates."""

@@ -12,6 +12,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import (
     LaunchOp,
+    Slices,
     TransferOp,
     argument_attrs,
     argument_slices,
@@ -23,16 +24,15 @@ from pathways.dialect import (
     slices_of,
     symbol_table,
 )
+from pathways.dialect.layouts import Layouts
 from pathways.dialect.shardings import (
     SHARDING,
     Mesh,
     Sharding,
     make_sharding,
-    mesh_of,
     read_mesh,
     read_sharding,
     replicated,
-    sharding_of,
     slice_meshes,
 )
 from pathways.passes.base import Pass, fail, main_function, option, remark
@@ -108,6 +108,7 @@ class PropagateShardings(Pass):
                 del op.attributes["stablehlo.mesh"]
         _from_calls(module, main, meshes)
         _close(module, main, meshes)
+        _settle(module, main)
         erase_unused_functions(module)
         merge_equal_functions(module)
         self.remark_replicated(module, main_function(module), meshes)
@@ -157,14 +158,15 @@ def _apply_specs(main: ir.OpView, meshes: Meshes) -> None:
             if spec is None or not places:
                 continue
             name, mesh = meshes[places[0]]
-            label = entry.get("jax.arg_info" if what == "argument" else "jax.result_info")
-            label = label.value if label is not None else f"#{number}"
+            info = entry.get("jax.arg_info" if what == "argument" else "jax.result_info")
+            named = info.value if info is not None else f"#{number}"
+            label = named if named.startswith(what) else f"{what} {named}"
             shape = ir.RankedTensorType(value).shape
-            named = tuple(tuple(axis.value for axis in dim) for dim in spec)
-            sharding = Sharding(named + ((),) * (len(shape) - len(named)))
+            dims = tuple(tuple(axis.value for axis in dim) for dim in spec)
+            sharding = Sharding(dims + ((),) * (len(shape) - len(dims)))
             problem = check_spec(sharding, shape, mesh)
             if problem:
-                fail(main, f"{what} {label} on @{places[0]}: {problem}")
+                fail(main, f"{label} on @{places[0]}: {problem}")
             entry[SHARDING] = make_sharding(name, sharding)
         store(main, attrs)
 
@@ -219,6 +221,12 @@ def _separate_mirrored(main: ir.OpView, meshes: Meshes) -> None:
         if len(names) < 2:
             continue
         rank = ir.RankedTensorType(argument.type).rank
+        if SHARDING in entry:
+            remark(
+                main,
+                f"argument #{argument.arg_number} is read on slices with different meshes, so it is "
+                "replicated on each of them, whatever the program says of it",
+            )
         entry[SHARDING] = make_sharding(names[0], replicated(rank))
         for name in names[1:]:
             sharding = sdy.TensorShardingPerValueAttr.get([make_sharding(name, replicated(rank))])
@@ -350,8 +358,6 @@ def _replace_body(module: ir.Module, before: ir.Operation) -> None:
 
 def _from_calls(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
     """Turns calls back into launches and identities into transfers; a reshard becomes a launch of its own."""
-    names = set(symbol_table(module))
-    arguments = argument_slices(main)
     for op in list(body_block(main).operations):
         ip, loc = ir.InsertionPoint(op), op.operation.location
         kind = op.operation.name
@@ -368,12 +374,11 @@ def _from_calls(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
             new = TransferOp.build(
                 [op.operands[0]], [op.results[0].type], slice=place, sharding=sharding, loc=loc, ip=ip
             ).operation
-        elif kind == _COPY:
+        elif kind in (_COPY, "sdy.reshard"):
+            # Where shardings differ after all, `_settle` says so, slice by slice.
             op.results[0].replace_all_uses_with(op.operands[0])
             op.operation.erase()
             continue
-        elif kind == "sdy.reshard":
-            new = _reshard(module, main, op, names, arguments).operation
         elif isinstance(op, TransferOp):
             op.sharding = _per_value(op.attributes.get(SHARDING), 0)
             for name in (SHARDING, _NUMBER):
@@ -390,37 +395,54 @@ def _from_calls(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
             _plain_stablehlo(function)
 
 
+def _settle(module: ir.Module, main: ir.OpView) -> None:
+    """Reshards values on their slice where what reads them wants them to lie in another way."""
+    layouts = Layouts(module)
+    resharded: dict[tuple[ir.Value, str, Sharding], ir.Value] = {}
+    slices = argument_slices(main)
+    wanted_results = list(zip(result_attrs(main), result_slices(main), strict=True))
+    for op in list(body_block(main).operations):
+        wanted: list[tuple[dict[str, ir.Attribute], Slices | None]]
+        if isinstance(op, LaunchOp):
+            wanted = [(attrs, (op.slice,)) for attrs in argument_attrs(layouts.symbols[op.callee])]
+        elif op.operation.name == "func.return":
+            wanted = wanted_results
+        else:
+            continue
+        for number, (value, (attrs, places)) in enumerate(zip(list(op.operands), wanted, strict=True)):
+            home = slices_of(value, slices) or ()
+            place = next(p for p in places or home if p in home)
+            if SHARDING not in attrs or layouts.of(value, place) == read_sharding(attrs[SHARDING]):
+                continue
+            key = (value, place, read_sharding(attrs[SHARDING]))
+            if key not in resharded:
+                resharded[key] = _reshard(module, op, value, place, attrs[SHARDING], layouts)
+            op.operands[number] = resharded[key]
+
+
 def _reshard(
-    module: ir.Module,
-    main: ir.OpView,
-    op: ir.OpView,
-    names: set[str],
-    arguments: list[tuple[str, ...] | None],
-) -> LaunchOp:
-    """A computation that changes the sharding of a value on its slice."""
-    value = op.operands[0]
-    target = op.attributes["sharding"]
-    places = slices_of(value, arguments) or ()
-    name = unique_name("reshard", names)
-    names.add(name)
-    function, block = function_of_block(module, name, [value.type], op.operation.location)
+    module: ir.Module, reader: ir.OpView, value: ir.Value, place: str, target: ir.Attribute, layouts: Layouts
+) -> ir.Value:
+    """A launch, in front of the first reader, of a computation that changes the sharding of a value."""
+    location = reader.operation.location if isinstance(value, ir.BlockArgument) else value.owner.location
+    name = unique_name("reshard", layouts.symbols)
+    function, block = function_of_block(module, name, [value.type], location)
+    layouts.symbols[name] = function
     finish_function(function, list(block.arguments))
-    source = sharding_of(value, symbol_table(module), argument_attrs(main)) or make_sharding(
-        mesh_of(target), replicated(ir.RankedTensorType(value.type).rank)
-    )
-    set_argument_attrs(function, [{SHARDING: source}])
+    have = make_sharding(layouts.meshes[place][0], layouts.of(value, place))
+    set_argument_attrs(function, [{SHARDING: have}])
     set_result_attrs(function, [{SHARDING: target}])
     launch = LaunchOp.build(
         [value],
         [value.type],
         callee=name,
-        slice=places[0],
+        slice=place,
         phase="glue",
-        loc=op.operation.location,
-        ip=ir.InsertionPoint(op),
+        loc=location,
+        ip=ir.InsertionPoint(reader),
     )
-    remark(launch, f"two shardings meet: {_show(source)} is resharded to {_show(target)} on @{places[0]}")
-    return launch
+    remark(launch, f"two shardings meet: {_show(have)} is resharded to {_show(target)} on @{place}")
+    return launch.results[0]
 
 
 def _show(attribute: ir.Attribute) -> str:

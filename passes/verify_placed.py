@@ -22,7 +22,8 @@ from pathways.dialect import (
     symbol_table,
     verify,
 )
-from pathways.dialect.shardings import SHARDING, read_sharding, sharding_of
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.shardings import SHARDING, read_sharding
 from pathways.passes.base import Pass, PassFailure, fail, main_function
 from pathways.passes.ir_utils import body_block, nested_ops
 
@@ -47,7 +48,7 @@ class VerifyPlaced(Pass):
         bodies = {op.body for op in body_block(main).operations if isinstance(op, LoopOp)}
         for program in (main, *(symbols[name] for name in bodies)):
             _check_program(program)
-        _check_shardings(main, symbols)
+        _check_shardings(module, main)
         for function in ops_named(module, ["func.func"]):
             if function.attributes["sym_name"].value not in bodies | {"main"}:
                 for op in nested_ops(function):
@@ -55,19 +56,21 @@ class VerifyPlaced(Pass):
                         fail(op, "stands inside a computation; computations hold no pw operation")
 
 
-def _check_shardings(main: ir.OpView, symbols: dict[str, ir.OpView]) -> None:
+def _check_shardings(module: ir.Module, main: ir.OpView) -> None:
     """Checks that each computation gets its operands in the sharding that it takes."""
-    arguments = argument_attrs(main)
+    layouts = Layouts(module)
     for op in body_block(main).operations:
         if not isinstance(op, LaunchOp):
             continue
-        for number, (value, attrs) in enumerate(
-            zip(op.operands, argument_attrs(symbols[op.callee]), strict=True)
-        ):
-            have = sharding_of(value, symbols, arguments)
-            want = attrs.get(SHARDING)
-            if have is not None and want is not None and read_sharding(have) != read_sharding(want):
-                fail(op, f"operand #{number} lies as {have}, but @{op.callee} takes {want}")
+        attrs = argument_attrs(layouts.symbols[op.callee])
+        for number, (value, entry) in enumerate(zip(op.operands, attrs, strict=True)):
+            have = layouts.of(value, op.slice)
+            if SHARDING in entry and read_sharding(entry[SHARDING]) != have:
+                fail(
+                    op,
+                    f"operand #{number} lies over @{op.slice} by {have}, but @{op.callee} takes "
+                    f"{read_sharding(entry[SHARDING])}",
+                )
 
 
 def _check_program(program: ir.OpView) -> None:

@@ -124,3 +124,22 @@ module @sharded attributes {pw.form = "placed"} {
     return %0 : !x
   }
 }
+
+// -----
+
+// The peak counts the devices of a slice together: a sharded value once, a replicated one on each.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @several_devices
+module @several_devices attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=2]>
+  // CHECK: "pw.slice"() {mesh = @mesh, peak_bytes = 48 : i64, sym_name = "s0"}
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> (!x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}]>}) {
+    %a = "pw.launch"(%x) {callee = @gather, slice = @s0, order = 0} : (!x) -> !x
+    return %a : !x
+  }
+  func.func private @gather(%x: !x {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> (!x {sdy.sharding = #sdy.sharding<@mesh, [{}]>}) {
+    return %x : !x
+  }
+}
