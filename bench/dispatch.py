@@ -8,25 +8,17 @@ call returns and of the time until its results are ready.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import platform
-import random
-import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _ratios import Case, run
 
 import pathways
 from pathways.runtime import pjrt, plan
-from pathways.runtime.cluster import connect
 from pathways.runtime.executable import Executable, load
 from pathways.runtime.resources import bind
 from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set
@@ -34,36 +26,6 @@ from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set
 LENGTH = 128
 WIDTH = 8
 MANY = 200
-
-BATCHES = 5
-# Python specialises the bytecode of a function in its first calls.
-WARM_UP = 10
-
-Side = Callable[[], Any]
-Pair = tuple[float, float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Two ways to do one thing; `target` is the largest ratio of ours to theirs until the call returns."""
-
-    name: str
-    versus: str
-    target: float
-    ours: Side
-    theirs: Side
-    prepare: Callable[[], None] = lambda: None
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """Microseconds until our call and theirs return, and until their results are ready."""
-
-    case: str
-    versus: str
-    target: float
-    returned: Pair
-    ready: Pair
 
 
 def tiny(x: jax.Array) -> jax.Array:
@@ -239,69 +201,5 @@ class Fresh:
         jax.block_until_ready(self.arrays)
 
 
-def measure(case: Case, rounds: int) -> Measured:
-    """Medians over several batches, in each of which both sides run `rounds` times in random order."""
-    batches = [_batch(case, rounds) for _ in range(BATCHES)]
-    return Measured(case.name, case.versus, case.target, *map(_middle, zip(*batches, strict=True)))
-
-
-def _batch(case: Case, rounds: int) -> tuple[Pair, Pair]:
-    """Medians in microseconds until our and their calls return, and until their results are ready."""
-    sides = (case.ours, case.theirs)
-    returned: tuple[list[float], list[float]] = ([], [])
-    ready: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + WARM_UP):
-        for side in random.sample((0, 1), 2):
-            case.prepare()
-            began = time.perf_counter()
-            results = sides[side]()
-            after = time.perf_counter()
-            jax.block_until_ready(results)
-            end = time.perf_counter()
-            if number >= WARM_UP:
-                returned[side].append((after - began) * 1e6)
-                ready[side].append((end - began) * 1e6)
-            del results
-    return (_medians(returned), _medians(ready))
-
-
-def _medians(times: tuple[list[float], list[float]]) -> Pair:
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
-def _middle(pairs: tuple[Pair, ...]) -> Pair:
-    """The pair whose ratio is the median of all ratios."""
-    return sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]
-
-
-def report(found: list[Measured]) -> None:
-    """Prints the table."""
-    print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
-    print(f"{'case':<40}{'versus':<28}{'target':>7}{'return':>8}{'ready':>8}{'ours us':>10}{'theirs us':>11}")
-    for row in found:
-        ratio, ready = (pair[0] / pair[1] for pair in (row.returned, row.ready))
-        print(
-            f"{row.case:<40}{row.versus:<28}{row.target:>7.2f}{ratio:>8.2f}{ready:>8.2f}"
-            f"{row.returned[0]:>10.1f}{row.returned[1]:>11.1f}"
-            f"{'' if max(ratio, ready) <= row.target else '  over'}"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--rounds", type=int, default=100, help="calls of each side in each of five batches")
-    parser.add_argument("--only", default="", help="only cases with this text in their names")
-    options = parser.parse_args()
-    connect(cpu_devices=2)
-    found = [measure(case, options.rounds) for case in cases() if options.only in case.name]
-    report(found)
-    if options.json:
-        rows = [dataclasses.asdict(row) for row in found]
-        document = {"jax": jax.__version__, "command": sys.argv, "cases": rows}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__.partition("\n")[0], cases, cpu_devices=2, rounds=100)

@@ -9,22 +9,16 @@ compares medians, of the time until the call returns and of the time until the r
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import math
-import platform
-import random
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _ratios import Case, Measured, run
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
@@ -32,19 +26,14 @@ import pathways
 from pathways.dialect import make_context
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime.cluster import connect
 from pathways.runtime.executable import load
 from pathways.runtime.lower import plan_of
 from pathways.runtime.resources import bind, release
 from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set
 
 PASSES = "pw-lower-transfers,pw-verify-placed,pw-schedule,pw-fuse-launches,pw-plan-memory,pw-verify-schedule"
-BATCHES = 5
-WARM_UP = 5
 SIZES = {"1 MB": (768, 336), "64 MB": (6144, 2688)}
 
-Side = Callable[[], Any]
-Pair = tuple[float, float]
 P = PartitionSpec
 
 
@@ -104,31 +93,6 @@ MOVES = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Two ways to do one thing; `target` is the largest ratio of ours to theirs, for both times."""
-
-    name: str
-    versus: str
-    target: float
-    limit: str
-    ours: Side
-    theirs: Side
-    prepare: Callable[[], None] = lambda: None
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """Microseconds until our call and theirs return, and until their results are ready."""
-
-    case: str
-    versus: str
-    target: float
-    limit: str
-    returned: Pair
-    ready: Pair
-
-
 def text(move: Move, slices: list[VirtualSlice], shape: tuple[int, ...]) -> str:
     """The program that moves an array and does nothing else."""
     type_ = f"tensor<{'x'.join(map(str, shape))}xf32>"
@@ -179,7 +143,7 @@ def moves() -> Iterator[Case]:
                 return jax.device_put(fresh.array, sharding)
 
             check(ours()[0], theirs())
-            yield Case(f"{move.name}, {size}", "jax.device_put", 1.1, move.limit, ours, theirs, fresh.prepare)
+            yield Case(f"{move.name}, {size}", "jax.device_put", 1.1, ours, theirs, fresh.prepare, move.limit)
         for slice in slices:
             release(slice)
 
@@ -225,9 +189,9 @@ def between() -> Iterator[Case]:
                 f"{move.name}, {size}, inside",
                 "jit, put, jit",
                 1.1,
-                "3 passes over memory: compute and cut, copy, join and compute",
                 ours,
                 theirs,
+                limit="3 passes over memory: compute and cut, copy, join and compute",
             )
         for slice in slices:
             release(slice)
@@ -278,56 +242,17 @@ def launches() -> Iterator[Case]:
             return jitted(*arrays)
 
         name = f"sharded computation, {size} x {size} on 2x2"
-        yield Case(name, "jax.jit", 1.05, "the partitioned executable", ours, theirs)
+        yield Case(name, "jax.jit", 1.05, ours, theirs, limit="the partitioned executable")
 
 
-def measure(case: Case, rounds: int) -> Measured:
-    """Medians over several batches, in each of which both sides run `rounds` times in random order."""
-    batches = [_batch(case, rounds) for _ in range(BATCHES)]
-    returned, ready = (_middle(pairs) for pairs in zip(*batches, strict=True))
-    return Measured(case.name, case.versus, case.target, case.limit, returned, ready)
+def every() -> Iterator[Case]:
+    """All cases of the table."""
+    for cases in (moves, between, launches):
+        yield from cases()
 
 
-def _batch(case: Case, rounds: int) -> tuple[Pair, Pair]:
-    sides = (case.ours, case.theirs)
-    returned: tuple[list[float], list[float]] = ([], [])
-    ready: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + WARM_UP):
-        for side in random.sample((0, 1), 2):
-            case.prepare()
-            began = time.perf_counter()
-            results = sides[side]()
-            after = time.perf_counter()
-            jax.block_until_ready(results)
-            end = time.perf_counter()
-            if number >= WARM_UP:
-                returned[side].append((after - began) * 1e6)
-                ready[side].append((end - began) * 1e6)
-            del results
-    return _medians(returned), _medians(ready)
-
-
-def _medians(times: tuple[list[float], list[float]]) -> Pair:
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
-def _middle(pairs: tuple[Pair, ...]) -> Pair:
-    """The pair whose ratio is the median of all ratios."""
-    return sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]
-
-
-def report(found: list[Measured]) -> None:
-    """Prints the table."""
-    print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
-    print(f"{'case':<40}{'versus':<16}{'target':>7}{'return':>8}{'ready':>8}{'ours us':>10}{'theirs us':>11}")
-    for row in found:
-        ratio, ready = (pair[0] / pair[1] for pair in (row.returned, row.ready))
-        print(
-            f"{row.case:<40}{row.versus:<16}{row.target:>7.2f}{ratio:>8.2f}{ready:>8.2f}"
-            f"{row.ready[0]:>10.0f}{row.ready[1]:>11.0f}"
-            f"{'' if max(ratio, ready) <= row.target else '  over'}"
-        )
+def summarize(found: list[Measured]) -> None:
+    """Says what bounds our side of each case, and the middle of the bare moves."""
     print("what bounds our side:")
     for limit in dict.fromkeys(row.limit for row in found):
         bounded = dict.fromkeys(
@@ -341,21 +266,5 @@ def report(found: list[Measured]) -> None:
         print(f"median ratio to jax.device_put until ready: {statistics.median(ratios):.2f}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--rounds", type=int, default=20, help="calls of each side in each of five batches")
-    parser.add_argument("--only", default="", help="only cases with this text in their names")
-    options = parser.parse_args()
-    connect(cpu_devices=8)
-    every = (case for cases in (moves, between, launches) for case in cases())
-    found = [measure(case, options.rounds) for case in every if options.only in case.name]
-    report(found)
-    if options.json:
-        rows = [dataclasses.asdict(row) for row in found]
-        document = {"jax": jax.__version__, "command": sys.argv, "cases": rows}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    summarize(run(__doc__.partition("\n")[0], every, cpu_devices=8, rounds=20))
