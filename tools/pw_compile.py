@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import difflib
 import mmap
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -69,19 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _guarded(arguments: Sequence[str], shared: mmap.mmap | None = None) -> int:
-    try:
-        return _main(arguments, shared)
-    except UserError as error:
-        print(f"pw-compile: error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not try to flush the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
-    except KeyboardInterrupt:
-        if not supervisor.supervised():
-            print("pw-compile: interrupted", file=sys.stderr)
-        return 130
+    return supervisor.in_one_line("pw-compile", lambda: _main(arguments, shared))
 
 
 def _main(arguments: Sequence[str], shared: mmap.mmap | None) -> int:

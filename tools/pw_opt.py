@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 import types
 from collections.abc import Sequence
@@ -40,19 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _guarded(arguments: Sequence[str]) -> int:
-    try:
-        return _main(arguments)
-    except UserError as error:
-        print(f"pw-opt: error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not try to flush the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
-    except KeyboardInterrupt:
-        if not supervisor.supervised():
-            print("pw-opt: interrupted", file=sys.stderr)
-        return 130
+    return supervisor.in_one_line("pw-opt", lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str]) -> int:
