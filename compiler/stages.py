@@ -94,7 +94,7 @@ class Lowered:
         with Diagnostics(self._module.context) as seen:
             for phase in phases(options):
                 try:
-                    # Each phase ends with a pass that verifies its form.
+                    # From the placed form on, each phase ends with a pass that verifies its form.
                     run_passes(self._module, phase.passes, verify_each=False)
                 except PassFailure:
                     error = seen.errors[0]

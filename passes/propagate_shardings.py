@@ -106,7 +106,7 @@ class PropagateShardings(Pass):
             # Shardy's note to other compilers; the mesh says it already.
             if "stablehlo.mesh" in op.attributes:
                 del op.attributes["stablehlo.mesh"]
-        _from_calls(module, main, meshes)
+        _from_calls(module, main)
         _close(module, main, meshes)
         _settle(module, main)
         erase_unused_functions(module)
@@ -356,8 +356,8 @@ def _replace_body(module: ir.Module, before: ir.Operation) -> None:
         op.operation.clone(ip)
 
 
-def _from_calls(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
-    """Turns calls back into launches and identities into transfers; a reshard becomes a launch of its own."""
+def _from_calls(module: ir.Module, main: ir.OpView) -> None:
+    """Turns calls back into launches, and identities into transfers."""
     for op in list(body_block(main).operations):
         ip, loc = ir.InsertionPoint(op), op.operation.location
         kind = op.operation.name

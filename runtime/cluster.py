@@ -52,11 +52,6 @@ class Cluster:
         return tuple(device for island in self.islands for device in island.devices)
 
     @property
-    def hosts(self) -> tuple[Host, ...]:
-        """The processes that own them, by index."""
-        return tuple(sorted({device.host for device in self.devices}, key=lambda host: host.index))
-
-    @property
     def platform(self) -> str:
         """What JAX calls the kind of device: cpu, gpu, tpu."""
         return self.devices[0].handle.platform

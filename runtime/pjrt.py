@@ -160,11 +160,6 @@ def misplaced(
     return None
 
 
-def debug_checks() -> tuple[bool, bool]:
-    """Whether results are checked for NaN and for infinities, part of what a loaded program depends on."""
-    return bool(jax.config.jax_debug_nans), bool(jax.config.jax_debug_infs)
-
-
 def rewrap(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
     """A function that gives the buffers of an array another aval: weak type, extended dtype.
 
