@@ -8,8 +8,10 @@ from pathways.dialect.ops import (
     LaunchOp,
     LoopOp,
     MirrorOp,
+    ReduceOp,
     ReleaseOp,
     SliceOp,
+    SplitOp,
     TransferOp,
 )
 from pathways.dialect.placement import (
@@ -39,9 +41,11 @@ __all__ = [
     "LoopOp",
     "MirrorOp",
     "PwOp",
+    "ReduceOp",
     "ReleaseOp",
     "SliceOp",
     "Slices",
+    "SplitOp",
     "TransferOp",
     "argument_attrs",
     "argument_slices",

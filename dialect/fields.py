@@ -34,10 +34,6 @@ def _is_i64(attribute: ir.Attribute) -> bool:
     return isinstance(attribute, ir.IntegerAttr) and str(attribute.type) == "i64"
 
 
-def _elements_match(kind: Kind[Any]) -> Callable[[ir.Attribute], bool]:
-    return lambda a: isinstance(a, ir.ArrayAttr) and all(kind.matches(e) for e in a)
-
-
 def symbol(op_name: str) -> Kind[str]:
     """A flat symbol reference to an operation `op_name` of the module."""
     return Kind(
@@ -46,17 +42,6 @@ def symbol(op_name: str) -> Kind[str]:
         lambda a: a.value,
         ir.FlatSymbolRefAttr.get,
         symbol_kind=op_name,
-    )
-
-
-def array_of[T](kind: Kind[T]) -> Kind[Sequence[T]]:
-    """An array whose elements are all of one kind."""
-    return Kind(
-        f"array of {kind.description}s",
-        _elements_match(kind),
-        lambda a: tuple(kind.read(e) for e in a),
-        lambda values: ir.ArrayAttr.get([kind.make(v) for v in values]),
-        symbol_kind=kind.symbol_kind,
     )
 
 
@@ -75,12 +60,6 @@ I64: Kind[int] = Kind(
     _is_i64,
     lambda a: a.value,
     lambda v: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), v),
-)
-BOOL: Kind[bool] = Kind(
-    "bool attribute",
-    lambda a: isinstance(a, ir.BoolAttr),
-    lambda a: bool(a.value),
-    ir.BoolAttr.get,
 )
 UNIT: Kind[bool] = Kind(
     "unit attribute", lambda a: isinstance(a, ir.UnitAttr), lambda _: True, lambda _: ir.UnitAttr.get()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 from pathways.dialect.operation import ops_named, symbol_table
-from pathways.dialect.ops import LoopOp, MirrorOp
-from pathways.dialect.placement import argument_attrs, result_attrs, slices_of
+from pathways.dialect.ops import MirrorOp
+from pathways.dialect.placement import argument_attrs, slices_of
 from pathways.dialect.shardings import (
     SHARDING,
     Mesh,
@@ -60,10 +60,7 @@ class Layouts:
                 self._arguments[name] = argument_attrs(function)
             return self._arguments[name][value.arg_number].get(SHARDING)
         op = value.owner.opview
-        match op:
-            case MirrorOp():
-                copy = next(v for v in op.operands if slice in (slices_of(v) or ()))
-                return self._attribute(copy, slice)
-            case LoopOp():
-                return result_attrs(self.symbols[op.body])[ir.OpResult(value).result_number].get(SHARDING)
+        if isinstance(op, MirrorOp):
+            copy = next(v for v in op.operands if slice in (slices_of(v) or ()))
+            return self._attribute(copy, slice)
         return sharding_of(value, self.symbols, [])

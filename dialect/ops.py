@@ -5,7 +5,6 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 from pathways.dialect.fields import (
-    BOOL,
     ELEMENTS,
     I64,
     INTEGERS,
@@ -16,7 +15,6 @@ from pathways.dialect.fields import (
     Attr,
     OptionalAttr,
     Values,
-    array_of,
     one_of,
     symbol,
 )
@@ -24,12 +22,13 @@ from pathways.dialect.operation import Emit, PwOp, counted, operation
 from pathways.dialect.shardings import read_mesh
 
 PHASES = ("fwd", "bwd", "recompute", "glue")
-REDUCTIONS = ("sum", "mean", "concat")
+REDUCTIONS = ("sum", "concat")
 
 _SLICE = symbol("pw.slice")
 _CHANNEL = symbol("pw.channel")
 _FUNC = symbol("func.func")
 _MESH = symbol("sdy.mesh")
+_LOOP = symbol("pw.loop")
 
 
 @operation("slice")
@@ -130,7 +129,8 @@ class LaunchOp(PwOp):
         "What the launch is for: a forward or backward placed call, a forward one repeated by "
         "`jax.checkpoint`, or the code between placed calls.",
     )
-    microbatch = OptionalAttr(I64, "Which microbatch of a loop it works on.")
+    loop = OptionalAttr(_LOOP, "The loop over microbatches that it is part of.")
+    microbatch = OptionalAttr(I64, "Which microbatch of the loop it works on, once the loop is unrolled.")
     part = OptionalAttr(one_of("input", "weight"), "Which half of a split backward it is.")
     order = OptionalAttr(I64, "Its position among the launches and sends of its slice.")
 
@@ -265,62 +265,100 @@ class ReleaseOp(PwOp):
 
 @operation("loop")
 class LoopOp(PwOp):
-    """Runs a body once per microbatch and reduces each result over the microbatches.
+    """Declares a loop over microbatches.
 
-    The body is a function, placed like `@main`: its arguments and results carry `pw.slice`. An operand
-    that is split gives microbatch `i` the `i`-th of `count` equal blocks of its leading dimension; any
-    other operand is given whole to each. A result is the sum or mean of what the body returns, or its
-    concatenation along the leading dimension.
+    The code of one microbatch stands in `@main` once, between the `pw.split`s and `pw.reduce`s that name
+    the loop: everything that reads a split, directly or through others, is done once per microbatch, and
+    everything else once. `pw-unroll-microbatches` repeats it; the launches that it makes name the loop and
+    their microbatch.
 
     ```mlir
-    %loss, %grad = "pw.loop"(%w, %x) {body = @microbatch, count = 8, reduce = ["mean", "sum"],
-        schedule = "1f1b", split = [false, true]}
-        : (tensor<4x4xf32>, tensor<64x4xf32>) -> (tensor<f32>, tensor<4x4xf32>)
+    "pw.loop"() {count = 8, schedule = "1f1b", sym_name = "batch"} : () -> ()
     ```
 
-    Invariants: `count` is at least 1; `split` has one entry per operand and `reduce` one per result;
-    types agree with the body, leading dimensions of split operands and concatenated results being
-    `count` times those of the body.
+    Invariants: `count` is at least 1.
     """
 
-    inputs = Values("The values that the body reads, whole or split.")
-    outputs = Values("The reduced results.")
-    body = Attr(_FUNC, "The function that works on one microbatch.")
+    sym_name = Attr(STRING, "The name of the loop.")
     count = Attr(I64, "How many microbatches there are.")
-    split = Attr(array_of(BOOL), "Which operands are split along their leading dimension.")
-    reduce = Attr(array_of(one_of(*REDUCTIONS)), "How each result is reduced.")
     schedule = OptionalAttr(STRING, "The pipeline schedule that the program asks for.")
+    is_symbol = True
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if self.count < 1:
             emit(f"expected a count of at least 1, got {self.count}")
+
+
+@operation("split")
+class SplitOp(PwOp):
+    """The block of a value that the current microbatch works on.
+
+    Microbatch `i` gets the `i`-th of `count` equal blocks of the leading dimension.
+
+    ```mlir
+    %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (tensor<64x4xf32>) -> tensor<8x4xf32>
+    ```
+
+    Invariants: the leading dimension of the operand is `count` times that of the result; all else is equal;
+    once placed, the operand lives on `slice`; the operand is not itself of a microbatch.
+    """
+
+    inputs = Values("The whole value.", 1)
+    outputs = Values("One block of it.", 1)
+    loop = Attr(_LOOP, "The loop.")
+    slice = OptionalAttr(_SLICE, "The slice on which the value is split, given by `pw-infer-placement`.")
+    sharding = OptionalAttr(SHARDING, "How the block is laid out over `slice`.")
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_blocks(self.operands[0], self.results[0], symbols[self.loop].count, "operand", emit)
+
+
+@operation("reduce")
+class ReduceOp(PwOp):
+    """What the microbatches of a loop amount to: the sum of their values, or their concatenation.
+
+    With one operand it stands for the value of each microbatch in turn. Once the loop is unrolled it has an
+    operand for each microbatch, in their order, until `pw-accumulate` turns it into launches.
+
+    ```mlir
+    %g = "pw.reduce"(%gi) {kind = "sum", loop = @batch, slice = @s0} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+    ```
+
+    Invariants: one operand or `count`, of one type; a sum has that type too; in a concatenation the leading
+    dimension of the result is `count` times that of an operand; once placed, operands live on `slice`.
+    """
+
+    inputs = Values("The value of a microbatch, or one for each.")
+    outputs = Values("The reduced value.", 1)
+    kind = Attr(one_of(*REDUCTIONS), "How the values of the microbatches become one.")
+    loop = Attr(_LOOP, "The loop.")
+    slice = OptionalAttr(_SLICE, "The slice on which the value is reduced, given by `pw-infer-placement`.")
+    sharding = OptionalAttr(SHARDING, "How the result is laid out over `slice`.")
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        count = symbols[self.loop].count
+        if len(self.operands) not in (1, count):
+            emit(
+                f"expected {counted(1, 'operand')} or one for each of {count} microbatches, "
+                f"got {len(self.operands)}"
+            )
             return
-        signature = symbols[self.body].type
-        for what, expected, provided, blocked in (
-            ("operand", signature.inputs, self.operands, self.split),
-            ("result", signature.results, self.results, [r == "concat" for r in self.reduce]),
-        ):
-            if not len(expected) == len(provided) == len(blocked):
-                emit(
-                    f"expected {counted(len(expected), what)} and one entry of "
-                    f"`{'split' if what == 'operand' else 'reduce'}` for each, as @{self.body} has, "
-                    f"got {len(provided)} and {len(blocked)}"
-                )
-                continue
-            for number, (want, value, block) in enumerate(zip(expected, provided, blocked, strict=True)):
-                whole = _times_leading(want, self.count) if block else want
-                if whole is None:
-                    done = "split" if what == "operand" else "concatenated"
-                    emit(f"{what} #{number} is a scalar in @{self.body} and cannot be {done}")
-                elif whole != value.type:
-                    emit(f"{what} #{number} has type {value.type}, expected {whole} from @{self.body}")
+        types = {value.type for value in self.operands}
+        if len(types) != 1:
+            emit(f"expected operands of one type, got {len(types)}")
+        elif self.kind == "concat":
+            _check_blocks(self.results[0], self.operands[0], count, "result", emit)
+        elif self.operands[0].type != self.results[0].type:
+            emit(f"sums {self.operands[0].type}, but the result has {self.results[0].type}")
 
 
-def _times_leading(block: ir.Type, count: int) -> ir.Type | None:
-    """The type of `count` blocks concatenated along the leading dimension; None for a scalar."""
-    if not isinstance(block, ir.RankedTensorType) or block.rank == 0:
-        return None
-    if block.is_dynamic_dim(0):
-        return block
-    shape = [block.shape[0] * count, *block.shape[1:]]
-    return ir.RankedTensorType.get(shape, block.element_type, loc=ir.Location.unknown(block.context))
+def _check_blocks(whole: ir.Value, block: ir.Value, count: int, what: str, emit: Emit) -> None:
+    """Checks that a value consists of `count` blocks along its leading dimension."""
+    block_type = ir.RankedTensorType(block.type)
+    if block_type.rank == 0:
+        emit("a scalar has no leading dimension to divide into microbatches")
+        return
+    shape = [block_type.shape[0] * count, *block_type.shape[1:]]
+    expected = ir.RankedTensorType.get(shape, block_type.element_type, loc=ir.Location.unknown(block.context))
+    if whole.type != expected:
+        emit(f"{what} has type {whole.type}, expected {expected}: {count} blocks of {block_type}")

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.operation import symbol_table
-from pathways.dialect.ops import LaunchOp, LoopOp, MirrorOp, TransferOp
+from pathways.dialect.ops import LaunchOp, MirrorOp, ReduceOp, SplitOp, TransferOp
 
 SLICE = "pw.slice"
 """The discardable attribute that places an argument, a result, or an op that is not a `pw` op."""
@@ -82,9 +81,8 @@ def slices_of(value: ir.Value, arguments: Sequence[Slices | None] | None = None)
             return (op.slice,)
         case MirrorOp():
             return joined_slices([slices_of(v, arguments) for v in op.operands])
-        case LoopOp():
-            body = symbol_table(_module_of(op))[op.body]
-            return result_slices(body)[ir.OpResult(value).result_number]
+        case SplitOp() | ReduceOp():
+            return None if op.slice is None else (op.slice,)
     return read_slices(op.attributes[SLICE]) if SLICE in op.attributes else None
 
 
@@ -93,13 +91,6 @@ def joined_slices(slices: Sequence[Slices | None]) -> Slices | None:
     if any(s is None for s in slices):
         return None
     return tuple(name for some in slices if some is not None for name in some)
-
-
-def _module_of(op: ir.OpView) -> ir.Module:
-    parent = op.operation
-    while parent.parent is not None:
-        parent = parent.parent
-    return parent.opview
 
 
 def donated_arguments(function: ir.OpView) -> frozenset[int]:

@@ -10,8 +10,10 @@ from pathways.dialect.ops import (
     LaunchOp,
     LoopOp,
     MirrorOp,
+    ReduceOp,
     ReleaseOp,
     SliceOp,
+    SplitOp,
     TransferOp,
 )
 
@@ -21,7 +23,9 @@ __all__ = [
     "LaunchOp",
     "LoopOp",
     "MirrorOp",
+    "ReduceOp",
     "ReleaseOp",
     "SliceOp",
+    "SplitOp",
     "TransferOp",
 ]

@@ -129,7 +129,7 @@ def sharding_of(
             for entry in callee.attributes["res_attrs"][ir.OpResult(value).result_number]:
                 if entry.name == SHARDING:
                     return entry.attr
-        case "pw.transfer":
+        case "pw.transfer" | "pw.split" | "pw.reduce":
             return op.attributes.get("sharding")
         case "pw.mirror":
             return sharding_of(op.operands[0], symbols, arguments)

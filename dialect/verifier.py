@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from pathways.dialect.operation import OPERATIONS, PwOp, counted, symbol_name, symbol_table
-from pathways.dialect.ops import ChannelOp, LaunchOp, LoopOp, MirrorOp, ReleaseOp, TransferOp
+from pathways.dialect.ops import (
+    ChannelOp,
+    LaunchOp,
+    MirrorOp,
+    ReduceOp,
+    ReleaseOp,
+    SplitOp,
+    TransferOp,
+)
 from pathways.dialect.placement import (
     SLICE,
     Slices,
@@ -194,6 +202,7 @@ class _Verifier:
                 self.error(op, f"`{SLICE}` must be a slice or a list of different slices, got {got}")
         for result in op.results:
             state.slices[result] = slices
+        self.check_loop(op, state)
         if name == "func.return" and self.moves_are_explicit:
             self.check_returned(op, state)
         for nested in _nested(op):
@@ -222,11 +231,16 @@ class _Verifier:
                 self.check_donation(op, state)
             case TransferOp():
                 self.check_transfer(op, state)
+            case SplitOp() | ReduceOp():
+                if self.moves_are_explicit and op.slice is not None:
+                    for number, value in enumerate(op.operands):
+                        self.check_operand_slice(op, number, state.slices.get(value), op.slice)
             case MirrorOp():
                 self.check_mirror(op, state)
             case ReleaseOp():
                 for value in op.operands:
                     state.ended[value] = "released"
+        self.check_loop(op, state)
         for result in op.results:
             state.slices[result] = self.slices_of_result(op, result, state)
 
@@ -236,15 +250,47 @@ class _Verifier:
                 return joined_slices([state.slices.get(v) for v in op.operands])
             case LaunchOp() | TransferOp():
                 return (op.slice,)
-            case LoopOp():
-                return result_slices(self.symbols[op.body])[ir.OpResult(result).result_number]
+            case SplitOp() | ReduceOp():
+                return None if op.slice is None else (op.slice,)
         return None
 
-    def check_operand_slice(self, op: LaunchOp, number: int, have: Slices | None, need: str) -> None:
+    def check_loop(self, op: ir.OpView, state: _Values) -> None:
+        """Checks that values of a microbatch stay in their loop, and notes which loop the results are in."""
+        loops = {state.loops[v] for o in (op, *_nested(op)) for v in o.operands if v in state.loops}
+        match op:
+            case SplitOp():
+                for loop in sorted(loops):
+                    self.error(op, f"splits a value of a microbatch of @{loop}: loops cannot be nested")
+                loops = {op.loop}
+            case ReduceOp():
+                if loops - {op.loop} or (len(op.operands) == 1 and not loops):
+                    self.error(op, f"reduces a value that is not of a microbatch of @{op.loop}")
+                return
+            case LaunchOp() if op.microbatch is None:
+                if op.loop is not None:
+                    loops.add(op.loop)
+                elif loops:
+                    self.error(op, f"reads a value of a microbatch of @{loops.pop()}, but has no `loop`")
+            case LaunchOp() | MirrorOp() | ReleaseOp():
+                self.refuse_microbatch(op, "reads", loops)
+            case _ if op.operation.name == "func.return":
+                self.refuse_microbatch(op, "returns", loops)
+        if len(loops) > 1:
+            first, second = sorted(loops)[:2]
+            self.error(op, f"reads values of microbatches of two loops, @{first} and @{second}")
+        for loop in loops:
+            state.loops.update(dict.fromkeys(op.results, loop))
+
+    def refuse_microbatch(self, op: ir.OpView, verb: str, loops: set[str]) -> None:
+        for loop in sorted(loops):
+            self.error(op, f"{verb} a value of a microbatch of @{loop}; only pw.reduce may take it out")
+
+    def check_operand_slice(self, op: ir.OpView, number: int, have: Slices | None, need: str) -> None:
         if have is not None and need not in have:
+            what = "the launch runs" if isinstance(op, LaunchOp) else "the operation is"
             self.error(
                 op,
-                f"operand #{number} lives on {_names(have)}, but the launch runs on @{need}: "
+                f"operand #{number} lives on {_names(have)}, but {what} on @{need}: "
                 f"a pw.transfer of it to @{need} is missing",
             )
 
@@ -307,6 +353,8 @@ class _Values:
     def __init__(self, arguments: list[Slices | None]) -> None:
         self.slices: dict[ir.Value, Slices | None] = {}
         self.ended: dict[ir.Value, str] = {}
+        self.loops: dict[ir.Value, str] = {}
+        """The loop of each value of a microbatch."""
 
 
 def _is_placement(attribute: ir.Attribute) -> bool:

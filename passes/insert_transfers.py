@@ -9,13 +9,13 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import (
     LaunchOp,
-    LoopOp,
+    ReduceOp,
     Slices,
+    SplitOp,
     TransferOp,
     argument_slices,
     result_slices,
     slices_of,
-    symbol_table,
 )
 from pathways.passes.base import Pass, main_function
 from pathways.passes.ir_utils import body_block
@@ -29,14 +29,13 @@ class InsertTransfers(Pass):
     there: the transfer stands right behind its producer.
 
     Requires: no glue in `@main`; placed arguments.
-    Guarantees: every operand of a launch lives on the slice of the launch.
+    Guarantees: what a launch, a split or a reduction reads lives on its slice.
     """
 
     name: ClassVar[str] = "pw-insert-transfers"
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        symbols = symbol_table(module)
         arguments = argument_slices(main)
         moved: dict[tuple[ir.Value, str], ir.Value] = {}
         operations = list(body_block(main).operations)
@@ -58,8 +57,8 @@ class InsertTransfers(Pass):
             match op:
                 case LaunchOp():
                     wanted: list[Slices] = [(op.slice,)] * len(op.operands)
-                case LoopOp():
-                    wanted = [s or () for s in argument_slices(symbols[op.body])]
+                case SplitOp() | ReduceOp():
+                    wanted = [(op.slice,)] * len(op.operands)
                 case _ if op.operation.name == "func.return":
                     wanted = [s or () for s in result_slices(main)]
                 case _:

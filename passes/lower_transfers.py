@@ -13,7 +13,6 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways.dialect import (
     LaunchOp,
-    LoopOp,
     TransferOp,
     argument_slices,
     set_argument_attrs,
@@ -73,12 +72,10 @@ class LowerTransfers(Pass):
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         lowering = _Lowering(module, self)
-        bodies = {op.body for op in body_block(main).operations if isinstance(op, LoopOp)}
-        for program in (main, *(lowering.layouts.symbols[name] for name in sorted(bodies))):
-            arguments = argument_slices(program)
-            for op in list(body_block(program).operations):
-                if isinstance(op, TransferOp) and op.routes is None:
-                    lowering.lower(op, arguments)
+        arguments = argument_slices(main)
+        for op in list(body_block(main).operations):
+            if isinstance(op, TransferOp) and op.routes is None:
+                lowering.lower(op, arguments)
 
 
 Body = Callable[[list[ir.Value]], list[ir.Value]]

@@ -11,7 +11,8 @@ from jaxlib.mlir import ir
 from pathways.dialect import (
     ChannelOp,
     LaunchOp,
-    LoopOp,
+    ReduceOp,
+    SplitOp,
     TransferOp,
     argument_slices,
     ops_named,
@@ -60,8 +61,10 @@ class Schedule(Pass):
                     place = op.slice
                 case TransferOp():
                     place = _source(op, arguments)
-                case LoopOp():
-                    fail(op, "is a loop; only launches and transfers can be ordered")
+                case SplitOp() | ReduceOp():
+                    if isinstance(op, SplitOp) or len(op.operands) == 1:
+                        fail(op, "is part of a loop that is not unrolled; run pw-unroll-microbatches first")
+                    continue
                 case _:
                     continue
             op.order = counters.get(queues[place], 0)

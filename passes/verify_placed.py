@@ -9,17 +9,17 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import (
     LaunchOp,
-    LoopOp,
     MirrorOp,
     PwOp,
+    ReduceOp,
     ReleaseOp,
+    SplitOp,
     TransferOp,
     argument_attrs,
     argument_slices,
     ops_named,
     result_slices,
     set_form,
-    symbol_table,
     verify,
 )
 from pathways.dialect.layouts import Layouts
@@ -32,9 +32,9 @@ from pathways.passes.ir_utils import body_block, nested_ops
 class VerifyPlaced(Pass):
     """Checks the placed form and claims it.
 
-    In it `@main` holds only launches, transfers, mirrors, loops and its return; every argument and
-    result is placed; every launch reads values of its own slice; a value moves to a slice at most once;
-    computations hold no `pw` operation.
+    In it `@main` holds only launches, transfers, mirrors, the splits and reductions of loops, and its
+    return; every argument and result is placed; every launch reads values of its own slice; a value moves
+    to a slice at most once; computations hold no `pw` operation.
     """
 
     name: ClassVar[str] = "pw-verify-placed"
@@ -44,13 +44,10 @@ class VerifyPlaced(Pass):
         set_form(module, "placed")
         if not verify(module):
             raise PassFailure("the module is not in placed form")
-        symbols = symbol_table(module)
-        bodies = {op.body for op in body_block(main).operations if isinstance(op, LoopOp)}
-        for program in (main, *(symbols[name] for name in bodies)):
-            _check_program(program)
+        _check_program(main)
         _check_shardings(module, main)
         for function in ops_named(module, ["func.func"]):
-            if function.attributes["sym_name"].value not in bodies | {"main"}:
+            if function.attributes["sym_name"].value != "main":
                 for op in nested_ops(function):
                     if isinstance(op, PwOp):
                         fail(op, "stands inside a computation; computations hold no pw operation")
@@ -81,8 +78,11 @@ def _check_program(program: ir.OpView) -> None:
     moved: set[tuple[ir.Value, str]] = set()
     for op in body_block(program).operations:
         match op:
-            case LaunchOp() | LoopOp() | MirrorOp() | ReleaseOp():
+            case LaunchOp() | MirrorOp() | ReleaseOp():
                 pass
+            case SplitOp() | ReduceOp():
+                if op.slice is None:
+                    fail(op, "is not placed")
             case TransferOp():
                 if (op.operands[0], op.slice) in moved:
                     fail(op, f"moves a value to @{op.slice} that was moved there before")

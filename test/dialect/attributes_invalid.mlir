@@ -77,10 +77,6 @@ func.func private @body(tensor<f32>) -> tensor<f32>
 func.func @main(%x: tensor<f32>) {
   // expected-error@below {{'pw.launch' op attribute `phase` must be a string attribute, one of "fwd", "bwd", "recompute", "glue", got "forward"}}
   %0 = "pw.launch"(%x) {callee = @body, phase = "forward", slice = @s3} : (tensor<f32>) -> tensor<f32>
-  // expected-error@below {{'pw.loop' op attribute `split` must be an array of bool attributes, got [0]}}
-  %1 = "pw.loop"(%x) {body = @body, count = 2, reduce = ["sum"], split = [0]} : (tensor<f32>) -> tensor<f32>
-  // expected-error@below {{'pw.loop' op attribute `reduce` must be an array of}}
-  %2 = "pw.loop"(%x) {body = @body, count = 2, reduce = ["max"], split = [false]} : (tensor<f32>) -> tensor<f32>
   return
 }
 

@@ -1,40 +1,75 @@
 // RUN: pw-opt %s --split-input-file --verify-diagnostics
 
 // A loop runs at least once.
-func.func private @body(tensor<2xf32>) -> tensor<2xf32>
-func.func @main(%x: tensor<2xf32>) {
-  // expected-error@below {{'pw.loop' op expected a count of at least 1, got 0}}
-  %0 = "pw.loop"(%x) {body = @body, count = 0, reduce = ["sum"], split = [false]} : (tensor<2xf32>) -> tensor<2xf32>
+// expected-error@below {{'pw.loop' op expected a count of at least 1, got 0}}
+"pw.loop"() {count = 0, sym_name = "batch"} : () -> ()
+
+// -----
+
+// A split takes one of `count` equal blocks of the leading dimension.
+"pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
+func.func @main(%x: tensor<8x2xf32>, %y: tensor<f32>) {
+  %0 = "pw.split"(%x) {loop = @batch} : (tensor<8x2xf32>) -> tensor<2x2xf32>
+  // expected-error@below {{'pw.split' op operand has type tensor<8x2xf32>, expected tensor<16x2xf32>: 4 blocks of tensor<4x2xf32>}}
+  %1 = "pw.split"(%x) {loop = @batch} : (tensor<8x2xf32>) -> tensor<4x2xf32>
+  // expected-error@below {{'pw.split' op a scalar has no leading dimension to divide into microbatches}}
+  %2 = "pw.split"(%y) {loop = @batch} : (tensor<f32>) -> tensor<f32>
+  // expected-error@below {{'pw.split' op attribute `loop` refers to @other, which is not in the module}}
+  %3 = "pw.split"(%x) {loop = @other} : (tensor<8x2xf32>) -> tensor<2x2xf32>
   return
 }
 
 // -----
 
-// It has an operand and an entry of `split` per argument of the body, a result and one of `reduce` per result.
-func.func private @body(tensor<2xf32>) -> tensor<2xf32>
-func.func @main(%x: tensor<2xf32>) {
-  // expected-error@below {{'pw.loop' op expected 1 operand and one entry of `split` for each, as @body has, got 2 and 1}}
-  %0 = "pw.loop"(%x, %x) {body = @body, count = 2, reduce = ["sum"], split = [false]} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.loop' op expected 1 operand and one entry of `split` for each, as @body has, got 1 and 2}}
-  %1 = "pw.loop"(%x) {body = @body, count = 2, reduce = ["sum"], split = [false, true]} : (tensor<2xf32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.loop' op expected 1 result and one entry of `reduce` for each, as @body has, got 1 and 0}}
-  %2 = "pw.loop"(%x) {body = @body, count = 2, reduce = [], split = [false]} : (tensor<2xf32>) -> tensor<2xf32>
+// A reduction has an operand for the current microbatch, or one for each.
+"pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
+func.func @main(%x: tensor<8xf32>) {
+  %0 = "pw.split"(%x) {loop = @batch} : (tensor<8xf32>) -> tensor<2xf32>
+  %1 = "pw.reduce"(%0) {kind = "sum", loop = @batch} : (tensor<2xf32>) -> tensor<2xf32>
+  %2 = "pw.reduce"(%0) {kind = "concat", loop = @batch} : (tensor<2xf32>) -> tensor<8xf32>
+  // expected-error@below {{'pw.reduce' op expected 1 operand or one for each of 4 microbatches, got 2}}
+  %3 = "pw.reduce"(%0, %0) {kind = "sum", loop = @batch} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.reduce' op sums tensor<2xf32>, but the result has tensor<8xf32>}}
+  %4 = "pw.reduce"(%0) {kind = "sum", loop = @batch} : (tensor<2xf32>) -> tensor<8xf32>
+  // expected-error@below {{'pw.reduce' op result has type tensor<2xf32>, expected tensor<8xf32>: 4 blocks of tensor<2xf32>}}
+  %5 = "pw.reduce"(%0) {kind = "concat", loop = @batch} : (tensor<2xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.reduce' op attribute `kind` must be a string attribute, one of "sum", "concat", got "mean"}}
+  %6 = "pw.reduce"(%0) {kind = "mean", loop = @batch} : (tensor<2xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.reduce' op reduces a value that is not of a microbatch of @batch}}
+  %7 = "pw.reduce"(%x) {kind = "sum", loop = @batch} : (tensor<8xf32>) -> tensor<8xf32>
   return
 }
 
 // -----
 
-// A split operand and a concatenated result have `count` blocks; others have the type that the body has.
-func.func private @body(tensor<2xf32>, tensor<f32>) -> tensor<2xf32>
-func.func @main(%x: tensor<2xf32>, %xs: tensor<8xf32>, %y: tensor<f32>) {
-  %0 = "pw.loop"(%xs, %y) {body = @body, count = 4, reduce = ["concat"], split = [true, false]} : (tensor<8xf32>, tensor<f32>) -> tensor<8xf32>
-  // expected-error@below {{'pw.loop' op operand #0 has type tensor<2xf32>, expected tensor<8xf32> from @body}}
-  %1 = "pw.loop"(%x, %y) {body = @body, count = 4, reduce = ["sum"], split = [true, false]} : (tensor<2xf32>, tensor<f32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.loop' op operand #0 has type tensor<8xf32>, expected tensor<2xf32> from @body}}
-  %2 = "pw.loop"(%xs, %y) {body = @body, count = 4, reduce = ["sum"], split = [false, false]} : (tensor<8xf32>, tensor<f32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.loop' op result #0 has type tensor<2xf32>, expected tensor<8xf32> from @body}}
-  %3 = "pw.loop"(%x, %y) {body = @body, count = 4, reduce = ["concat"], split = [false, false]} : (tensor<2xf32>, tensor<f32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.loop' op operand #1 is a scalar in @body and cannot be split}}
-  %4 = "pw.loop"(%x, %y) {body = @body, count = 4, reduce = ["sum"], split = [false, true]} : (tensor<2xf32>, tensor<f32>) -> tensor<2xf32>
+// What is of a microbatch leaves its loop through a reduction only.
+"pw.loop"() {count = 4, sym_name = "a"} : () -> ()
+"pw.loop"() {count = 2, sym_name = "b"} : () -> ()
+func.func @main(%x: tensor<8xf32>) -> tensor<2xf32> {
+  %0 = "pw.split"(%x) {loop = @a} : (tensor<8xf32>) -> tensor<2xf32>
+  %1 = stablehlo.add %0, %0 : tensor<2xf32>
+  // expected-error@below {{'pw.split' op splits a value of a microbatch of @a: loops cannot be nested}}
+  %2 = "pw.split"(%1) {loop = @b} : (tensor<2xf32>) -> tensor<1xf32>
+  %3 = "pw.split"(%x) {loop = @b} : (tensor<8xf32>) -> tensor<4xf32>
+  // expected-error@below {{'stablehlo.dot_general' op reads values of microbatches of two loops, @a and @b}}
+  %4 = stablehlo.dot_general %1, %3, contracting_dims = [] x [] : (tensor<2xf32>, tensor<4xf32>) -> tensor<2x4xf32>
+  // expected-error@below {{'func.return' op returns a value of a microbatch of @a; only pw.reduce may take it out}}
+  return %1 : tensor<2xf32>
+}
+
+// -----
+
+// A launch that reads a value of a microbatch names the loop.
+sdy.mesh @mesh = <["x"=1]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+"pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
+func.func private @f(tensor<2xf32>) -> tensor<2xf32>
+func.func @main(%x: tensor<8xf32>) {
+  %0 = "pw.split"(%x) {loop = @batch} : (tensor<8xf32>) -> tensor<2xf32>
+  %1 = "pw.launch"(%0) {callee = @f, loop = @batch, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.launch' op reads a value of a microbatch of @batch, but has no `loop`}}
+  %2 = "pw.launch"(%1) {callee = @f, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.launch' op reads a value of a microbatch of @batch; only pw.reduce may take it out}}
+  %3 = "pw.launch"(%1) {callee = @f, loop = @batch, microbatch = 0, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
   return
 }

@@ -44,14 +44,20 @@ module @round_trip attributes {pw.form = "scheduled"} {
     return %z, %both : !x, tensor<i32>
   }
 
+  // CHECK: "pw.loop"() {count = 8 : i64, schedule = "1f1b", sym_name = "batch"} : () -> ()
+  "pw.loop"() {count = 8, schedule = "1f1b", sym_name = "batch"} : () -> ()
+
   // CHECK-LABEL: func.func @looped
-  func.func @looped(%w: tensor<4x4xf32> {pw.slice = @s0}, %x: tensor<64x4xf32> {pw.slice = @s0}) {
-    // CHECK: %{{.*}}:2 = "pw.loop"(%{{.*}}, %{{.*}}) {body = @microbatch, count = 8 : i64, reduce = ["mean", "concat"], schedule = "1f1b", split = [false, true]} : (tensor<4x4xf32>, tensor<64x4xf32>) -> (tensor<f32>, tensor<64x4xf32>)
-    %loss, %y = "pw.loop"(%w, %x) {body = @microbatch, count = 8, reduce = ["mean", "concat"], schedule = "1f1b", split = [false, true]} : (tensor<4x4xf32>, tensor<64x4xf32>) -> (tensor<f32>, tensor<64x4xf32>)
-    return
+  func.func @looped(%x: tensor<64x4xf32> {pw.slice = @s0}) -> tensor<8x4xf32> {
+    // CHECK: "pw.split"(%{{.*}}) {loop = @batch, slice = @s0} : (tensor<64x4xf32>) -> tensor<8x4xf32>
+    %0 = "pw.split"(%x) {loop = @batch, slice = @s0} : (tensor<64x4xf32>) -> !x
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @double, loop = @batch, slice = @s0} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %1 = "pw.launch"(%0) {callee = @double, loop = @batch, slice = @s0} : (!x) -> !x
+    // CHECK: "pw.reduce"(%{{.*}}) {kind = "sum", loop = @batch, slice = @s0} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %2 = "pw.reduce"(%1) {kind = "sum", loop = @batch, slice = @s0} : (!x) -> !x
+    return %2 : !x
   }
 
-  func.func private @microbatch(tensor<4x4xf32> {pw.slice = @s0}, !x {pw.slice = @s0}) -> (tensor<f32> {pw.slice = @s0}, !x {pw.slice = @s0})
   func.func private @double(%x: !x) -> !x {
     %y = stablehlo.add %x, %x : !x
     return %y : !x
