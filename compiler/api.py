@@ -107,6 +107,7 @@ def program(
     static_argnames: Names = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    schedule: str | None = None,
     fuse: bool = False,
 ) -> Any:
     """Makes a program of a function that calls placed functions.
@@ -124,6 +125,8 @@ def program(
       in_shardings: a `PartitionSpec` for each positional argument that is not static, as a tree or a prefix
         of one, over the axes of the slice on which the argument turns out to live; None leaves it open.
       out_shardings: the same for the results.
+      schedule: the order in which the microbatches of `pw.accumulate` go through the slices: `gpipe`, `1f1b`,
+        `interleaved-1f1b` or `eager`; `program`, the default, takes one after the other.
       fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
 
     Example:
@@ -143,6 +146,7 @@ def program(
             static_argnames=static_argnames,
             in_shardings=in_shardings,
             out_shardings=out_shardings,
+            schedule=schedule,
             fuse=fuse,
         )
     if not callable(fun):
@@ -155,7 +159,7 @@ def program(
         static_argnums,
         static_argnames,
     )
-    return Program(fun, how, Options(fuse=fuse), in_shardings, out_shardings)
+    return Program(fun, how, Options(fuse=fuse), in_shardings, out_shardings, schedule)
 
 
 class Program:
@@ -168,6 +172,7 @@ class Program:
         options: Options,
         in_shardings: Any = None,
         out_shardings: Any = None,
+        schedule: str | None = None,
     ) -> None:
         functools.update_wrapper(self, fun)
         self.name = how.name
@@ -176,6 +181,7 @@ class Program:
         self._how = how
         self._in_shardings = in_shardings
         self._out_shardings = out_shardings
+        self._schedule = schedule
         self._has_static = how.has_static
         self._calls: list[Call] = []
         self._last: Call | None = None
@@ -281,6 +287,7 @@ class Program:
             self._how.static_argnames,
             self._argument_specs(dynamic, named),
             self._out_shardings,
+            self._schedule,
         )
         if not traced.out_avals and not traced.callbacks:
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")

@@ -49,6 +49,11 @@ def placed_call(
     return xla_metadata_call2(fun, forward, ad_metadata=backward)
 
 
+def metadata_call(fun: Callable[..., Any], metadata: dict[str, Any]) -> Callable[..., Any]:
+    """Wraps a function so that it lowers to a call with metadata."""
+    return xla_metadata_call2(fun, metadata, ad_metadata="same")
+
+
 def lowered_parts(lowered: jax.stages.Lowered) -> tuple[Any, Sequence[Any], Sequence[Any]]:
     """The module of a lowering, its host callbacks, and what must live as long as its executables.
 

@@ -16,6 +16,7 @@ from pathways.compiler import jax_internals
 from pathways.compiler.placed import slice_named, tracing
 from pathways.compiler.specs import Spec, dims_of, flat_specs
 from pathways.dialect import (
+    LoopOp,
     SliceOp,
     argument_attrs,
     make_context,
@@ -26,7 +27,8 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.shardings import read_mesh
-from pathways.passes.import_ import FRONTEND_ATTRIBUTES
+from pathways.passes.import_ import FRONTEND_ATTRIBUTES, call_metadata
+from pathways.passes.ir_utils import unique_name
 from pathways.passes.propagate_shardings import SPEC
 from pathways.runtime.virtual import VirtualSlice
 
@@ -67,6 +69,7 @@ def trace(
     static_argnames: tuple[str, ...] = (),
     in_specs: Sequence[Spec] = (),
     out_shardings: Any = None,
+    schedule: str | None = None,
 ) -> Traced:
     """Traces a program and brings its StableHLO into a context of ours.
 
@@ -81,6 +84,7 @@ def trace(
       static_argnames: names of static arguments.
       in_specs: how the user wants each flat argument to lie over its slice; empty for no wishes.
       out_shardings: how the user wants the results to lie, as a tree or a prefix of one.
+      schedule: the pipeline schedule of its loops over microbatches.
 
     Raises:
       UnexpectedTracerError: when the function closes over a tracer of another trace.
@@ -110,6 +114,7 @@ def trace(
     with module.context, ir.Location.unknown():
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         slices = _declare_slices(module)
+        _declare_loops(module, schedule)
         _check_shardings(name, traced.jaxpr.jaxpr, slices.values())
         _describe_arguments(module, paths, donated, in_specs)
         if out_shardings is not None:
@@ -151,10 +156,9 @@ def _declare_slices(module: ir.Module) -> dict[str, VirtualSlice]:
     found: dict[str, VirtualSlice] = {}
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "func.call" and FRONTEND_ATTRIBUTES in op.attributes:
-            for entry in op.attributes[FRONTEND_ATTRIBUTES]:
-                if entry.name == "pw.slice":
-                    found.setdefault(entry.attr.value, slice_named(entry.attr.value))
+        name = call_metadata(op).get("pw.slice")
+        if name is not None:
+            found.setdefault(name, slice_named(name))
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
@@ -180,6 +184,32 @@ def _declare_slices(module: ir.Module) -> dict[str, VirtualSlice]:
         overlap = True if virtual.overlap else None
         SliceOp.build(sym_name=symbol, mesh=mesh, island=virtual.island, overlap=overlap, ip=ip)
     return ordered
+
+
+def _declare_loops(module: ir.Module, schedule: str | None) -> None:
+    """Adds a `pw.loop` for every loop that a metadata call names, and calls it after its function.
+
+    While tracing, loops have numbers that are unique in the process: JAX may reuse the trace of a function.
+    """
+    names: dict[str, str] = {}
+    taken = set(symbol_table(module))
+    ip = ir.InsertionPoint.at_block_begin(module.body)
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        metadata = call_metadata(op)
+        if "pw.loop" in metadata:
+            number = metadata["pw.loop"]
+            if number not in names:
+                names[number] = unique_name(metadata["pw.name"], taken)
+                taken.add(names[number])
+                count = int(metadata["pw.count"])
+                LoopOp.build(sym_name=names[number], count=count, schedule=schedule, ip=ip)
+            entries = {name: ir.StringAttr.get(value) for name, value in metadata.items()}
+            entries["pw.loop"] = ir.StringAttr.get(names[number])
+            op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
 
 
 def _describe_arguments(

@@ -20,25 +20,38 @@ _slices: weakref.WeakValueDictionary[str, VirtualSlice] = weakref.WeakValueDicti
 
 
 class _Trace(threading.local):
-    """The program that this thread is tracing, and how many placed calls it has seen."""
+    """What this thread is tracing.
+
+    Attributes:
+      program: the program, None outside of one.
+      calls: how many placed calls it has seen.
+      placed: whether it is inside a placed function, which is ordinary JAX.
+      loop: the function whose microbatches it is about.
+    """
 
     def __init__(self) -> None:
         self.program: str | None = None
         self.calls = 0
+        self.placed = False
+        self.loop: str | None = None
+
+    @contextlib.contextmanager
+    def set(self, **values: Any) -> Iterator[None]:
+        """Sets attributes until the end of a `with`."""
+        outer = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
+        try:
+            yield
+        finally:
+            vars(self).update(outer)
 
 
 active_trace = _Trace()
 
 
-@contextlib.contextmanager
-def tracing(program: str) -> Iterator[None]:
+def tracing(program: str) -> contextlib.AbstractContextManager[None]:
     """Marks that this thread traces a program: placed functions called meanwhile become part of it."""
-    outer = active_trace.program, active_trace.calls
-    active_trace.program, active_trace.calls = program, 0
-    try:
-        yield
-    finally:
-        active_trace.program, active_trace.calls = outer
+    return active_trace.set(program=program, calls=0, placed=False, loop=None)
 
 
 def slice_named(name: str) -> VirtualSlice:
@@ -120,7 +133,7 @@ class PlacedFunction:
 
         @functools.wraps(fun)
         def body(*args: Any, **kwargs: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self._mesh):
+            with jax.sharding.use_abstract_mesh(self._mesh), active_trace.set(placed=True, loop=None):
                 if self._in_shardings is not None:
                     positional_only(kwargs, f"in_shardings of '{self.name}'")
                     args = self._constrain(args, self._in_shardings, "in_shardings")

@@ -1,4 +1,4 @@
-"""`pw-cse`: merges launches and transfers that compute or move the same value."""
+"""`pw-cse`: merges launches, transfers and splits that give the same value."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp, TransferOp, symbol_table
+from pathways.dialect import LaunchOp, SplitOp, TransferOp, symbol_table
 from pathways.passes.base import Pass, main_function
 from pathways.passes.ir_utils import body_block, has_side_effect
 
 
 @dataclasses.dataclass(frozen=True)
 class Cse(Pass):
-    """Merges equal launches and equal transfers of `@main`; stock `cse` leaves unregistered ops alone.
+    """Merges equal launches, transfers and splits of `@main`; stock `cse` leaves unregistered ops alone.
 
     Two launches are equal when they run one computation on one slice on the same operands. A launch
     that `jax.checkpoint` repeats (`recompute`) is not merged with the forward launch that it repeats,
@@ -38,6 +38,8 @@ class Cse(Pass):
                     key: object = (op.callee, op.slice, op.phase == "recompute", tuple(op.operands))
                 case TransferOp() if op.routes is None:
                     key = (op.operands[0], op.slice, op.attributes.get("sharding"))
+                case SplitOp():
+                    key = (op.operands[0], op.slice, op.loop)
                 case _:
                     continue
             first = seen.setdefault(key, op)

@@ -10,6 +10,8 @@ from jaxlib.mlir import ir
 from pathways.dialect import (
     LaunchOp,
     MirrorOp,
+    ReduceOp,
+    SplitOp,
     TransferOp,
     argument_attrs,
     ops_named,
@@ -32,7 +34,8 @@ from pathways.passes.ir_utils import (
 class Dce(Pass):
     """Removes what nothing needs from `@main`; stock `symbol-dce` leaves unregistered ops alone.
 
-    1. A launch, transfer or mirror whose results nothing reads goes, unless it has side effects.
+    1. A launch, transfer, mirror, split or reduction whose results nothing reads goes, unless it has side
+       effects.
     2. Results that nothing reads and arguments that then have no use go from a computation; launches
        that read different results get variants of it.
     3. Functions and closed-over constants that nothing refers to go.
@@ -51,7 +54,7 @@ class Dce(Pass):
             match op:
                 case LaunchOp():
                     pruner.prune(op)
-                case TransferOp() | MirrorOp():
+                case TransferOp() | MirrorOp() | SplitOp() | ReduceOp():
                     if not any(True for r in op.results for _ in r.uses):
                         op.operation.erase()
         _drop_unused_constants(module, main)

@@ -23,10 +23,12 @@ from pathways.dialect.shardings import SHARDING
 from pathways.passes._order import device_queues
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.ir_utils import (
+    EXPENSIVE,
     body_block,
     erase_unused_functions,
     finish_function,
     function_of_block,
+    nested_ops,
     unique_name,
 )
 
@@ -41,10 +43,16 @@ class FuseLaunches(Pass):
     1. no result of A leaves the slice, and
     2. B reads no value from another slice that the slice has not waited for by then.
 
-    Glue is fused with its neighbours; two placed calls of the user only with `user-calls`. Glue that
-    reads nothing but arguments and serves one launch (a constant, a PRNG key) becomes part of it.
+    Glue is fused with its neighbours; two placed calls of the user only with `user-calls`, or where they are
+    the forward and the backward call of one stage and microbatch, as on the last stage of a pipeline. Glue
+    that reads nothing but arguments, or what is worked out before a loop begins, and serves one launch (a
+    constant, a PRNG key, a block of the batch) becomes part of it.
 
-    Requires: launches with `order`, from `pw-schedule`.
+    One thing may join a launch whose results leave: the glue behind a loop that reads what the last launch
+    of the loop on its slice accumulated, when it is cheap (an optimizer's update). That value leaves once,
+    for the last microbatch, a little later; a launch is saved on each slice.
+
+    Requires: launches with `order`, and a block that is sorted by it, from `pw-schedule`.
     Guarantees: the same values; `order` counts the launches and sends that are left.
     """
 
@@ -62,30 +70,66 @@ class FuseLaunches(Pass):
         fuser = _Fuser(module)
         for launches in by_slice.values():
             launches.sort(key=lambda op: op.order)
-            for cluster in self.clusters(*_preparations(launches)):
+            for cluster in self.clusters(fuser.symbols, *_preparations(launches)):
                 if len(cluster) > 1:
                     fuser.fuse(cluster)
         erase_unused_functions(module)
         _renumber(module, main)
 
     def clusters(
-        self, launches: list[LaunchOp], preparations: dict[ir.Value, list[LaunchOp]]
+        self,
+        symbols: dict[str, ir.OpView],
+        launches: list[LaunchOp],
+        preparations: dict[ir.Value, list[LaunchOp]],
     ) -> list[list[LaunchOp]]:
         """Splits the launches of a slice into runs that become one launch each."""
         found: list[list[LaunchOp]] = []
         arrived: set[ir.Value] = set()
-        closed, has_call = True, False
+        head: LaunchOp | None = None
+        closed = True
         for launch in launches:
             incoming = {v for v in launch.operands if _is_transfer(v)}
             is_call = launch.phase != "glue"
-            if closed or not incoming <= arrived or (has_call and is_call and not self.user_calls):
+            joins = incoming <= arrived and not (
+                is_call and head is not None and not self.joins(head, launch)
+            )
+            if closed:
+                joins = joins and bool(found) and _ends_loop(found[-1], launch, symbols)
+            if not joins:
                 found.append([])
-                has_call = False
+                head, closed = None, False
             found[-1] += [*preparations.get(launch.results[0], ()), launch] if launch.results else [launch]
             arrived |= incoming
-            has_call = has_call or is_call
-            closed = any(isinstance(use.owner, TransferOp) for r in launch.results for use in r.uses)
+            head = launch if head is None and is_call else head
+            closed = closed or _leaves(launch)
         return found
+
+    def joins(self, head: LaunchOp, call: LaunchOp) -> bool:
+        """Whether a placed call may become one with an earlier one."""
+        if self.user_calls:
+            return True
+        is_one_microbatch = head.loop is not None and (head.loop, head.stage, head.microbatch) == (
+            call.loop,
+            call.stage,
+            call.microbatch,
+        )
+        return is_one_microbatch and head.phase == "fwd" and call.phase == "bwd"
+
+
+def _leaves(launch: LaunchOp) -> bool:
+    """Whether a result of a launch is moved to another slice."""
+    return any(isinstance(use.owner, TransferOp) for r in launch.results for use in r.uses)
+
+
+def _ends_loop(cluster: list[LaunchOp], glue: LaunchOp, symbols: dict[str, ir.OpView]) -> bool:
+    """Whether glue is cheap work on what the launches of a cluster, the last of a loop, accumulated."""
+    if glue.phase != "glue" or glue.loop is not None or all(op.loop is None for op in cluster):
+        return False
+    made = {r for op in cluster for r in op.results}
+    if not any(v in made for v in glue.operands):
+        return False
+    inside = nested_ops(symbols[glue.callee])
+    return not any(op.operation.name in EXPENSIVE | {"stablehlo.while", "func.call"} for op in inside)
 
 
 class _Fuser:
@@ -95,7 +139,7 @@ class _Fuser:
         self.fused: dict[object, str] = {}
 
     def fuse(self, cluster: list[LaunchOp]) -> None:
-        """Replaces a run of launches by one, at the place of the last."""
+        """Replaces a run of launches by one."""
         inside = {r: n for n, r in enumerate(r for op in cluster for r in op.results)}
         inputs = list(dict.fromkeys(v for op in cluster for v in op.operands if v not in inside))
         position = {v: n for n, v in enumerate(inputs)}
@@ -112,15 +156,16 @@ class _Fuser:
         head = next((op for op in cluster if op.phase != "glue"), cluster[0])
         if wiring not in self.fused:
             self.fused[wiring] = self.make(cluster, inputs, outputs, f"{head.callee}_fused")
-        last = cluster[-1]
+        # What leaves must be there for those who move it.
+        place = next((op for op in cluster if _leaves(op)), cluster[-1])
         launch = LaunchOp.build(
             inputs,
             [r.type for r in outputs],
             **{f: getattr(head, f) for f in LaunchOp.fields() if f not in ("callee", "order")},
             callee=self.fused[wiring],
-            order=last.order,
+            order=place.order,
             loc=head.operation.location,
-            ip=ir.InsertionPoint(last),
+            ip=ir.InsertionPoint(place),
         )
         for old, new in zip(outputs, launch.results, strict=True):
             old.replace_all_uses_with(new)
@@ -179,7 +224,7 @@ def _preparations(launches: list[LaunchOp]) -> tuple[list[LaunchOp], dict[ir.Val
         if (
             launch.phase == "glue"
             and reader is not None
-            and all(isinstance(v, ir.BlockArgument) for v in launch.operands)
+            and all(_is_there_before(v, launch) for v in launch.operands)
         ):
             serves.setdefault(reader, []).append(launch)
         else:
@@ -189,6 +234,14 @@ def _preparations(launches: list[LaunchOp]) -> tuple[list[LaunchOp], dict[ir.Val
     for reader in [r for r in serves if r in chained]:
         rest += serves.pop(reader)
     return sorted(rest, key=lambda op: op.order), serves
+
+
+def _is_there_before(value: ir.Value, launch: LaunchOp) -> bool:
+    """Whether nothing has to be waited for to read a value: an argument, or work in front of the loop."""
+    if isinstance(value, ir.BlockArgument):
+        return True
+    producer = value.owner.opview
+    return launch.loop is not None and isinstance(producer, LaunchOp) and producer.loop is None
 
 
 def _first_result(op: ir.OpView) -> ir.Value | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -12,6 +13,8 @@ from pathways.dialect import (
     SLICE,
     ConstantOp,
     LaunchOp,
+    ReduceOp,
+    SplitOp,
     argument_attrs,
     inlined_func_call,
     make_slices,
@@ -25,12 +28,16 @@ from pathways.passes.ir_utils import (
     body_block,
     byte_size,
     callees,
+    captured,
     erase_unused_functions,
     nested_ops,
     unique_name,
 )
 
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
+
+_MARKS = frozenset({"pw.slice", "pw.split", "pw.reduce"})
+"""What calls that are not ordinary ones carry."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +49,16 @@ class Import(Pass):
        PRNG keys, say nothing and are dropped.
     2. A call with the metadata `pw.slice` becomes a `pw.launch` named by stage and phase; the function
        it calls gets the name of the user's function.
-    3. A loop or branch whose body holds placed calls of one slice is placed there as a whole; one that
+    3. The calls with which `pw.accumulate` marks where a microbatch begins and ends become `pw.split` and
+       `pw.reduce`; launches between them name their loop. A reduction of something that is the same for
+       every microbatch is ordinary code.
+    4. A loop or branch whose body holds placed calls of one slice is placed there as a whole; one that
        touches two slices is an error.
-    4. An `optimization_barrier` over many values is split into one per value, so that none ties slices
+    5. An `optimization_barrier` over many values is split into one per value, so that none ties slices
        together; forward launches that read through one are marked `recompute`.
-    5. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
+    6. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
 
-    Requires: a public `@main`; `pw.slice` ops for all slices that the metadata names.
+    Requires: a public `@main`; `pw.slice` and `pw.loop` ops for all that the metadata names.
     Guarantees: form `imported`; every placed call is a launch, no other call stands in `@main`.
     """
 
@@ -62,6 +72,7 @@ class Import(Pass):
         importer.drop_empty_constraints()
         importer.inline_calls(main)
         importer.place_regions()
+        importer.mark_loops()
         importer.make_launches()
         importer.split_barriers()
         importer.number_stages()
@@ -88,6 +99,8 @@ class _Importer:
         self.symbols = symbol_table(module)
         self.flattened: set[str] = set()
         self.calls: list[_PlacedCall] = []
+        self.loops: dict[ir.Value, str] = {}
+        """The loop of each value of a microbatch."""
 
     def check_signature(self) -> None:
         attrs = argument_attrs(self.main)
@@ -118,7 +131,7 @@ class _Importer:
     def inline_calls(self, function: ir.OpView) -> None:
         """Inlines the unplaced calls of a function, callees first, so that each body is copied once."""
         for op in list(body_block(function).operations):
-            if op.operation.name != "func.call" or "pw.slice" in _metadata(op):
+            if op.operation.name != "func.call" or call_metadata(op).keys() & _MARKS:
                 continue
             callee = self.symbols[op.attributes["callee"].value]
             name = callee.attributes["sym_name"].value
@@ -135,6 +148,7 @@ class _Importer:
         for op in body_block(self.main).operations:
             if not op.regions:
                 continue
+            self.refuse_loops_inside(op)
             placed = self.placements_inside(op, set())
             if len(placed) > 1:
                 first, second = list(placed.items())[:2]
@@ -150,18 +164,94 @@ class _Importer:
     def placements_inside(self, op: ir.OpView, seen: set[str]) -> dict[str, ir.OpView]:
         """The slices of placed calls inside an operation and the functions it calls, with one call each."""
         placed: dict[str, ir.OpView] = {}
-        for inner in nested_ops(op):
-            if inner.operation.name != "func.call":
-                continue
-            metadata = _metadata(inner)
-            if "pw.slice" in metadata:
-                placed.setdefault(metadata["pw.slice"], inner)
-            callee = inner.attributes["callee"].value
-            if callee not in seen:
-                seen.add(callee)
-                for name, call in self.placements_inside(self.symbols[callee], seen).items():
-                    placed.setdefault(name, call)
+        for inner in self.calls_inside(op, seen):
+            name = call_metadata(inner).get("pw.slice")
+            if name is not None:
+                placed.setdefault(name, inner)
         return placed
+
+    def refuse_loops_inside(self, op: ir.OpView) -> None:
+        for inner in self.calls_inside(op, set()):
+            if "pw.loop" in call_metadata(inner):
+                fail(
+                    inner,
+                    "is part of a pw.accumulate inside a loop or branch (jax.lax.scan, while_loop, cond); "
+                    "call pw.accumulate from the program itself",
+                )
+
+    def calls_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
+        """All calls inside an operation and the functions that it calls."""
+        for inner in nested_ops(op):
+            if inner.operation.name == "func.call":
+                yield inner
+                callee = inner.attributes["callee"].value
+                if callee not in seen:
+                    seen.add(callee)
+                    yield from self.calls_inside(self.symbols[callee], seen)
+
+    def mark_loops(self) -> None:
+        """Turns the calls that mark a microbatch into splits and reductions."""
+        reduced: dict[ir.Value, set[str]] = {}
+        for op in list(body_block(self.main).operations):
+            metadata, reads = call_metadata(op), captured(op)
+            before: set[str] = set().union(*(reduced.get(v, set()) for v in reads))
+            loop = self.loop_of(reads)
+            if "pw.split" in metadata:
+                op = self.make_split(op, metadata["pw.loop"])
+                if op.loop in before:
+                    fail(
+                        op,
+                        "cuts what the same pw.accumulate gave: a function under jax.jit holds it and is "
+                        "called twice; take jax.jit away",
+                    )
+                loop = op.loop
+            elif "pw.reduce" in metadata:
+                op = self.reduce_constant(op, metadata) if loop is None else self.make_reduce(op, metadata)
+                before, loop = before | {metadata["pw.loop"]}, None
+            if loop is not None:
+                self.loops.update(dict.fromkeys(op.results, loop))
+            reduced.update(dict.fromkeys(op.results, before))
+
+    def loop_of(self, values: Iterable[ir.Value]) -> str | None:
+        """The loop that the first of the values that are of a microbatch is in."""
+        return next((self.loops[v] for v in values if v in self.loops), None)
+
+    def make_split(self, call: ir.OpView, loop: str) -> SplitOp:
+        whole, block = call.operands[0], call.results[0]
+        count = self.symbols[loop].count
+        shape, expected = (ir.RankedTensorType(v.type).shape for v in (whole, block))
+        if len(shape) != len(expected) or [expected[0] * count, *expected[1:]] != list(shape):
+            fail(
+                call,
+                "splits a batch under jax.vmap; apply jax.vmap inside the function given to pw.accumulate",
+            )
+        split = SplitOp.build(
+            [whole], [block.type], loop=loop, loc=call.operation.location, ip=ir.InsertionPoint(call)
+        )
+        return _replace(call, split)
+
+    def make_reduce(self, call: ir.OpView, metadata: dict[str, str]) -> ir.OpView:
+        reduction = ReduceOp.build(
+            [call.operands[0]],
+            [call.results[0].type],
+            kind=metadata["pw.reduce"],
+            loop=metadata["pw.loop"],
+            loc=call.operation.location,
+            ip=ir.InsertionPoint(call),
+        )
+        return _replace(call, reduction)
+
+    def reduce_constant(self, call: ir.OpView, metadata: dict[str, str]) -> ir.OpView:
+        """Sums or concatenates a value that every microbatch shares."""
+        value, count = call.operands[0], self.symbols[metadata["pw.loop"]].count
+        with ir.InsertionPoint(call), call.operation.location:
+            if metadata["pw.reduce"] == "concat":
+                whole = stablehlo.concatenate([value] * count, 0)
+            else:
+                whole = value
+                for _ in range(count - 1):
+                    whole = stablehlo.add(whole, value)
+        return _replace(call, whole.owner.opview)
 
     def strip_metadata(self, op: ir.OpView) -> None:
         """Drops our metadata inside an operation and the functions it calls: it has been read."""
@@ -188,7 +278,7 @@ class _Importer:
         for op in list(body_block(self.main).operations):
             if op.operation.name != "func.call":
                 continue
-            metadata = _metadata(op)
+            metadata = call_metadata(op)
             slice_name = self.slice_symbol(op, metadata["pw.slice"])
             callee = op.attributes["callee"].value
             if callee not in renamed:
@@ -205,14 +295,15 @@ class _Importer:
                 callee=renamed[callee],
                 slice=slice_name,
                 phase=metadata.get("pw.phase", "fwd"),
+                loop=self.loop_of(op.operands),
                 loc=op.operation.location,
                 ip=ir.InsertionPoint(op),
             )
             stage = int(metadata["pw.stage"]) if "pw.stage" in metadata else None
             self.calls.append(_PlacedCall(launch, metadata.get("pw.call", ""), stage))
-            for old, new in zip(op.results, launch.results, strict=True):
-                old.replace_all_uses_with(new)
-            op.operation.erase()
+            if launch.loop is not None:
+                self.loops.update(dict.fromkeys(launch.results, launch.loop))
+            _replace(op, launch)
         self.symbols = symbol_table(self.module)
 
     def check_nested(self, call: ir.OpView, callee: str, slice_name: str, name: str) -> None:
@@ -220,7 +311,7 @@ class _Importer:
             if other != slice_name:
                 fail(
                     inner,
-                    f"'{_metadata(inner).get('pw.name', '?')}' is placed on @{other} but called inside "
+                    f"'{call_metadata(inner).get('pw.name', '?')}' is placed on @{other} but called inside "
                     f"'{name}', which is placed on @{slice_name}; call it from the program instead",
                 )
         self.strip_metadata(self.symbols[callee])
@@ -343,7 +434,15 @@ class _Importer:
         return argument
 
 
-def _metadata(op: ir.OpView) -> dict[str, str]:
+def _replace[T: ir.OpView](old: ir.OpView, new: T) -> T:
+    """Puts one operation in the place of another."""
+    for result, replacement in zip(old.results, new.results, strict=True):
+        result.replace_all_uses_with(replacement)
+    old.operation.erase()
+    return new
+
+
+def call_metadata(op: ir.OpView | ir.Operation) -> dict[str, str]:
     """The metadata that JAX attached to a call."""
     if FRONTEND_ATTRIBUTES not in op.attributes:
         return {}

@@ -11,6 +11,8 @@ from jaxlib.mlir import ir
 from pathways.dialect import (
     SLICE,
     LaunchOp,
+    ReduceOp,
+    SplitOp,
     argument_attrs,
     make_slices,
     ops_named,
@@ -21,22 +23,10 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.passes._cut import Edge, multiway_cut
+from pathways.passes._loops import values_in_loops
 from pathways.passes._partials import sum_on_each_slice
 from pathways.passes.base import Pass, fail, main_function, option
-from pathways.passes.ir_utils import body_block, byte_size, captured, has_side_effect
-
-_EXPENSIVE = frozenset(
-    {
-        "stablehlo.dot_general",
-        "stablehlo.convolution",
-        "stablehlo.fft",
-        "stablehlo.cholesky",
-        "stablehlo.triangular_solve",
-        "stablehlo.rng_bit_generator",
-        "stablehlo.sort",
-        "stablehlo.custom_call",
-    }
-)
+from pathways.passes.ir_utils import EXPENSIVE, body_block, byte_size, captured, has_side_effect
 
 _MAX_REPEATED = 64
 """How many small operations are looked at to save a value its way back."""
@@ -61,9 +51,11 @@ class InferPlacement(Pass):
        would go back to a slice it came from is worked out on both sides instead, from what each sends.
     5. An argument that several slices read is mirrored, unless it is donated and large: then it has one
        home and is sent from there.
+    6. A value of a microbatch costs its bytes once for each microbatch. A batch that the caller passes is
+       split where its microbatches are read.
 
     Requires: form `imported`.
-    Guarantees: every operation, argument and result of `@main` carries `pw.slice`.
+    Guarantees: every operation, argument and result of `@main` has a slice.
     """
 
     name: ClassVar[str] = "pw-infer-placement"
@@ -76,7 +68,7 @@ class InferPlacement(Pass):
             fail(main, "has no slice to run on: the program calls no placed function")
         placer = _Placer(main, symbol_table(module), names, self.mirror_bytes)
         placer.find_mirrorable()
-        placer.split_broadcasts()
+        placer.copy_for_readers()
         placer.cut()
         placer.regroup_chains()
         placer.mirror_round_trips()
@@ -111,6 +103,7 @@ class _Placer:
         *self.ops, terminator = body_block(self.main).operations
         self.reads = [captured(op) for op in self.ops]
         self.returned = list(terminator.operands)
+        self.loops = values_in_loops(self.main)
 
     def is_small(self, values: Iterable[ir.Value]) -> bool:
         return all(byte_size(v.type) <= self.mirror_bytes for v in values)
@@ -126,26 +119,35 @@ class _Placer:
     def find_mirrorable(self) -> None:
         self.mirrored.update(a for a in self.arguments if self.is_small([a]))
         for op, reads in zip(self.ops, self.reads, strict=True):
-            cheap = op.operation.name not in _EXPENSIVE and not op.regions
+            cheap = op.operation.name not in EXPENSIVE and not op.regions and not _is_of_loop(op)
             if (
                 self.fixed_label(op) is None
                 and all(v in self.mirrored for v in reads)
-                and (cheap or self.is_small(op.results))
+                and (cheap or (self.is_small(op.results) and not _is_of_loop(op)))
                 and not has_side_effect(op, self.symbols, self.side_effects)
             ):
                 self.mirrored.update(op.results)
 
-    def split_broadcasts(self) -> None:
-        """Gives each reader of a broadcast small value a broadcast of its own: the small value can cross."""
+    def copy_for_readers(self) -> None:
+        """Gives each reader of a broadcast small value, or of a block of the batch, one of its own.
+
+        It can then have one on its slice: the small value crosses, and not the broadcast.
+        """
         for op in self.ops:
-            if op.operation.name != "stablehlo.broadcast_in_dim" or self.is_mirrored_op(op):
+            if self.is_mirrored_op(op):
                 continue
-            uses = list(op.results[0].uses)
-            if len(uses) > 1 and self.is_small(op.operands):
-                for use in uses[1:]:
-                    copy = op.operation.clone(ir.InsertionPoint(op))
-                    use.owner.operation.operands[use.operand_number] = copy.results[0]
+            if isinstance(op, SplitOp):
+                copied = self.is_given_freely(op.operands[0])
+            else:
+                copied = op.operation.name == "stablehlo.broadcast_in_dim" and self.is_small(op.operands)
+            for use in list(op.results[0].uses)[1:] if copied else ():
+                copy = op.operation.clone(ir.InsertionPoint(op))
+                use.owner.operation.operands[use.operand_number] = copy.results[0]
         self.scan()
+
+    def is_given_freely(self, value: ir.Value) -> bool:
+        """Whether the caller can bring a value to every slice that reads it."""
+        return isinstance(value, ir.BlockArgument) and "pw.donated" not in self.attrs[value.arg_number]
 
     def is_mirrored_op(self, op: ir.OpView) -> bool:
         return len(op.results) > 0 and op.results[0] in self.mirrored
@@ -166,11 +168,11 @@ class _Placer:
             if label is not None:
                 fixed[len(members)] = label
             for value in reads:
-                if value in node:
+                if value in node and not (isinstance(op, SplitOp) and self.is_given_freely(value)):
                     consumers.setdefault(value, {})[len(members)] = None
             node.update(dict.fromkeys(op.results, len(members)))
             members.append(list(op.results))
-        edges = [Edge(node[value], tuple(read), byte_size(value.type)) for value, read in consumers.items()]
+        edges = [Edge(node[value], tuple(read), self.cost(value)) for value, read in consumers.items()]
         for component, inside in _components(len(members), edges, fixed):
             local = {n: i for i, n in enumerate(component)}
             known = {local[n]: fixed[n] for n in component if n in fixed}
@@ -181,6 +183,11 @@ class _Placer:
             )
             for n, label in zip(component, found, strict=True):
                 self.home.update(dict.fromkeys(members[n], label))
+
+    def cost(self, value: ir.Value) -> int:
+        """The bytes that cross when a value does."""
+        rounds = self.symbols[self.loops[value]].count if value in self.loops else 1
+        return byte_size(value.type) * rounds
 
     def regroup_chains(self) -> None:
         if sum_on_each_slice(self.main, self.home, self.mirrored):
@@ -256,6 +263,7 @@ class _Placer:
         """Whether an operation is small enough to run on several slices."""
         return (
             not self.is_mirrored_op(op)
+            and not _is_of_loop(op)
             and self.fixed_label(op) is None
             and not op.regions
             and len(op.results) > 0
@@ -340,12 +348,20 @@ class _Placer:
             placed.update(dict.fromkeys(op.results, self.slices(places)))
             if isinstance(op, LaunchOp):
                 continue
+            if _is_of_loop(op):
+                op.slice = self.names[min(places)]
+                continue
             if self.is_mirrored_op(op):
                 op.attributes[MIRRORED] = ir.UnitAttr.get()
             op.attributes[SLICE] = self.slices(places)
         for entry, value in zip(results, self.returned, strict=True):
             entry[SLICE] = placed[value]
         set_result_attrs(self.main, results)
+
+
+def _is_of_loop(op: ir.OpView) -> bool:
+    """Whether an operation is not code that could be repeated or outlined."""
+    return isinstance(op, (SplitOp, ReduceOp))
 
 
 def _components(

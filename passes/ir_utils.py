@@ -18,6 +18,21 @@ PURE_EXCEPTIONS = frozenset(
 )
 
 
+EXPENSIVE = frozenset(
+    {
+        "stablehlo.dot_general",
+        "stablehlo.convolution",
+        "stablehlo.fft",
+        "stablehlo.cholesky",
+        "stablehlo.triangular_solve",
+        "stablehlo.rng_bit_generator",
+        "stablehlo.sort",
+        "stablehlo.custom_call",
+    }
+)
+"""Operations whose work is more than a few steps for each element, or is not known."""
+
+
 def unique_name(base: str, taken: Collection[str], start: int = 0) -> str:
     """Returns `base`, or `base_1`, `base_2`, ... when it is taken; `start` skips numbers known to be."""
     if start == 0 and base not in taken:

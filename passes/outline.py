@@ -8,7 +8,17 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import SLICE, LaunchOp, MirrorOp, read_slices, result_slices, symbol_table
+from pathways.dialect import (
+    SLICE,
+    LaunchOp,
+    MirrorOp,
+    ReduceOp,
+    SplitOp,
+    read_slices,
+    result_slices,
+    symbol_table,
+)
+from pathways.passes._loops import values_in_loops
 from pathways.passes.base import Pass, fail, main_function
 from pathways.passes.infer_placement import MIRRORED
 from pathways.passes.ir_utils import (
@@ -33,7 +43,8 @@ class Outline(Pass):
     Operations on one slice share a computation when they wait for the same launches and the same
     values from other slices, so that none waits longer than it would alone; those that lead to a value
     for another slice are kept apart from those that do not, so that the value leaves as soon as it can.
-    An operation whose only readers are in one computation joins it. Work marked `pw.mirrored` is
+    An operation whose only readers are in one computation joins it; what is done for each microbatch of a
+    loop is kept apart from what is done once. Work marked `pw.mirrored` is
     repeated in each computation that reads it. Structurally equal computations are merged.
 
     Requires: form `imported`, with every operation placed by `pw-infer-placement`.
@@ -56,7 +67,9 @@ class _Program:
     def __init__(self, module: ir.Module, main: ir.OpView) -> None:
         *self.ops, self.terminator = body_block(main).operations
         self.places = [self._places(op) for op in self.ops]
-        self.is_launch = [isinstance(op, LaunchOp) for op in self.ops]
+        self.stands_alone = [isinstance(op, (LaunchOp, SplitOp, ReduceOp)) for op in self.ops]
+        loops = values_in_loops(main)
+        self.loop = [next((loops[r] for r in op.results if r in loops), None) for op in self.ops]
         self.mirrored = [MIRRORED in op.attributes for op in self.ops]
         self.reads = [captured(op) for op in self.ops]
         self.producer = {r: n for n, op in enumerate(self.ops) for r in op.results}
@@ -65,7 +78,9 @@ class _Program:
         self.returned = list(zip(self.terminator.operands, result_slices(main), strict=True))
 
     def _places(self, op: ir.OpView) -> tuple[str, ...]:
-        if isinstance(op, LaunchOp):
+        if isinstance(op, (LaunchOp, SplitOp, ReduceOp)):
+            if op.slice is None:
+                fail(op, "is not placed; run pw-infer-placement before pw-outline")
             return (op.slice,)
         if SLICE not in op.attributes:
             fail(op, "is not placed; run pw-infer-placement before pw-outline")
@@ -97,12 +112,14 @@ class _Group:
 
     Attributes:
       slice: where it runs.
+      loop: the loop whose microbatches it works on.
       position: where in the program it belongs: at its last operation.
       members: its operations, last first.
       exports: mirrored values that launches or the caller get from it.
     """
 
     slice: str
+    loop: str | None = None
     position: int = -1
     members: list[int] = dataclasses.field(default_factory=list)
     exports: dict[ir.Value, None] = dataclasses.field(default_factory=dict)
@@ -143,13 +160,13 @@ class _Grouping:
         }
         waits = self.wait_sets()
         leaves_soon: set[Instance] = set()
-        by_waits: dict[tuple[str, int, bool], _Group] = {}
+        by_waits: dict[tuple[str, str | None, int, bool], _Group] = {}
         for instance in reversed(list(program.instances())):
             n, place = instance
-            if program.is_launch[n]:
+            if program.stands_alone[n]:
                 continue
             # Readers that turned out dead are in no group.
-            live = [r for r in readers.get(instance, ()) if program.is_launch[r[0]] or r in self.group_of]
+            live = [r for r in readers.get(instance, ()) if program.stands_alone[r[0]] or r in self.group_of]
             must_stay = instance in returned or program.has_effect[n]
             if not live and not must_stay:
                 continue
@@ -157,9 +174,11 @@ class _Grouping:
                 leaves_soon.add(instance)
             into = {self.group_of.get(r) if r[1] == place else None for r in live}
             group = into.pop() if len(into) == 1 and not must_stay else None
-            if group is None:
-                key = (place, waits[instance], instance in leaves_soon)
-                group = by_waits.setdefault(key, _Group(place))
+            loop = program.loop[n]
+            # What all microbatches share is worked out once, in front of them.
+            if group is None or group.loop != loop:
+                key = (place, loop, waits[instance], instance in leaves_soon)
+                group = by_waits.setdefault(key, _Group(place, loop))
             self.group_of[instance] = group
             group.members.append(n)
             group.position = max(group.position, n)
@@ -170,6 +189,7 @@ class _Grouping:
         bits = 0
         waits: dict[Instance, int] = {}
         arrivals: dict[tuple[ir.Value, str], int] = {}
+        units: dict[object, int] = {}
         for n, places in enumerate(program.places):
             for place in places:
                 mask = 0
@@ -183,9 +203,14 @@ class _Grouping:
                             arrivals[value, place] = 1 << bits
                             bits += 1
                         mask |= arrivals[value, place]
-                if program.is_launch[n]:
-                    mask |= 1 << bits
-                    bits += 1
+                if program.stands_alone[n]:
+                    # The microbatches of a loop begin together, and end together.
+                    op = program.ops[n]
+                    unit = n if isinstance(op, LaunchOp) else (op.operation.name, op.loop)
+                    if unit not in units:
+                        units[unit] = 1 << bits
+                        bits += 1
+                    mask |= units[unit]
                 waits[n, place] = mask
         return waits
 
@@ -207,7 +232,7 @@ class _Grouping:
         program = self.program
         for_launches: dict[str, dict[ir.Value, None]] = {}
         for n, place in program.instances():
-            if program.is_launch[n]:
+            if program.stands_alone[n]:
                 for value in program.reads[n]:
                     if program.is_mirrored(value):
                         for_launches.setdefault(place, {})[value] = None
@@ -254,7 +279,7 @@ class _Grouping:
             source = program.source(value, place)
             if source is None:
                 continue
-            if program.is_launch[source[0]]:
+            if program.stands_alone[source[0]]:
                 yield source[0]
             elif program.mirrored[source[0]]:
                 yield self.exporter[value, place]
@@ -273,7 +298,7 @@ class _Grouping:
 
         for instance in program.instances():
             reader = self.group_of.get(instance)
-            if reader is not None or program.is_launch[instance[0]]:
+            if reader is not None or program.stands_alone[instance[0]]:
                 for value in program.reads[instance[0]]:
                     need(value, instance[1], reader)
         for value, _ in program.returned:
@@ -286,7 +311,9 @@ class _Grouping:
 
     def in_order(self) -> Iterator[Unit]:
         """All units, each after those it reads from, otherwise in program order."""
-        units: list[tuple[int, Unit]] = [(n, n) for n, launch in enumerate(self.program.is_launch) if launch]
+        units: list[tuple[int, Unit]] = [
+            (n, n) for n, launch in enumerate(self.program.stands_alone) if launch
+        ]
         units += [(group.position, group) for group in self.groups()]
         done: set[Unit] = set()
         for _, unit in sorted(units, key=lambda entry: entry[0]):
@@ -331,7 +358,7 @@ class _Emitter:
         source = self.program.source(value, place)
         return value if source is None else self.new_values[value, source[1]]
 
-    def record(self, old: Iterable[ir.Value], launch: LaunchOp, place: str) -> None:
+    def record(self, old: Iterable[ir.Value], launch: ir.OpView, place: str) -> None:
         for value, new in zip(old, launch.results, strict=True):
             self.new_values[value, place] = new
 
@@ -365,6 +392,7 @@ class _Emitter:
             callee=name,
             slice=group.slice,
             phase="glue",
+            loop=group.loop,
             loc=location,
             ip=ir.InsertionPoint(program.terminator),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pathways.passes.accumulate import Accumulate
 from pathways.passes.base import Pass
 from pathways.passes.cse import Cse
 from pathways.passes.dce import Dce
@@ -16,6 +17,7 @@ from pathways.passes.outline import Outline
 from pathways.passes.plan_memory import PlanMemory
 from pathways.passes.propagate_shardings import PropagateShardings
 from pathways.passes.schedule import Schedule
+from pathways.passes.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.verify_placed import VerifyPlaced
 from pathways.passes.verify_schedule import VerifySchedule
 
@@ -72,7 +74,11 @@ def phases(options: Options) -> list[Phase]:
         Phase(
             "scheduled",
             (
+                # Not sooner: whatever the number of microbatches, all passes above see one of them.
+                UnrollMicrobatches(),
                 Schedule(options.policy),
+                # After the order is known: a sum goes from launch to launch as they run.
+                Accumulate(),
                 # After the order is known: only neighbours on a slice may become one.
                 FuseLaunches(options.fuse),
                 # After fusion: what used to be an intermediate is inside a computation now.

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathways.compiler.accumulate import accumulate
     from pathways.compiler.api import Program, jit, program
     from pathways.compiler.stages import Compiled, Lowered, ProgramError
     from pathways.runtime.cluster import cluster, connect
@@ -29,6 +30,7 @@ __all__ = [
     "VirtualDeviceSet",
     "VirtualSlice",
     "__version__",
+    "accumulate",
     "cluster",
     "connect",
     "jit",
@@ -45,6 +47,7 @@ _MODULES = {
     "ResourceError": "runtime.resources",
     "VirtualDeviceSet": "runtime.virtual",
     "VirtualSlice": "runtime.virtual",
+    "accumulate": "compiler.accumulate",
     "cluster": "runtime.cluster",
     "connect": "runtime.cluster",
     "jit": "compiler.api",

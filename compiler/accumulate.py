@@ -1,0 +1,236 @@
+"""`pw.accumulate`: a function of one microbatch becomes a function of the whole batch."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pathways.compiler.jax_internals import metadata_call
+from pathways.compiler.placed import active_trace, symbol
+
+REDUCTIONS = ("mean", "sum", "concat")
+
+_numbers = itertools.count()
+
+
+def accumulate(
+    fun: Callable[..., Any],
+    num_microbatches: int,
+    *,
+    reduce: Any = "mean",
+    batch_argnums: int | Sequence[int] | None = None,
+) -> Callable[..., Any]:
+    """Makes a function that works through a batch in microbatches and adds up what they give.
+
+    The leading axis of every array in the batch is cut into `num_microbatches` equal blocks, `fun` is
+    traced once, and each of its results is reduced over the microbatches. Take gradients inside `fun`.
+
+    Inside a program this becomes a pipeline: calls of placed functions in `fun` run for different
+    microbatches at the same time, in the order of the program's schedule. Anywhere else, under `jax.jit`
+    too, it is a `jax.lax.scan` with the same result.
+
+    Args:
+      fun: a function of a microbatch, such as `fun(params, microbatch)`.
+      num_microbatches: how many microbatches a batch has; divides the leading axis of all its arrays.
+      reduce: `mean`, `sum` or `concat` (along the leading axis) for each result, as a tree or a prefix of
+        one. Means and sums are taken in the dtype of the result, microbatch by microbatch.
+      batch_argnums: positions of the arguments that are cut; all but the first unless given.
+
+    Returns:
+      A function with the arguments of `fun`, whole batches in place of microbatches.
+
+    Raises:
+      ValueError: for a batch that does not divide, an unknown reduction, or loops inside each other; when
+        the function is called.
+      TypeError: when the result is differentiated.
+
+    Example:
+      ```python
+      @pw.program(schedule="1f1b", donate_argnums=0)
+      def step(params, batch):
+          loss, grads = pw.accumulate(jax.value_and_grad(loss_fn), 8)(params, batch)
+          return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+      ```
+    """
+    if not callable(fun):
+        raise TypeError(f"pw.accumulate expects a function, got {type(fun).__name__}")
+    if isinstance(num_microbatches, bool) or not isinstance(num_microbatches, int):
+        raise TypeError(f"num_microbatches must be an integer, got {num_microbatches!r}")
+    if num_microbatches < 1:
+        raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
+    for kind in jax.tree.leaves(reduce):
+        if kind not in REDUCTIONS:
+            raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)} for each result, got {kind!r}")
+    loop = _Loop(fun, symbol(getattr(fun, "__name__", "loop")), num_microbatches, reduce, batch_argnums)
+
+    # Without the attributes of `fun`: those of a placed function would say that this is one.
+    @functools.wraps(fun, updated=())
+    def accumulated(*args: Any, **kwargs: Any) -> Any:
+        return loop(*args, **kwargs)
+
+    return accumulated
+
+
+class _Loop:
+    """A call of `fun` for every microbatch of a batch."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        name: str,
+        count: int,
+        reduce: Any,
+        batch_argnums: int | Sequence[int] | None,
+    ) -> None:
+        self.fun = fun
+        self.name = name
+        self.count = count
+        self.reduce = reduce
+        self.batch_argnums = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        cut = self._cut_positions(len(args))
+        batch = {n: self._checked(args[n], n) for n in cut}
+        if active_trace.loop is not None:
+            raise ValueError(
+                f"pw.accumulate of '{self.name}' is called inside pw.accumulate of '{active_trace.loop}': "
+                "loops over microbatches cannot be nested"
+            )
+
+        def of_block(block: dict[int, Any]) -> Any:
+            return self.fun(*(block.get(n, arg) for n, arg in enumerate(args)), **kwargs)
+
+        in_program = active_trace.program is not None and not active_trace.placed
+        with active_trace.set(loop=self.name):
+            return self._in_program(of_block, batch) if in_program else self._scan(of_block, batch)
+
+    def _cut_positions(self, count: int) -> list[int]:
+        """The positions of the arguments that are cut into microbatches."""
+        if self.batch_argnums is None:
+            cut = list(range(1, count))
+        else:
+            cut = [n % count if -count <= n < count else n for n in self.batch_argnums]
+        if not cut or max(cut) >= count:
+            raise ValueError(
+                f"pw.accumulate of '{self.name}': no batch to cut: called with {count} positional arguments, "
+                "of which "
+                + (
+                    "all but the first are"
+                    if self.batch_argnums is None
+                    else f"{self.batch_argnums} would be"
+                )
+                + " the batch; see batch_argnums"
+            )
+        return cut
+
+    def _checked(self, batch: Any, position: int) -> Any:
+        """A batch as JAX arrays, each of which divides into microbatches."""
+
+        def check(path: Any, leaf: Any) -> Any:
+            array = _as_array(leaf)
+            where = f"argument {position}{jax.tree_util.keystr(path)} of '{self.name}'"
+            if array.ndim == 0:
+                raise ValueError(
+                    f"pw.accumulate: {where} is a scalar: the batch is cut along the leading axis; pass what "
+                    "all microbatches share in front of the batch, or see batch_argnums"
+                )
+            if array.shape[0] % self.count:
+                raise ValueError(
+                    f"pw.accumulate: {where} has shape {array.shape}: its leading axis of {array.shape[0]} "
+                    f"does not divide into {self.count} microbatches"
+                )
+            return _without_gradient(array)
+
+        return jax.tree_util.tree_map_with_path(check, batch)
+
+    def _kinds(self, results: Any) -> Any:
+        """The reduction of each result, checked."""
+        what = f"pw.accumulate of '{self.name}'"
+        try:
+            kinds = jax.tree.broadcast(self.reduce, results)
+        except ValueError as error:
+            raise ValueError(f"{what}: reduce does not match the results: {error}") from None
+
+        def check(path: Any, kind: str, result: Any) -> str:
+            dtype, shape = result.dtype, result.shape
+            where = f"{what}: result{jax.tree_util.keystr(path)} of type {dtype}{list(shape)}"
+            if kind == "concat" and not shape:
+                raise ValueError(f"{where} is a scalar and cannot be concatenated; give it an axis of one")
+            if kind == "mean" and not jnp.issubdtype(dtype, jnp.inexact):
+                raise ValueError(f"{where} has no mean in its own dtype; use reduce='sum'")
+            if kind == "sum" and not jnp.issubdtype(dtype, jnp.number):
+                raise ValueError(f"{where} cannot be summed; use reduce='concat'")
+            return kind
+
+        return jax.tree_util.tree_map_with_path(check, kinds, results)
+
+    def _in_program(self, of_block: Callable[[Any], Any], batch: Any) -> Any:
+        """Traces one microbatch, between calls that mark where it begins and ends."""
+        loop = {"pw.loop": str(next(_numbers)), "pw.name": self.name, "pw.count": str(self.count)}
+
+        def split(array: jax.Array) -> jax.Array:
+            return jax.lax.slice_in_dim(array, 0, array.shape[0] // self.count)
+
+        def join(kind: str, value: jax.Array) -> jax.Array:
+            if kind == "concat":
+                mark = metadata_call(
+                    lambda v: jnp.concatenate([v] * self.count), loop | {"pw.reduce": "concat"}
+                )
+                return mark(value)
+            return _total(kind, metadata_call(lambda v: v, loop | {"pw.reduce": "sum"})(value), self.count)
+
+        results = of_block(jax.tree.map(metadata_call(split, loop | {"pw.split": ""}), batch))
+        results = jax.tree.map(_as_array, results)
+        return jax.tree.map(lambda k, v: _without_gradient(join(k, v)), self._kinds(results), results)
+
+    def _scan(self, of_block: Callable[[Any], Any], batch: Any) -> Any:
+        """The same as one `jax.lax.scan`."""
+        blocks = jax.tree.map(lambda a: a.reshape(self.count, a.shape[0] // self.count, *a.shape[1:]), batch)
+        # Traced once: for the shapes of the results, and for the scan.
+        of_block = jax.jit(of_block)
+        shapes = jax.eval_shape(of_block, jax.tree.map(lambda a: a[0], blocks))
+        kinds = self._kinds(shapes)
+        flat_kinds, structure = jax.tree.flatten(kinds)
+        zeros = [
+            None if kind == "concat" else jnp.zeros(shape.shape, shape.dtype)
+            for kind, shape in zip(flat_kinds, jax.tree.leaves(shapes), strict=True)
+        ]
+
+        def step(totals: list[Any], block: Any) -> tuple[list[Any], list[Any]]:
+            values = jax.tree.leaves(of_block(block))
+            added = [None if t is None else t + v for t, v in zip(totals, values, strict=True)]
+            return added, [v if t is None else None for t, v in zip(totals, values, strict=True)]
+
+        totals, stacked = jax.lax.scan(step, zeros, blocks)
+        results = [
+            s.reshape(-1, *s.shape[2:]) if total is None else _total(kind, total, self.count)
+            for kind, total, s in zip(flat_kinds, totals, stacked, strict=True)
+        ]
+        return jax.tree.unflatten(structure, [_without_gradient(result) for result in results])
+
+
+def _as_array(leaf: Any) -> jax.Array:
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+
+
+def _total(kind: str, total: jax.Array, count: int) -> jax.Array:
+    return total / count if kind == "mean" else total
+
+
+@jax.custom_jvp
+def _without_gradient(array: jax.Array) -> jax.Array:
+    """The array itself, which refuses to be differentiated."""
+    return array
+
+
+@_without_gradient.defjvp
+def _refuse_gradient(primals: Any, tangents: Any) -> Any:
+    raise TypeError(
+        "pw.accumulate cannot be differentiated: take the gradient inside the function that it is given, as "
+        "in pw.accumulate(jax.value_and_grad(loss), num_microbatches)(params, batch)"
+    )
