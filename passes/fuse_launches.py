@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -46,7 +47,8 @@ class FuseLaunches(Pass):
     Glue is fused with its neighbours; two placed calls of the user only with `user-calls`, or where they are
     the forward and the backward call of one stage and microbatch, as on the last stage of a pipeline. Glue
     that reads nothing but arguments, or what is worked out before a loop begins, and serves one launch (a
-    constant, a PRNG key, a block of the batch) becomes part of it.
+    constant, a PRNG key, a block of the batch) becomes part of it; glue that reads nothing at all is first
+    repeated for each launch that it serves.
 
     One thing may join a launch whose results leave: the glue behind a loop that reads what the last launch
     of the loop on its slice accumulated, when it is cheap (an optimizer's update). That value leaves once,
@@ -68,6 +70,7 @@ class FuseLaunches(Pass):
                     fail(op, "has no `order`; run pw-schedule first")
                 by_slice.setdefault(op.slice, []).append(op)
         fuser = _Fuser(module)
+        by_slice = {name: list(_with_own_constants(launches)) for name, launches in by_slice.items()}
         for launches in by_slice.values():
             launches.sort(key=lambda op: op.order)
             for cluster in self.clusters(fuser.symbols, *_preparations(launches)):
@@ -212,6 +215,22 @@ class _Fuser:
             for value in op.results:
                 if value in shardings:
                     mapping[value] = sdy.ShardingConstraintOp(mapping[value], shardings[value]).result
+
+
+def _with_own_constants(launches: Iterable[LaunchOp]) -> Iterator[LaunchOp]:
+    """The launches of a slice, with a copy of glue without operands for each launch that reads it."""
+    for launch in launches:
+        yield launch
+        if launch.phase != "glue" or list(launch.operands):
+            continue
+        readers = {_first_result(use.owner): use.owner for r in launch.results for use in r.uses}
+        if None in readers:
+            continue
+        for reader in list(readers.values())[1:]:
+            copy = launch.operation.clone(ir.InsertionPoint(launch)).opview
+            for old, new in zip(launch.results, copy.results, strict=True):
+                reader.operation.replace_uses_of_with(old, new)
+            yield copy
 
 
 def _preparations(launches: list[LaunchOp]) -> tuple[list[LaunchOp], dict[ir.Value, list[LaunchOp]]]:

@@ -22,6 +22,7 @@ from pathways.dialect import (
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.operation import counted
 from pathways.dialect.shardings import SHARDING, Index, Mesh, Sharding, make_sharding
+from pathways.passes._loops import values_in_loops
 from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.ir_utils import (
     body_block,
@@ -140,9 +141,13 @@ class _Lowering:
         self.layouts = Layouts(module)
         self.functions: dict[object, str] = {}
         self.cut_values: dict[object, list[ir.Value]] = {}
+        self.loops = values_in_loops(main_function(module))
+        self.loop: str | None = None
+        """The loop of the transfer at hand."""
 
     def lower(self, op: TransferOp, arguments: list[tuple[str, ...] | None]) -> None:
         value = op.operands[0]
+        self.loop = self.loops.get(value)
         places = slices_of(value, arguments)
         if not places:
             fail(op, "moves a value that is not placed; run pw-infer-placement first")
@@ -256,7 +261,12 @@ class _Lowering:
         name = self.functions[base, key]
         function = self.layouts.symbols[name]
         launch = LaunchOp.build(
-            operands, function.type.results, callee=name, slice=operand_side.slice, phase="glue"
+            operands,
+            function.type.results,
+            callee=name,
+            slice=operand_side.slice,
+            phase="glue",
+            loop=self.loop,
         )
         return list(launch.results)
 

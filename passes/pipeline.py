@@ -17,6 +17,7 @@ from pathways.passes.outline import Outline
 from pathways.passes.plan_memory import PlanMemory
 from pathways.passes.propagate_shardings import PropagateShardings
 from pathways.passes.schedule import Schedule
+from pathways.passes.sink_loop_reductions import SinkLoopReductions
 from pathways.passes.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.verify_placed import VerifyPlaced
 from pathways.passes.verify_schedule import VerifySchedule
@@ -51,6 +52,8 @@ def phases(options: Options) -> list[Phase]:
             "placed",
             (
                 InferPlacement(),
+                # Before outlining: additions that join slices are still operations of their own.
+                SinkLoopReductions(),
                 # No canonicalize between placement and outline: its rewrites may drop the placement.
                 Outline(),
                 # Outlining has merged equal glue, so that equal launches now look equal.

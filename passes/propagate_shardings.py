@@ -12,7 +12,9 @@ from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import (
     LaunchOp,
+    ReduceOp,
     Slices,
+    SplitOp,
     TransferOp,
     argument_attrs,
     argument_slices,
@@ -35,6 +37,7 @@ from pathways.dialect.shardings import (
     replicated,
     slice_meshes,
 )
+from pathways.passes._loops import values_in_loops
 from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.ir_utils import (
     body_block,
@@ -53,6 +56,8 @@ SPEC = "pw.spec"
 _LAUNCH = "pw.launch"
 _TRANSFER = "pw.transfer"
 _NUMBER = "pw.number"
+_LOOP_OP = "pw.loop_op"
+_KIND = "pw.kind"
 _COPY = "pw.copy_of_argument"
 """Stands, while Shardy runs, for the copy of a mirrored argument on another mesh."""
 
@@ -64,8 +69,9 @@ class PropagateShardings(Pass):
     """Decides how every value lies over the devices of its slice.
 
     1. What the user says of arguments and results of the program gets the mesh of their slice.
-    2. Launches become calls and transfers between equal meshes identities, and Shardy propagates through
-       all of them at once: a sharding given on a parameter reaches its optimizer state, activations and
+    2. Launches become calls, transfers between equal meshes and sums over microbatches identities, splits
+       and concatenations of microbatches those of StableHLO, and Shardy propagates through all of them at
+       once: a sharding given on a parameter reaches its optimizer state, activations and
        results. Computations that are called with different shardings become variants.
     3. A transfer between different meshes hands a sharding on by the names of its axes, as far as they
        exist there and divide, until nothing changes.
@@ -276,11 +282,29 @@ def _to_calls(main: ir.OpView, meshes: Meshes) -> None:
                     continue
                 new = stablehlo.OptimizationBarrierOp([op.operands[0]], loc=loc, ip=ip)
                 new.operation.attributes[_TRANSFER] = ir.StringAttr.get(op.slice)
+            case SplitOp() | ReduceOp():
+                new = _as_stablehlo(op, loc, ip)
+                new.operation.attributes[_LOOP_OP] = ir.DictAttr.get(
+                    {name: op.attributes[name] for name in op.attributes}
+                    | {_KIND: ir.StringAttr.get(op.operation.name)}
+                )
             case _:
                 continue
         for old, value in zip(op.results, new.results, strict=True):
             old.replace_all_uses_with(value)
         op.operation.erase()
+
+
+def _as_stablehlo(op: SplitOp | ReduceOp, loc: ir.Location, ip: ir.InsertionPoint) -> ir.OpView:
+    """An operation through which Shardy propagates as microbatches are split and reduced."""
+    value, result = op.operands[0], ir.RankedTensorType(op.results[0].type)
+    if isinstance(op, SplitOp):
+        zeros, ones = [0] * result.rank, [1] * result.rank
+        return stablehlo.SliceOp(value, zeros, list(result.shape), ones, loc=loc, ip=ip)
+    if op.kind == "sum":
+        return stablehlo.OptimizationBarrierOp([value], loc=loc, ip=ip)
+    blocks = result.shape[0] // ir.RankedTensorType(value.type).shape[0]
+    return stablehlo.ConcatenateOp([value] * blocks, 0, loc=loc, ip=ip)
 
 
 def _per_value(attribute: ir.Attribute | None, number: int) -> ir.Attribute | None:
@@ -374,6 +398,14 @@ def _from_calls(module: ir.Module, main: ir.OpView) -> None:
             new = TransferOp.build(
                 [op.operands[0]], [op.results[0].type], slice=place, sharding=sharding, loc=loc, ip=ip
             ).operation
+        elif _LOOP_OP in op.attributes:
+            attributes = {e.name: e.attr for e in op.attributes[_LOOP_OP]}
+            sharding = _per_value(op.attributes.get(SHARDING), 0)
+            if sharding is not None:
+                attributes["sharding"] = sharding
+            name = attributes.pop(_KIND).value
+            result_type = op.results[0].type
+            new = ir.Operation.create(name, [result_type], [op.operands[0]], attributes, loc=loc, ip=ip)
         elif kind in (_COPY, "sdy.reshard"):
             # Where shardings differ after all, `_settle` says so, slice by slice.
             op.results[0].replace_all_uses_with(op.operands[0])
@@ -397,7 +429,7 @@ def _from_calls(module: ir.Module, main: ir.OpView) -> None:
 
 def _settle(module: ir.Module, main: ir.OpView) -> None:
     """Reshards values on their slice where what reads them wants them to lie in another way."""
-    layouts = Layouts(module)
+    layouts, loops = Layouts(module), values_in_loops(main)
     resharded: dict[tuple[ir.Value, str, Sharding], ir.Value] = {}
     slices = argument_slices(main)
     wanted_results = list(zip(result_attrs(main), result_slices(main), strict=True))
@@ -416,12 +448,20 @@ def _settle(module: ir.Module, main: ir.OpView) -> None:
                 continue
             key = (value, place, read_sharding(attrs[SHARDING]))
             if key not in resharded:
-                resharded[key] = _reshard(module, op, value, place, attrs[SHARDING], layouts)
+                resharded[key] = _reshard(
+                    module, op, value, place, attrs[SHARDING], layouts, loops.get(value)
+                )
             op.operands[number] = resharded[key]
 
 
 def _reshard(
-    module: ir.Module, reader: ir.OpView, value: ir.Value, place: str, target: ir.Attribute, layouts: Layouts
+    module: ir.Module,
+    reader: ir.OpView,
+    value: ir.Value,
+    place: str,
+    target: ir.Attribute,
+    layouts: Layouts,
+    loop: str | None,
 ) -> ir.Value:
     """A launch, in front of the first reader, of a computation that changes the sharding of a value."""
     location = reader.operation.location if isinstance(value, ir.BlockArgument) else value.owner.location
@@ -438,6 +478,7 @@ def _reshard(
         callee=name,
         slice=place,
         phase="glue",
+        loop=loop,
         loc=location,
         ip=ir.InsertionPoint(reader),
     )
@@ -505,9 +546,14 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
     places = [meshes[(s or ("",))[0]][0] for s in result_slices(main)]
     attrs = zip(result_attrs(main), main.type.results, places, strict=True)
     set_result_attrs(main, [closed(a, t, m) for a, t, m in attrs])
+    layouts = Layouts(module)
     for op in body_block(main).operations:
-        if isinstance(op, TransferOp):
+        if isinstance(op, (TransferOp, SplitOp, ReduceOp)):
             mesh = meshes[op.slice][0]
-            rank = ir.RankedTensorType(op.results[0].type).rank
-            found = read_sharding(op.sharding) if op.sharding is not None else replicated(rank)
+            if isinstance(op, ReduceOp) and op.kind == "sum":
+                # The sum is taken in place; who wants it in another way reshards it once.
+                found = layouts.of(op.operands[0], op.slice)
+            else:
+                rank = ir.RankedTensorType(op.results[0].type).rank
+                found = read_sharding(op.sharding) if op.sharding is not None else replicated(rank)
             op.sharding = make_sharding(mesh, found) if sizes[mesh] > 1 else None

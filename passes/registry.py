@@ -9,6 +9,7 @@ from pathways.passes.base import Pass
 MODULES = {
     "pw-import": "import_",
     "pw-infer-placement": "infer_placement",
+    "pw-sink-loop-reductions": "sink_loop_reductions",
     "pw-outline": "outline",
     "pw-cse": "cse",
     "pw-dce": "dce",
