@@ -19,11 +19,20 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import ChannelOp, LaunchOp, TransferOp, argument_slices, ops_named, slices_of
+from pathways.dialect import (
+    ChannelOp,
+    LaunchOp,
+    MirrorOp,
+    ReduceOp,
+    TransferOp,
+    argument_slices,
+    ops_named,
+    slices_of,
+)
 from pathways.passes.base import fail
 from pathways.passes.ir_utils import body_block
 
@@ -69,27 +78,52 @@ class DeadlockError(Exception):
         super().__init__("deadlock: the order has a cycle\n  " + "\n  ".join(lines))
 
 
-def events_of(module: ir.Module, main: ir.OpView) -> list[Event]:
-    """The events of a program in block order, with all that each waits for."""
+def data_events(module: ir.Module, main: ir.OpView) -> list[Event]:
+    """The events of a program in block order; each waits only for those whose results it reads."""
     arguments = argument_slices(main)
     channel_sources = {c.sym_name: c.src for c in ops_named(module, ["pw.channel"])}
     events: list[Event] = []
-    made_by: dict[ir.Value, int] = {}
-    receipt: dict[int, int] = {}
+    made_by: dict[ir.Value, tuple[int, ...]] = {}
     for op in body_block(main).operations:
+        makers = [n for value in op.operands for n in made_by.get(value, ())]
         if not isinstance(op, (LaunchOp, TransferOp)):
+            # What is joined by a mirror or a reduction is there when all of it is.
+            made_by.update(dict.fromkeys(op.results, tuple(makers)))
             continue
         source = op.slice if isinstance(op, LaunchOp) else _source(op, channel_sources, arguments)
-        event = Event(op, source, op.order)
-        for value in op.operands:
-            if value in made_by:
-                event.waits_for[made_by[value]] = "it reads its result"
-        made_by.update(dict.fromkeys(op.results, len(events)))
-        events.append(event)
-    _find_receipts(events, made_by, receipt)
+        made_by.update(dict.fromkeys(op.results, (len(events),)))
+        events.append(Event(op, source, op.order, dict.fromkeys(makers, "it reads its result")))
+    return events
+
+
+def events_of(module: ir.Module, main: ir.OpView) -> list[Event]:
+    """The events of a program in block order, with all that each waits for."""
+    events = data_events(module, main)
+    receipt = _receipts(events)
     _add_slice_order(events, device_queues(module))
     _add_channels(module, events, receipt)
     return events
+
+
+def sort_block(main: ir.OpView, order: Sequence[ir.OpView]) -> None:
+    """Moves the launches and transfers of a program into an order that meets its data edges.
+
+    What joins their results, a mirror or a reduction, stands right before its first reader, or at the end.
+    """
+    *operations, terminator = body_block(main).operations
+    joins = {op.results[0]: op for op in operations if isinstance(op, (MirrorOp, ReduceOp))}
+
+    def place(op: ir.OpView) -> None:
+        for value in op.operands:
+            join = joins.pop(value, None)
+            if join is not None:
+                place(join)
+        op.operation.move_before(terminator)
+
+    for op in order:
+        place(op)
+    while joins:
+        place(joins.pop(next(iter(joins))))
 
 
 def topological_order(events: list[Event]) -> list[int]:
@@ -121,23 +155,25 @@ def topological_order(events: list[Event]) -> list[int]:
 def _source(op: TransferOp, channel_sources: dict[str, str], arguments: list[tuple[str, ...] | None]) -> str:
     slices = slices_of(op.operands[0], arguments)
     if not slices:
-        fail(op, "moves a value that is not placed")
+        fail(op, "moves a value that is not placed; run pw-infer-placement first")
     starts_at = channel_sources.get(op.channel)
     return starts_at if starts_at in slices else slices[0]
 
 
-def _find_receipts(events: list[Event], made_by: dict[ir.Value, int], receipt: dict[int, int]) -> None:
-    """The first launch, by the order of its slice, that reads each transferred value."""
+def _receipts(events: list[Event]) -> dict[int, int]:
+    """For each send the first launch, by the order of its slice, that reads what it moves."""
+    sent_by = {
+        value: n for n, e in enumerate(events) if isinstance(e.op, TransferOp) for value in e.op.results
+    }
+    receipt: dict[int, int] = {}
     for n, event in enumerate(events):
         if not isinstance(event.op, LaunchOp):
             continue
-        for value in event.op.operands:
-            sent = made_by.get(value)
-            if sent is None or not isinstance(events[sent].op, TransferOp):
-                continue
+        for sent in {sent_by[value] for value in event.op.operands if value in sent_by}:
             first = receipt.get(sent)
             if first is None or _position(event, n) < _position(events[first], first):
                 receipt[sent] = n
+    return receipt
 
 
 def _position(event: Event, n: int) -> tuple[int, int]:
@@ -163,10 +199,10 @@ def _add_channels(module: ir.Module, events: list[Event], receipt: dict[int, int
             sends.setdefault(event.op.channel, []).append(n)
     for name, members in sends.items():
         members.sort(key=lambda n: _position(events[n], n))
-        for before, after in _pairs(members):
-            if before in receipt and after in receipt and receipt[before] != receipt[after]:
-                events[receipt[after]].waits_for.setdefault(
-                    receipt[before], f"channel @{name} delivers in the order of sending"
+        for before, after in _pairs([receipt[n] for n in members if n in receipt]):
+            if before != after:
+                events[after].waits_for.setdefault(
+                    before, f"channel @{name} delivers in the order of sending"
                 )
         room = capacity[name]
         for n, sent in enumerate(members[room:]):

@@ -28,11 +28,11 @@ class Options:
     """What a program may ask of the compiler.
 
     Attributes:
-      policy: the policy of `pw-schedule`.
+      policy: the policy of `pw-schedule` for all loops; empty for what each of them asks for.
       fuse: whether the user's own placed calls may be fused with each other.
     """
 
-    policy: str = "program"
+    policy: str = ""
     fuse: bool = False
 
 

@@ -21,7 +21,7 @@ from pathways.dialect import (
 )
 from pathways.dialect.layouts import Layouts
 from pathways.passes._channels import capacity_for, first_reads
-from pathways.passes._order import DeadlockError, events_of, topological_order
+from pathways.passes._order import DeadlockError, events_of, sort_block, topological_order
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.ir_utils import body_block, byte_size, unique_name
 
@@ -64,13 +64,8 @@ def _sort(module: ir.Module, main: ir.OpView) -> None:
         order = topological_order(events)
     except DeadlockError as error:
         fail(error.cycle[0].op, str(error))
-    if order == list(range(len(order))):
-        return
-    terminator = list(body_block(main).operations)[-1]
-    for n in order:
-        events[n].op.operation.move_before(terminator)
-    for mirror in ops_named_in(main, MirrorOp):
-        mirror.operation.move_before(terminator)
+    if order != list(range(len(order))):
+        sort_block(main, [events[n].op for n in order])
 
 
 def _set_capacities(module: ir.Module, main: ir.OpView) -> None:

@@ -4,79 +4,185 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
+from pathlib import Path
 from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    ChannelOp,
-    LaunchOp,
-    ReduceOp,
-    SplitOp,
-    TransferOp,
-    argument_slices,
-    ops_named,
-    slices_of,
-    symbol_table,
-)
+from pathways.dialect import ChannelOp, LaunchOp, SplitOp, TransferOp, ops_named, symbol_table
+from pathways.dialect.operation import counted
+from pathways.passes._actions import Action, CycleError, start_times
 from pathways.passes._channels import Span, capacity_for, first_reads
-from pathways.passes._order import device_queues
-from pathways.passes.base import Pass, fail, main_function, option
+from pathways.passes._order import Event, data_events, device_queues, sort_block
+from pathways.passes._pipelines import Loop, read_loops, sequence, work_of
+from pathways.passes._policies import POLICIES, Pipeline, PolicyError, orders_of
+from pathways.passes._schedule_file import ScheduleFileError, Work, parts_of, read_schedule, write_schedule
+from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.ir_utils import body_block, unique_name
 
-POLICIES = ("program",)
+__all__ = ["POLICIES", "Schedule", "schedule_of"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(Pass):
     """Orders the launches and sends of each slice and assigns channels.
 
-    Slices that may share devices have one order together.
+    The order of a loop over microbatches comes from a file, or from a policy: the option, else the `schedule`
+    of the `pw.loop`, else `program`.
 
-    Policies: `program` keeps the order of the program.
+    - `program` keeps the order of the program.
+    - `gpipe` does all forwards, then all backwards.
+    - `1f1b` does a backward as soon as there is one, and keeps the fewest activations alive.
+    - `interleaved-1f1b` does the same with several stages on each slice, which take turns.
+    - `eager` does first what is furthest from the end of the step.
 
-    Transfers of one type and sharding between two slices share a channel as long as their values are
-    first read in the order in which they are sent; a channel's capacity is what that order needs so that
-    no send waits for room.
+    A launch of a loop that is neither forward nor backward runs right before the action that first needs it
+    if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
+    before the loops, or behind those whose results they read. Slices that may share devices have one order
+    together. The block of `@main` is sorted by the order.
 
-    Requires: placed form, without loops.
-    Guarantees: every launch and transfer has an `order`, every transfer a `channel`.
+    Transfers of one type and sharding between two slices share a channel as long as their values are first
+    read in the order in which they are sent; a channel's capacity is what that order needs so that no send
+    waits for room.
+
+    Requires: placed form, with loops unrolled.
+    Guarantees: every launch and transfer has an `order`, every transfer a `channel`; the order can be met.
     """
 
     name: ClassVar[str] = "pw-schedule"
-    policy: str = option("program", "the order of launches on each slice: program")
+    policy: str = option("", "the policy of all loops, in place of what each asks for")
+    file: str = option("", "a CSV file with the order of the program's only loop, in place of a policy")
+    max_live: int = option(
+        0, "on how many microbatches a stage may work at once by the policy eager; 0 for any number"
+    )
+
+    def __post_init__(self) -> None:
+        if self.policy and self.file:
+            raise ValueError("policy and file exclude each other")
+        if self.max_live < 0:
+            raise ValueError(f"max-live must not be negative, got {self.max_live}")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        if self.policy not in POLICIES:
-            near = difflib.get_close_matches(self.policy, POLICIES, 1) or POLICIES
-            fail(main, f"cannot be scheduled by unknown policy '{self.policy}'; did you mean '{near[0]}'?")
-        operations = list(body_block(main).operations)
-        arguments = argument_slices(main)
+        if self.policy not in ("", *POLICIES):
+            fail(main, f"cannot be scheduled by {unknown_policy(self.policy)}")
+        for op in ops_named(module, ["pw.channel"]):
+            op.operation.erase()
+        for op in body_block(main).operations:
+            if isinstance(op, SplitOp) or (isinstance(op, LaunchOp) and op.loop and op.microbatch is None):
+                fail(op, "is part of a loop that is not unrolled; run pw-unroll-microbatches first")
+        events = data_events(module, main)
+        loops = read_loops(module, events)
+        if self.file and len(loops) != 1:
+            fail(main, f"has {counted(len(loops), 'loop')}; a schedule file orders exactly 1")
+        times = [self.start_times(module, events, loop) for loop in loops]
+        if any(times):
+            ordered = [events[n] for n in sequence(events, loops, times)]
+            sort_block(main, [event.op for event in ordered])
+        else:
+            ordered = events
         queues = device_queues(module)
         counters: dict[str, int] = {}
-        for op in operations:
-            match op:
-                case LaunchOp():
-                    place = op.slice
-                case TransferOp():
-                    place = _source(op, arguments)
-                case SplitOp() | ReduceOp():
-                    if isinstance(op, SplitOp) or len(op.operands) == 1:
-                        fail(op, "is part of a loop that is not unrolled; run pw-unroll-microbatches first")
-                    continue
-                case _:
-                    continue
-            op.order = counters.get(queues[place], 0)
-            counters[queues[place]] = op.order + 1
-        _assign_channels(module, main, operations, arguments)
+        for event in ordered:
+            queue = queues[event.slice]
+            event.op.order = counters.get(queue, 0)
+            counters[queue] = event.op.order + 1
+        _assign_channels(module, main, ordered)
+
+    def start_times(self, module: ir.Module, events: list[Event], loop: Loop) -> dict[Action, int]:
+        """When each action of a loop starts; nothing when it stays in the order of the program."""
+        policy = "" if self.file else self.policy or loop.op.schedule or "program"
+        if policy == "program":
+            return {}
+        if policy not in ("", *POLICIES):
+            fail(loop.op, f"asks for {unknown_policy(policy)}")
+        slices = {events[n].slice for n in loop.members}
+        if len(slices) == 1:
+            remark(loop.op, f"runs on @{slices.pop()} alone: nothing is pipelined")
+        work = work_of(module, events, loop)
+        orders = self.read_file(loop, work) if self.file else self.apply(policy, loop, work)
+        try:
+            return start_times(orders, work.needs)
+        except CycleError as error:
+            fail(loop.op, f"cannot be scheduled by '{policy}': {error.describe(str, work.slices)}")
+
+    def apply(self, policy: str, loop: Loop, work: Work) -> list[list[Action]]:
+        """The orders of the slices by a policy."""
+        if self.max_live and policy != "eager":
+            fail(loop.op, f"is scheduled by '{policy}', but max-live is for 'eager' alone")
+        stages = list(work.slices)
+        for stage, following in itertools.pairwise(stages):
+            if work.slices[stage] == work.slices[following] and len(work.rows) > 1:
+                fail(
+                    loop.op,
+                    f"has stages {stage} and {following}, which follow each other, both on "
+                    f"@{work.slices[stage]}; make them one function, or give both the same `stage=`",
+                )
+        pipeline = Pipeline(
+            tuple(work.rows.index(work.slices[stage]) for stage in stages),
+            work.microbatches,
+            any(action.kind != "F" for action in work.needs),
+        )
+        try:
+            orders = orders_of(policy, pipeline, self.max_live) if stages else []
+        except PolicyError as error:
+            fail(loop.op, f"cannot be scheduled by '{policy}', which {error}")
+        return [
+            [
+                part
+                for action in order
+                for part in parts_of(action._replace(stage=stages[action.stage]))
+                if part in work.needs
+            ]
+            for order in orders
+        ]
+
+    def read_file(self, loop: Loop, work: Work) -> list[list[Action]]:
+        """The orders of the slices by the schedule file."""
+        try:
+            return read_schedule(Path(self.file).read_text(), work)
+        except OSError as error:
+            fail(loop.op, f"cannot be scheduled by '{self.file}': {error.strerror}")
+        except UnicodeDecodeError:
+            fail(loop.op, f"cannot be scheduled by '{self.file}': it is not UTF-8 text")
+        except ScheduleFileError as error:
+            fail(loop.op, f"cannot be scheduled by '{self.file}': {error}")
 
 
-def _source(op: TransferOp, arguments: list[tuple[str, ...] | None]) -> str:
-    slices = slices_of(op.operands[0], arguments)
-    if not slices:
-        fail(op, "moves a value that is not placed; run pw-infer-placement first")
-    return slices[0]
+def schedule_of(module: ir.Module) -> str:
+    """The schedule of a program with one loop, as a file that `pw-schedule` reads.
+
+    Launches that were fused since they were scheduled count as what the first of them was.
+
+    Raises:
+      PassFailure: when the program is not scheduled, has no loop or several, or its order has a cycle.
+    """
+    main = main_function(module)
+    events = data_events(module, main)
+    loops = read_loops(module, events)
+    if len(loops) != 1:
+        fail(main, f"has {counted(len(loops), 'loop')}; a schedule file is of exactly 1")
+    (loop,) = loops
+    unordered = next((n for n in loop.members if events[n].order is None), None)
+    if unordered is not None:
+        fail(events[unordered].op, "has no `order`; run pw-schedule first")
+    work = work_of(module, events, loop)
+    in_order = sorted(loop.actions, key=lambda n: events[n].op.order)
+    orders = [
+        list(dict.fromkeys(loop.actions[n] for n in in_order if events[n].slice == row)) for row in work.rows
+    ]
+    try:
+        return write_schedule(orders, work.needs)
+    except CycleError as error:
+        fail(loop.op, error.describe(str, work.slices))
+
+
+def unknown_policy(name: str) -> str:
+    """What to say of a policy that does not exist."""
+    near = difflib.get_close_matches(name, POLICIES, 1)
+    hint = f"did you mean '{near[0]}'?" if near else f"the policies are {', '.join(POLICIES)}"
+    return f"unknown policy '{name}'; {hint}"
 
 
 _Endpoints = tuple[str, str, ir.Type, ir.Attribute | None]
@@ -92,22 +198,17 @@ class _Channel:
     spans: list[Span]
 
 
-def _assign_channels(
-    module: ir.Module,
-    main: ir.OpView,
-    operations: list[ir.OpView],
-    arguments: list[tuple[str, ...] | None],
-) -> None:
-    for op in ops_named(module, ["pw.channel"]):
-        op.operation.erase()
+def _assign_channels(module: ir.Module, main: ir.OpView, events: list[Event]) -> None:
     taken = set(symbol_table(module))
+    operations = [event.op for event in events]
     first_read = first_reads(operations)
     channels: dict[_Endpoints, list[_Channel]] = {}
     endpoints: dict[str, _Endpoints] = {}
-    for n, op in enumerate(operations):
+    for n, event in enumerate(events):
+        op = event.op
         if not isinstance(op, TransferOp):
             continue
-        key = (_source(op, arguments), op.slice, op.results[0].type, op.sharding)
+        key = (event.slice, op.slice, op.results[0].type, op.sharding)
         read = min(first_read.get(r, len(operations)) for r in op.results)
         fitting = (c for c in channels.setdefault(key, []) if c.last_read <= read)
         channel = next(fitting, None)

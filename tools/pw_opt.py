@@ -109,12 +109,21 @@ def _process(source: Source, items: list[Item], options: argparse.Namespace, tim
                 after_each=hooks.after_each,
             )
             supervisor.doing("printing the result")
-            output = _bytecode(module) if options.emit_bytecode else _text(module, options)
+            output = _output(module, options)
         except (ir.MLIRError, PassFailure):
             pass
     if expectations is not None:
         return (output or b"") if expectations.finish() else None
     return output
+
+
+def _output(module: ir.Module, options: argparse.Namespace) -> bytes:
+    if options.emit_schedule:
+        from pathways.passes.schedule import schedule_of
+
+        with module.context:
+            return schedule_of(module).encode()
+    return _bytecode(module) if options.emit_bytecode else _text(module, options)
 
 
 def _text(module: ir.Module, options: argparse.Namespace) -> bytes:
@@ -217,6 +226,11 @@ class _Parser(argparse.ArgumentParser):
         )
         self.switch("--mlir-timing", dest="timing", help="report the time of each pass")
         self.switch("--emit-bytecode", help="write bytecode")
+        self.switch(
+            "--emit-schedule",
+            help="write the order of the program's loop, as a file for pw-schedule, in place of the module; "
+            "meant for a program that comes from pw-schedule: pw-fuse-launches merges actions",
+        )
         self.switch("--list-passes", help="list all passes")
         self.switch("--show-dialects", help="list the operations of the pw dialect")
         self.switch("--version", help="print the version")
