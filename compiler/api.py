@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -17,6 +18,7 @@ from pathways.compiler.placed import PlacedFunction, active_trace, symbol
 from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered, ProgramError
 from pathways.passes.pipeline import Options
+from pathways.passes.schedule import POLICIES, unknown_policy
 from pathways.runtime.cluster import cluster
 from pathways.runtime.virtual import VirtualSlice
 
@@ -107,7 +109,7 @@ def program(
     static_argnames: Names = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
-    schedule: str | None = None,
+    schedule: str | os.PathLike[str] | None = None,
     fuse: bool = False,
 ) -> Any:
     """Makes a program of a function that calls placed functions.
@@ -126,7 +128,8 @@ def program(
         of one, over the axes of the slice on which the argument turns out to live; None leaves it open.
       out_shardings: the same for the results.
       schedule: the order in which the microbatches of `pw.accumulate` go through the slices: `gpipe`, `1f1b`,
-        `interleaved-1f1b` or `eager`; `program`, the default, takes one after the other.
+        `interleaved-1f1b` or `eager`, or the path of a CSV file that says it, action by action. Unless given,
+        one microbatch goes after the other.
       fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
 
     Example:
@@ -159,7 +162,22 @@ def program(
         static_argnums,
         static_argnames,
     )
-    return Program(fun, how, Options(fuse=fuse), in_shardings, out_shardings, schedule)
+    policy, file = _policy_or_file(schedule)
+    return Program(fun, how, Options(schedule_file=file, fuse=fuse), in_shardings, out_shardings, policy)
+
+
+def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None, str]:
+    """The policy that a schedule names, or the file that it is in."""
+    if schedule is None:
+        return None, ""
+    if not isinstance(schedule, (str, os.PathLike)):
+        raise TypeError(f"schedule must be a policy or the path of a file, got {type(schedule).__name__}")
+    path = os.fspath(schedule)
+    if not isinstance(schedule, str) or path.endswith(".csv"):
+        return None, path
+    if schedule not in POLICIES:
+        raise ValueError(f"{unknown_policy(schedule)}, or a path that ends in .csv")
+    return schedule, ""
 
 
 class Program:

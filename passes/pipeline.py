@@ -29,10 +29,12 @@ class Options:
 
     Attributes:
       policy: the policy of `pw-schedule` for all loops; empty for what each of them asks for.
+      schedule_file: a CSV file with the order of the program's only loop, in place of a policy.
       fuse: whether the user's own placed calls may be fused with each other.
     """
 
     policy: str = ""
+    schedule_file: str = ""
     fuse: bool = False
 
 
@@ -79,7 +81,7 @@ def phases(options: Options) -> list[Phase]:
             (
                 # Not sooner: whatever the number of microbatches, all passes above see one of them.
                 UnrollMicrobatches(),
-                Schedule(options.policy),
+                Schedule(options.policy, options.schedule_file),
                 # After the order is known: a sum goes from launch to launch as they run.
                 Accumulate(),
                 # After the order is known: only neighbours on a slice may become one.
