@@ -21,6 +21,8 @@ class Kind[T]:
         read: Callable[[Any], T],
         make: Callable[[T], ir.Attribute],
         symbol_kind: str | None = None,
+        *,
+        irdl: Sequence[str],
     ) -> None:
         self.description = description
         self.matches = matches
@@ -28,6 +30,8 @@ class Kind[T]:
         self.make = make
         self.symbol_kind = symbol_kind
         """The operation name that a symbol of this kind must resolve to, or None for other kinds."""
+        self.irdl = irdl
+        """Constraints of MLIR's IRDL dialect, one of which the attribute meets; see `dialect/irdl.py`."""
 
 
 def _is_i64(attribute: ir.Attribute) -> bool:
@@ -42,6 +46,7 @@ def symbol(op_name: str) -> Kind[str]:
         lambda a: a.value,
         ir.FlatSymbolRefAttr.get,
         symbol_kind=op_name,
+        irdl=['base "#builtin.symbol_ref"'],
     )
 
 
@@ -52,6 +57,7 @@ def one_of(*choices: str) -> Kind[str]:
         lambda a: isinstance(a, ir.StringAttr) and a.value in choices,
         lambda a: a.value,
         ir.StringAttr.get,
+        irdl=[f'is "{c}"' for c in choices],
     )
 
 
@@ -60,27 +66,42 @@ I64: Kind[int] = Kind(
     _is_i64,
     lambda a: a.value,
     lambda v: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), v),
+    irdl=['base "#builtin.integer"'],
 )
 UNIT: Kind[bool] = Kind(
-    "unit attribute", lambda a: isinstance(a, ir.UnitAttr), lambda _: True, lambda _: ir.UnitAttr.get()
+    "unit attribute",
+    lambda a: isinstance(a, ir.UnitAttr),
+    lambda _: True,
+    lambda _: ir.UnitAttr.get(),
+    irdl=['base "#builtin.unit"'],
 )
 STRING: Kind[str] = Kind(
-    "string attribute", lambda a: isinstance(a, ir.StringAttr), lambda a: a.value, ir.StringAttr.get
+    "string attribute",
+    lambda a: isinstance(a, ir.StringAttr),
+    lambda a: a.value,
+    ir.StringAttr.get,
+    irdl=['base "#builtin.string"'],
 )
 TENSOR_TYPE: Kind[ir.Type] = Kind(
     "type attribute of a ranked tensor",
     lambda a: isinstance(a, ir.TypeAttr) and isinstance(a.value, ir.RankedTensorType),
     lambda a: a.value,
     ir.TypeAttr.get,
+    irdl=['base "!builtin.tensor"'],
 )
 ELEMENTS: Kind[ir.Attribute] = Kind(
     "elements attribute of a ranked tensor",
     lambda a: isinstance(a, (ir.DenseElementsAttr, ir.DenseResourceElementsAttr)),
     lambda a: a,
     lambda a: a,
+    irdl=['base "#builtin.dense_int_or_fp_elements"', 'base "#builtin.dense_resource_elements"'],
 )
 SHARDING: Kind[ir.Attribute] = Kind(
-    "`#sdy.sharding` attribute", lambda a: str(a).startswith("#sdy.sharding<"), lambda a: a, lambda a: a
+    "`#sdy.sharding` attribute",
+    lambda a: str(a).startswith("#sdy.sharding<"),
+    lambda a: a,
+    lambda a: a,
+    irdl=["any"],  # A stock mlir-opt does not know Shardy.
 )
 
 
@@ -89,6 +110,7 @@ INTEGERS: Kind[Sequence[int]] = Kind(
     lambda a: isinstance(a, ir.DenseI64ArrayAttr),
     tuple,
     lambda v: ir.DenseI64ArrayAttr.get(list(v)),
+    irdl=['base "#builtin.dense_array"'],
 )
 
 
@@ -146,8 +168,10 @@ class Values:
     Args:
       doc: what they are, in one sentence for the dialect page.
       count: how many there must be; None for any number.
+      one_type: whether they all have the same type.
     """
 
-    def __init__(self, doc: str, count: int | None = None) -> None:
+    def __init__(self, doc: str, count: int | None = None, *, one_type: bool = False) -> None:
         self.doc = doc
         self.count = count
+        self.one_type = one_type

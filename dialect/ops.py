@@ -169,8 +169,8 @@ class TransferOp(PwOp):
     and carries the type of the results.
     """
 
-    inputs = Values("The value to move, or its pieces on the source.")
-    outputs = Values("The same value on `slice`, or its pieces there.")
+    inputs = Values("The value to move, or its pieces on the source.", one_type=True)
+    outputs = Values("The same value on `slice`, or its pieces there.", one_type=True)
     slice = Attr(_SLICE, "The slice to move to.")
     sharding = OptionalAttr(SHARDING, "How each result is laid out over `slice`.")
     routes = OptionalAttr(
@@ -238,7 +238,7 @@ class MirrorOp(PwOp):
     Invariants: all operands and the result have one type; no two operands share a slice.
     """
 
-    inputs = Values("Equal values on different slices.")
+    inputs = Values("Equal values on different slices.", one_type=True)
     outputs = Values("The mirrored value.", 1)
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -328,7 +328,7 @@ class ReduceOp(PwOp):
     dimension of the result is `count` times that of an operand; once placed, operands live on `slice`.
     """
 
-    inputs = Values("The value of a microbatch, or one for each.")
+    inputs = Values("The value of a microbatch, or one for each.", one_type=True)
     outputs = Values("The reduced value.", 1)
     kind = Attr(one_of(*REDUCTIONS), "How the values of the microbatches become one.")
     loop = Attr(_LOOP, "The loop.")

@@ -108,6 +108,8 @@ def _process(source: Source, items: list[Item], options: argparse.Namespace, tim
                 before_each=hooks.before_each,
                 after_each=hooks.after_each,
             )
+            if options.irdl:
+                _write_irdl(module, options.irdl)
             supervisor.doing("printing the result")
             output = _output(module, options)
         except (ir.MLIRError, PassFailure):
@@ -130,10 +132,17 @@ def _text(module: ir.Module, options: argparse.Namespace) -> bytes:
     text = module.operation.get_asm(
         binary=True,
         enable_debug_info=options.debuginfo,
-        print_generic_op_form=options.generic,
+        print_generic_op_form=options.generic or options.irdl is not None,
         large_elements_limit=options.elide,
     )
     return text.rstrip(b"\n") + b"\n"
+
+
+def _write_irdl(module: ir.Module, path: str) -> None:
+    from pathways.dialect.irdl import export
+
+    supervisor.doing("writing the dialect as IRDL")
+    write_output(path, export(module).encode())
 
 
 def _bytecode(module: ir.Module) -> bytes:
@@ -231,6 +240,14 @@ class _Parser(argparse.ArgumentParser):
             help="write the order of the program's loop, as a file for pw-schedule, in place of the module; "
             "meant for a program that comes from pw-schedule: pw-fuse-launches merges actions",
         )
+        self.flag(
+            "--emit-irdl",
+            dest="irdl",
+            metavar="FILE",
+            help="write the pw dialect to FILE, for mlir-opt --irdl-file=FILE --allow-unregistered-dialect, "
+            "and the result in the generic form that this reads; IRDL knows required attributes, their kinds "
+            "and numbers of values, not symbols, optional attributes or rules between operations",
+        )
         self.switch("--list-passes", help="list all passes")
         self.switch("--show-dialects", help="list the operations of the pw dialect")
         self.switch("--version", help="print the version")
@@ -257,7 +274,19 @@ class _Parser(argparse.ArgumentParser):
                 self.check_flag(flag)
                 argument = f"--pass-pipeline={flag[2:]}" + (f"{{{value}}}" if value else "")
             rest.append(argument)
-        return self.parse_args(rest)
+        options = self.parse_args(rest)
+        self.check_irdl(options)
+        return options
+
+    def check_irdl(self, options: argparse.Namespace) -> None:
+        """Fails when the IRDL file or the text that goes with it has no place."""
+        if options.irdl is None:
+            return
+        for flag in ("split_input_file", "verify_diagnostics", "emit_bytecode"):
+            if getattr(options, flag):
+                self.error(f"--emit-irdl does not go with --{flag.replace('_', '-')}")
+        if options.irdl == options.output:
+            self.error(f"--emit-irdl and -o both write to '{options.output}'")
 
     def check_flag(self, flag: str) -> None:
         """Fails when a flag is nearer to one of the driver's own than to any pass."""

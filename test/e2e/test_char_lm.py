@@ -1,19 +1,10 @@
 """The language model of `make demo` learns on two slices what `jax.jit` learns on one device."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 PHASES = ("0_stablehlo", "1_imported", "2_placed", "3_sharded", "4_scheduled")
-
-
-@pytest.fixture(scope="module")
-def dump_dir(mesh: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ir")
 
 
 @pytest.fixture(scope="module", params=["2x2", "1x1"])
@@ -22,13 +13,13 @@ def mesh(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def output(dump_dir: Path, mesh: str) -> str:
-    command = [sys.executable, ROOT / "examples" / "char_lm.py", "--quick", "--dump-dir", dump_dir]
-    if mesh != "2x2":  # the default
-        command += ["--mesh", mesh]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def run(mesh: str, run_example):
+    return run_example("char_lm.py", "--quick", *([] if mesh == "2x2" else ["--mesh", mesh]))
+
+
+@pytest.fixture(scope="module")
+def output(run) -> str:
+    return run.output
 
 
 def row(output: str, label: str) -> list[float]:
@@ -66,8 +57,8 @@ def test_counts_launches_and_memory(output: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_writes_the_ir_after_each_phase(output: str, dump_dir: Path, phase: str) -> None:
+def test_writes_the_ir_after_each_phase(run, phase: str) -> None:
     for program in ("train_step", "evaluate"):
-        text = (dump_dir / f"{program}.{phase}.mlir").read_text()
+        text = (run.forms / f"{program}.{phase}.mlir").read_text()
         assert "func.func public @main" in text
         assert ('"pw.transfer"' in text) == (phase in ("2_placed", "3_sharded", "4_scheduled"))

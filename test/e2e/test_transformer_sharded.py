@@ -1,13 +1,9 @@
 """The transformer on two slices of 2x2 devices agrees with `jax.jit`; gradients lie like parameters."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "transformer_sharded.py"
 NUMBER = r"[\d.]+e[+-]\d+"
 
 
@@ -17,11 +13,8 @@ def precision(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def output(precision: str) -> str:
-    command = [sys.executable, EXAMPLE, *(["--x64"] if precision == "x64" else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def output(precision: str, run_example) -> str:
+    return run_example("transformer_sharded.py", *(["--x64"] if precision == "x64" else [])).output
 
 
 def test_agrees_with_jax_jit(output: str, precision: str) -> None:

@@ -135,6 +135,21 @@ def test_deeply_nested_text():
     assert pw_opt(stdin=b"module {" * 1500 + b"}" * 1500).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--split-input-file"], "--emit-irdl does not go with --split-input-file"),
+        (["--verify-diagnostics"], "--emit-irdl does not go with --verify-diagnostics"),
+        (["--emit-bytecode"], "--emit-irdl does not go with --emit-bytecode"),
+        (["-o", "pw.irdl.mlir"], "--emit-irdl and -o both write to 'pw.irdl.mlir'"),
+    ],
+)
+def test_flags_that_do_not_go_with_irdl(flags, message, tmp_path):
+    result = pw_opt("--emit-irdl=pw.irdl.mlir", *flags, stdin=MODULE.encode(), cwd=tmp_path)
+    assert only_line(result) == f"pw-opt: error: {message}"
+    assert not list(tmp_path.iterdir())
+
+
 def test_bytecode_is_read_and_written(bytecode, module):
     result = pw_opt(stdin=bytecode)
     assert (result.returncode, result.stdout) == (0, pw_opt(module).stdout)

@@ -1,0 +1,179 @@
+"""A stock `mlir-opt`, given the dialect as IRDL, accepts what we make and refuses what is malformed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pathways.dialect import OPERATIONS
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MLIR_OPT = shutil.which("mlir-opt-22")
+PW_OPT = [sys.executable, "-m", "pathways.tools.pw_opt"]
+
+pytestmark = pytest.mark.skipif(
+    MLIR_OPT is None, reason="no mlir-opt-22; .ci/install-mlir-opt installs Debian's mlir-22-tools"
+)
+
+# Every operation of the dialect, and launches whose operands and results have several types.
+EVERY_OPERATION = """\
+sdy.mesh @mesh = <["x"=1]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+"pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+"pw.channel"() {capacity = 1, dst = @s1, src = @s0, sym_name = "c0", type = tensor<4xf32>} : () -> ()
+"pw.constant"() {sym_name = "k0", value = dense<[1.0, 2.0]> : tensor<2xf32>} : () -> ()
+"pw.loop"() {count = 2, schedule = "1f1b", sym_name = "batch"} : () -> ()
+func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = @s0})
+    -> (tensor<4xf32> {pw.slice = @s1}, tensor<i32> {pw.slice = [@s0, @s1]}) {
+  %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<2xf32>
+  %r = "pw.reduce"(%b) {kind = "concat", loop = @batch, slice = @s0} : (tensor<2xf32>) -> tensor<4xf32>
+  %h:3 = "pw.launch"(%x, %r, %n) {callee = @three, slice = @s0}
+    : (tensor<4xf32>, tensor<4xf32>, tensor<i32>) -> (tensor<4xf32>, tensor<i32>, tensor<i32>)
+  %t = "pw.transfer"(%h#0) {channel = @c0, sharding = #sdy.sharding<@mesh, [{}]>, slice = @s1}
+    : (tensor<4xf32>) -> tensor<4xf32>
+  %u = "pw.transfer"(%h#1) {slice = @s1} : (tensor<i32>) -> tensor<i32>
+  %m = "pw.mirror"(%h#1, %u) : (tensor<i32>, tensor<i32>) -> tensor<i32>
+  "pw.release"(%x, %n) : (tensor<4xf32>, tensor<i32>) -> ()
+  return %t, %m : tensor<4xf32>, tensor<i32>
+}
+func.func private @three(tensor<4xf32>, tensor<4xf32>, tensor<i32>)
+    -> (tensor<4xf32>, tensor<i32>, tensor<i32>)
+"""
+
+# What is replaced in the exported text, by what, and what mlir-opt says to it.
+BROKEN = {
+    "unknown operation": (
+        '"pw.mirror"',
+        '"pw.mirrors"',
+        "unregistered operation 'pw.mirrors' found in dialect ('pw') that does not allow unknown operations",
+    ),
+    "missing attribute": (
+        "callee = @three, ",
+        "",
+        "'pw.launch' op attribute \"callee\" is expected but not provided",
+    ),
+    "string for a symbol": (
+        'mesh = @mesh, sym_name = "s0"',
+        'mesh = "mesh", sym_name = "s0"',
+        "expected base attribute 'builtin.symbol_ref' but got 'builtin.string'",
+    ),
+    "string for a number": (
+        "capacity = 1 : i64",
+        'capacity = "1"',
+        "expected base attribute 'builtin.integer' but got 'builtin.string'",
+    ),
+    "type that is no tensor": (
+        "type = tensor<4xf32>",
+        "type = f32",
+        "expected base type 'builtin.tensor' but got 'builtin.f32'",
+    ),
+    "value that is no array": (
+        "value = dense<[1.000000e+00, 2.000000e+00]> : tensor<2xf32>",
+        "value = 1.0 : f32",
+        "does not satisfy the constraint",
+    ),
+    "word that is no choice": (
+        'kind = "concat"',
+        'kind = "mean"',
+        "'\"mean\"' does not satisfy the constraint",
+    ),
+    "operand too many": (
+        '"pw.split"(%arg0) {loop = @batch, slice = @s0} : (tensor<4xf32>)',
+        '"pw.split"(%arg0, %arg0) {loop = @batch, slice = @s0} : (tensor<4xf32>, tensor<4xf32>)',
+        "op expects exactly 1 operands, but got 2",
+    ),
+    "result too few": (
+        '%5 = "pw.mirror"(%2#1, %4) : (tensor<i32>, tensor<i32>) -> tensor<i32>',
+        '"pw.mirror"(%2#1, %4) : (tensor<i32>, tensor<i32>) -> ()\n    %5 = "any.i32"() : () -> tensor<i32>',
+        "op expects exactly 1 results, but got 0",
+    ),
+    "result of a release": (
+        '"pw.release"(%arg0, %arg1) {operandSegmentSizes = array<i32: 1, 1>} '
+        ": (tensor<4xf32>, tensor<i32>) -> ()",
+        '%6 = "pw.release"(%arg0, %arg1) {operandSegmentSizes = array<i32: 1, 1>} '
+        ": (tensor<4xf32>, tensor<i32>) -> tensor<i32>",
+        "op expects exactly 0 results, but got 1",
+    ),
+    "pieces of different types": (
+        '"pw.transfer"(%2#1) {slice = @s1} : (tensor<i32>) -> tensor<i32>',
+        '"pw.transfer"(%2#1, %2#0) {slice = @s1} : (tensor<i32>, tensor<4xf32>) -> tensor<i32>',
+        "expected 'tensor<i32>' but got 'tensor<4xf32>'",
+    ),
+    "groups that do not add up": (
+        "operandSegmentSizes = array<i32: 2, 1>",
+        "operandSegmentSizes = array<i32: 1, 1>",
+        "sum of elements in 'operandSegmentSizes' attribute must be equal to the number of operands",
+    ),
+    "region": (
+        '"pw.loop"() {',
+        '"pw.loop"() ({}) {',
+        "'pw.loop' op unexpected number of regions: expected 0 but got 1",
+    ),
+}
+
+
+def check(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs mlir-opt as docs/dialect.md says."""
+    assert MLIR_OPT is not None
+    command = [MLIR_OPT, "--irdl-file=pw.irdl.mlir", "--allow-unregistered-dialect", "program.mlir"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def export(source: Path, folder: Path, *passes: str) -> None:
+    flags = [*passes, "--emit-irdl=pw.irdl.mlir", "-o", "program.mlir"]
+    subprocess.run([*PW_OPT, source, *flags], cwd=folder, check=True)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every operation as `program.mlir`, and the dialect for it."""
+    folder = tmp_path_factory.mktemp("exported")
+    (folder / "input.mlir").write_text(EVERY_OPERATION)
+    export(folder / "input.mlir", folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["figure2.py"], ["char_lm.py", "--quick"], ["transformer_sharded.py"]],
+    ids=lambda flags: flags[0],
+)
+def test_accepts_the_scheduled_programs_of_an_example(flags: list[str], run_example, tmp_path: Path) -> None:
+    programs = sorted(run_example(*flags).forms.glob("*_scheduled.mlir"))
+    assert programs
+    for program in programs:
+        export(program, tmp_path)
+        done = check(tmp_path)
+        assert done.returncode == 0, f"{program}: {done.stderr}"
+        assert '"pw.launch"' in done.stdout
+
+
+def test_accepts_an_example_written_in_mlir(tmp_path: Path) -> None:
+    passes = ["--pw-insert-transfers", "--pw-schedule", "--pw-plan-memory"]
+    export(EXAMPLES / "two_slices.mlir", tmp_path, *passes)
+    done = check(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '"pw.channel"' in done.stdout
+
+
+def test_accepts_every_operation(exported: Path) -> None:
+    text = (exported / "program.mlir").read_text()
+    assert set(re.findall(r'"(pw\.\w+)"', text)) == set(OPERATIONS)
+    done = check(exported)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("found", "replaced", "message"), BROKEN.values(), ids=BROKEN)
+def test_refuses(found: str, replaced: str, message: str, exported: Path, tmp_path: Path) -> None:
+    text = (exported / "program.mlir").read_text()
+    assert text.count(found) == 1
+    shutil.copy(exported / "pw.irdl.mlir", tmp_path)
+    (tmp_path / "program.mlir").write_text(text.replace(found, replaced))
+    done = check(tmp_path)
+    assert done.returncode != 0
+    assert message in done.stderr
