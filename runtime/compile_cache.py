@@ -1,4 +1,4 @@
-"""Compiles computations for devices, each once for the whole process, and loads the code elsewhere."""
+"""Compiles computations for devices, each once, and loads the code elsewhere and in later processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from typing import Any
 
 import jax
 
-from pathways.runtime import pjrt
+from pathways.runtime import code_store, pjrt
+from pathways.runtime.code_store import CodeStore
 from pathways.runtime.plan import Computation
 
 Progress = Callable[[int, int], None]
 """Called with the number of computations that are ready and the number of all."""
+
+
+_FORMAT = b"1"
+"""Part of every key of stored code: to be changed with what compiling or loading it does."""
 
 
 class CompileError(RuntimeError):
@@ -72,9 +77,19 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Job:
+    """One computation on its way to its devices.
+
+    Attributes:
+      key: which module with which options, and the devices.
+      store: where its code is kept for later processes; None when it cannot be.
+      stored: its key there.
+    """
+
     request: Request
     key: tuple[bytes, tuple[jax.Device, ...]]
     options: Any
+    store: CodeStore | None
+    stored: str
 
     def compile(self) -> Loaded:
         request = self.request
@@ -87,10 +102,24 @@ class _Job:
             raise CompileError(
                 f"computation {request.computation.name} on slice {request.slice}: {line}"
             ) from error
+        if fresh and self.store is not None and (code := pjrt.serialize(executable)) is not None:
+            self.store.write(self.stored, code)
         return Loaded(executable, fresh=fresh and not request.callbacks, callbacks=request.callbacks)
 
-    def copy(self, origin: Loaded, raw: bytes) -> Loaded:
-        return Loaded(pjrt.deserialize(raw, self.request.devices, self.options), copied=origin)
+    def read(self) -> bytes | None:
+        """The code that an earlier process stored."""
+        return self.store.read(self.stored) if self.store is not None else None
+
+    def load(self, code: bytes, origin: Loaded | None) -> Loaded:
+        """Loads a copy of an executable of this process, or code that an earlier one stored."""
+        try:
+            return Loaded(pjrt.deserialize(code, self.request.devices, self.options), copied=origin)
+        except jax.errors.JaxRuntimeError:
+            if origin is not None or self.store is None:
+                raise
+            # What the key does not tell apart, XLA may: compiling always works.
+            self.store.discard(self.stored)
+            return self.compile()
 
 
 # Held while a program loads: a second program that needs the same computations then finds them.
@@ -104,13 +133,16 @@ def load_all(requests: Sequence[Request], progress: Progress | None = None) -> l
     """Compiles or finds all computations, in parallel, and returns them in the same order.
 
     Equal modules with equal options on equally many devices are compiled once; other slices load a copy
-    of the code. An executable lives as long as a program that uses it.
+    of the code, and so do later processes (`runtime/code_store.py`). An executable lives as long as a
+    program that uses it.
 
     Raises:
       CompileError: XLA refused one of them; the rest is given up.
+      ValueError: the environment asks for a code store in a way that makes no sense.
       KeyboardInterrupt: at once; computations that XLA is busy with finish in the background.
     """
-    jobs = [_job(request) for request in requests]
+    store = code_store.from_environment()
+    jobs = [_job(request, store) for request in requests]
     with _load_lock:
         ready = {job.key: loaded for job in jobs if (loaded := _loaded.get(job.key)) is not None}
         waiting = {job.key: job for job in jobs if job.key not in ready}
@@ -118,43 +150,45 @@ def load_all(requests: Sequence[Request], progress: Progress | None = None) -> l
             digest: loaded.origin for (digest, _), loaded in _loaded.items() if loaded.origin is not None
         }
         first = {job.key[0]: job for job in reversed(waiting.values()) if job.key[0] not in origins}
+        code = {digest: found for digest, job in first.items() if (found := job.read()) is not None}
         report = _Report(len(waiting), progress)
-        compiled = _in_threads([(job.key, job.compile) for job in first.values()], report)
+        missing = [job for digest, job in first.items() if digest not in code]
+        compiled = _in_threads([(job.key, job.compile) for job in missing], report)
         for key, loaded in compiled.items():
             ready[key] = loaded
             if loaded.origin is not None:
                 origins[key[0]] = loaded
         rest = [job for job in waiting.values() if job.key not in ready]
-        bytes_of = {
-            digest: pjrt.serialize(origins[digest].executable)
-            for digest in {job.key[0] for job in rest}
-            if digest in origins
-        }
-        tasks = [(job.key, _second(job, origins, bytes_of)) for job in rest]
-        ready |= _in_threads(tasks, report)
+        for digest in {job.key[0] for job in rest} & origins.keys():
+            if (raw := pjrt.serialize(origins[digest].executable)) is not None:
+                code[digest] = raw
+        ready |= _in_threads([(job.key, _second(job, origins, code)) for job in rest], report)
         report.close()
         # Not with callbacks: their keys are good for this call only.
         _loaded.update((job.key, ready[job.key]) for job in jobs if not job.request.callbacks)
+    if missing and store is not None:
+        store.trim()
     return [ready[job.key] for job in jobs]
 
 
-def _job(request: Request) -> _Job:
+def _job(request: Request, store: CodeStore | None) -> _Job:
     computation, devices = request.computation, request.devices
     sizes = len(computation.operands), len(computation.results)
     digest = hashlib.sha256(pjrt.fingerprint(devices, *sizes) + computation.module)
     for callback in request.callbacks:
         digest.update(b"%d," % id(callback))
-    return _Job(request, (digest.digest(), devices), pjrt.compile_options(devices, *sizes))
+    key = digest.digest()
+    stored = hashlib.sha256(b"\0".join([_FORMAT, pjrt.environment(devices), key])).hexdigest()
+    options = pjrt.compile_options(devices, *sizes)
+    # A callback is an object of this process.
+    return _Job(request, (key, devices), options, store if not request.callbacks else None, stored)
 
 
-def _second(
-    job: _Job, origins: dict[bytes, Loaded], bytes_of: dict[bytes, bytes | None]
-) -> Callable[[], Loaded]:
-    raw = bytes_of.get(job.key[0])
-    if raw is None:
+def _second(job: _Job, origins: dict[bytes, Loaded], code: dict[bytes, bytes]) -> Callable[[], Loaded]:
+    found = code.get(job.key[0])
+    if found is None:
         return job.compile
-    origin = origins[job.key[0]]
-    return lambda: job.copy(origin, raw)
+    return lambda: job.load(found, origins.get(job.key[0]))
 
 
 def _in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], report: _Report) -> dict[K, T]:

@@ -7,11 +7,13 @@ names, so a new JAX release is checked against this file alone.
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 from jax._src import api_util, compiler, dispatch, op_shardings
 from jax._src.interpreters import mlir, pxla
@@ -77,6 +79,20 @@ def fingerprint(devices: Sequence[jax.Device], operands: int, results: int) -> b
     )
 
 
+def environment(devices: Sequence[jax.Device]) -> bytes:
+    """What serialised code depends on besides its `fingerprint`: versions, flags, and the machine.
+
+    On a CPU the machine is its instruction set. The name of the platform does not say that, and nothing
+    public does; JAX keys its own persistent cache with the same call.
+    """
+    try:
+        topology = xla_client.get_topology_for_devices(list(devices)).fingerprint()
+    except jax.errors.JaxRuntimeError:  # The platform has none.
+        topology = 0
+    flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+    return repr((jax.__version__, jaxlib.__version__, topology, flags)).encode()
+
+
 def compile_and_load(
     module: bytes, devices: Sequence[jax.Device], options: Any, callbacks: Sequence[object] = ()
 ) -> tuple[LoadedExecutable, bool]:
@@ -103,7 +119,7 @@ def compile_and_load(
 
 
 def serialize(executable: LoadedExecutable) -> bytes | None:
-    """The executable as bytes for `deserialize` in this process, or None where the platform cannot."""
+    """The executable as bytes for `deserialize`, or None where the platform cannot."""
     try:
         return executable.serialize()
     except jax.errors.JaxRuntimeError:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 # Before JAX starts: tests count on CPU devices, also on a machine with a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# Tests and the processes they start keep compiled code where they find none of earlier runs.
+os.environ["PW_CACHE_DIR"] = tempfile.mkdtemp(prefix="pathways-test-")
+os.environ["PW_CACHE_LIMIT"] = ""
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +25,7 @@ from pathways.runtime import executable, pjrt, plan, resources
 from pathways.runtime.virtual import VirtualSlice
 
 jax.config.update("jax_num_cpu_devices", 8)
+atexit.register(shutil.rmtree, os.environ["PW_CACHE_DIR"], ignore_errors=True)
 
 # A runner that was started in the background ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
