@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -122,6 +126,8 @@ class _Job:
             return self.compile()
 
 
+_compilers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
 # Held while a program loads: a second program that needs the same computations then finds them.
 _load_lock = threading.Lock()
 _loaded: weakref.WeakValueDictionary[tuple[bytes, tuple[jax.Device, ...]], Loaded] = (
@@ -139,7 +145,8 @@ def load_all(requests: Sequence[Request], progress: Progress | None = None) -> l
     Raises:
       CompileError: XLA refused one of them; the rest is given up.
       ValueError: the environment asks for a code store in a way that makes no sense.
-      KeyboardInterrupt: at once; computations that XLA is busy with finish in the background.
+      KeyboardInterrupt: at once; computations that XLA is busy with finish in the background, and the process
+        ends after them or with another Ctrl-C.
     """
     store = code_store.from_environment()
     jobs = [_job(request, store) for request in requests]
@@ -193,8 +200,17 @@ def _second(job: _Job, origins: dict[bytes, Loaded], code: dict[bytes, bytes]) -
 
 def _in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], report: _Report) -> dict[K, T]:
     """Runs the tasks on as many threads as there are processors; the first exception ends it."""
-    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), "pathways-compile")
-    futures = {pool.submit(task): key for key, task in tasks}
+    futures: dict[concurrent.futures.Future[T], K] = {}
+    waiting: collections.deque[tuple[concurrent.futures.Future[T], Callable[[], T]]] = collections.deque()
+    for key, task in tasks:
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        futures[future] = key
+        waiting.append((future, task))
+    for _ in range(min(len(waiting), os.cpu_count() or 1)):
+        # A daemon, because Python waits for other threads before it asks `_finish_before_exit`.
+        thread = threading.Thread(target=_work, args=(waiting,), name="pathways-compile", daemon=True)
+        _compilers.add(thread)
+        thread.start()
     results: dict[K, T] = {}
     pending = set(futures)
     try:
@@ -207,8 +223,38 @@ def _in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], report: _Repor
             report.add(len(done))
     finally:
         # Without waiting: XLA cannot be interrupted, and the user who pressed Ctrl-C should not wait for it.
-        pool.shutdown(wait=False, cancel_futures=True)
+        waiting.clear()
     return results
+
+
+def _work[T](waiting: collections.deque[tuple[concurrent.futures.Future[T], Callable[[], T]]]) -> None:
+    """Runs waiting tasks until there are none."""
+    while True:
+        try:
+            future, task = waiting.popleft()
+        except IndexError:
+            return
+        try:
+            future.set_result(task())
+        except BaseException as error:
+            future.set_exception(error)
+
+
+@atexit.register
+def _finish_before_exit() -> None:
+    """Waits for what XLA still compiles after an interrupted load, unless the user presses Ctrl-C again.
+
+    A process that ends while XLA works crashes; one that a signal kills does not.
+    """
+    busy = [thread for thread in _compilers if thread.is_alive()]
+    if busy and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with contextlib.suppress(OSError, ValueError):  # Nobody may read them any more.
+            sys.stdout.flush()
+            line = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once"
+            print(line, file=sys.stderr, flush=True)
+    for thread in busy:
+        thread.join()
 
 
 class _Report:

@@ -403,17 +403,35 @@ def test_a_long_load_says_so_once(capsys):
     assert capsys.readouterr().err == "pathways: compiling 12/40 computations ...\n"
 
 
+# A load of slow computations; the first Ctrl-C comes from the process itself.
+INTERRUPTED_LOAD = """if True:
+    import os, signal, sys, threading, time
+    from pathways.runtime import compile_cache
+    def slow(): time.sleep(float(sys.argv[1]))
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    try: compile_cache._in_threads([(i, slow) for i in range(50)], compile_cache._Report(50, None))
+    except KeyboardInterrupt: print("caught", time.monotonic() - began < 1)
+"""
+WAITING = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once\n"
+
+
+def interrupted_load(seconds: int) -> subprocess.Popen[str]:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    command = [sys.executable, "-c", INTERRUPTED_LOAD, str(seconds)]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
 def test_ctrl_c_stops_a_load_at_once():
     """The process then waits for what XLA is busy with, so the time is taken where it is caught."""
-    code = """if True:
-        import os, signal, threading, time
-        from pathways.runtime import compile_cache
-        def slow(): time.sleep(3)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        began = time.monotonic()
-        try: compile_cache._in_threads([(i, slow) for i in range(50)], compile_cache._Report(50, None))
-        except KeyboardInterrupt: print(time.monotonic() - began < 1)
-    """
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "True\n")
+    process = interrupted_load(seconds=3)
+    assert process.communicate(timeout=60) == ("caught True\n", WAITING)
+    assert process.returncode == 0
+
+
+def test_a_second_ctrl_c_ends_the_process():
+    process = interrupted_load(seconds=200)
+    assert process.stderr.readline() == WAITING
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[0] == "caught True\n"
+    assert process.returncode == -signal.SIGINT
