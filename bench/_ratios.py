@@ -38,6 +38,7 @@ class Case:
       theirs: the other side.
       prepare: runs before each call of either side, outside of what is timed.
       limit: what bounds our side, where the bench says so.
+      rounds: how many times the rounds of other cases, for one that is short and varies.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Case:
     theirs: Side
     prepare: Callable[[], None] = lambda: None
     limit: str = ""
+    rounds: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +85,11 @@ def run(
 
 
 def measure(case: Case, rounds: int) -> Measured:
-    """Medians over several batches, in each of which both sides run `rounds` times in random order."""
-    batches = [_batch(case, rounds) for _ in range(BATCHES)]
+    """Medians over several batches, in each of which both sides run `rounds` times in random order.
+
+    A case may ask for a multiple of these rounds.
+    """
+    batches = [_batch(case, case.rounds * rounds) for _ in range(BATCHES)]
     returned, ready = (_middle(pairs) for pairs in zip(*batches, strict=True))
     return Measured(case.name, case.versus, case.target, case.limit, returned, ready)
 

@@ -192,7 +192,7 @@ class _Lowering:
                 [value],
                 source,
                 cut.source,
-                lambda arguments: _cut_locally(arguments[0], source, cut),
+                lambda arguments: _cut_locally(arguments[0], cut),
             )
         return self.cut_values[key]
 
@@ -203,17 +203,16 @@ class _Lowering:
         routes = _routes(cut, shape)
         whole = len(pieces) == math.prod(cut.joins) == 1
         as_it_is = [(0, device) for device in range(cut.source.mesh.size)]
-        element = ir.RankedTensorType(pieces[0].type).element_type
-        result = [s * c for s, c in zip(cut.target.splits, cut.cell, strict=True)]
+        arrived = _whole(pieces[0].type, cut.target, cut.cell)
         moved = TransferOp.build(
             pieces,
-            [ir.RankedTensorType.get(result, element)] * math.prod(cut.joins),
+            [arrived] * math.prod(cut.joins),
             slice=op.slice,
             sharding=cut.target.attribute(),
             routes=None if whole and routes == as_it_is else [n for pair in routes for n in pair],
         )
         copies = len(routes)
-        size = copies * byte_size(ir.RankedTensorType.get(list(cut.cell), element))
+        size = copies * byte_size(_sized(arrived, cut.cell))
         source, target = cut.source, cut.target
         remark(
             op,
@@ -232,7 +231,7 @@ class _Lowering:
             pieces,
             cut.target,
             cut.target,
-            lambda arguments: [_join_locally(arguments, op.results[0].type, cut)],
+            lambda arguments: _join_locally(arguments, op.results[0].type, cut),
         )
         return joined
 
@@ -367,72 +366,62 @@ def _places(counts: Iterable[int]) -> Iterator[tuple[int, ...]]:
     return itertools.product(*(range(count) for count in counts))
 
 
-def _cut_locally(value: ir.Value, source: _Side, cut: _Cut) -> list[ir.Value]:
-    """Cuts the shards of a value: along a dimension of s shards and a pieces, s x (a c) is cut behind s."""
-    side = cut.source
-    if source != side:
-        value = sdy.ShardingConstraintOp(value, side.attribute()).result
-    shape = ir.RankedTensorType(value.type).shape
-    split = [a > 1 and s > 1 for a, s in zip(cut.cuts, side.splits, strict=True)]
-    parted = _reshape(value, _parted(shape, side.splits, split), _parted_sharding(side, split))
-    pieces = []
-    for place in _places(cut.cuts):
-        starts: list[int] = []
-        limits: list[int] = []
-        for parts, cell, number, is_split in zip(side.splits, cut.cell, place, split, strict=True):
-            if is_split:
-                starts, limits = [*starts, 0, number * cell], [*limits, parts, (number + 1) * cell]
-            else:
-                starts, limits = [*starts, number * cell], [*limits, number * cell + parts * cell]
-        piece = stablehlo.slice(parted, starts, limits, [1] * len(starts))
-        _lay(piece, _parted_sharding(side, split))
-        pieces.append(_reshape(piece, [s * c for s, c in zip(side.splits, cut.cell, strict=True)], side))
-    return pieces
+def _cut_locally(value: ir.Value, cut: _Cut) -> list[ir.Value]:
+    """Cuts every shard of a value into cells."""
+    if math.prod(cut.cuts) == 1:
+        return [sdy.ShardingConstraintOp(value, cut.source.attribute()).result]
+    shard = [a * c for a, c in zip(cut.cuts, cut.cell, strict=True)]
+
+    def body(arguments: list[ir.Value]) -> list[ir.Value]:
+        pieces = []
+        for place in _places(cut.cuts):
+            starts = [n * c for n, c in zip(place, cut.cell, strict=True)]
+            limits = [n + c for n, c in zip(starts, cut.cell, strict=True)]
+            pieces.append(stablehlo.slice(arguments[0], starts, limits, [1] * len(starts)))
+        return pieces
+
+    piece = _whole(value.type, cut.source, cut.cell)
+    return _on_shards([value], shard, [piece] * math.prod(cut.cuts), cut.source, body)
 
 
-def _join_locally(pieces: list[ir.Value], result: ir.Type, cut: _Cut) -> ir.Value:
-    """Joins the pieces of the shards of a value: the reverse of `_cut_locally`."""
-    side = cut.target
-    split = [b > 1 and t > 1 for b, t in zip(cut.joins, side.splits, strict=True)]
-    sharding = _parted_sharding(side, split)
-    shape = [t * c for t, c in zip(side.splits, cut.cell, strict=True)]
-    parts = [_reshape(piece, _parted(shape, side.splits, split), sharding) for piece in pieces]
-    for dim in reversed(range(len(cut.joins))):
-        count = cut.joins[dim]
-        if count > 1:
-            axis = dim + sum(split[: dim + 1])
-            parts = [stablehlo.concatenate(parts[n : n + count], axis) for n in range(0, len(parts), count)]
-            for part in parts:
-                _lay(part, sharding)
-    return _reshape(parts[0], ir.RankedTensorType(result).shape, side)
+def _join_locally(pieces: list[ir.Value], result: ir.Type, cut: _Cut) -> list[ir.Value]:
+    """Joins the cells of every shard: the reverse of `_cut_locally`."""
+
+    def body(parts: list[ir.Value]) -> list[ir.Value]:
+        for dim, count in reversed(list(enumerate(cut.joins))):
+            if count > 1:
+                runs = [parts[n : n + count] for n in range(0, len(parts), count)]
+                parts = [stablehlo.concatenate(run, dim) for run in runs]
+        return parts
+
+    return _on_shards(pieces, cut.cell, [result], cut.target, body)
 
 
-def _parted(shape: Sequence[int], splits: Sequence[int], split: Sequence[bool]) -> list[int]:
-    """A shape in which every dimension that is split and cut has its shards as a dimension of its own."""
-    sizes: list[int] = []
-    for size, parts, is_split in zip(shape, splits, split, strict=True):
-        sizes += [parts, size // parts] if is_split else [size]
-    return sizes
-
-
-def _parted_sharding(side: _Side, split: Sequence[bool]) -> _Side:
-    dims: list[tuple[str, ...]] = []
-    for axes, is_split in zip(side.sharding.dims, split, strict=True):
-        dims += [axes, ()] if is_split else [axes]
-    return side.with_sharding(Sharding(tuple(dims)))
-
-
-def _reshape(value: ir.Value, shape: Sequence[int], side: _Side) -> ir.Value:
-    tensor = ir.RankedTensorType(value.type)
-    if list(tensor.shape) == list(shape):
-        return value
-    reshaped = stablehlo.reshape(ir.RankedTensorType.get(list(shape), tensor.element_type), value)
-    _lay(reshaped, side)
-    return reshaped
-
-
-def _lay(value: ir.Value, side: _Side) -> None:
-    """Writes the sharding of the result of an operation of a computation."""
+def _on_shards(
+    values: list[ir.Value], shard: Sequence[int], results: list[ir.Type], side: _Side, body: Body
+) -> list[ir.Value]:
+    """Lets every device of a side apply `body` to its shards of the values, which have the same shape."""
     attribute = side.attribute()
-    if attribute is not None:
-        value.owner.attributes[SHARDING] = sdy.TensorShardingPerValueAttr.get([attribute])
+    if attribute is None:
+        return body(values)
+    computation = sdy.ManualComputationOp(
+        results,
+        values,
+        sdy.TensorShardingPerValueAttr.get([attribute] * len(values)),
+        sdy.TensorShardingPerValueAttr.get([attribute] * len(results)),
+        sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name, _ in side.mesh.axes]),
+    )
+    types = [_sized(value.type, shard) for value in values]
+    block = computation.body.blocks.append(*types)
+    with ir.InsertionPoint(block):
+        sdy.ReturnOp(body(list(block.arguments)))
+    return list(computation.results)
+
+
+def _whole(like: ir.Type, side: _Side, cell: Sequence[int]) -> ir.RankedTensorType:
+    """The type of an array of which every device of a side holds a shard of the size of a cell."""
+    return _sized(like, [parts * size for parts, size in zip(side.splits, cell, strict=True)])
+
+
+def _sized(like: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:
+    return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(like).element_type)

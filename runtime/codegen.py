@@ -26,12 +26,12 @@ class Kernel:
 
     Attributes:
       execute: runs the computation on a list of arrays.
-      handlers: one for each result, wraps its buffers.
+      handlers: one for each result, wraps its buffers; None where `execute` returns the results.
       keep_token: takes the token of an execution with callbacks; None for a computation without any.
     """
 
     execute: Callable[..., Any]
-    handlers: Sequence[Any]
+    handlers: Sequence[Any] | None
     keep_token: Callable[[Any], None] | None = None
 
 
@@ -185,15 +185,16 @@ class _Writer:
     def launch(self, launch: Launch) -> None:
         kernel = self.target.kernel(launch)
         execute = self.value("launch", kernel.execute)
-        handlers = self.value("results", kernel.handlers)
         operands = self.read(launch.operands)
         issued = f"{execute}({operands})"
         if kernel.keep_token is not None:
             self.step(f"issued = {execute}({operands}, True)", launch.label)
             self.step(f"{self.value('keep', kernel.keep_token)}(issued.consume_token())", launch.label)
             issued = "issued"
+        if kernel.handlers is not None and launch.results:
+            issued = f"{issued}.consume_with_handlers({self.value('results', kernel.handlers)})"
         if launch.results:
-            issued = f"{self.write(launch.results)}{issued}.consume_with_handlers({handlers})"
+            issued = f"{self.write(launch.results)}{issued}"
         self.step(issued, launch.label)
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -73,7 +74,8 @@ class Executable:
         XLA. An error in a computation surfaces on the arrays that depend on it, or here when XLA runs the
         computation at once.
       source: the text of `run`.
-      executables: the executable of each computation on each slice, by their names.
+      executables: the executable of each computation on each slice, by their names; that of the first
+        device where each device has its own.
     """
 
     name: str
@@ -110,8 +112,10 @@ def load(
     """
     _finish_before_exit()
     pairs = list(dict.fromkeys((s.computation, s.slice) for s in plan.steps if isinstance(s, Launch)))
-    loaded = load_all([_request(plan, bindings, pair, callbacks) for pair in pairs], progress)
-    executables = {pair: found.executable for pair, found in zip(pairs, loaded, strict=True)}
+    requests = {pair: list(_requests(plan, bindings, pair, callbacks)) for pair in pairs}
+    loaded = load_all([request for several in requests.values() for request in several], progress)
+    found = (entry.executable for entry in loaded)
+    executables = {pair: tuple(itertools.islice(found, len(requests[pair]))) for pair in pairs}
     target = _Target(plan, bindings, executables, result_avals)
     several = any(binding.devices.size > 1 for binding in bindings.values())
     generated = codegen.generate(
@@ -125,15 +129,19 @@ def load(
     passed = [argument for argument in plan.arguments if argument.constant is None]
     inputs = tuple(target.ports(passed))
     outputs = tuple(target.ports(plan.results))
-    return Executable(plan.name, inputs, outputs, generated.run, generated.source, executables, loaded)
+    first = {pair: several[0] for pair, several in executables.items()}
+    return Executable(plan.name, inputs, outputs, generated.run, generated.source, first, loaded)
 
 
-def _request(
+def _requests(
     plan: Plan, bindings: Mapping[str, Binding], pair: tuple[str, str], callbacks: Sequence[object]
-) -> Request:
-    computation = plan.computations[pair[0]]
-    devices = tuple(bindings[pair[1]].devices.flat)
-    return Request(computation, pair[1], devices, tuple(callbacks) if computation.callbacks else ())
+) -> Iterator[Request]:
+    """One request for all devices of a slice, or one for each where a computation is local."""
+    computation, slice = plan.computations[pair[0]], pair[1]
+    devices = tuple(bindings[slice].devices.flat)
+    used = tuple(callbacks) if computation.callbacks else ()
+    for group in [(device,) for device in devices] if computation.local else [devices]:
+        yield Request(computation, slice, group, used)
 
 
 def _explain(program: str, labels: Mapping[int, str], error: Exception, arrays: Sequence[jax.Array]) -> None:
@@ -156,7 +164,7 @@ class _Target:
         self,
         plan: Plan,
         bindings: Mapping[str, Binding],
-        executables: Mapping[tuple[str, str], pjrt.LoadedExecutable],
+        executables: Mapping[tuple[str, str], Sequence[pjrt.LoadedExecutable]],
         result_avals: Sequence[pjrt.Aval] | None,
     ) -> None:
         self.plan = plan
@@ -170,7 +178,7 @@ class _Target:
         )
         self._refine_avals()
         self._kernels: dict[tuple[object, ...], codegen.Kernel] = {}
-        self._execute = {pair: executable.execute_sharded for pair, executable in executables.items()}
+        self._execute = {pair: several[0].execute_sharded for pair, several in executables.items()}
         self._copies: dict[tuple[object, ...], tuple[Any, ...]] = {}
         self._routed: dict[tuple[object, ...], Callable[[list[Any]], list[Any]]] = {}
 
@@ -178,8 +186,13 @@ class _Target:
         avals = tuple(self.avals[slot] for slot in launch.results)
         shardings = tuple(self.shardings[slot] for slot in launch.results)
         operands = tuple(self.shardings[slot] for slot in launch.operands)
-        key = (launch.computation, launch.slice, operands, avals, shardings)
-        if key not in self._kernels:
+        local = self.plan.computations[launch.computation].local
+        apart = self._are_apart((*launch.operands, *launch.results)) if local else ()
+        key = (launch.computation, launch.slice, operands, avals, shardings, apart)
+        if key not in self._kernels and local:
+            self._check_shards(launch)
+            self._kernels[key] = codegen.Kernel(self._on_each_device(launch), None)
+        elif key not in self._kernels:
             self._check_shardings(launch)
             keep = None
             if self.plan.computations[launch.computation].callbacks:
@@ -193,11 +206,63 @@ class _Target:
             )
         return self._kernels[key]
 
+    def _on_each_device(self, launch: Launch) -> Callable[[list[Any]], list[Any]]:
+        return pjrt.on_each_device(
+            self.executables[launch.computation, launch.slice],
+            list(self.bindings[launch.slice].devices.flat),
+            [_aval(type_) for type_ in self.plan.computations[launch.computation].results],
+            self._readers(launch.operands),
+            self._makers(launch.results),
+        )
+
+    @functools.cached_property
+    def _apart(self) -> frozenset[Slot]:
+        """The slots that hold shards instead of an array: nothing needs the array.
+
+        Local launches and transfers of pieces make and read shards, and arrays of them only for others.
+        """
+        made: set[Slot] = set()
+        needed = {slot for result in self.plan.results for slot in result.slots.values()}
+        for step in self.plan.steps:
+            match step:
+                case Launch() if self.plan.computations[step.computation].local:
+                    made.update(step.results)
+                case Transfer() if step.routes is not None:
+                    made.update(step.results)
+                case Launch() | Transfer():
+                    needed.update(step.operands)
+                case Release():
+                    pass
+        return frozenset(made - needed)
+
+    def _are_apart(self, slots: Sequence[Slot]) -> tuple[bool, ...]:
+        return tuple(slot in self._apart for slot in slots)
+
+    def _readers(self, slots: Sequence[Slot]) -> list[pjrt.Reader]:
+        return [_as_it_is if slot in self._apart else pjrt.take_apart for slot in slots]
+
+    def _makers(self, slots: Sequence[Slot]) -> list[pjrt.Maker]:
+        return [
+            _as_it_is if slot in self._apart else pjrt.put_together(self.avals[slot], self.shardings[slot])
+            for slot in slots
+        ]
+
+    def _check_shards(self, launch: Launch) -> None:
+        """Checks that what each device does with its shards was made for such shards."""
+        computation = self.plan.computations[launch.computation]
+        for slots, types in ((launch.operands, computation.operands), (launch.results, computation.results)):
+            held = tuple(self.plan.shard_type(slot, launch.slice) for slot in slots)
+            if held != types:
+                raise ValueError(
+                    f"program {self.plan.name}: computation {launch.computation} on slice {launch.slice} is "
+                    f"for shards {_names(types)}, but there are {_names(held)}"
+                )
+
     def _check_shardings(self, launch: Launch) -> None:
         """Checks that XLA laid out a computation as the plan says; it takes any arrays in silence."""
         if self.bindings[launch.slice].devices.size == 1:
             return
-        executable = self.executables[launch.computation, launch.slice]
+        (executable,) = self.executables[launch.computation, launch.slice]
         for which, slots in (("operand", launch.operands), ("result", launch.results)):
             shardings = [self.shardings[slot] for slot in slots]
             ranks = [len(self.plan.slot_types[slot].shape) for slot in slots]
@@ -226,9 +291,15 @@ class _Target:
         self._check_pieces(transfer)
         target = self.shardings[transfer.results[0]]
         avals = tuple(self.avals[slot] for slot in transfer.results)
-        key = (target, avals, transfer.routes)
+        apart = self._are_apart((*transfer.operands, *transfer.results))
+        key = (target, avals, transfer.routes, apart)
         if key not in self._routed:
-            self._routed[key] = pjrt.route(transfer.routes, target, avals)
+            self._routed[key] = pjrt.route(
+                transfer.routes,
+                list(target.mesh.devices.flat),
+                self._readers(transfer.operands),
+                self._makers(transfer.results),
+            )
         return self._routed[key]
 
     def _check_whole(self, transfer: Transfer) -> None:
@@ -250,10 +321,9 @@ class _Target:
         types = {self.plan.shard_type(slot, transfer.src) for slot in transfer.operands}
         types |= {self.plan.shard_type(slot, transfer.dst) for slot in transfer.results}
         if len(types) != 1:
-            found = ", ".join(sorted(f"{type_.dtype}{list(type_.shape)}" for type_ in types))
             raise ValueError(
                 f"program {self.plan.name}: transfer {transfer.src} -> {transfer.dst} copies pieces of "
-                f"different types: {found}"
+                f"different types: {_names(sorted(types, key=str))}"
             )
 
     def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
@@ -356,6 +426,14 @@ class _Target:
                         self.avals[step.results[0]] = self.avals[step.operands[0]]
                 case Release():
                     pass
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _names(types: Sequence[ArrayType]) -> str:
+    return ", ".join(f"{type_.dtype}{list(type_.shape)}" for type_ in types)
 
 
 def _aval(type_: ArrayType) -> pjrt.Aval:

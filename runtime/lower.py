@@ -8,6 +8,7 @@ import re
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, sdy
 from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import (
@@ -27,7 +28,7 @@ from pathways.dialect import (
     slices_of,
 )
 from pathways.dialect.layouts import Layouts
-from pathways.dialect.shardings import SHARDING, make_sharding, mesh_of, replicated
+from pathways.dialect.shardings import SHARDING, make_sharding, mesh_of, read_mesh, replicated
 from pathways.runtime.plan import (
     Argument,
     ArrayType,
@@ -42,6 +43,7 @@ from pathways.runtime.plan import (
     Transfer,
 )
 
+_LOCAL = frozenset({"stablehlo.concatenate", "stablehlo.slice"})
 _MESH = re.compile(r"<@(\w+)")
 _SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings", "arg_attrs", "res_attrs")
 _DTYPES = {"i1": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
@@ -164,6 +166,8 @@ class _Flattener:
 
     def computation(self, name: str) -> Computation:
         function = self.symbols[name]
+        if self.is_local(function):
+            return _local_computation(name, function)
         text, callbacks = self.extract(name)
         return Computation(
             name=name,
@@ -174,11 +178,34 @@ class _Flattener:
             callbacks=callbacks,
         )
 
-    def extract(self, name: str) -> tuple[bytes, bool]:
-        """A computation and what it calls as a module of its own, without source locations.
+    def is_local(self, function: ir.OpView) -> bool:
+        """Whether a function is one `sdy.manual_computation` that only moves data within each device.
 
-        Locations hold file paths: without them equal computations have equal bytes everywhere.
+        Its operands are the arguments as they lie, its results are returned as they lie. Not if the
+        function donates: the arrays of its callers end as a whole.
         """
+        block = function.regions[0].blocks[0]
+        computation, *others = block.operations
+        if not isinstance(computation, sdy.ManualComputationOp) or len(others) != 1:
+            return False
+        (returned,) = others
+        held = [attrs[SHARDING] for attrs in argument_attrs(function) if SHARDING in attrs]
+        wanted = [attrs[SHARDING] for attrs in result_attrs(function) if SHARDING in attrs]
+        if not held:
+            return False
+        axes = {name for name, _ in read_mesh(self.symbols[mesh_of(held[0])]).axes}
+        return (
+            list(computation.operands) == list(block.arguments)
+            and list(returned.operands) == list(computation.results)
+            and held == list(sdy.TensorShardingPerValueAttr(computation.in_shardings).shardings)
+            and wanted == list(sdy.TensorShardingPerValueAttr(computation.out_shardings).shardings)
+            and axes == set(sdy.ManualAxesAttr(computation.manual_axes))
+            and all(op.operation.name in _LOCAL for op in list(computation.body.blocks[0].operations)[:-1])
+            and not donated_arguments(function)
+        )
+
+    def extract(self, name: str) -> tuple[bytes, bool]:
+        """A computation and what it calls as a module of its own."""
         extracted = ir.Module.create()
         extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         pending, seen, meshes, callbacks = [name], {name}, set[str](), False
@@ -209,10 +236,42 @@ class _Flattener:
         with ir.InsertionPoint.at_block_begin(extracted.body):
             for mesh in sorted(meshes):
                 self.symbols[mesh].operation.clone()
-        PassManager.parse("builtin.module(strip-debuginfo)").run(extracted.operation)
-        buffer = io.BytesIO()
-        extracted.operation.write_bytecode(buffer)
-        return buffer.getvalue(), callbacks
+        return _bytecode(extracted), callbacks
+
+
+def _local_computation(name: str, function: ir.OpView) -> Computation:
+    """What a function that is local does on one device, with its shards."""
+    extracted = ir.Module.create()
+    extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+    with ir.InsertionPoint(extracted.body):
+        copy = function.operation.clone()
+        body = copy.regions[0].blocks[0].operations[0].regions[0].blocks[0]
+        returned = body.operations[len(body.operations) - 1]
+        operands, results = ([v.type for v in values] for values in (body.arguments, returned.operands))
+        main = func.FuncOp("main", ir.FunctionType.get(operands, results))
+    with ir.InsertionPoint(returned):
+        func.ReturnOp(list(returned.operands))
+    returned.operation.erase()
+    body.append_to(main.body)
+    copy.erase()
+    return Computation(
+        name=name,
+        module=_bytecode(extracted),
+        operands=tuple(map(array_type, operands)),
+        results=tuple(map(array_type, results)),
+        local=True,
+    )
+
+
+def _bytecode(module: ir.Module) -> bytes:
+    """A module as bytecode, without source locations.
+
+    Locations hold file paths: without them equal computations have equal bytes everywhere.
+    """
+    PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
 
 
 def _lay_out(function: ir.OpView) -> None:
@@ -237,8 +296,6 @@ def array_type(tensor_type: ir.Type) -> ArrayType:
 
 def mesh_axes(mesh: ir.OpView) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The axis names and sizes of an `sdy.mesh`."""
-    from jaxlib.mlir.dialects import sdy
-
     axes = [sdy.MeshAxisAttr(a) for a in sdy.MeshAttr(mesh.attributes["mesh"]).axes]
     return tuple(a.name for a in axes), tuple(a.size for a in axes)
 

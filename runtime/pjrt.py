@@ -26,6 +26,12 @@ Aval = Any
 LoadedExecutable = Any
 """A `jaxlib` executable that is loaded on its devices."""
 
+Reader = Callable[[Any], Sequence[Any]]
+"""Makes the shards of what is in a slot: an array, or shards already."""
+
+Maker = Callable[[Sequence[Any]], Any]
+"""Makes what is in a slot of its shards: an array, or shards as they are."""
+
 # Public `jax.device_put` costs 25 us for each array; this costs 2.7 us and takes several at once.
 copy_arrays = xla_client.batched_copy_array_to_devices_with_sharding
 # The other semantics may alias the source, which a later donation would delete.
@@ -185,8 +191,21 @@ def rewrap(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
     return lambda array: handler(array._arrays)
 
 
+def take_apart(array: Any) -> list[Any]:
+    """The shards of an array as arrays of one device each, in the order of its devices."""
+    return array._arrays
+
+
+def put_together(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Sequence[Any]], Any]:
+    """A function that makes an array of its shards, the reverse of `take_apart`."""
+    return pxla.global_aval_to_result_handler(aval, sharding, True)
+
+
 def route(
-    routes: Sequence[Sequence[tuple[int, int]]], sharding: jax.sharding.NamedSharding, avals: Sequence[Aval]
+    routes: Sequence[Sequence[tuple[int, int]]],
+    devices: Sequence[jax.Device],
+    read: Sequence[Reader],
+    made: Sequence[Maker],
 ) -> Callable[[list[Any]], list[Any]]:
     """A function that makes arrays of single shards of others.
 
@@ -194,26 +213,59 @@ def route(
     each shard that is to be filled.
 
     Args:
-      routes: for each result and each device of `sharding` the position of an operand, and of one of its
-        shards.
-      sharding: the sharding of each result.
-      avals: the avals of the results.
+      routes: for each result and each of `devices` the position of an operand, and of one of its shards.
+      devices: the devices of the results.
+      read: makes shards of each operand.
+      made: makes each result of its shards.
     """
-    devices = list(sharding.mesh.devices.flat)
     picks = [pick for result in routes for pick in result]
     lists = [device_list((device,)) for device in devices] * len(routes)
     shardings: list[Any] = [jax.sharding.SingleDeviceSharding(device) for device in devices] * len(routes)
     semantics = [ALWAYS_COPY] * len(picks)
-    handlers = [pxla.global_aval_to_result_handler(aval, sharding, True) for aval in avals]
     count = len(devices)
 
-    def copy(arrays: list[Any]) -> list[Any]:
-        shards = [array._arrays for array in arrays]
+    def copy(operands: list[Any]) -> list[Any]:
+        shards = [take(operand) for take, operand in zip(read, operands, strict=True)]
         sources = [shards[operand][device] for operand, device in picks]
-        buffers = copy_arrays(sources, lists, shardings, semantics)
-        return [handler(buffers[n * count : (n + 1) * count]) for n, handler in enumerate(handlers)]
+        copies = copy_arrays(sources, lists, shardings, semantics)
+        return [make(copies[n * count : (n + 1) * count]) for n, make in enumerate(made)]
 
     return copy
+
+
+def on_each_device(
+    executables: Sequence[LoadedExecutable],
+    devices: Sequence[jax.Device],
+    shards: Sequence[Aval],
+    read: Sequence[Reader],
+    made: Sequence[Maker],
+) -> Callable[[list[Any]], list[Any]]:
+    """A function that launches an executable on each device by itself, on the shards that are there.
+
+    Args:
+      executables: one for each device.
+      devices: the devices.
+      shards: the avals of the results of each executable.
+      read: makes shards of each operand.
+      made: makes each result of its shards.
+    """
+    launches = [
+        (
+            executable.execute_sharded,
+            [put_together(aval, jax.sharding.SingleDeviceSharding(device)) for aval in shards],
+        )
+        for executable, device in zip(executables, devices, strict=True)
+    ]
+
+    def launch(operands: list[Any]) -> list[Any]:
+        taken = [take(operand) for take, operand in zip(read, operands, strict=True)]
+        results = [
+            execute(list(mine)).consume_with_handlers(handlers)
+            for (execute, handlers), mine in zip(launches, zip(*taken, strict=True), strict=True)
+        ]
+        return [make(result) for make, result in zip(made, zip(*results, strict=True), strict=True)]
+
+    return launch
 
 
 def token_keeper(devices: Sequence[jax.Device]) -> Callable[[Any], None]:

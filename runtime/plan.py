@@ -51,6 +51,8 @@ class Computation:
       results: types of its results.
       donated: numbers of the arguments that it consumes.
       callbacks: whether it calls back into Python.
+      local: whether the module is what each device does with its own shards, for which it needs no other
+        device; operands and results are then the types of shards.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Computation:
     results: tuple[ArrayType, ...]
     donated: tuple[int, ...] = ()
     callbacks: bool = False
+    local: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

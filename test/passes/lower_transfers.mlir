@@ -51,11 +51,9 @@ module @four_to_two attributes {pw.form = "placed"} {
     return %0 : !x
   }
   // CHECK: func.func private @join(%[[A:.*]]: tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh_2, [{"x"}, {}]>}, %[[B:.*]]: tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh_2, [{"x"}, {}]>}) -> (tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh_2, [{"x"}, {}]>})
-  // CHECK-NEXT: %[[A2:.*]] = stablehlo.reshape %[[A]] {sdy.sharding = #sdy.sharding_per_value<[<@mesh_2, [{"x"}, {}, {}]>]>} : (tensor<4x4xf32>) -> tensor<2x2x4xf32>
-  // CHECK-NEXT: %[[B2:.*]] = stablehlo.reshape %[[B]]
-  // CHECK-NEXT: %[[AB:.*]] = stablehlo.concatenate %[[A2]], %[[B2]], dim = 1
-  // CHECK-NEXT: %[[X:.*]] = stablehlo.reshape %[[AB]] {{.*}} : (tensor<2x4x4xf32>) -> tensor<8x4xf32>
-  // CHECK-NEXT: return %[[X]]
+  // CHECK-NEXT: %[[X:.*]] = sdy.manual_computation(%[[A]], %[[B]]) in_shardings=[<@mesh_2, [{"x"}, {}]>, <@mesh_2, [{"x"}, {}]>] out_shardings=[<@mesh_2, [{"x"}, {}]>] manual_axes={"x"} (%[[MINE_A:.*]]: tensor<2x4xf32>, %[[MINE_B:.*]]: tensor<2x4xf32>)
+  // CHECK-NEXT: stablehlo.concatenate %[[MINE_A]], %[[MINE_B]], dim = 0 : (tensor<2x4xf32>, tensor<2x4xf32>) -> tensor<4x4xf32>
+  // CHECK: return %[[X]]
 }
 
 // -----
@@ -77,10 +75,12 @@ module @grid_to_row attributes {pw.form = "placed"} {
     return %0 : !x
   }
   // CHECK: func.func private @cut(%[[X:.*]]: {{.*}}) -> (tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh_2x2, [{"x"}, {"y"}]>}, tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh_2x2, [{"x"}, {"y"}]>})
-  // CHECK-NEXT: %[[PARTS:.*]] = stablehlo.reshape %[[X]] {sdy.sharding = #sdy.sharding_per_value<[<@mesh_2x2, [{"x"}, {}, {"y"}]>]>} : (tensor<8x4xf32>) -> tensor<2x4x4xf32>
-  // CHECK-NEXT: stablehlo.slice %[[PARTS]] [0:2, 0:2, 0:4] {sdy.sharding
-  // CHECK: stablehlo.slice %[[PARTS]] [0:2, 2:4, 0:4] {sdy.sharding
-  // CHECK: stablehlo.concatenate %{{.*}}, %{{.*}}, dim = 1
+  // CHECK-NEXT: sdy.manual_computation(%[[X]]) {{.*}} manual_axes={"x", "y"} (%[[MINE:.*]]: tensor<4x2xf32>)
+  // CHECK-NEXT: stablehlo.slice %[[MINE]] [0:2, 0:2]
+  // CHECK-NEXT: stablehlo.slice %[[MINE]] [2:4, 0:2]
+  // CHECK: func.func private @join
+  // CHECK-NEXT: sdy.manual_computation{{.*}} manual_axes={"z"} (%[[A:.*]]: tensor<2x2xf32>, %[[B:.*]]: tensor<2x2xf32>)
+  // CHECK-NEXT: stablehlo.concatenate %[[A]], %[[B]], dim = 1
 }
 
 // -----
