@@ -1,12 +1,18 @@
 """Loaded plans: right values, asynchronous calls, errors that name their step, memory given back."""
 
+import collections
+import concurrent.futures
 import dataclasses
 import gc
+import itertools
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -345,8 +351,37 @@ def test_nan_checks_name_the_computation(plan_builder, runner):
             loaded.run(runner.place(loaded, -np.ones(2, np.float32)))
 
 
-def test_two_threads_run_programs_of_several_devices(plan_builder, runner):
-    """Both use all devices; without one order of launches their collectives would wait for each other."""
+class Dawdling:
+    """An executable that reaches its devices one after the other, and writes down when it reached which."""
+
+    def __init__(self, inner: Any, reached: dict[jax.Device, list[int]], numbers: Iterator[int]) -> None:
+        self.inner = inner
+        self.reached = reached
+        self.numbers = numbers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def execute_sharded(self, *arguments: Any) -> Any:
+        number = next(self.numbers)
+        for device in self.inner.local_devices():
+            self.reached[device].append(number)
+            time.sleep(random.uniform(0, 1e-3))
+        return self.inner.execute_sharded(*arguments)
+
+
+def test_programs_of_several_threads_reach_all_devices_in_one_order(plan_builder, runner, monkeypatch):
+    """Collectives that two devices get in different orders wait for each other for ever."""
+    reached = collections.defaultdict[jax.Device, list[int]](list)
+    numbers = itertools.count()
+
+    def load_all(*arguments: Any) -> list[compile_cache.Loaded]:
+        return [
+            compile_cache.Loaded(Dawdling(loaded.executable, reached, numbers), copied=loaded)
+            for loaded in compile_cache.load_all(*arguments)
+        ]
+
+    monkeypatch.setattr(executable, "load_all", load_all)
 
     def program():
         s0, s1 = two_slices(4)
@@ -359,24 +394,23 @@ def test_two_threads_run_programs_of_several_devices(plan_builder, runner):
 
     loaded, slices = zip(*(program() for _ in range(2)), strict=True)
     assert slices[0] != slices[1]
-    failures = []
 
-    def work(program) -> None:
-        try:
-            (array,) = runner.place(program, np.zeros((64, 64), np.float32))
-            for _ in range(20):
-                (value,) = program.run([array])
-                assert value[0, 0] == 15
-        except BaseException as error:
-            failures.append(error)
+    start = threading.Barrier(2)
 
-    threads = [threading.Thread(target=work, args=(program,)) for program in loaded]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures
-    assert not any(thread.is_alive() for thread in threads)
+    def work(program: Any) -> None:
+        (array,) = runner.place(program, np.zeros((64, 64), np.float32))
+        start.wait(60)
+        for _ in range(5):
+            (value,) = program.run([array])
+            assert value[0, 0] == 15
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for done in [pool.submit(work, program) for program in loaded]:
+            done.result()
+    assert len(reached) == 8
+    for one, other in itertools.combinations(reached.values(), 2):
+        both = set(one) & set(other)
+        assert [number for number in one if number in both] == [number for number in other if number in both]
 
 
 def test_progress_counts_computations(plan_builder, runner):
