@@ -27,7 +27,7 @@ class Kernel:
     Attributes:
       execute: runs the computation on a list of arrays.
       handlers: one for each result, wraps its buffers; None where `execute` returns the results.
-      keep_token: takes the token of an execution with callbacks; None for a computation without any.
+      keep_token: takes the token of an execution with side effects; None for a computation without any.
     """
 
     execute: Callable[..., Any]

@@ -195,7 +195,7 @@ class _Target:
         elif key not in self._kernels:
             self._check_shardings(launch)
             keep = None
-            if self.plan.computations[launch.computation].callbacks:
+            if self.plan.computations[launch.computation].effects:
                 keep = pjrt.token_keeper(list(self.bindings[launch.slice].devices.flat))
             handlers = [
                 pjrt.result_handler(aval, sharding, f"{launch.computation} on {launch.slice}")

@@ -168,7 +168,7 @@ class _Flattener:
         function = self.symbols[name]
         if self.is_local(function):
             return _local_computation(name, function)
-        text, callbacks = self.extract(name)
+        text, callbacks, effects = self.extract(name)
         return Computation(
             name=name,
             module=text,
@@ -176,6 +176,7 @@ class _Flattener:
             results=tuple(array_type(t) for t in function.type.results),
             donated=tuple(sorted(donated_arguments(function))),
             callbacks=callbacks,
+            effects=effects,
         )
 
     def is_local(self, function: ir.OpView) -> bool:
@@ -204,11 +205,12 @@ class _Flattener:
             and not donated_arguments(function)
         )
 
-    def extract(self, name: str) -> tuple[bytes, bool]:
-        """A computation and what it calls as a module of its own."""
+    def extract(self, name: str) -> tuple[bytes, bool, bool]:
+        """A computation and what it calls as a module of its own; has it callbacks, and side effects?"""
         extracted = ir.Module.create()
         extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        pending, seen, meshes, callbacks = [name], {name}, set[str](), False
+        pending, seen, meshes = [name], {name}, set[str]()
+        callbacks = effects = False
         while pending:
             current = pending.pop()
             with ir.InsertionPoint(extracted.body):
@@ -219,7 +221,7 @@ class _Flattener:
                 copy.attributes["sym_visibility"] = ir.StringAttr.get("public")
 
             def visit(op: ir.Operation) -> ir.WalkResult:
-                nonlocal callbacks
+                nonlocal callbacks, effects
                 if op.name == "func.call":
                     callee = op.attributes["callee"].value
                     if callee not in seen:
@@ -227,6 +229,9 @@ class _Flattener:
                         pending.append(callee)
                 elif op.name == "stablehlo.custom_call":
                     callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
+                    effects = effects or (
+                        "has_side_effect" in op.attributes and op.attributes["has_side_effect"].value
+                    )
                 for key in _SHARDINGS:
                     if key in op.attributes:
                         meshes.update(_MESH.findall(str(op.attributes[key])))
@@ -236,7 +241,7 @@ class _Flattener:
         with ir.InsertionPoint.at_block_begin(extracted.body):
             for mesh in sorted(meshes):
                 self.symbols[mesh].operation.clone()
-        return _bytecode(extracted), callbacks
+        return _bytecode(extracted), callbacks, effects
 
 
 def _local_computation(name: str, function: ir.OpView) -> Computation:

@@ -269,7 +269,7 @@ def on_each_device(
 
 
 def token_keeper(devices: Sequence[jax.Device]) -> Callable[[Any], None]:
-    """A function that gives the token of an execution with callbacks to JAX.
+    """A function that gives the token of an execution with side effects to JAX.
 
     `jax.effects_barrier` and the end of the process wait for these tokens; nothing public sets them.
     """

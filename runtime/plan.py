@@ -51,6 +51,7 @@ class Computation:
       results: types of its results.
       donated: numbers of the arguments that it consumes.
       callbacks: whether it calls back into Python.
+      effects: whether it does more than compute its results, such as print.
       local: whether the module is what each device does with its own shards, for which it needs no other
         device; operands and results are then the types of shards.
     """
@@ -61,6 +62,7 @@ class Computation:
     results: tuple[ArrayType, ...]
     donated: tuple[int, ...] = ()
     callbacks: bool = False
+    effects: bool = False
     local: bool = False
 
 

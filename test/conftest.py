@@ -80,7 +80,13 @@ class PlanBuilder:
         module = pjrt.bytecode(lowered.compiler_ir())
         name = f"{fn.__name__}_{'_'.join(map(str, donated))}"
         self.computations[name] = plan.Computation(
-            name, module, operands, (result,), donated, bool(callbacks)
+            name,
+            module,
+            operands,
+            (result,),
+            donated,
+            bool(callbacks),
+            bool(lowered._lowering.compile_args["unordered_effects"]),
         )
         filled = self.slot(result, slice)
         self.steps.append(plan.Launch(name, slice.name, slots, (filled,), f"{fn.__name__} on {slice.name}"))

@@ -326,10 +326,27 @@ def test_an_error_in_a_callback_surfaces_on_what_depends_on_it(plan_builder, run
     assert good_value == 1e6
     with pytest.raises(jax.errors.JaxRuntimeError, match="too big"):
         bad_value.block_until_ready()
-    with pytest.raises(jax.errors.JaxRuntimeError, match="too big"):
-        jax.effects_barrier()
+    jax.effects_barrier()  # A pure callback has no effect to wait for.
     bad_value, _ = loaded.run([arrays[0] * 0])
     assert bad_value == 1
+
+
+def test_an_effect_that_failed_is_heard_of_at_the_barrier(plan_builder, runner):
+    (s0, _) = two_slices()
+    build = plan_builder(s0)
+
+    def refuse(x):
+        raise ValueError("too big")
+
+    def report(x):
+        jax.experimental.io_callback(refuse, None, x[0, 0])
+        return x
+
+    build.launch(report, s0, build.launch(heavy, s0, build.argument((1000, 1000), s0)))
+    loaded = runner.load(build)
+    loaded.run(runner.place(loaded, np.ones((1000, 1000), np.float32)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too big"):
+        jax.effects_barrier()
 
 
 def test_an_error_at_once_names_the_step(plan_builder, runner):
