@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from jaxlib.mlir import ir
 
@@ -184,20 +184,28 @@ def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
     inside = {n: 2 * number + 1 for number, loop in enumerate(loops) for n in loop.members}
     segments: list[int] = []
     for n, event in enumerate(events):
-        is_launch = isinstance(event.op, LaunchOp)
         before = max((segments[other] for other in event.waits_for), default=0)
-        if n not in inside:
-            segments.append(before + before % 2 if is_launch else before)
-            continue
-        segments.append(inside[n])
-        if before > inside[n]:
-            between = next(other for other in event.waits_for if segments[other] > inside[n])
-            loop = loops[inside[n] // 2].op.sym_name
-            fail(
-                events[between].op,
-                f"is not part of @{loop}, but reads results of it and makes a value that the loop reads",
-            )
+        if n in inside:
+            segments.append(inside[n])
+        elif isinstance(event.op, LaunchOp):
+            segments.append(before + before % 2)
+        else:
+            segments.append(before)
+        if before > segments[n]:
+            _refuse_between(events, segments, n, loops[inside[n] // 2])
     return segments
+
+
+def _refuse_between(events: Sequence[Event], segments: Sequence[int], n: int, loop: Loop) -> NoReturn:
+    """Fails at the launch behind a loop that a launch of the loop reads from."""
+    segment = segments[n]
+    while True:
+        n = next(other for other in events[n].waits_for if segments[other] > segment)
+        if isinstance(events[n].op, LaunchOp):
+            fail(
+                events[n].op,
+                f"is not part of @{loop.op.sym_name}, but reads results of it and makes what it reads",
+            )
 
 
 class _Instants:

@@ -141,7 +141,8 @@ class Schedule(Pass):
     def read_file(self, loop: Loop, work: Work) -> list[list[Action]]:
         """The orders of the slices by the schedule file."""
         try:
-            return read_schedule(Path(self.file).read_text(), work)
+            # Spreadsheets put a byte order mark in front.
+            return read_schedule(Path(self.file).read_bytes().decode("utf-8-sig"), work)
         except OSError as error:
             fail(loop.op, f"cannot be scheduled by '{self.file}': {error.strerror}")
         except UnicodeDecodeError:
