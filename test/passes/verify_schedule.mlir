@@ -205,3 +205,106 @@ module @same_position attributes {pw.form = "placed"} {
     return %x : !x
   }
 }
+
+// -----
+
+// Each slice sends two values before it reads any, over channels with room for one. A single value each would
+// pass, as in the first case; so would these with room for two.
+
+// CHECK: 'pw.transfer' op deadlock: the order has a cycle
+// CHECK-NEXT: send from @s0 to @s1 (order 1) waits for launch of @f on @s1 (order 2): channel @c0 holds 1 and is full until then
+// CHECK-NEXT: launch of @f on @s1 (order 2) waits for send from @s1 to @s0 (order 1): @s1 runs in this order
+// CHECK-NEXT: send from @s1 to @s0 (order 1) waits for launch of @f on @s0 (order 2): channel @c1 holds 1 and is full until then
+// CHECK-NEXT: launch of @f on @s0 (order 2) waits for send from @s0 to @s1 (order 1): @s0 runs in this order
+
+!x = tensor<4xf32>
+module @both_send_first attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}, %v: !x {pw.slice = @s1}, %w: !x {pw.slice = @s1}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s0}) {
+    %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
+    // expected-error@+1 {{deadlock: the order has a cycle}}
+    %b = "pw.transfer"(%y) {slice = @s1, channel = @c0, order = 1} : (!x) -> !x
+    %c = "pw.transfer"(%v) {slice = @s0, channel = @c1, order = 0} : (!x) -> !x
+    %d = "pw.transfer"(%w) {slice = @s0, channel = @c1, order = 1} : (!x) -> !x
+    %e = "pw.launch"(%a) {callee = @f, slice = @s1, order = 2} : (!x) -> !x
+    %f = "pw.launch"(%b) {callee = @f, slice = @s1, order = 3} : (!x) -> !x
+    %g = "pw.launch"(%c) {callee = @f, slice = @s0, order = 2} : (!x) -> !x
+    %h = "pw.launch"(%d) {callee = @f, slice = @s0, order = 3} : (!x) -> !x
+    return %f, %h : !x, !x
+  }
+  func.func private @f(!x) -> !x
+}
+
+// -----
+
+// Values are read in the order of sending also if a value that nobody reads stands between them.
+
+// CHECK: 'pw.launch' op deadlock: the order has a cycle
+// CHECK-NEXT: launch of @f on @s1 (order 0) waits for launch of @f on @s1 (order 1): channel @c0 delivers in the order of sending
+
+!x = tensor<4xf32>
+module @unread_between attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 3, type = !x} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}, %z: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}, !x {pw.slice = @s1}) {
+    %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
+    %b = "pw.transfer"(%y) {slice = @s1, channel = @c0, order = 1} : (!x) -> !x
+    %c = "pw.transfer"(%z) {slice = @s1, channel = @c0, order = 2} : (!x) -> !x
+    // expected-error@+1 {{deadlock: the order has a cycle}}
+    %d = "pw.launch"(%c) {callee = @f, slice = @s1, order = 0} : (!x) -> !x
+    %e = "pw.launch"(%a) {callee = @f, slice = @s1, order = 1} : (!x) -> !x
+    return %b, %d, %e : !x, !x, !x
+  }
+  func.func private @f(!x) -> !x
+}
+
+// -----
+
+// Slices that share devices run in one order. One that could be met by devices of their own cannot be met by these:
+// the first slice would hold the devices while it waits for the second.
+
+// CHECK: 'pw.launch' op deadlock: the order has a cycle
+// CHECK-NEXT: launch of @f on @s1 (order 1) waits for launch of @f on @s0 (order 0): slices that overlap run in this order
+// CHECK-NEXT: launch of @f on @s0 (order 0) waits for send from @s1 to @s0 (order 2): it reads its result
+// CHECK-NEXT: send from @s1 to @s0 (order 2) waits for launch of @f on @s1 (order 1): it reads its result
+
+!x = tensor<4xf32>
+module @overlap attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh, overlap} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh, overlap} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s1}) -> (!x {pw.slice = @s0}) {
+    // expected-error@+1 {{deadlock: the order has a cycle}}
+    %a = "pw.launch"(%x) {callee = @f, slice = @s1, order = 1} : (!x) -> !x
+    %b = "pw.transfer"(%a) {slice = @s0, channel = @c0, order = 2} : (!x) -> !x
+    %c = "pw.launch"(%b) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
+    return %c : !x
+  }
+  func.func private @f(!x) -> !x
+}
+
+// -----
+
+// Their computations have collectives: in which order they reach the devices must not be left open by an order for
+// each slice.
+
+!x = tensor<4xf32>
+module @overlap_in_two_orders attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh, overlap} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh, overlap} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
+    // expected-error@+1 {{has order 0 on @s1, which the launch of @f on @s0 (order 0) has too}}
+    %b = "pw.launch"(%y) {callee = @f, slice = @s1, order = 0} : (!x) -> !x
+    return %a, %b : !x, !x
+  }
+  func.func private @f(!x) -> !x
+}
