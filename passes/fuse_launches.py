@@ -50,9 +50,9 @@ class FuseLaunches(Pass):
     constant, a PRNG key, a block of the batch) becomes part of it; glue that reads nothing at all is first
     repeated for each launch that it serves.
 
-    One thing may join a launch whose results leave: the glue behind a loop that reads what the last launch
-    of the loop on its slice accumulated, when it is cheap (an optimizer's update). That value leaves once,
-    for the last microbatch, a little later; a launch is saved on each slice.
+    One thing may join a launch whose results leave: the last launch of a loop on its slice takes the glue
+    behind the loop along, when that is cheap (an optimizer's update). What leaves does so a little later, for
+    one microbatch; a launch is saved on each slice.
 
     Requires: launches with `order`, and a block that is sorted by it, from `pw-schedule`.
     Guarantees: the same values; `order` counts the launches and sends that are left.
@@ -125,11 +125,8 @@ def _leaves(launch: LaunchOp) -> bool:
 
 
 def _ends_loop(cluster: list[LaunchOp], glue: LaunchOp, symbols: dict[str, ir.OpView]) -> bool:
-    """Whether glue is cheap work on what the launches of a cluster, the last of a loop, accumulated."""
+    """Whether glue is cheap work behind a loop whose last launch is in a cluster."""
     if glue.phase != "glue" or glue.loop is not None or all(op.loop is None for op in cluster):
-        return False
-    made = {r for op in cluster for r in op.results}
-    if not any(v in made for v in glue.operands):
         return False
     inside = nested_ops(symbols[glue.callee])
     return not any(op.operation.name in EXPENSIVE | {"stablehlo.while", "func.call"} for op in inside)
