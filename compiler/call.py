@@ -15,7 +15,7 @@ import jax
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature, abstract, same_type
 from pathways.compiler.lowering import Traced
-from pathways.runtime.executable import Executable
+from pathways.runtime.executable import Executable, check_alive
 from pathways.runtime.plan import Plan
 
 UNLIKE = object()
@@ -153,6 +153,9 @@ class Call:
         if moves:
             if self._donated:
                 self._check_donated(leaves)
+            for n in moves:
+                if isinstance(leaves[n], jax.Array):
+                    check_alive(self.name, self.paths[n], leaves[n])
             # An alias of what the caller keeps must not be donated.
             placed = jax.device_put(
                 [leaves[n] for n in moves],
@@ -230,6 +233,7 @@ class Call:
             others = self._places[n][1:]
             copies = _mirrors.find(leaves[n], others)
             if copies is None:
+                check_alive(self.name, self.paths[n], leaves[n])
                 copies = tuple(jax.device_put([leaves[n]] * len(others), list(others), may_alias=False))
                 if n not in self._donated:
                     _mirrors.add(leaves[n], copies)

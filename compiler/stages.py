@@ -85,6 +85,7 @@ class Lowered:
             {name: bindings[virtual] for name, virtual in self._traced.slices.items()},
             result_avals=self._traced.out_avals,
             callbacks=self._traced.callbacks,
+            argument_names=self._traced.argument_paths,
         )
         return Compiled(self, plan, executable, Call(plan, executable, self._traced, self._signature))
 

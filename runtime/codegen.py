@@ -51,13 +51,21 @@ class Target(Protocol):
         """What remains to be done to a result of the program; None for nothing."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of the function: the label of what it does, and the slots that it reads."""
+
+    label: str
+    reads: tuple[Slot, ...]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generated:
-    """The function, its text, and for each line number of the text the label of its step."""
+    """The function, its text, and what is done in its lines, by their numbers."""
 
     run: Callable[[Arrays], Arrays]
     source: str
-    labels: Mapping[int, str]
+    lines: Mapping[int, Line]
 
 
 def generate(
@@ -67,7 +75,7 @@ def generate(
     copy_arrays: Callable[..., Any],
     constants: Mapping[Slot, Any],
     order: Any = None,
-    explain: Callable[[Mapping[int, str], Exception, Arrays], None] | None = None,
+    explain: Callable[[Mapping[int, Line], Exception, Arrays], None] | None = None,
 ) -> Generated:
     """Generates `run(arrays) -> results`.
 
@@ -77,8 +85,8 @@ def generate(
       copy_arrays: copies a list of arrays to devices, as `pjrt.copy_arrays`.
       constants: the arrays in slots that the caller does not pass.
       order: a context manager that is held while the steps are issued; None for none.
-      explain: is called with the labels of lines, an exception that stopped the function, and the arrays
-        it was called with; may raise a better one.
+      explain: is called with what is done in which line, an exception that stopped the function, and the
+        arrays it was called with; may raise a better one.
 
     The function takes one array for each slot of each argument that the caller passes, and returns a list
     with one for each slot of each result, both in plan order.
@@ -105,7 +113,7 @@ def generate(
     writer.results()
     if explain is not None:
         writer.line(1, "except Exception as error:")
-        writer.line(2, f"{writer.value('explain', functools.partial(explain, writer.labels))}(error, arrays)")
+        writer.line(2, f"{writer.value('explain', functools.partial(explain, writer.steps))}(error, arrays)")
         writer.line(2, "raise")
     return writer.compile()
 
@@ -136,7 +144,7 @@ class _Writer:
         self.target = target
         self.indent = 0
         self.lines: list[str] = []
-        self.labels: dict[int, str] = {}
+        self.steps: dict[int, Line] = {}
         self.values: dict[str, Any] = {}
         self.names: dict[int, str] = {}
         self.places: dict[Slot, str] = {}
@@ -156,10 +164,10 @@ class _Writer:
     def line(self, depth: int, text: str) -> None:
         self.lines.append("    " * depth + text)
 
-    def step(self, text: str, label: str) -> None:
+    def step(self, text: str, label: str, reads: Sequence[Slot]) -> None:
         label = " ".join(label.split())
         self.lines.append(f"{'    ' * self.indent}{text}  # {label}")
-        self.labels[len(self.lines)] = label
+        self.steps[len(self.lines)] = Line(label, tuple(reads))
 
     def take(self, slot: Slot) -> str:
         number = heapq.heappop(self.free) if self.free else next(self.registers)
@@ -188,14 +196,14 @@ class _Writer:
         operands = self.read(launch.operands)
         issued = f"{execute}({operands})"
         if kernel.keep_token is not None:
-            self.step(f"issued = {execute}({operands}, True)", launch.label)
-            self.step(f"{self.value('keep', kernel.keep_token)}(issued.consume_token())", launch.label)
+            self.step(f"issued = {execute}({operands}, True)", launch.label, launch.operands)
+            self.step(f"{self.value('keep', kernel.keep_token)}(issued.consume_token())", launch.label, ())
             issued = "issued"
         if kernel.handlers is not None and launch.results:
             issued = f"{issued}.consume_with_handlers({self.value('results', kernel.handlers)})"
         if launch.results:
             issued = f"{self.write(launch.results)}{issued}"
-        self.step(issued, launch.label)
+        self.step(issued, launch.label, launch.operands)
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
         direct = []
@@ -204,13 +212,15 @@ class _Writer:
             if routed is None:
                 direct.append(transfer)
                 continue
-            sources, name = self.read(transfer.operands), self.value("routed", routed)
-            self.step(f"{self.write(transfer.results)}{name}({sources})", _label([transfer]))
+            text = f"{self.value('routed', routed)}({self.read(transfer.operands)})"
+            text = f"{self.write(transfer.results)}{text}"
+            self.step(text, _label([transfer]), transfer.operands)
         if direct:
             others = ", ".join(self.value("to", value) for value in self.target.copies(direct))
-            sources = self.read([transfer.operands[0] for transfer in direct])
+            sources = [transfer.operands[0] for transfer in direct]
+            text = f"{copy}({self.read(sources)}, {others})"
             results = self.write([transfer.results[0] for transfer in direct])
-            self.step(f"{results}{copy}({sources}, {others})", _label(direct))
+            self.step(f"{results}{text}", _label(direct), sources)
 
     def release(self, release: Release) -> None:
         for slot in release.delete:
@@ -222,13 +232,14 @@ class _Writer:
             heapq.heappush(self.free, int(place[1:]))
 
     def results(self) -> None:
-        values = []
+        values, slots = [], []
         for number, result in enumerate(self.plan.results):
             for slice, slot in result.slots.items():
                 finish = self.target.finish(number, slice)
                 place = self.places[slot]
                 values.append(place if finish is None else f"{self.value('finish', finish)}({place})")
-        self.line(self.indent, f"return [{', '.join(values)}]")
+                slots.append(slot)
+        self.step(f"return [{', '.join(values)}]", "results", slots)
 
     def compile(self) -> Generated:
         """Compiles the text; tracebacks show its lines as long as the function lives."""
@@ -239,7 +250,7 @@ class _Writer:
         run = namespace.pop("run")
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         weakref.finalize(run, functools.partial(linecache.cache.pop, filename, None)).atexit = False
-        return Generated(run, source, self.labels)
+        return Generated(run, source, self.steps)
 
 
 _numbers = itertools.count()

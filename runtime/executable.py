@@ -93,6 +93,7 @@ def load(
     *,
     result_avals: Sequence[pjrt.Aval] | None = None,
     callbacks: Sequence[object] = (),
+    argument_names: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Executable:
     """Compiles every computation of a plan for the devices of its slices and places its constants.
@@ -103,6 +104,7 @@ def load(
       result_avals: the avals of the program's results, where they say more than the plan does: weak types,
         typed PRNG keys. By default those of the plan.
       callbacks: the Python callbacks of JAX's lowering of the program, for computations that call them.
+      argument_names: what the caller calls its arguments, for messages. By default their numbers.
       progress: is called as computations get ready. By default a line on standard error says so when it
         takes longer than a second.
 
@@ -118,15 +120,21 @@ def load(
     executables = {pair: tuple(itertools.islice(found, len(requests[pair]))) for pair in pairs}
     target = _Target(plan, bindings, executables, result_avals)
     several = any(binding.devices.size > 1 for binding in bindings.values())
+    passed = [argument for argument in plan.arguments if argument.constant is None]
+    names = range(len(passed)) if argument_names is None else argument_names
+    slots = [
+        (slot, str(name))
+        for argument, name in zip(passed, names, strict=True)
+        for slot in argument.slots.values()
+    ]
     generated = codegen.generate(
         plan,
         target,
         copy_arrays=pjrt.copy_arrays,
         constants=target.constants(),
         order=_launch_order if several else None,
-        explain=functools.partial(_explain, plan.name),
+        explain=functools.partial(_explain, plan.name, slots),
     )
-    passed = [argument for argument in plan.arguments if argument.constant is None]
     inputs = tuple(target.ports(passed))
     outputs = tuple(target.ports(plan.results))
     first = {pair: several[0] for pair, several in executables.items()}
@@ -144,17 +152,38 @@ def _requests(
         yield Request(computation, slice, group, used)
 
 
-def _explain(program: str, labels: Mapping[int, str], error: Exception, arrays: Sequence[jax.Array]) -> None:
-    """Says which argument was deleted, or else which step of the program failed."""
-    for number, array in enumerate(arrays):
-        if array.is_deleted() and "INVALID_ARGUMENT" in str(error):
-            raise RuntimeError(
-                f"program {program}: array {number} of its arguments has been deleted, with shape="
-                f"{array.aval.str_short()}; it was donated before, or is passed twice and donated once"
-            ) from error
-    line = error.__traceback__.tb_lineno if error.__traceback__ else 0
-    if line in labels:
-        error.add_note(f"in program {program}, step {labels[line]}")
+# What XLA and JAX say of a deleted array, each in its own way.
+_DELETED = ("INVALID_ARGUMENT", "has been deleted")
+
+
+def check_alive(program: str, name: str, array: jax.Array) -> None:
+    """Raises a RuntimeError that names an argument of a program if it was deleted."""
+    if array.is_deleted():
+        raise RuntimeError(
+            f"program '{program}': argument {name} has been deleted, with type {array.aval.str_short()}; it "
+            "was donated to an earlier call, or is passed twice and donated once"
+        )
+
+
+def _explain(
+    program: str,
+    arguments: Sequence[tuple[Slot, str]],
+    lines: Mapping[int, codegen.Line],
+    error: Exception,
+    arrays: Sequence[jax.Array],
+) -> None:
+    """Says which argument was deleted, or else which step of the program failed.
+
+    Only what the step reads: steps before it may have used up other arguments, which were donated.
+    """
+    step = lines.get(error.__traceback__.tb_lineno if error.__traceback__ else 0)
+    if step is None:
+        return
+    if any(text in str(error) for text in _DELETED):
+        for (slot, name), array in zip(arguments, arrays, strict=True):
+            if slot in step.reads:
+                check_alive(program, name, array)
+    error.add_note(f"in program {program}, step {step.label}")
 
 
 class _Target:

@@ -192,7 +192,12 @@ def rewrap(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
 
 
 def take_apart(array: Any) -> list[Any]:
-    """The shards of an array as arrays of one device each, in the order of its devices."""
+    """The shards of an array as arrays of one device each, in the order of its devices.
+
+    Raises:
+      RuntimeError: when it was deleted; `_arrays` is then empty.
+    """
+    array._check_if_deleted()
     return array._arrays
 
 

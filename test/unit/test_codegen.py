@@ -91,7 +91,7 @@ def test_the_function_is_a_straight_line():
         "    del v1\n"
         "    v1, = launch4([v2, v3]).consume_with_handlers(results2)  # b on s0\n"
         "    del v2, v3\n"
-        "    return [v1]\n"
+        "    return [v1]  # results\n"
     )
 
 
@@ -154,14 +154,14 @@ def test_an_interrupt_leaves_the_lock_free_and_the_function_usable():
 def test_an_error_is_explained_with_its_step():
     seen = []
 
-    def explain(labels, error, arrays):
-        seen.append((labels[error.__traceback__.tb_lineno], arrays))
+    def explain(lines, error, arrays):
+        seen.append((lines[error.__traceback__.tb_lineno], arrays))
 
     generated = make([launch("a", (0,), 1), launch("b", (1,), 2)], (2,), 3, explain=explain)
     generated.run.__globals__["launch3"] = lambda arrays: 1 / 0
     with pytest.raises(ZeroDivisionError):
         generated.run(["x"])
-    assert seen == [("b on s0", ["x"])]
+    assert seen == [(codegen.Line("b on s0", (1,)), ["x"])]
 
 
 def test_its_lines_are_forgotten_with_it():
