@@ -105,6 +105,19 @@ SHARDING: Kind[ir.Attribute] = Kind(
 )
 
 
+def several_of(*choices: str) -> Kind[Sequence[str]]:
+    """An array of strings from a fixed list."""
+    return Kind(
+        "array of strings, each one of " + ", ".join(f'"{c}"' for c in choices),
+        lambda a: (
+            isinstance(a, ir.ArrayAttr)
+            and all(isinstance(entry, ir.StringAttr) and entry.value in choices for entry in a)
+        ),
+        lambda a: tuple(entry.value for entry in a),
+        lambda v: ir.ArrayAttr.get([ir.StringAttr.get(entry) for entry in v]),
+    )
+
+
 INTEGERS: Kind[Sequence[int]] = Kind(
     "array of 64-bit integers",
     lambda a: isinstance(a, ir.DenseI64ArrayAttr),

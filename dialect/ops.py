@@ -16,6 +16,7 @@ from pathways.dialect.fields import (
     OptionalAttr,
     Values,
     one_of,
+    several_of,
     symbol,
 )
 from pathways.dialect.operation import Emit, PwOp, counted, operation
@@ -132,6 +133,10 @@ class LaunchOp(PwOp):
     loop = OptionalAttr(_LOOP, "The loop over microbatches that it is part of.")
     microbatch = OptionalAttr(I64, "Which microbatch of the loop it works on, once the loop is unrolled.")
     part = OptionalAttr(one_of("input", "weight"), "Which half of a split backward it is.")
+    fused = OptionalAttr(
+        several_of(*PHASES),
+        "The phases of the placed calls that `pw-fuse-launches` made it of, when there are several.",
+    )
     order = OptionalAttr(I64, "Its position among the launches and sends of its slice.")
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:

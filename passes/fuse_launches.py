@@ -49,6 +49,8 @@ class FuseLaunches(Pass):
     that reads nothing but arguments, or what is worked out before a loop begins, and serves one launch (a
     constant, a PRNG key, a block of the batch) becomes part of it; glue that reads nothing at all is first
     repeated for each launch that it serves.
+    A launch has the stage and phase of the first placed call in it; where it holds several, `fused` lists
+    their phases.
 
     One thing may join a launch whose results leave: the last launch of a loop on its slice takes the glue
     behind the loop along, when that is cheap (an optimizer's update). What leaves does so a little later, for
@@ -158,11 +160,13 @@ class _Fuser:
             self.fused[wiring] = self.make(cluster, inputs, outputs, f"{head.callee}_fused")
         # What leaves must be there for those who move it.
         place = next((op for op in cluster if _leaves(op)), cluster[-1])
+        calls = [phase for op in cluster for phase in op.fused or (op.phase,) if phase not in (None, "glue")]
         launch = LaunchOp.build(
             inputs,
             [r.type for r in outputs],
-            **{f: getattr(head, f) for f in LaunchOp.fields() if f not in ("callee", "order")},
+            **{f: getattr(head, f) for f in LaunchOp.fields() if f not in ("callee", "fused", "order")},
             callee=self.fused[wiring],
+            fused=calls if len(calls) > 1 else None,
             order=place.order,
             loc=head.operation.location,
             ip=ir.InsertionPoint(place),

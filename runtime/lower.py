@@ -118,6 +118,7 @@ class _Flattener:
             slot_shardings=tuple(self.slot_shardings),
             constants={op.sym_name: _array(op.value) for op in ops_named(self.module, ["pw.constant"])},
             peak_bytes={op.sym_name: op.peak_bytes or 0 for op in ops_named(self.module, ["pw.slice"])},
+            channels={op.sym_name: op.capacity for op in ops_named(self.module, ["pw.channel"])},
         )
 
     def flatten_arguments(self) -> list[Argument]:
@@ -139,13 +140,24 @@ class _Flattener:
 
     def slice_spec(self, op: SliceOp) -> SliceSpec:
         names, sizes = mesh_axes(self.symbols[op.mesh])
-        return SliceSpec(op.sym_name, names, sizes, op.island)
+        return SliceSpec(op.sym_name, names, sizes, op.island, bool(op.overlap))
 
     def launch(self, op: LaunchOp) -> Launch:
         operands = tuple(self.slots[v][op.slice] for v in op.operands)
         results = tuple(self.new_slot(r, op.slice) for r in op.results)
         label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
-        return Launch(op.callee, op.slice, operands, results, label)
+        return Launch(
+            op.callee,
+            op.slice,
+            operands,
+            results,
+            label,
+            stage=op.stage,
+            phase=op.phase,
+            microbatch=op.microbatch,
+            part=op.part,
+            fused=tuple(op.fused or ()),
+        )
 
     def transfer(self, op: TransferOp) -> Transfer:
         slices = slices_of(op.operands[0], self.slices) or ()
@@ -157,7 +169,7 @@ class _Flattener:
             pairs = list(zip(op.routes[::2], op.routes[1::2], strict=True))
             devices = self.layouts.mesh(op.slice).size
             routes = tuple(tuple(pairs[n : n + devices]) for n in range(0, len(pairs), devices))
-        return Transfer(operands, results, src, op.slice, routes)
+        return Transfer(operands, results, src, op.slice, routes, op.channel)
 
     def release(self, op: ReleaseOp) -> Release:
         slots = tuple(slot for v in op.operands for slot in self.slots[v].values())

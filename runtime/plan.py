@@ -32,12 +32,16 @@ class ArrayType:
 
 @dataclasses.dataclass(frozen=True)
 class SliceSpec:
-    """A virtual slice: the mesh that it needs, named axes in major-to-minor order."""
+    """A virtual slice: the mesh that it needs, named axes in major-to-minor order.
+
+    Slices with `overlap` may share devices, so that their work stands in one queue.
+    """
 
     name: str
     axis_names: tuple[str, ...]
     shape: tuple[int, ...]
     island: str | None = None
+    overlap: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +72,31 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Runs a computation on all devices of a slice; `label` names it in traces and errors."""
+    """Runs a computation on all devices of a slice.
+
+    Attributes:
+      computation: the name of the computation.
+      slice: the slice.
+      operands: the slots that it reads.
+      results: the slots that it fills.
+      label: names it in traces and errors.
+      stage: the pipeline stage, None for glue between stages.
+      phase: `fwd`, `bwd`, `recompute` or `glue`.
+      microbatch: the microbatch that it works on, None outside loops.
+      part: `input` or `weight` for half of a split backward.
+      fused: the phases of the placed calls that it was fused of, when there are several.
+    """
 
     computation: str
     slice: str
     operands: tuple[Slot, ...]
     results: tuple[Slot, ...]
     label: str
+    stage: int | None = None
+    phase: str | None = None
+    microbatch: int | None = None
+    part: str | None = None
+    fused: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +113,7 @@ class Transfer:
       dst: the slice of the results.
       routes: for each result, and for each device of `dst`, the position of an operand and the number of
         the device of `src` whose shard of it is copied; None for a copy shard by shard.
+      channel: the channel that it takes.
     """
 
     operands: tuple[Slot, ...]
@@ -98,6 +121,7 @@ class Transfer:
     src: str
     dst: str
     routes: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    channel: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +177,7 @@ class Plan:
         is replicated in all dimensions.
       constants: the bytes-like arrays (numpy) of program constants, by name.
       peak_bytes: the most bytes alive at once on each slice, without temporaries inside computations.
+      channels: how many values each channel has room for, by its name.
     """
 
     name: str
@@ -165,6 +190,7 @@ class Plan:
     slot_shardings: tuple[tuple[tuple[str, ...], ...], ...] = ()
     constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
     peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    channels: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def sharding(self, slot: Slot) -> tuple[tuple[str, ...], ...]:
         """The mesh axes that split each dimension of the array in a slot."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
 from pathways.runtime.plan import Launch
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+from pathways.tools.tables import size, table
 
 
 def explain(lowered: Lowered, compiled: Compiled) -> str:
@@ -46,29 +44,13 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
     arguments = ", ".join(aval.str_short(short_dtypes=True) for aval in lowered.in_avals)
     return "\n\n".join(
         [
-            f"program {lowered.name}({arguments})\n{_table(totals)}",
-            _table([("slice", "mesh", "computations", "launches", "peak memory"), *slices]),
-            _table([("computation", "slice", "launches"), *computations]),
+            f"program {lowered.name}({arguments})\n{table(totals)}",
+            table([("slice", "mesh", "computations", "launches", "peak memory"), *slices]),
+            table([("computation", "slice", "launches"), *computations]),
         ]
     )
-
-
-def size(count: float) -> str:
-    """A number of bytes with a unit that keeps it short: `24 B`, `1.5 MiB`."""
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.4g} {_UNITS[unit]}"
 
 
 def _channels(lowered: Lowered) -> int:
     module = ir.Module.parse(lowered.as_text(), make_context())
     return sum(op.operation.name == "pw.channel" for op in module.body.operations)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )

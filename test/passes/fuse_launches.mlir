@@ -1,7 +1,7 @@
 // RUN: pw-opt %s --split-input-file --pw-fuse-launches | filecheck %s --check-prefixes=CHECK,GLUE
 // RUN: pw-opt %s --split-input-file -p 'pw-fuse-launches{user-calls=true}' | filecheck %s --check-prefixes=CHECK,CALLS
 
-// Glue joins the call in front of it; two calls of the user stay two unless asked for.
+// Glue joins the call in front of it; two calls of the user stay two unless asked for, and then say so.
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @glue_and_calls
@@ -12,7 +12,7 @@ module @glue_and_calls attributes {pw.form = "placed"} {
     // GLUE: %[[A:.*]] = "pw.launch"(%arg0) {callee = @f_fused, order = 0 : i64, phase = "fwd", slice = @s0, stage = 0
     // GLUE-NEXT: %[[B:.*]] = "pw.launch"(%[[A]]) {callee = @f, order = 1 : i64, phase = "fwd"
     // GLUE-NEXT: return %[[B]]
-    // CALLS: %[[B:.*]] = "pw.launch"(%arg0) {callee = @f_fused, order = 0
+    // CALLS: %[[B:.*]] = "pw.launch"(%arg0) {callee = @f_fused, fused = ["fwd", "fwd"], order = 0
     // CALLS-NEXT: return %[[B]]
     %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0, phase = "fwd", stage = 0} : (!x) -> !x
     %b = "pw.launch"(%a) {callee = @glue, slice = @s0, order = 1, phase = "glue"} : (!x) -> !x

@@ -1,0 +1,38 @@
+"""Numbers and tables as the tools print them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+
+
+def size(count: float) -> str:
+    """A number of bytes with a unit that keeps it short: `24 B`, `1.5 MiB`."""
+    unit = 0
+    while count >= 1024 and unit < len(_BYTES) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.4g} {_BYTES[unit]}"
+
+
+def duration(time: float, unit: str) -> str:
+    """A time: in seconds with a unit that keeps it short, `1.5 ms`, or a bare number of time units."""
+    if unit != "s":
+        return f"{time:.6g}"
+    name, factor = next((entry for entry in _SECONDS if abs(time) >= entry[1]), _SECONDS[-1])
+    return f"{time / factor:.4g} {name}" if time else "0 s"
+
+
+def percent(part: float) -> str:
+    """A part from 0 to 1 as `27.3 %`."""
+    return f"{100 * part:.1f} %"
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows of cells in columns, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
