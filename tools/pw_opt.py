@@ -282,7 +282,7 @@ class _Parser(argparse.ArgumentParser):
         """Fails when the IRDL file or the text that goes with it has no place."""
         if options.irdl is None:
             return
-        for flag in ("split_input_file", "verify_diagnostics", "emit_bytecode"):
+        for flag in ("split_input_file", "verify_diagnostics", "emit_bytecode", "emit_schedule"):
             if getattr(options, flag):
                 self.error(f"--emit-irdl does not go with --{flag.replace('_', '-')}")
         if options.irdl == options.output:

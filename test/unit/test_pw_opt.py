@@ -141,6 +141,7 @@ def test_deeply_nested_text():
         (["--split-input-file"], "--emit-irdl does not go with --split-input-file"),
         (["--verify-diagnostics"], "--emit-irdl does not go with --verify-diagnostics"),
         (["--emit-bytecode"], "--emit-irdl does not go with --emit-bytecode"),
+        (["--emit-schedule"], "--emit-irdl does not go with --emit-schedule"),
         (["-o", "pw.irdl.mlir"], "--emit-irdl and -o both write to 'pw.irdl.mlir'"),
     ],
 )
