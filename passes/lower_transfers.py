@@ -54,6 +54,9 @@ class LowerTransfers(Pass):
     it is sent in as many parts as there are replicas, along a dimension that they divide, and gathered on
     the target. Within an island every replica gets a copy of its own.
 
+    A transfer of more than `max-pieces` pieces (63 shards and 64 have 4032 in common) is preceded by a launch
+    on the source that gathers the value, along as few axes as it takes, or splits it along other dimensions.
+
     A remark says what each such transfer brings over.
 
     Requires: placed form; shardings from `pw-propagate-shardings`; what they split divides evenly.
@@ -62,6 +65,7 @@ class LowerTransfers(Pass):
 
     name: ClassVar[str] = "pw-lower-transfers"
     gather_bytes: int = option(65536, "replicated values above this size cross between islands once")
+    max_pieces: int = option(1024, "a value is gathered on the source first where more copies were needed")
     islands: str = option(
         "named", "slices on different islands: those whose `island` differs (named), or all"
     )
@@ -69,6 +73,8 @@ class LowerTransfers(Pass):
     def __post_init__(self) -> None:
         if self.islands not in ISLANDS:
             raise ValueError(f"option 'islands' must be one of {', '.join(ISLANDS)}, got '{self.islands}'")
+        if self.max_pieces < 1:
+            raise ValueError(f"option 'max-pieces' must be at least 1, got {self.max_pieces}")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -133,6 +139,11 @@ class _Cut:
         """How many arrays take part on both sides."""
         return math.prod(self.cuts) + math.prod(self.joins)
 
+    @property
+    def copies(self) -> int:
+        """How many pieces the devices of the target get, all together."""
+        return self.target.mesh.size * math.prod(self.joins)
+
 
 class _Lowering:
     def __init__(self, module: ir.Module, options: LowerTransfers) -> None:
@@ -141,6 +152,7 @@ class _Lowering:
         self.layouts = Layouts(module)
         self.functions: dict[object, str] = {}
         self.cut_values: dict[object, list[ir.Value]] = {}
+        self.gathered_values: dict[object, ir.Value] = {}
         self.loops = values_in_loops(main_function(module))
         self.loop: str | None = None
         """The loop of the transfer at hand."""
@@ -158,17 +170,40 @@ class _Lowering:
         spread: Iterable[Sharding] = ()
         if self.crosses_islands(source, target) and byte_size(value.type) > self.options.gather_bytes:
             spread = _spread(target, shape)
-        cuts = [_cut(source, target.with_sharding(sharding), shape) for sharding in spread]
-        if held == needed and not cuts:
+        arrivals = [target.with_sharding(sharding) for sharding in spread]
+        if held == needed and not arrivals:
             return
-        cut = min(cuts, key=lambda cut: cut.pieces) if cuts else _cut(source, target, shape)
+        cut = min((_cut(source, side, shape) for side in arrivals or [target]), key=lambda cut: cut.pieces)
         with op.operation.location, ir.InsertionPoint(op):
+            if cut.copies > self.options.max_pieces:
+                few = self.few_pieces(source, arrivals or [target], shape)
+                if few.copies < cut.copies:
+                    remark(op, f"gathers on @{source.slice} first what would move in {cut.copies} pieces")
+                    value, source, cut = self.gather_first(value, source, few.source), few.source, few
             pieces = self.cut(value, source, cut)
             arrived = self.move(op, pieces, cut, shape)
             joined = self.join(op, arrived, cut)
             result = self.gather(joined, cut.target, target)
         op.results[0].replace_all_uses_with(result)
         op.operation.erase()
+
+    def few_pieces(self, source: _Side, arrivals: Sequence[_Side], shape: Sequence[int]) -> _Cut:
+        """A division into few pieces, for which the value has to lie otherwise over the source.
+
+        With few enough pieces, the one that splits it most; else the one with the fewest pieces.
+        """
+        cuts = [_cut(side, arrival, shape) for side in _gathered(source) for arrival in arrivals]
+        enough = [cut for cut in cuts if cut.copies <= self.options.max_pieces]
+        if enough:
+            return max(enough, key=lambda cut: (math.prod(cut.source.splits), -cut.pieces))
+        return min(cuts, key=lambda cut: (cut.copies, cut.pieces))
+
+    def gather_first(self, value: ir.Value, held: _Side, wanted: _Side) -> ir.Value:
+        """A value gathered on the source, once for all its transfers."""
+        key = (value, held.slice, wanted)
+        if key not in self.gathered_values:
+            self.gathered_values[key] = self.gather(value, held, wanted)
+        return self.gathered_values[key]
 
     def side(self, slice: str, sharding: Sharding) -> _Side:
         name, mesh = self.layouts.meshes[slice]
@@ -236,7 +271,7 @@ class _Lowering:
         return joined
 
     def gather(self, value: ir.Value, held: _Side, wanted: _Side) -> ir.Value:
-        """Changes how a value lies over the target."""
+        """Changes how a value lies over a slice."""
         if held == wanted:
             return value
         key = (held.mesh_name, value.type, held.sharding, wanted.sharding)
@@ -319,6 +354,13 @@ def _refined(side: _Side, grid: Sequence[int]) -> _Side:
         if dim is not None:
             dims[dim] = (*dims[dim], name)
     return side.with_sharding(Sharding(tuple(dims)))
+
+
+def _gathered(side: _Side) -> Iterator[_Side]:
+    """The ways in which a value lies over a side when it is gathered along minor axes of its dimensions."""
+    for kept in itertools.product(*(range(len(axes) + 1) for axes in side.sharding.dims)):
+        dims = zip(side.sharding.dims, kept, strict=True)
+        yield side.with_sharding(Sharding(tuple(axes[:count] for axes, count in dims)))
 
 
 def _spread(target: _Side, shape: Sequence[int]) -> Iterator[Sharding]:

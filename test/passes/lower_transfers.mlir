@@ -1,5 +1,7 @@
 // RUN: pw-opt %s --split-input-file --pw-lower-transfers | filecheck %s
 // RUN: pw-opt %s --split-input-file -p 'pw-lower-transfers{islands=all gather-bytes=64}' | filecheck %s --check-prefix=APART
+// RUN: pw-opt %s --split-input-file -p 'pw-lower-transfers{max-pieces=8}' | filecheck %s --check-prefix=FEW
+// RUN: pw-opt %s --split-input-file -p 'pw-lower-transfers{max-pieces=8}' 2>&1 >/dev/null | filecheck %s --check-prefix=FEW-REMARK
 // RUN: pw-opt %s --split-input-file --pw-lower-transfers 2>&1 >/dev/null | filecheck %s --check-prefix=REMARK
 
 // Where device i of one slice holds what device i of the other needs, a transfer stays as it is, whatever the
@@ -196,4 +198,56 @@ module @named_islands attributes {pw.form = "placed"} {
     %0 = "pw.transfer"(%x) {slice = @s1} : (!x) -> !x
     return %0 : !x
   }
+}
+
+// -----
+
+// Shards that have too many pieces in common are gathered on the source first, once for all who get them. With
+// a limit of 8, three devices gather what four get, and each sends quarters.
+
+!x = tensor<12x4xf32>
+// CHECK-LABEL: module @too_many
+// FEW-LABEL: module @too_many
+module @too_many attributes {pw.form = "placed"} {
+  sdy.mesh @mesh_3 = <["x"=3]>
+  sdy.mesh @mesh_4 = <["x"=4]>
+  "pw.slice"() {mesh = @mesh_3, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh_4, sym_name = "s1"} : () -> ()
+  "pw.slice"() {mesh = @mesh_4, sym_name = "s2"} : () -> ()
+  func.func public @main(%x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh_3, [{"x"}, {}]>})
+      -> (!x {pw.slice = @s1, sdy.sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>},
+          !x {pw.slice = @s2, sdy.sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>}) {
+    // CHECK-NOT: @gather
+    // FEW: %[[WHOLE:.*]] = "pw.launch"(%arg0) {callee = @gather, phase = "glue", slice = @s0}
+    // FEW-NEXT: %[[CUT:.*]]:4 = "pw.launch"(%[[WHOLE]]) {callee = @cut, phase = "glue", slice = @s0}
+    // FEW-NEXT: "pw.transfer"(%[[CUT]]#0, {{.*}}) {routes = array<i64: 0, 0, 1, 1, 2, 2, 3, 0>,
+    // FEW-REMARK: lower_transfers.mlir:{{.*}}: remark: 'pw.transfer' op gathers on @s0 first what would move in 12 pieces
+    %0 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>, slice = @s1} : (!x) -> !x
+    // FEW-NEXT: "pw.transfer"(%[[CUT]]#0, {{.*}}) {routes = array<i64: 0, 0, 1, 1, 2, 2, 3, 0>,
+    %1 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>, slice = @s2} : (!x) -> !x
+    return %0, %1 : !x, !x
+  }
+  // FEW: func.func private @gather({{.*}} {sdy.sharding = #sdy.sharding<@mesh_3, [{"x"}, {}]>}) -> ({{.*}} {sdy.sharding = #sdy.sharding<@mesh_3, [{}, {}]>})
+}
+
+// -----
+
+// Axes along which a value is gathered may split another dimension instead. Here the source then lies as the
+// target does, and shards are copied as they are.
+
+!x = tensor<8x8xf32>
+// FEW-LABEL: module @rows_to_columns
+module @rows_to_columns attributes {pw.form = "placed"} {
+  sdy.mesh @mesh_2x2 = <["x"=2, "y"=2]>
+  sdy.mesh @mesh_4 = <["z"=4]>
+  "pw.slice"() {mesh = @mesh_2x2, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh_4, sym_name = "s1"} : () -> ()
+  func.func public @main(%x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh_2x2, [{"x", "y"}, {}]>})
+      -> (!x {pw.slice = @s1, sdy.sharding = #sdy.sharding<@mesh_4, [{}, {"z"}]>}) {
+    // FEW: %[[COLUMNS:.*]] = "pw.launch"(%arg0) {callee = @gather, phase = "glue", slice = @s0}
+    // FEW-NEXT: "pw.transfer"(%[[COLUMNS]]) {sharding = #sdy.sharding<@mesh_4, [{}, {"z"}]>, slice = @s1}
+    %0 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh_4, [{}, {"z"}]>, slice = @s1} : (!x) -> !x
+    return %0 : !x
+  }
+  // FEW: func.func private @gather({{.*}}) -> ({{.*}} {sdy.sharding = #sdy.sharding<@mesh_2x2, [{}, {"x", "y"}]>})
 }

@@ -70,13 +70,17 @@ class Side:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A value that moves from one slice to another; `apart` puts them on different islands."""
+    """A value that moves from one slice to another.
+
+    `apart` puts them on different islands; `few` allows so few pieces that the source may have to gather.
+    """
 
     source: Side
     target: Side
     shape: tuple[int, ...]
     dtype: str
     apart: bool
+    few: bool = False
 
     def text(self) -> str:
         type_ = f"tensor<{''.join(f'{n}x' for n in self.shape)}{self.dtype}>"
@@ -90,11 +94,12 @@ class Case:
 }}"""
 
     def plan(self) -> Plan:
-        options = "{islands=all gather-bytes=0}" if self.apart else ""
-        passes = f"pw-lower-transfers{options},pw-verify-placed,pw-schedule,pw-fuse-launches,pw-plan-memory"
+        options = ["islands=all gather-bytes=0"] * self.apart + ["max-pieces=8"] * self.few
+        passes = "pw-verify-placed,pw-schedule,pw-fuse-launches,pw-plan-memory,pw-verify-schedule"
+        pipeline = f"pw-lower-transfers{{{' '.join(options)}}},{passes}"
         context = make_context()
         module = ir.Module.parse(self.text(), context)
-        run_passes(module, parse_pipeline(f"{passes},pw-verify-schedule", context))
+        run_passes(module, parse_pipeline(pipeline, context))
         return plan_of(module, "reshard")
 
     def fewest_bytes(self) -> int:
@@ -130,7 +135,8 @@ def cases(draw: st.DrawFn) -> Case:
         * draw(st.sampled_from([1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 0]))
         for dim in range(rank)
     )
-    return Case(source, target, shape, draw(st.sampled_from(sorted(DTYPES))), draw(st.booleans()))
+    dtype = draw(st.sampled_from(sorted(DTYPES)))
+    return Case(source, target, shape, dtype, draw(st.booleans()), draw(st.booleans()))
 
 
 def load(plan: Plan, shardings: dict[str, NamedSharding]) -> executable.Executable:
@@ -157,11 +163,13 @@ def check(case: Case) -> Plan:
         where = target.devices_indices_map(case.shape)
         for shard in y.addressable_shards:
             np.testing.assert_array_equal(np.asarray(shard.data), x[where[shard.device]])
-    moved = sum(plan.bytes_moved(step) for step in plan.steps if isinstance(step, Transfer))
-    assert moved == case.fewest_bytes()
+    transfers = [step for step in plan.steps if isinstance(step, Transfer)]
+    assert sum(map(plan.bytes_moved, transfers)) == case.fewest_bytes()
+    if case.few:
+        assert all(len(t.results) * target.num_devices <= 8 for t in transfers)
     for (name, slice), code in loaded.executables.items():
-        # On the target a value that has crossed once is gathered.
-        if slice == "a" or not case.apart:
+        # On the target a value that has crossed once is gathered, on the source what has too many pieces.
+        if not (case.few if slice == "a" else case.apart):
             assert not COLLECTIVES.findall(code.hlo_modules()[0].to_string()), name
     return plan
 
@@ -174,8 +182,9 @@ def test_every_shard_arrives(case: Case) -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("replicated", ["source", "target", "both", "neither"])
-def test_the_largest_meshes(apart: bool, replicated: str) -> None:
+def test_the_largest_meshes(apart: bool, few: bool, replicated: str) -> None:
     """Seven devices to eight in two dimensions, and what replication makes of it."""
     sides = {
         "source": Side("a", (7,), ((), ("a0",))),
@@ -184,4 +193,4 @@ def test_the_largest_meshes(apart: bool, replicated: str) -> None:
     for which in sides if replicated == "both" else [replicated]:
         if which in sides:
             sides[which] = dataclasses.replace(sides[which], dims=((), ()))
-    check(Case(sides["source"], sides["target"], (8, 56), "f32", apart))
+    check(Case(sides["source"], sides["target"], (8, 56), "f32", apart, few))
