@@ -6,7 +6,8 @@ The text is Python's own standard library, so there is nothing to download.
 
 By default each slice is a mesh of 2x2 devices: batches lie over its axis "data", heads and hidden units over
 "model". That is said of parameters and batches only; gradients, AdamW's moments and what moves between the
-slices follow. On a CPU the devices share the same cores, so more of them make nothing faster: --mesh 1x1
+slices follow. Where there are too few accelerators for that, as on one GPU, a slice is one device, and both
+slices share it. On a CPU the devices share the same cores, so more of them make nothing faster: --mesh 1x1
 shows what sharding costs here.
 
 At the end, the first steps are taken again by plain `jax.jit`, from the same parameters and batches; the
@@ -19,7 +20,6 @@ import argparse
 import collections
 import functools
 import itertools
-import math
 import os
 import sys
 import sysconfig
@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from _devices import connect
 from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
@@ -213,10 +214,10 @@ def train(
 def main() -> int:
     options = parse_options()
     os.environ["PW_DUMP_TO"] = str(options.dump_dir)
-    pw.connect(cpu_devices=2 * math.prod(options.mesh))
+    shape, overlap = connect(slices=2, shape=options.mesh)
     devices = pw.make_virtual_device_set()
-    s0 = devices.add_slice(shape=options.mesh, axis_names=AXES)
-    s1 = devices.add_slice(shape=options.mesh, axis_names=AXES)
+    s0 = devices.add_slice(shape, AXES, overlap=overlap)
+    s1 = devices.add_slice(shape, AXES, overlap=overlap)
     # What the placed functions take is all that is said; whatever is made of it lies accordingly.
     front_on_s0 = pw.jit(front, devices=s0, in_shardings=(param_specs("front"), P("data")))
     back_on_s1 = pw.jit(back, devices=s1, in_shardings=(param_specs("back"), P("data")))

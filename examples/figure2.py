@@ -2,15 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+from _devices import connect
 
 import pathways as pw
 
-pw.connect(cpu_devices=3)
+shape, overlap = connect(slices=3, shape=(1,))
 devices = pw.make_virtual_device_set()
 
 
 def a_slice() -> pw.VirtualSlice:
-    return devices.add_slice(shape=(1,), axis_names=("x",))
+    return devices.add_slice(shape, axis_names=("x",), overlap=overlap)
 
 
 a = pw.jit(lambda x: x * 2, devices=a_slice())

@@ -5,26 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-FIGURE2 = """
-import jax, jax.numpy as jnp, numpy as np, pathways as pw
-from jax.sharding import PartitionSpec as P
-
-devices = pw.make_virtual_device_set()
-on = lambda: devices.add_slice(shape=(1,), axis_names=("x",), overlap=True)
-a, b, c = (pw.jit(f, devices=on()) for f in (lambda x: x * 2, lambda x: x + 1, lambda x: x / 2))
-
-@pw.program
-def f(v):
-    x = a(v)
-    return b(x), a(c(x))
-
-y, z = f(jnp.array([1.0, 2.0]))
-assert y.devices() == {jax.devices()[0]} and jax.devices()[0].platform == "gpu"
-print(np.asarray(y), np.asarray(z))
-"""
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 TRAIN = """
 import jax, jax.numpy as jnp, numpy as np, pathways as pw
@@ -51,9 +36,10 @@ print("agrees")
 """
 
 
-def run_on_gpu(body: str) -> subprocess.CompletedProcess[str]:
+def run_on_gpu(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs Python where JAX has nothing but GPUs."""
     return subprocess.run(
-        [sys.executable, "-c", body],
+        [sys.executable, *command],
         capture_output=True,
         text=True,
         check=False,
@@ -64,7 +50,10 @@ def run_on_gpu(body: str) -> subprocess.CompletedProcess[str]:
 
 @functools.cache
 def has_gpu() -> bool:
-    return shutil.which("nvidia-smi") is not None and run_on_gpu("import jax; jax.devices()").returncode == 0
+    return (
+        shutil.which("nvidia-smi") is not None
+        and run_on_gpu("-c", "import jax; jax.devices()").returncode == 0
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -73,13 +62,19 @@ def gpu():
         pytest.skip("JAX sees no GPU")
 
 
-def test_figure2_on_slices_that_share_a_gpu():
-    done = run_on_gpu(FIGURE2)
+def test_figure2():
+    done = run_on_gpu(EXAMPLES / "figure2.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "[3. 5.] [2. 4.]\n"
+    assert done.stdout == "f([1. 2.]) = ([3. 5.], [2. 4.])\n4 launches, 3 transfers between slices\n"
+
+
+def test_the_language_model(tmp_path):
+    done = run_on_gpu(EXAMPLES / "char_lm.py", "--quick", "--dump-dir", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "losses of the first 12 steps agree" in done.stdout
 
 
 def test_training_on_slices_that_share_a_gpu():
-    done = run_on_gpu(TRAIN)
+    done = run_on_gpu("-c", TRAIN)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "agrees\n"

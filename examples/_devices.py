@@ -1,0 +1,44 @@
+"""Devices for the examples: those of an accelerator where JAX has one, CPU devices where it has none."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import jax
+
+import pathways as pw
+
+
+def fit(platform: str, count: int, slices: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+    """How slices fit on the devices that there are.
+
+    Args:
+      platform: JAX's default platform. There may be any number of CPU devices.
+      count: the number of its devices.
+      slices: how many slices an example has.
+      shape: the shape that each should have.
+
+    Returns:
+      The shape that each can have, which is that of a single device where not even one slice fits, and
+      whether they have to share devices.
+    """
+    size = math.prod(shape)
+    if platform == "cpu" or count >= slices * size:
+        return shape, False
+    if count >= size:
+        return shape, True
+    return (1,) * len(shape), count < slices
+
+
+def connect(slices: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+    """Takes devices for the slices of an example; returns their shape, and `overlap` for `add_slice`."""
+    wanted = slices * math.prod(shape)
+    # JAX has to start to say what its default platform is, and makes CPU devices only then. Where it has
+    # started already, `pw.connect` says if there are too few.
+    if jax.config.jax_num_cpu_devices < wanted:
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", wanted)
+    platform = jax.default_backend()
+    found = pw.connect(cpu_devices=wanted if platform == "cpu" else None)
+    return fit(platform, len(found.devices), slices, shape)
