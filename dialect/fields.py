@@ -115,6 +115,7 @@ def several_of(*choices: str) -> Kind[Sequence[str]]:
         ),
         lambda a: tuple(entry.value for entry in a),
         lambda v: ir.ArrayAttr.get([ir.StringAttr.get(entry) for entry in v]),
+        irdl=['base "#builtin.array"'],
     )
 
 
