@@ -121,7 +121,7 @@ class Target:
                 near = difflib.get_close_matches(policy, POLICIES, 1)
                 hint = f"did you mean '{near[0]}'? " if near else ""
                 raise UserError(f"unknown policy '{policy}'; {hint}the policies are {', '.join(POLICIES)}")
-            options = dataclasses.replace(options, policy=policy)
+            options = dataclasses.replace(options, policy=policy, schedule_file="")
         if fuse:
             options = dataclasses.replace(options, fuse=True)
         self.program._options = options

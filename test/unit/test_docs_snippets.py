@@ -1,8 +1,9 @@
-"""What docs/dialect.md, docs/transfers.md and README.md show is real.
+"""What docs/dialect.md, docs/schedules.md, docs/transfers.md and README.md show is real.
 
 A `mlir` block is a whole module, which must verify, or starts with `// excerpt of <source>`: a form of the
 program of the page (`train_step, placed`), a file, or the `output` of the last command. A block whose first
-line starts with `$` is a command of pw-opt with its output. `...` stands for anything that is left out.
+line starts with `$` is a command of pw-opt with its output. A `csv` block is the file `order.csv`. `...`
+stands for anything that is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathways.dialect import make_context, verify
 from pathways.passes.driver import Diagnostics
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/dialect.md", "docs/transfers.md", "README.md")
+PAGES = ("docs/dialect.md", "docs/schedules.md", "docs/transfers.md", "README.md")
 EXCERPT = "// excerpt of "
 BLOCKS = [
     pytest.param(page, number, language, text, id=f"{page}-{number}")
@@ -49,6 +50,8 @@ def folder(tmp_path_factory):
     for block in blocks(is_module):
         text = block.values[3]
         (folder / f"{re.findall(r'module @(\w+)', text)[0]}.mlir").write_text(text)
+    for block in blocks(lambda language, _: language == "csv"):
+        (folder / "order.csv").write_text(block.values[3])
     return folder
 
 
