@@ -93,10 +93,12 @@ class Schedule(Pass):
     def start_times(self, module: ir.Module, events: list[Event], loop: Loop) -> dict[Action, int]:
         """When each action of a loop starts; nothing when it stays in the order of the program."""
         policy = "" if self.file else self.policy or loop.op.schedule or "program"
-        if policy == "program":
-            return {}
         if policy not in ("", *POLICIES):
             fail(loop.op, f"asks for {unknown_policy(policy)}")
+        if self.max_live and policy != "eager":
+            fail(loop.op, f"is scheduled by '{policy or self.file}', but max-live is for 'eager' alone")
+        if policy == "program":
+            return {}
         slices = {events[n].slice for n in loop.members}
         if len(slices) == 1:
             remark(loop.op, f"runs on @{slices.pop()} alone: nothing is pipelined")
@@ -109,8 +111,6 @@ class Schedule(Pass):
 
     def apply(self, policy: str, loop: Loop, work: Work) -> list[list[Action]]:
         """The orders of the slices by a policy."""
-        if self.max_live and policy != "eager":
-            fail(loop.op, f"is scheduled by '{policy}', but max-live is for 'eager' alone")
         stages = list(work.slices)
         for stage, following in itertools.pairwise(stages):
             if work.slices[stage] == work.slices[following] and len(work.rows) > 1:

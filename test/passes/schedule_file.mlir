@@ -10,6 +10,8 @@
 // RUN: not pw-opt %s -p 'pw-schedule{file=no/such.csv}' 2>&1 | filecheck %s --check-prefix=NONE
 // RUN: not pw-opt %s --emit-schedule 2>&1 | filecheck %s --check-prefix=UNORDERED
 // RUN: not pw-opt %s -p 'pw-schedule{file=a.csv policy=1f1b}' 2>&1 | filecheck %s --check-prefix=BOTH
+// RUN: not pw-opt %s -p 'pw-schedule{policy=gpipe max-live=2}' 2>&1 | filecheck %s --check-prefix=GPIPE
+// RUN: not pw-opt %s -p 'pw-schedule{max-live=-1}' 2>&1 | filecheck %s --check-prefix=NEGATIVE
 
 // A schedule is written as a file and read back.
 
@@ -27,6 +29,8 @@
 // NONE: error: 'pw.loop' op cannot be scheduled by 'no/such.csv': No such file or directory
 // UNORDERED: error: 'pw.launch' op has no `order`; run pw-schedule first
 // BOTH: error: pipeline:1:13: 'pw-schedule': policy and file exclude each other
+// GPIPE: error: 'pw.loop' op is scheduled by 'gpipe', but max-live is for 'eager' alone
+// NEGATIVE: error: pipeline:1:13: 'pw-schedule': max-live must not be negative, got -1
 
 !x = tensor<4xf32>
 module @p attributes {pw.form = "placed"} {

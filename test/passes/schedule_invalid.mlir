@@ -1,6 +1,9 @@
 // RUN: pw-opt %s --split-input-file --verify-diagnostics -p 'pw-schedule{policy=progam}'
+// RUN: not pw-opt %s -p 'pw-schedule{file=order.csv}' 2>&1 | filecheck %s
 
-// A misspelt policy names the nearest one.
+// A misspelt policy names the nearest one; a file needs a loop.
+
+// CHECK: error: 'func.func' op has 0 loops; a schedule file orders exactly 1
 
 !x = tensor<4xf32>
 module @unknown_policy attributes {pw.form = "placed"} {
