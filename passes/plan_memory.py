@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -31,18 +32,23 @@ class PlanMemory(Pass):
     """Plans the life of every buffer.
 
     1. `@main` is sorted by the proved order.
-    2. A launch that is the last reader of a value that the program owns (a donated argument, or a large
+    2. A launch that is the last reader of a value that the program owns (a donated argument, or an
        intermediate) and has a result of the same type and sharding takes its buffer for it. Donation is a
-       property of the computation, so such launches get a variant of theirs.
-    3. Everything else that the program owns is released behind its last reader.
-    4. Each channel gets the capacity that this order needs, and each slice the peak of its live bytes.
+       property of the computation, so such launches get a variant of theirs. A small intermediate is not
+       worth one: it is donated where every launch of the computation can do so. The launches that add to
+       a sum over microbatches can, so that a sum is one buffer.
+    3. Everything else that the program owns is released behind its last reader, which for transfers
+       that follow each other is the last of them: they are issued together.
+    4. Each channel gets the capacity that this order needs, and each slice the peak of its live bytes, over
+       all its devices: arguments, intermediates, results, and the copies that the caller gets of results
+       that are also another result or an argument that was not donated.
 
     Requires: launches and transfers with `order` and channels.
     Guarantees: no value is read after its release or donation; every owned value ends exactly once.
     """
 
     name: ClassVar[str] = "pw-plan-memory"
-    donate_bytes: int = option(65536, "intermediates of at least this size are donated")
+    donate_bytes: int = option(65536, "an intermediate of this size is worth a variant that it is donated to")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -81,6 +87,10 @@ def _set_capacities(module: ir.Module, main: ir.OpView) -> None:
             channel.capacity = capacity_for(spans[channel.sym_name])
 
 
+Aliases = tuple[tuple[int, int], ...]
+"""Which operands of a launch give their buffers to which of its results."""
+
+
 class _Lifetimes:
     def __init__(self, module: ir.Module, main: ir.OpView, donate_bytes: int) -> None:
         self.module = module
@@ -93,58 +103,49 @@ class _Lifetimes:
         self.slices = argument_slices(main)
         attrs = argument_attrs(main)
         self.given = {a for a, attr in zip(self.arguments, attrs, strict=True) if "pw.donated" in attr}
-        self.last_use: dict[ir.Value, int] = {}
-        for n, op in enumerate(self.ops):
-            self.last_use.update(dict.fromkeys(op.results, n))
-            self.last_use.update(dict.fromkeys(op.operands, n))
-        self.kept = self.find_kept()
-        self.variants: dict[tuple[str, tuple[tuple[int, int], ...]], str] = {}
-        self.launches_of: dict[str, set[tuple[tuple[int, int], ...]]] = {}
-
-    def find_kept(self) -> set[ir.Value]:
-        """The values that outlive the program: results, and arguments that the caller keeps."""
-        kept = set(self.terminator.operands)
-        for op in self.ops:
-            if isinstance(op, MirrorOp) and op.results[0] in kept:
-                kept.update(op.operands)
-        return kept | {a for a in self.arguments if a not in self.given}
+        self.last_use = {v: n for n, op in enumerate(self.ops) for v in _touched(op)}
+        # Results, and arguments that the caller keeps, outlive the program.
+        self.kept = {v for result in self.terminator.operands for v in _unmirrored(result)}
+        self.kept |= {a for a in self.arguments if a not in self.given}
+        self.variants: dict[tuple[str, Aliases], str] = {}
+        self.launches_of: dict[str, set[Aliases]] = {}
 
     def run(self) -> None:
-        aliases: dict[int, tuple[tuple[int, int], ...]] = {}
-        for n, op in enumerate(self.ops):
-            if isinstance(op, LaunchOp):
-                aliases[n] = self.aliases(n, op)
-                self.launches_of.setdefault(op.callee, set()).add(aliases[n])
+        aliases = self.find_aliases()
         peaks = _Peaks()
         for argument, slices in zip(self.arguments, self.slices, strict=True):
-            for name in slices or ():
-                peaks.start(name, self.size(argument, name))
+            # What the caller keeps and nothing reads is never brought to its slice.
+            if argument in self.given or any(True for _ in argument.uses):
+                for name in slices or ():
+                    peaks.start(name, self.size(argument, name))
+        self.release_unread(peaks)
+        ended: list[ir.Value] = []
         for n, op in enumerate(self.ops):
             taken = {op.operands[a] for a, _ in aliases.get(n, ())}
-            self.count(op, peaks, taken)
-            ended = [
-                v
-                for v in dict.fromkeys([*op.operands, *op.results])
-                if self.last_use[v] == n and v not in self.kept and v not in taken
-            ]
-            if isinstance(op, LaunchOp) and aliases[n]:
+            if aliases.get(n):
                 op.callee = self.variant(op.callee, aliases[n])
-            if ended and not isinstance(op, MirrorOp):
-                following = self.ops[n + 1] if n + 1 < len(self.ops) else self.terminator
+            self.count(op, peaks, taken)
+            self.end(taken, peaks)
+            ended += [
+                v for v in _touched(op) if self.last_use[v] == n and v not in self.kept and v not in taken
+            ]
+            following = self.ops[n + 1] if n + 1 < len(self.ops) else self.terminator
+            is_last = not (isinstance(op, TransferOp) and isinstance(following, TransferOp))
+            if ended and is_last:
                 ReleaseOp.build(ended, loc=op.operation.location, ip=ir.InsertionPoint(following))
-            for value in (*ended, *taken):
-                for name in slices_of(value, self.slices) or ():
-                    peaks.end(name, self.size(value, name))
+                self.end(ended, peaks)
+                ended = []
+        for value, name in self.copied_results():
+            peaks.start(name, self.size(value, name))
         for op in ops_named(self.module, ["pw.slice"]):
             op.peak_bytes = peaks.most.get(op.sym_name, 0)
-        self.release_unread()
 
     def size(self, value: ir.Value, place: str) -> int:
         """Bytes of a value on all devices of a slice together: what is replicated counts once for each."""
         mesh = self.layouts.mesh(place)
         return byte_size(value.type) * mesh.size // math.prod(self.layouts.of(value, place).splits(mesh))
 
-    def release_unread(self) -> None:
+    def release_unread(self, peaks: _Peaks) -> None:
         """Donated arguments that nothing reads die before the first launch."""
         unread = [
             a for a in self.arguments if a in self.given and a not in self.last_use and a not in self.kept
@@ -152,6 +153,7 @@ class _Lifetimes:
         if unread:
             first = self.ops[0] if self.ops else self.terminator
             ReleaseOp.build(unread, loc=first.operation.location, ip=ir.InsertionPoint(first))
+            self.end(unread, peaks)
 
     def count(self, op: ir.OpView, peaks: _Peaks, taken: set[ir.Value]) -> None:
         """Adds the results of an operation to the live bytes; a donated operand's buffer is one of them."""
@@ -159,38 +161,79 @@ class _Lifetimes:
             reused = sum(self.size(v, op.slice) for v in taken)
             peaks.start(op.slice, sum(self.size(r, op.slice) for r in op.results), reused)
 
-    def aliases(self, n: int, op: LaunchOp) -> tuple[tuple[int, int], ...]:
-        """Which operand gives its buffer to which result: arguments first, then large intermediates."""
-        free = list(range(len(op.results)))
-        operands = list(op.operands)
+    def end(self, values: Iterable[ir.Value], peaks: _Peaks) -> None:
+        """Takes the bytes of values off on each slice that has them."""
+        for value in values:
+            for name in slices_of(value, self.slices) or ():
+                peaks.end(name, self.size(value, name))
+
+    def copied_results(self) -> Iterator[tuple[ir.Value, str]]:
+        """The results of which the caller gets a copy, each with the slice of the copy.
+
+        The caller may donate what it gets, so no buffer is two results, or a result and what the caller kept.
+        """
+        owned: set[tuple[ir.Value, str]] = set()
+        for result in self.terminator.operands:
+            copies = [
+                (value, name) for value in _unmirrored(result) for name in slices_of(value, self.slices) or ()
+            ]
+            for value, name in copies:
+                is_argument = isinstance(value, ir.BlockArgument) and value not in self.given
+                if is_argument or (value, name) in owned:
+                    yield value, name
+            owned.update(copies)
+
+    def find_aliases(self) -> dict[int, Aliases]:
+        """The aliases of each launch, by its position."""
+        launches = {n: op for n, op in enumerate(self.ops) if isinstance(op, LaunchOp)}
+        free: dict[str, set[int]] = {}
+        for n, op in launches.items():
+            found = {number for number, value in enumerate(op.operands) if self.may_be_donated(n, op, value)}
+            free[op.callee] = free[op.callee] & found if op.callee in free else found
+        aliases = {n: self.aliases(n, op, free[op.callee]) for n, op in launches.items()}
+        for n, op in launches.items():
+            self.launches_of.setdefault(op.callee, set()).add(aliases[n])
+        return aliases
+
+    def may_be_donated(self, n: int, op: LaunchOp, value: ir.Value) -> bool:
+        """Whether the launch at a position is the only and last reader of a value that the program owns."""
+        return (
+            len(slices_of(value, self.slices) or ()) == 1
+            and value not in self.kept
+            and self.last_use[value] == n
+            and list(op.operands).count(value) == 1
+        )
+
+    def aliases(self, n: int, op: LaunchOp, free: set[int]) -> Aliases:
+        """Which operand gives its buffer to which result: arguments first, then what costs a variant.
+
+        Args:
+          n: the position of the launch.
+          op: the launch.
+          free: the numbers of operands that cost no variant: all launches of the computation can donate them.
+        """
+        operands = [(k, v) for k, v in enumerate(op.operands) if self.may_be_donated(n, op, v)]
+        given = [(k, v) for k, v in operands if v in self.given]
+        # From behind: pw-accumulate puts sums there, which XLA adds to in place.
+        others = [(k, v) for k, v in reversed(operands) if v not in self.given]
+        large = [(k, v) for k, v in others if byte_size(v.type) >= self.donate_bytes]
+        small = [(k, v) for k, v in others if byte_size(v.type) < self.donate_bytes and k in free]
+        results = dict(enumerate(op.results))
         found: list[tuple[int, int]] = []
-        for given in (True, False):
-            for number, value in enumerate(operands):
-                if (
-                    (value in self.given) != given
-                    or value in self.kept
-                    or self.last_use[value] != n
-                    or operands.count(value) > 1
-                    or len(slices_of(value, self.slices) or ()) != 1
-                    or (not given and byte_size(value.type) < self.donate_bytes)
-                ):
-                    continue
-                layout = self.layouts.of(value, op.slice)
-                result = next(
-                    (
-                        r
-                        for r in free
-                        if op.results[r].type == value.type
-                        and self.layouts.of(op.results[r], op.slice) == layout
-                    ),
-                    None,
-                )
-                if result is not None:
-                    free.remove(result)
-                    found.append((number, result))
+        for number, value in (*given, *large, *small):
+            layout = self.layouts.of(value, op.slice)
+            fitting = (
+                k
+                for k, result in results.items()
+                if result.type == value.type and self.layouts.of(result, op.slice) == layout
+            )
+            taken = next(fitting, None)
+            if taken is not None:
+                del results[taken]
+                found.append((number, taken))
         return tuple(sorted(found))
 
-    def variant(self, callee: str, aliases: tuple[tuple[int, int], ...]) -> str:
+    def variant(self, callee: str, aliases: Aliases) -> str:
         """The computation that donates these operands; the callee itself when all its launches do."""
         if (callee, aliases) not in self.variants:
             function, name = self.symbols[callee], callee
@@ -206,6 +249,17 @@ class _Lifetimes:
             set_argument_attrs(function, attrs)
             self.variants[callee, aliases] = name
         return self.variants[callee, aliases]
+
+
+def _touched(op: ir.OpView) -> dict[ir.Value, None]:
+    """The values that an operation reads or makes, each once."""
+    return {v: None for value in (*op.operands, *op.results) for v in _unmirrored(value)}
+
+
+def _unmirrored(value: ir.Value) -> list[ir.Value]:
+    """The values that a value stands for: itself, or those that a mirror says are equal."""
+    op = None if isinstance(value, ir.BlockArgument) else value.owner.opview
+    return [v for copy in op.operands for v in _unmirrored(copy)] if isinstance(op, MirrorOp) else [value]
 
 
 class _Peaks:

@@ -119,7 +119,7 @@ def generate(
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
-    """Launches alone; the transfers and releases between two launches together.
+    """Launches alone; the transfers that follow each other together, with the releases behind them.
 
     A transfer of what another one brought starts a new group: one call makes all transfers of a group.
     """
@@ -127,7 +127,7 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
     arrived: set[Slot] = set()
     for step in steps:
         follows = isinstance(step, Transfer) and not arrived.isdisjoint(step.operands)
-        if isinstance(step, Launch) or follows or not groups or isinstance(groups[-1][0], Launch):
+        if isinstance(step, Launch) or follows or not groups or not isinstance(groups[-1][0], Transfer):
             groups.append([])
             arrived.clear()
         groups[-1].append(step)

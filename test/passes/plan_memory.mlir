@@ -143,3 +143,99 @@ module @several_devices attributes {pw.form = "placed"} {
     return %x : !x
   }
 }
+
+// -----
+
+// What costs no variant is donated whatever its size: all launches of @add can donate the sum so far, so that
+// a sum over microbatches is one buffer. Not all can donate the term. The peak is the argument, a term and the sum.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @accumulator
+module @accumulator attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  // CHECK: peak_bytes = 48 : i64
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
+    // CHECK: %[[A:.*]] = "pw.launch"(%arg0) {callee = @term
+    // CHECK-NEXT: %[[T:.*]] = "pw.launch"(%arg0) {callee = @term
+    // CHECK-NEXT: %[[B:.*]] = "pw.launch"(%[[T]], %[[A]]) {callee = @add,
+    // CHECK-NEXT: "pw.release"(%[[T]])
+    // CHECK-NEXT: %[[C:.*]] = "pw.launch"(%arg0, %[[B]]) {callee = @add,
+    // CHECK-NEXT: return %[[C]]
+    %a = "pw.launch"(%x) {callee = @term, slice = @s0, order = 0} : (!x) -> !x
+    %t = "pw.launch"(%x) {callee = @term, slice = @s0, order = 1} : (!x) -> !x
+    %b = "pw.launch"(%t, %a) {callee = @add, slice = @s0, order = 2} : (!x, !x) -> !x
+    %c = "pw.launch"(%x, %b) {callee = @add, slice = @s0, order = 3} : (!x, !x) -> !x
+    return %c : !x
+  }
+  func.func private @term(!x) -> !x
+  // CHECK: func.func private @add(tensor<4xf32>, tensor<4xf32> {tf.aliasing_output = 0 : i32})
+  func.func private @add(!x, !x) -> !x
+}
+
+// -----
+
+// Transfers that follow each other are issued together, so what the first one reads is alive when the second
+// one arrives: @s0 holds both.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @transfers_between_launches
+module @transfers_between_launches attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  // CHECK: "pw.slice"() {mesh = @mesh, peak_bytes = 32 : i64, sym_name = "s0"}
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0, pw.donated}, %y: !x {pw.slice = @s1, pw.donated}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s0}) {
+    // CHECK: "pw.transfer"(%arg0)
+    // CHECK-NEXT: "pw.transfer"(%arg1)
+    // CHECK-NEXT: "pw.release"(%arg0, %arg1)
+    %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
+    %b = "pw.transfer"(%y) {slice = @s0, channel = @c1, order = 0} : (!x) -> !x
+    return %a, %b : !x, !x
+  }
+}
+
+// -----
+
+// The caller gets a copy of an argument that it keeps, and of what is a result already. An argument that it
+// keeps and that nothing reads is not brought to the slice.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @copied_results
+module @copied_results attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  // CHECK: peak_bytes = 64 : i64
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %unread: !x {pw.slice = @s0}, %given: !x {pw.slice = @s0, pw.donated}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s0}, !x {pw.slice = @s0}) {
+    return %x, %given, %given : !x, !x, !x
+  }
+}
+
+// -----
+
+// Values live as long as the one that they are mirrored into.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @mirrored
+module @mirrored attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  // CHECK: peak_bytes = 32 : i64, sym_name = "s0"
+  // CHECK: peak_bytes = 48 : i64, sym_name = "s1"
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = [@s0, @s1]}) -> (!x {pw.slice = @s1}) {
+    // CHECK: %[[A:.*]] = "pw.launch"
+    // CHECK: %[[B:.*]] = "pw.launch"
+    // CHECK: %[[M:.*]] = "pw.mirror"(%[[A]], %[[B]])
+    // CHECK-NEXT: "pw.launch"(%[[M]])
+    // CHECK-NEXT: "pw.release"(%[[A]], %[[B]])
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
+    %b = "pw.launch"(%x) {callee = @f, slice = @s1, order = 0} : (!x) -> !x
+    %m = "pw.mirror"(%a, %b) : (!x, !x) -> !x
+    %c = "pw.launch"(%m) {callee = @f, slice = @s1, order = 1} : (!x) -> !x
+    return %c : !x
+  }
+  func.func private @f(!x) -> !x
+}
