@@ -15,7 +15,7 @@
 // UNITS-NEXT: transfers  2, 32 B
 // UNITS: {{^ +}}slice  launches  busy  bubble  peak memory
 // UNITS-NEXT: {{^ +}}s0     2         2     33.3 %  32 B
-// UNITS-NEXT: {{^ +}}s1     3         2     33.3 %  48 B
+// UNITS-NEXT: {{^ +}}s1     3         2     33.3 %  32 B
 // UNITS: critical path
 // UNITS-NEXT: {{^ +}}s0  F0 F1  0 to 2
 // UNITS-NEXT: {{^ +}}s1  F1     2 to 3
