@@ -96,6 +96,8 @@ class _Loop:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         cut = self._cut_positions(len(args))
         batch = {n: self._checked(args[n], n) for n in cut}
+        if not jax.tree.leaves(batch):
+            raise ValueError(f"pw.accumulate of '{self.name}': no batch to cut: there is no array in it")
         if active_trace.loop is not None:
             raise ValueError(
                 f"pw.accumulate of '{self.name}' is called inside pw.accumulate of '{active_trace.loop}': "
@@ -115,7 +117,7 @@ class _Loop:
             cut = list(range(1, count))
         else:
             cut = [n % count if -count <= n < count else n for n in self.batch_argnums]
-        if not cut or max(cut) >= count:
+        if not cut or not all(0 <= n < count for n in cut):
             raise ValueError(
                 f"pw.accumulate of '{self.name}': no batch to cut: called with {count} positional arguments, "
                 "of which "
@@ -153,8 +155,11 @@ class _Loop:
         what = f"pw.accumulate of '{self.name}'"
         try:
             kinds = jax.tree.broadcast(self.reduce, results)
-        except ValueError as error:
-            raise ValueError(f"{what}: reduce does not match the results: {error}") from None
+        except ValueError:
+            raise ValueError(
+                f"{what}: reduce must be a tree like that of the results or a prefix of one: it is "
+                f"{_shown(self.reduce)}, the results are {_shown(results)}"
+            ) from None
 
         def check(path: Any, kind: str, result: Any) -> str:
             dtype, shape = result.dtype, result.shape
@@ -212,6 +217,11 @@ class _Loop:
             for kind, total, s in zip(flat_kinds, totals, stacked, strict=True)
         ]
         return jax.tree.unflatten(structure, [_without_gradient(result) for result in results])
+
+
+def _shown(tree: Any) -> str:
+    """The structure of a tree, with `*` for leaves."""
+    return str(jax.tree.structure(tree)).removeprefix("PyTreeDef(").removesuffix(")")
 
 
 def _as_array(leaf: Any) -> jax.Array:

@@ -96,12 +96,18 @@ def data_events(module: ir.Module, main: ir.OpView) -> list[Event]:
     return events
 
 
-def events_of(module: ir.Module, main: ir.OpView) -> list[Event]:
-    """The events of a program in block order, with all that each waits for."""
+def events_of(module: ir.Module, main: ir.OpView, with_capacities: bool = True) -> list[Event]:
+    """The events of a program in block order, with all that each waits for.
+
+    Args:
+      module: the module.
+      main: its program.
+      with_capacities: whether sends wait for room; without, channels hold any number of values.
+    """
     events = data_events(module, main)
     receipt = _receipts(events)
     _add_slice_order(events, device_queues(module))
-    _add_channels(module, events, receipt)
+    _add_channels(module, events, receipt, with_capacities)
     return events
 
 
@@ -191,7 +197,9 @@ def _add_slice_order(events: list[Event], queues: dict[str, str]) -> None:
             events[after].waits_for.setdefault(before, f"{who} in this order")
 
 
-def _add_channels(module: ir.Module, events: list[Event], receipt: dict[int, int]) -> None:
+def _add_channels(
+    module: ir.Module, events: list[Event], receipt: dict[int, int], with_capacities: bool
+) -> None:
     capacity = {c.sym_name: c.capacity for c in ops_named(module, ["pw.channel"]) if isinstance(c, ChannelOp)}
     sends: dict[str, list[int]] = {}
     for n, event in enumerate(events):
@@ -204,7 +212,7 @@ def _add_channels(module: ir.Module, events: list[Event], receipt: dict[int, int
                 events[after].waits_for.setdefault(
                     before, f"channel @{name} delivers in the order of sending"
                 )
-        room = capacity[name]
+        room = capacity[name] if with_capacities else len(members)
         for n, sent in enumerate(members[room:]):
             blocker = receipt.get(members[n])
             if blocker is not None:

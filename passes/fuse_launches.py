@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import sdy
 
 from pathways.dialect import (
     LaunchOp,
+    MirrorOp,
     TransferOp,
     argument_attrs,
     inlined_func_call,
@@ -78,6 +79,7 @@ class FuseLaunches(Pass):
             for cluster in self.clusters(fuser.symbols, *_preparations(launches)):
                 if len(cluster) > 1:
                     fuser.fuse(cluster)
+        _move_mirrors(main)
         erase_unused_functions(module)
         _renumber(module, main)
 
@@ -270,6 +272,14 @@ def _first_result(op: ir.OpView) -> ir.Value | None:
 
 def _is_transfer(value: ir.Value) -> bool:
     return not isinstance(value, ir.BlockArgument) and isinstance(value.owner, TransferOp)
+
+
+def _move_mirrors(main: ir.OpView) -> None:
+    """Moves what only the caller reads to the end: behind launches that fusion has delayed."""
+    *operations, terminator = body_block(main).operations
+    for op in operations:
+        if isinstance(op, MirrorOp) and all(use.owner == terminator for use in op.results[0].uses):
+            op.operation.move_before(terminator)
 
 
 def _renumber(module: ir.Module, main: ir.OpView) -> None:

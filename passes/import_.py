@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
@@ -90,6 +90,10 @@ class _PlacedCall:
     launch: LaunchOp
     call: str
     stage: int | None
+
+
+_Level = tuple[int, str]
+"""A stage without a number yet: how many changes of slice lie in front of it, and its own slice."""
 
 
 class _Importer:
@@ -195,42 +199,65 @@ class _Importer:
         for op in list(body_block(self.main).operations):
             metadata, reads = call_metadata(op), captured(op)
             before: set[str] = set().union(*(reduced.get(v, set()) for v in reads))
-            loop = self.loop_of(reads)
+            loop = self.loop_of(op, reads)
             if "pw.split" in metadata:
+                if loop is not None:
+                    self.fail_outside(op, loop)
                 op = self.make_split(op, metadata["pw.loop"])
-                if op.loop in before:
-                    fail(
-                        op,
-                        "cuts what the same pw.accumulate gave: a function under jax.jit holds it and is "
-                        "called twice; take jax.jit away",
-                    )
                 loop = op.loop
-            elif "pw.reduce" in metadata:
+            if loop is not None and op.operation.name == "func.return":
+                self.fail_outside(op, loop)
+            if loop in before:
+                fail(
+                    op,
+                    f"reads a result of pw.accumulate of '{loop}' and a value of one of its microbatches: "
+                    "let the function return what is used outside of it; and where a function under jax.jit "
+                    "holds pw.accumulate and is called twice, take jax.jit away",
+                )
+            if "pw.reduce" in metadata:
+                if loop not in (None, metadata["pw.loop"]):
+                    self.fail_outside(op, loop)
                 op = self.reduce_constant(op, metadata) if loop is None else self.make_reduce(op, metadata)
                 before, loop = before | {metadata["pw.loop"]}, None
             if loop is not None:
                 self.loops.update(dict.fromkeys(op.results, loop))
             reduced.update(dict.fromkeys(op.results, before))
 
-    def loop_of(self, values: Iterable[ir.Value]) -> str | None:
-        """The loop that the first of the values that are of a microbatch is in."""
-        return next((self.loops[v] for v in values if v in self.loops), None)
+    def loop_of(self, op: ir.OpView, values: Iterable[ir.Value]) -> str | None:
+        """The loop that an operation is in by the values that it reads."""
+        loops = list(dict.fromkeys(self.loops[v] for v in values if v in self.loops))
+        if len(loops) > 1:
+            # The value of the loop that began first has leaked into the other one.
+            self.fail_outside(op, next(loop for loop in self.loops.values() if loop in loops))
+        return loops[0] if loops else None
+
+    def fail_outside(self, op: ir.OpView, loop: str) -> NoReturn:
+        fail(
+            op,
+            f"uses a value of a microbatch outside of the function '{loop}' that was given to pw.accumulate: "
+            "let the function return it",
+        )
 
     def make_split(self, call: ir.OpView, loop: str) -> SplitOp:
         whole, block = call.operands[0], call.results[0]
-        count = self.symbols[loop].count
-        shape, expected = (ir.RankedTensorType(v.type).shape for v in (whole, block))
-        if len(shape) != len(expected) or [expected[0] * count, *expected[1:]] != list(shape):
-            fail(
-                call,
-                "splits a batch under jax.vmap; apply jax.vmap inside the function given to pw.accumulate",
-            )
+        self.check_blocks(call, whole, block, loop)
         split = SplitOp.build(
             [whole], [block.type], loop=loop, loc=call.operation.location, ip=ir.InsertionPoint(call)
         )
         return _replace(call, split)
 
+    def check_blocks(self, call: ir.OpView, whole: ir.Value, block: ir.Value, loop: str) -> None:
+        """Checks that microbatches are blocks of the leading dimension; jax.vmap puts another in front."""
+        first, *rest = ir.RankedTensorType(block.type).shape
+        if [first * self.symbols[loop].count, *rest] != list(ir.RankedTensorType(whole.type).shape):
+            fail(
+                call,
+                f"is a pw.accumulate under jax.vmap: apply jax.vmap inside its function '{loop}'",
+            )
+
     def make_reduce(self, call: ir.OpView, metadata: dict[str, str]) -> ir.OpView:
+        if metadata["pw.reduce"] == "concat":
+            self.check_blocks(call, call.results[0], call.operands[0], metadata["pw.loop"])
         reduction = ReduceOp.build(
             [call.operands[0]],
             [call.results[0].type],
@@ -244,6 +271,8 @@ class _Importer:
     def reduce_constant(self, call: ir.OpView, metadata: dict[str, str]) -> ir.OpView:
         """Sums or concatenates a value that every microbatch shares."""
         value, count = call.operands[0], self.symbols[metadata["pw.loop"]].count
+        if metadata["pw.reduce"] == "concat":
+            self.check_blocks(call, call.results[0], value, metadata["pw.loop"])
         with ir.InsertionPoint(call), call.operation.location:
             if metadata["pw.reduce"] == "concat":
                 whole = stablehlo.concatenate([value] * count, 0)
@@ -295,7 +324,7 @@ class _Importer:
                 callee=renamed[callee],
                 slice=slice_name,
                 phase=metadata.get("pw.phase", "fwd"),
-                loop=self.loop_of(op.operands),
+                loop=self.loop_of(op, op.operands),
                 loc=op.operation.location,
                 ip=ir.InsertionPoint(op),
             )
@@ -348,14 +377,20 @@ class _Importer:
                 op.operation.erase()
 
     def number_stages(self) -> None:
-        """Stages are maximal runs of forward calls on one slice, numbered in topological order."""
-        level_of: dict[ir.Value, tuple[int, str]] = {}
-        forward: list[tuple[_PlacedCall, tuple[int, str]]] = []
+        """Stages are maximal runs of forward calls on one slice, numbered in topological order.
+
+        In a loop only what depends on the microbatch counts. A call in front of the loop that prepares what a
+        stage on its slice reads is part of that stage, and so is its backward call.
+        """
+        level_of: dict[ir.Value, _Level] = {}
+        forward: list[tuple[_PlacedCall, _Level]] = []
         # Where only gradients are asked for, `jax.checkpoint` leaves no forward call but the repeated one.
         run_forward = {call.call for call in self.calls if call.launch.phase == "fwd"}
         calls = iter(self.calls)
         for op in body_block(self.main).operations:
-            incoming = [level_of[v] for v in op.operands if v in level_of]
+            in_loop = any(r in self.loops for r in op.results)
+            read = [v for v in op.operands if v in self.loops] if in_loop else op.operands
+            incoming = [level_of[v] for v in read if v in level_of]
             if isinstance(op, LaunchOp):
                 call = next(calls)
                 if op.phase == "fwd" or (op.phase == "recompute" and call.call not in run_forward):
@@ -364,6 +399,7 @@ class _Importer:
                     incoming = [(here, op.slice)]
             if incoming:
                 level_of.update(dict.fromkeys(op.results, max(incoming)))
+        forward = _with_readers(self.main, forward)
         keys = sorted({key for _, key in forward}, key=lambda k: k[0])
         numbers = {key: n for n, key in enumerate(keys)}
         by_call: dict[str, list[int]] = {}
@@ -432,6 +468,32 @@ class _Importer:
             launch.operation.erase()
             launches[number] = longer
         return argument
+
+
+def _with_readers(
+    main: ir.OpView, forward: list[tuple[_PlacedCall, _Level]]
+) -> list[tuple[_PlacedCall, _Level]]:
+    """Gives calls in front of a loop the level of its first call on their slice that reads them."""
+    levels = {
+        call.launch.results[0]: level for call, level in forward if call.launch.loop and call.launch.results
+    }
+    read_at: dict[ir.Value, frozenset[_Level]] = {}
+    for op in reversed(list(body_block(main).operations)) if levels else ():
+        if op.results and op.results[0] in levels:
+            found = frozenset({levels[op.results[0]]})
+        elif isinstance(op, LaunchOp) and op.loop is not None:
+            continue
+        else:
+            found = frozenset().union(*(read_at.get(r, frozenset()) for r in op.results))
+        for value in captured(op) if found else ():
+            read_at[value] = read_at.get(value, frozenset()) | found
+
+    def moved(launch: LaunchOp, level: _Level) -> _Level:
+        readers = frozenset().union(*(read_at.get(r, frozenset()) for r in launch.results))
+        here = [reader for reader in readers if reader[1] == launch.slice]
+        return min(here) if launch.loop is None and here else level
+
+    return [(call, moved(call.launch, level)) for call, level in forward]
 
 
 def _replace[T: ir.OpView](old: ir.OpView, new: T) -> T:

@@ -60,17 +60,24 @@ def _crosses(value: ir.Value, loops: dict[ir.Value, str]) -> bool:
     if not _is_linear(value, loops):
         return False
     op = value.owner
-    here = read_slices(op.attributes[SLICE])
-    return any(slices_of(v) != here or _crosses(v, loops) for v in op.operands)
+    here = set(read_slices(op.attributes[SLICE]))
+    return any(not here <= set(slices_of(v) or here) or _crosses(v, loops) for v in op.operands)
 
 
 def _summed(value: ir.Value, reduction: ReduceOp, loops: dict[ir.Value, str]) -> ir.Value:
     """The sum of a value over all microbatches, in front of `reduction`; taken before anything crosses."""
     ip = ir.InsertionPoint(reduction)
     if not _crosses(value, loops):
-        partial = reduction.operation.clone(ip).opview
-        partial.operands[0] = value
-        (partial.slice,) = slices_of(value) or (reduction.slice,)
+        places = slices_of(value) or (reduction.slice,)
+        partial = ReduceOp.build(
+            [value],
+            [value.type],
+            kind="sum",
+            loop=reduction.loop,
+            slice=reduction.slice if reduction.slice in places else places[0],
+            loc=reduction.operation.location,
+            ip=ip,
+        )
         return partial.results[0]
     sums = [_summed(v, reduction, loops) for v in value.owner.operands]
     once = value.owner.clone(ip)

@@ -1,0 +1,303 @@
+"""What `pw.accumulate` refuses, each with one clear answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+
+Fun = Callable[..., Any]
+W, X = np.eye(4, dtype=np.float32), np.ones((8, 4), np.float32)
+
+
+def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w)
+
+
+@pytest.fixture
+def stages() -> list[Fun]:
+    devices = pw.make_virtual_device_set()
+    return [pw.jit(layer, devices=devices.add_slice(1, "x")) for _ in range(2)]
+
+
+@pytest.fixture
+def loss(stages: list[Fun]) -> Fun:
+    """A loss over two slices, for programs."""
+    return lambda w, x: total_of(stages, w, x)
+
+
+def total_of(stages: list[Fun], w: jax.Array, x: jax.Array) -> jax.Array:
+    for stage in stages:
+        x = stage(w, x)
+    return x.sum()
+
+
+def total(w: jax.Array, x: jax.Array) -> jax.Array:
+    return total_of([layer, layer], w, x)
+
+
+@pytest.fixture(params=["in a program", "outside of programs", "under jax.jit"])
+def run(request: pytest.FixtureRequest, stages: list[Fun]) -> Fun:
+    """Calls a function where it is a pipeline, and where it is a scan."""
+    if request.param == "in a program":
+        return lambda fun, *args: pw.program(fun)(*args)
+    if request.param == "under jax.jit":
+        return lambda fun, *args: jax.jit(fun)(*args)
+    return lambda fun, *args: fun(*args)
+
+
+def refused(error: type[Exception], message: str) -> Any:
+    return pytest.raises(error, match=re.escape(message))
+
+
+# At once, where the loop is made.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("text", 2), TypeError, "pw.accumulate expects a function, got str"),
+        ((total, 2.0), TypeError, "num_microbatches must be an integer, got 2.0"),
+        ((total, True), TypeError, "num_microbatches must be an integer, got True"),
+        ((total, 0), ValueError, "num_microbatches must be at least 1, got 0"),
+    ],
+)
+def test_what_is_no_function_or_no_number(arguments, error, message):
+    with refused(error, message):
+        pw.accumulate(*arguments)
+
+
+@pytest.mark.parametrize("reduce", ["max", {"loss": "mean", "rows": "max"}, ("sum", "max")])
+def test_an_unknown_reduction(reduce):
+    with refused(ValueError, "reduce must be one of mean, sum, concat for each result, got 'max'"):
+        pw.accumulate(total, 2, reduce=reduce)
+
+
+# The batch.
+
+
+def test_a_batch_that_does_not_divide(run):
+    message = "argument 1['x'][0] of 'f' has shape (8, 4): its leading axis of 8 does not divide into 3 micro"
+
+    def f(w, batch):
+        return total(w, batch["x"][0])
+
+    with refused(ValueError, message):
+        run(pw.accumulate(f, 3), W, {"x": [X]})
+
+
+def test_a_scalar_in_the_batch(run):
+    with refused(ValueError, "argument 1[1] of 'total' is a scalar: the batch is cut along the leading axis"):
+        run(pw.accumulate(total, 2), W, (X, 2.0))
+
+
+def test_no_argument_that_is_a_batch(run):
+    with refused(
+        ValueError,
+        "'total': no batch to cut: called with 1 positional arguments, of which all but the first are",
+    ):
+        run(pw.accumulate(total, 2), W)
+    with refused(ValueError, "no batch to cut: called with 1 positional arguments"):
+        # Named arguments are not cut.
+        run(lambda w, x: pw.accumulate(total, 2)(w, x=x), W, X)
+    for argnums in (2, -3, (1, 5), ()):
+        with refused(ValueError, "no batch to cut: called with 2 positional arguments"):
+            run(pw.accumulate(total, 2, batch_argnums=argnums), W, X)
+
+
+def test_a_batch_without_arrays(run):
+    with refused(ValueError, "pw.accumulate of 'total': no batch to cut: there is no array in it"):
+        run(pw.accumulate(total, 2), W, {"x": []})
+
+
+# The results.
+
+
+def test_reductions_unlike_the_results(run):
+    message = "reduce must be a tree like that of the results or a prefix of one"
+    with refused(ValueError, f"'total': {message}: it is (*, *), the results are *"):
+        run(pw.accumulate(total, 2, reduce=("mean", "sum")), W, X)
+
+    def outputs(w, x):
+        return {"loss": total(w, x), "rows": x}
+
+    with refused(ValueError, f"'outputs': {message}: it is {{'loss': *}}, the results are"):
+        run(pw.accumulate(outputs, 2, reduce={"loss": "mean"}), W, X)
+    with refused(ValueError, f"{message}: it is None"):
+        run(pw.accumulate(outputs, 2, reduce=None), W, X)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("mean", "result['count'] of type int32[] has no mean in its own dtype; use reduce='sum'"),
+        ("concat", "result['count'] of type int32[] is a scalar and cannot be concatenated; give it an axis"),
+    ],
+)
+def test_a_result_that_cannot_be_reduced_that_way(run, kind, message):
+    def outputs(w, x):
+        return {"count": jnp.sum(x > 0, dtype=jnp.int32), "rows": x}
+
+    with refused(ValueError, f"pw.accumulate of 'outputs': {message}"):
+        run(pw.accumulate(outputs, 2, reduce={"count": kind, "rows": "concat"}), W, X)
+
+
+def test_a_sum_of_booleans_or_keys(run):
+    with refused(ValueError, "result of type bool[4, 4] cannot be summed; use reduce='concat'"):
+        run(pw.accumulate(lambda w, x: x > 0, 2, reduce="sum"), W, X)
+    with refused(ValueError, "result of type key<fry>[1] cannot be summed; use reduce='concat'"):
+        run(pw.accumulate(lambda w, k: k, 2, reduce="sum"), W, jax.random.split(jax.random.key(0)))
+
+
+# Where it stands.
+
+
+def test_a_loop_inside_a_loop(run):
+    def inner(w, x):
+        return total(w, x)
+
+    def outer(w, x):
+        return pw.accumulate(inner, 2)(w, x)
+
+    message = "pw.accumulate of 'inner' is called inside pw.accumulate of 'outer': loops over micro"
+    with refused(ValueError, message):
+        run(pw.accumulate(outer, 2), W, X)
+
+
+def test_its_gradient(run):
+    message = "pw.accumulate cannot be differentiated: take the gradient inside the function that it is given"
+    mean = pw.accumulate(total, 2)
+    for argnums in (0, 1):
+        with refused(TypeError, message):
+            run(jax.grad(mean, argnums), W, X)
+    with refused(TypeError, message):
+        run(
+            lambda w, x: jax.jvp(
+                lambda w: pw.accumulate(lambda x: total(w, x), 2, batch_argnums=0)(x), [w], [w]
+            ),
+            W,
+            X,
+        )
+
+
+def test_a_gradient_past_it(stages, loss):
+    """What is not differentiated may stand beside what is."""
+
+    def step(w, x):
+        scale = pw.accumulate(loss, 2)(w, x)
+        return jax.grad(lambda w: scale * total_of(stages, w, x))(w)
+
+    wanted = jax.grad(lambda w: total(W, X) / 2 * total(w, X))(jnp.asarray(W))
+    np.testing.assert_allclose(pw.program(step)(W, X), wanted, rtol=1e-5)
+
+
+def test_a_placed_function_in_a_scan_outside_of_programs(loss):
+    with refused(TypeError, "was called under a JAX transformation outside a program; put the outermost"):
+        pw.accumulate(loss, 2)(W, X)
+
+
+def test_a_batch_under_vmap(loss):
+    message = "is a pw.accumulate under jax.vmap: apply jax.vmap inside its function 'loss'"
+
+    def named(w, x):
+        return loss(w, x)
+
+    named.__name__ = "loss"
+    batches = np.stack([X, X, X])
+    with refused(pw.ProgramError, message):
+        pw.program(jax.vmap(pw.accumulate(named, 2), in_axes=(None, 0)))(W, batches)
+    with refused(pw.ProgramError, message.replace("loss", "outputs")):
+
+        def outputs(w, x):
+            return loss(w, x), w
+
+        pw.program(jax.vmap(pw.accumulate(outputs, 2, reduce=("sum", "concat")), in_axes=(0, None)))(
+            batches[:, :4], X
+        )
+
+
+def test_parameters_under_vmap_do_no_harm(loss):
+    many = np.stack([W, 2 * W, -W])
+    got = pw.program(jax.vmap(pw.accumulate(loss, 2), in_axes=(0, None)))(many, X)
+    np.testing.assert_allclose(got, jax.vmap(pw.accumulate(total, 2), in_axes=(0, None))(many, X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("construct", ["scan", "cond", "while"])
+def test_a_loop_or_branch_around_it(stages, construct):
+    """Also where it touches one slice only: which loop would be the pipeline?"""
+    mean = pw.accumulate(lambda w, x: stages[0](w, x).sum(), 2)
+
+    def step(w, x):
+        if construct == "scan":
+            return jax.lax.scan(lambda w, _: (w * mean(w, x), None), w, None, length=3)[0]
+        if construct == "cond":
+            return jax.lax.cond(x.sum() > 0, lambda: w * mean(w, x), lambda: w)
+        return jax.lax.while_loop(lambda w: w.sum() < 9, lambda w: w * mean(w, x), w)
+
+    message = "is part of a pw.accumulate inside a loop or branch (jax.lax.scan, while_loop, cond); call"
+    with refused(pw.ProgramError, message):
+        pw.program(step)(W, X)
+
+
+def test_a_body_that_touches_one_slice_only(stages):
+    """Nothing to pipeline: it runs, and a remark says so."""
+    program = pw.program(pw.accumulate(lambda w, x: stages[0](w, x).sum(), 2), schedule="1f1b")
+    np.testing.assert_allclose(program(W, X), layer(W, X).sum() / 2, rtol=1e-6)
+    assert any(
+        "runs on" in r.message and "nothing is pipelined" in r.message for r in program.lower(W, X).remarks
+    )
+
+
+def test_a_loop_without_a_placed_call(stages):
+    """Its work is placed like any other glue."""
+    program = pw.program(lambda w, x: (stages[0](w, x), pw.accumulate(total, 2)(w, x)))
+    np.testing.assert_allclose(program(W, X)[1], total(W, X) / 2, rtol=1e-6)
+
+
+def test_a_step_under_jit_that_is_called_twice(stages, loss):
+    @jax.jit
+    def step(w, x):
+        return w - 0.1 * pw.accumulate(jax.grad(lambda w, x: loss(w, x)), 2)(w, x), x
+
+    message = "and where a function under jax.jit holds pw.accumulate and is called twice, take jax.jit away"
+    with refused(pw.ProgramError, message):
+        pw.program(lambda w, x: step(*step(*step(w, x))))(W, X)
+
+
+def test_a_value_that_leaks_from_its_microbatch(stages, loss):
+    leaked = []
+
+    def leaky(w, x):
+        h = stages[0](w, x)
+        leaked.append(h)
+        return h.sum()
+
+    def returned(w, x):
+        return pw.accumulate(leaky, 2)(w, x), leaked[-1]
+
+    def split_again(w, x):
+        return pw.accumulate(leaky, 2)(w, x), pw.accumulate(loss, 2)(w, leaked[-1])
+
+    def in_another_loop(w, x):
+        first = pw.accumulate(leaky, 2)(w, x)
+        return first, pw.accumulate(lambda w, x: loss(w, x + leaked[-1]), 2)(w, x)
+
+    message = "uses a value of a microbatch outside of the function 'leaky' that was given to pw.accumulate"
+    for step in (returned, split_again, in_another_loop):
+        with refused(pw.ProgramError, message):
+            pw.program(step)(W, X)
+    with refused(pw.ProgramError, "let the function return what is used outside of it"):
+        pw.program(lambda w, x: pw.accumulate(leaky, 2)(w, x) + leaked[-1])(W, X)
+
+
+def test_an_error_in_the_function_leaves_nothing_behind(run):
+    with pytest.raises(ZeroDivisionError):
+        run(pw.accumulate(lambda w, x: 1 // 0, 2), W, X)
+    np.testing.assert_allclose(pw.accumulate(total, 2)(W, X), total(W, X) / 2, rtol=1e-6)

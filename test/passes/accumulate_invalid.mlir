@@ -1,0 +1,38 @@
+// RUN: pw-opt %s --split-input-file --verify-diagnostics --pw-accumulate
+
+// Sums follow the order of the launches, so that there must be one.
+
+!x = tensor<4xf32>
+module @not_scheduled attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
+    // expected-error@+1 {{has no `order`; run pw-schedule first}}
+    %a = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 0, slice = @s0} : (!x) -> !x
+    %b = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 1, slice = @s0} : (!x) -> !x
+    %s = "pw.reduce"(%a, %b) {kind = "sum", loop = @batch, slice = @s0} : (!x, !x) -> !x
+    return %s : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// A loop that still stands for all of its microbatches.
+
+!x = tensor<4xf32>
+!b = tensor<2xf32>
+module @not_unrolled attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!b {pw.slice = @s0}) {
+    %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
+    // expected-error@+1 {{is no sum of launches; run pw-unroll-microbatches first}}
+    %s = "pw.reduce"(%b) {kind = "sum", loop = @batch, slice = @s0} : (!b) -> !b
+    return %s : !b
+  }
+}
