@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways.passes._actions import Action, CycleError, start_times
@@ -67,6 +67,7 @@ def idle(orders: list[list[Action]], stages: int) -> Fraction:
 
 
 @pytest.mark.parametrize("policy", ["gpipe", "1f1b", "eager"])
+@settings(deadline=None)
 @given(pipeline=pipelines())
 def test_every_pipeline_gets_an_order_that_can_be_met(policy: str, pipeline: Pipeline):
     orders = orders_of(policy, pipeline)
@@ -82,6 +83,7 @@ def test_every_pipeline_gets_an_order_that_can_be_met(policy: str, pipeline: Pip
 
 
 @pytest.mark.parametrize("policy", ["gpipe", "1f1b", "interleaved-1f1b"])
+@settings(deadline=None)
 @given(shape=shapes, backward=st.booleans())
 def test_one_stage_a_slice_idles_as_little_as_the_papers_say(
     policy: str, shape: tuple[int, int], backward: bool
@@ -91,6 +93,7 @@ def test_one_stage_a_slice_idles_as_little_as_the_papers_say(
     assert idle(orders, stages) == Fraction(stages - 1, microbatches + stages - 1)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 4), st.booleans())
 def test_interleaving_divides_the_idle_time(width: int, rounds: int, groups: int, backward: bool):
     stages, microbatches = width * rounds, width * groups
@@ -99,6 +102,7 @@ def test_interleaving_divides_the_idle_time(width: int, rounds: int, groups: int
     assert idle(orders, stages) == Fraction(width - 1, rounds * microbatches + width - 1)
 
 
+@settings(deadline=None)
 @given(shapes)
 def test_gpipe_keeps_all_microbatches_alive(shape: tuple[int, int]):
     stages, microbatches = shape
@@ -106,6 +110,7 @@ def test_gpipe_keeps_all_microbatches_alive(shape: tuple[int, int]):
     assert [most_live(order, k) for k, order in enumerate(orders)] == [microbatches] * stages
 
 
+@settings(deadline=None)
 @given(shapes)
 def test_1f1b_is_a_warm_up_and_then_turns(shape: tuple[int, int]):
     stages, microbatches = shape
@@ -117,6 +122,7 @@ def test_1f1b_is_a_warm_up_and_then_turns(shape: tuple[int, int]):
         assert most_live(order, stage) == warm_up
 
 
+@settings(deadline=None)
 @given(pipelines(), st.integers(1, 4))
 def test_bounds_on_live_microbatches_hold(pipeline: Pipeline, bound: int):
     stages = len(pipeline.slices)
@@ -129,6 +135,7 @@ def test_bounds_on_live_microbatches_hold(pipeline: Pipeline, bound: int):
             assert most_live(eager[place], stage) <= bound
 
 
+@settings(deadline=None)
 @given(pipelines())
 def test_start_times_are_those_of_a_run_in_lockstep(pipeline: Pipeline):
     orders = orders_of("1f1b", pipeline)

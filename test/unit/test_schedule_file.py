@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways.passes._actions import Action
@@ -34,6 +34,7 @@ TWO = work_of(Pipeline((0, 1), 2))
 """Two slices of one stage each, two microbatches."""
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["gpipe", "1f1b", "eager"]),
     st.lists(st.integers(0, 3), max_size=3).map(lambda extra: (0, 1, 2, 3, *extra)),
@@ -126,6 +127,7 @@ def test_a_split_backward_is_written_whole_or_in_halves(written: str):
     )
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from('01FBIWX,\n\r" \0\u0661'), max_size=40))
 def test_any_text_is_a_schedule_or_a_mistake(text: str):
     try:
