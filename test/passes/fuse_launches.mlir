@@ -162,3 +162,207 @@ module @sharded attributes {pw.form = "placed"} {
   // CHECK-NEXT: %[[OUT:.*]] = sdy.sharding_constraint %[[Z]] <@mesh, [{}, {"x"}]>
   // CHECK-NEXT: return %[[OUT]]
 }
+
+// -----
+
+// On the last stage of a pipeline the backward of a microbatch follows its forward, and nothing leaves in
+// between: they become one, with the loss between them and the block of the batch that it reads. Two
+// microbatches never do, though nothing leaves the slice here.
+
+!w = tensor<4xf32>
+!x = tensor<8xf32>
+// CHECK-LABEL: module @last_stage
+module @last_stage attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  func.func @main(%w: !w {pw.slice = @s0}, %x: !x {pw.slice = @s0}, %n0: tensor<i32> {pw.slice = @s0}, %n1: tensor<i32> {pw.slice = @s0}) -> (!w {pw.slice = @s0}) {
+    // GLUE: %[[G0:.*]] = "pw.launch"({{.*}}) {callee = @[[FIRST:.*]], fused = ["fwd", "bwd"], loop = @batch, microbatch = 0 : i64, order = 0 : i64, phase = "fwd", slice = @s0, stage = 0 : i64}
+    // GLUE-NEXT: %[[G1:.*]] = "pw.launch"({{.*}}%[[G0]]{{.*}}) {callee = @{{.*}}, fused = ["fwd", "bwd"], loop = @batch, microbatch = 1 : i64, order = 1 : i64, phase = "fwd", slice = @s0, stage = 0 : i64}
+    // GLUE-NEXT: return %[[G1]]
+    // CALLS: %[[ALL:.*]] = "pw.launch"({{.*}}) {callee = @{{.*}}, fused = ["fwd", "bwd", "fwd", "bwd"],
+    // CALLS-NEXT: return %[[ALL]]
+    %b0 = "pw.launch"(%x, %n0) {callee = @block, slice = @s0, loop = @batch, microbatch = 0, order = 0, phase = "glue"} : (!x, tensor<i32>) -> !w
+    %h0 = "pw.launch"(%w) {callee = @f, slice = @s0, loop = @batch, microbatch = 0, order = 1, phase = "fwd", stage = 0} : (!w) -> !w
+    %d0 = "pw.launch"(%h0, %b0) {callee = @loss, slice = @s0, loop = @batch, microbatch = 0, order = 2, phase = "glue"} : (!w, !w) -> !w
+    %g0 = "pw.launch"(%d0) {callee = @f_bwd, slice = @s0, loop = @batch, microbatch = 0, order = 3, phase = "bwd", stage = 0} : (!w) -> !w
+    %b1 = "pw.launch"(%x, %n1) {callee = @block, slice = @s0, loop = @batch, microbatch = 1, order = 4, phase = "glue"} : (!x, tensor<i32>) -> !w
+    %h1 = "pw.launch"(%w) {callee = @f, slice = @s0, loop = @batch, microbatch = 1, order = 5, phase = "fwd", stage = 0} : (!w) -> !w
+    %d1 = "pw.launch"(%h1, %b1) {callee = @loss, slice = @s0, loop = @batch, microbatch = 1, order = 6, phase = "glue"} : (!w, !w) -> !w
+    %g1 = "pw.launch"(%d1, %g0) {callee = @f_bwd_add, slice = @s0, loop = @batch, microbatch = 1, order = 7, phase = "bwd", stage = 0} : (!w, !w) -> !w
+    return %g1 : !w
+  }
+  func.func private @block(%x: !x, %n: tensor<i32>) -> !w {
+    %b = stablehlo.dynamic_slice %x, %n, sizes = [4] : (!x, tensor<i32>) -> !w
+    return %b : !w
+  }
+  func.func private @f(%w: !w) -> !w {
+    %y = stablehlo.tanh %w : !w
+    return %y : !w
+  }
+  func.func private @loss(%h: !w, %b: !w) -> !w {
+    %d = stablehlo.subtract %h, %b : !w
+    return %d : !w
+  }
+  func.func private @f_bwd(%d: !w) -> !w {
+    %g = stablehlo.negate %d : !w
+    return %g : !w
+  }
+  func.func private @f_bwd_add(%d: !w, %s: !w) -> !w {
+    %g = stablehlo.negate %d : !w
+    %t = stablehlo.add %s, %g : !w
+    return %t : !w
+  }
+  // GLUE: func.func private @[[FIRST]](
+  // GLUE-NEXT: stablehlo.tanh
+  // GLUE-NEXT: stablehlo.dynamic_slice
+  // GLUE-NEXT: stablehlo.subtract
+  // GLUE-NEXT: stablehlo.negate
+  // GLUE-NEXT: return
+}
+
+// -----
+
+// Forwards of two microbatches, and those of two stages, stay apart.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @forwards
+module @forwards attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s0}) {
+    // GLUE: callee = @f, loop = @batch, microbatch = 0 : i64, order = 0
+    // GLUE-NEXT: callee = @f, loop = @batch, microbatch = 0 : i64, order = 1
+    // GLUE-NEXT: callee = @f, loop = @batch, microbatch = 1 : i64, order = 2
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, loop = @batch, microbatch = 0, order = 0, phase = "fwd", stage = 0} : (!x) -> !x
+    %b = "pw.launch"(%a) {callee = @f, slice = @s0, loop = @batch, microbatch = 0, order = 1, phase = "fwd", stage = 1} : (!x) -> !x
+    %c = "pw.launch"(%y) {callee = @f, slice = @s0, loop = @batch, microbatch = 1, order = 2, phase = "fwd", stage = 0} : (!x) -> !x
+    return %b, %c : !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    %y = stablehlo.negate %x : !x
+    return %y : !x
+  }
+}
+
+// -----
+
+// The update of a slice becomes part of its last launch in the loop, though the gradient of its input leaves:
+// it leaves a little later, for one microbatch. Glue with a matrix product stands for itself.
+
+!w = tensor<4x4xf32>
+// CHECK-LABEL: module @update
+module @update attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 2, type = !w} : () -> ()
+  func.func @main(%w: !w {pw.slice = @s1}, %x: !w {pw.slice = @s1}) -> (!w {pw.slice = @s1}, !w {pw.slice = @s1}, !w {pw.slice = @s0}) {
+    // CHECK: %[[A:.*]]:2 = "pw.launch"({{.*}}) {callee = @f_bwd, loop = @batch, microbatch = 0 : i64, order = 0
+    %a:2 = "pw.launch"(%x) {callee = @f_bwd, slice = @s1, loop = @batch, microbatch = 0, order = 0, phase = "bwd", stage = 1} : (!w) -> (!w, !w)
+    // CHECK-NEXT: "pw.transfer"(%[[A]]#0) {channel = @c0, order = 1
+    %dx0 = "pw.transfer"(%a#0) {slice = @s0, channel = @c0, order = 1} : (!w) -> !w
+    // CHECK-NEXT: %[[B:.*]]:2 = "pw.launch"({{.*}}) {callee = @f_bwd_add_fused, loop = @batch, microbatch = 1 : i64, order = 2 : i64, phase = "bwd"
+    %b:2 = "pw.launch"(%x, %a#1) {callee = @f_bwd_add, slice = @s1, loop = @batch, microbatch = 1, order = 2, phase = "bwd", stage = 1} : (!w, !w) -> (!w, !w)
+    // CHECK-NEXT: "pw.transfer"(%[[B]]#{{.}}) {channel = @c0, order = 3
+    %dx1 = "pw.transfer"(%b#0) {slice = @s0, channel = @c0, order = 3} : (!w) -> !w
+    %new = "pw.launch"(%w, %b#1) {callee = @update, slice = @s1, order = 4, phase = "glue"} : (!w, !w) -> !w
+    // CHECK-NEXT: %[[P:.*]] = "pw.launch"(%[[B]]#{{.}}) {callee = @product, order = 4
+    %p = "pw.launch"(%new) {callee = @product, slice = @s1, order = 5, phase = "glue"} : (!w) -> !w
+    %sum = "pw.launch"(%dx0, %dx1) {callee = @update, slice = @s0, order = 0, phase = "glue"} : (!w, !w) -> !w
+    return %new, %p, %sum : !w, !w, !w
+  }
+  func.func private @f_bwd(%x: !w) -> (!w, !w) {
+    return %x, %x : !w, !w
+  }
+  func.func private @f_bwd_add(%x: !w, %s: !w) -> (!w, !w) {
+    %t = stablehlo.add %s, %x : !w
+    return %x, %t : !w, !w
+  }
+  func.func private @update(%w: !w, %g: !w) -> !w {
+    %n = stablehlo.subtract %w, %g : !w
+    return %n : !w
+  }
+  func.func private @product(%w: !w) -> !w {
+    %n = stablehlo.dot_general %w, %w, contracting_dims = [1] x [0] : (!w, !w) -> !w
+    return %n : !w
+  }
+}
+
+// -----
+
+// A constant is repeated for each launch that reads it, so that none waits for it, and none is kept. Glue of a
+// loop that reads what is worked out in front of the loop becomes part of its reader as if it read arguments.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @constants
+module @constants attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 2, type = !x} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}) {
+    // GLUE: %[[K:.*]] = "pw.launch"(%arg0) {callee = @keys, order = 0
+    %keys = "pw.launch"(%x) {callee = @keys, slice = @s0, order = 0, phase = "fwd"} : (!x) -> !x
+    %one = "pw.launch"() {callee = @one, slice = @s0, order = 1, phase = "glue"} : () -> !x
+    %k0 = "pw.launch"(%keys) {callee = @key, slice = @s0, loop = @batch, microbatch = 0, order = 2, phase = "glue"} : (!x) -> !x
+    // GLUE-NEXT: %[[A:.*]] = "pw.launch"(%[[K]]) {callee = @[[FUSED:.*]], loop = @batch, microbatch = 0 : i64, order = 1
+    %a = "pw.launch"(%one, %k0) {callee = @add, slice = @s0, loop = @batch, microbatch = 0, order = 3, phase = "fwd", stage = 0} : (!x, !x) -> !x
+    // GLUE-NEXT: "pw.transfer"(%[[A]]) {channel = @c0, order = 2
+    %s = "pw.transfer"(%a) {slice = @s1, channel = @c0, order = 4} : (!x) -> !x
+    %k1 = "pw.launch"(%keys) {callee = @key, slice = @s0, loop = @batch, microbatch = 1, order = 5, phase = "glue"} : (!x) -> !x
+    // GLUE-NEXT: %[[B:.*]] = "pw.launch"(%[[K]]) {callee = @[[FUSED]], loop = @batch, microbatch = 1 : i64, order = 3
+    %b = "pw.launch"(%one, %k1) {callee = @add, slice = @s0, loop = @batch, microbatch = 1, order = 6, phase = "fwd", stage = 0} : (!x, !x) -> !x
+    %t = "pw.transfer"(%b) {slice = @s1, channel = @c0, order = 7} : (!x) -> !x
+    return %s, %t : !x, !x
+  }
+  func.func private @keys(%x: !x) -> !x {
+    %y = stablehlo.sine %x : !x
+    return %y : !x
+  }
+  func.func private @one() -> !x {
+    %y = stablehlo.constant dense<1.0> : !x
+    return %y : !x
+  }
+  func.func private @key(%x: !x) -> !x {
+    %y = stablehlo.cosine %x : !x
+    return %y : !x
+  }
+  func.func private @add(%x: !x, %y: !x) -> !x {
+    %z = stablehlo.add %x, %y : !x
+    return %z : !x
+  }
+  // GLUE: func.func private @[[FUSED]](
+  // GLUE-DAG: stablehlo.cosine
+  // GLUE-DAG: stablehlo.constant
+  // GLUE: stablehlo.add
+}
+
+// -----
+
+// A mirror that only the caller reads moves behind a launch that fusion has moved behind it.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @mirrored
+module @mirrored attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = [@s0, @s1]}) -> (!x {pw.slice = [@s0, @s1]}, !x {pw.slice = @s0}) {
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0, phase = "glue"} : (!x) -> !x
+    %b = "pw.launch"(%x) {callee = @f, slice = @s1, order = 0, phase = "glue"} : (!x) -> !x
+    %both = "pw.mirror"(%a, %b) : (!x, !x) -> !x
+    // CHECK: %[[B:.*]] = "pw.launch"({{.*}}) {callee = @f, order = 0 : i64, phase = "glue", slice = @s1}
+    // CHECK-NEXT: %[[AC:.*]]:2 = "pw.launch"({{.*}}) {callee = @f_fused, order = 0 : i64, phase = "fwd", slice = @s0}
+    // CHECK-NEXT: "pw.mirror"(%[[AC]]#0, %[[B]])
+    %c = "pw.launch"(%a) {callee = @f, slice = @s0, order = 1, phase = "fwd"} : (!x) -> !x
+    return %both, %c : !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    %y = stablehlo.negate %x : !x
+    return %y : !x
+  }
+}

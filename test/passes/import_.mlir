@@ -215,3 +215,123 @@ module @donation_and_loops {
     return %x : !x
   }
 }
+
+// -----
+
+// The calls with which pw.accumulate marks a microbatch become splits and reductions, and launches that depend
+// on one name its loop. What all microbatches share is done once, in front; a reduction of it is ordinary code.
+
+!w = tensor<4xf32>
+!x = tensor<6x4xf32>
+!b = tensor<2x4xf32>
+// CHECK-LABEL: module @microbatches attributes {pw.form = "imported"}
+module @microbatches {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 3} : () -> ()
+  // CHECK: func.func public @main(%[[W:.*]]: tensor<4xf32>, %[[X:.*]]: tensor<6x4xf32>)
+  func.func public @main(%w: !w, %x: !x) -> (!b, !x, !w, tensor<12xf32>) {
+    // CHECK-NEXT: %[[B:.*]] = "pw.split"(%[[X]]) {loop = @loss} : (tensor<6x4xf32>) -> tensor<2x4xf32>
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.split = ""}} : (!x) -> !b
+    // CHECK-NEXT: %[[V:.*]] = "pw.launch"(%[[W]]) {callee = @prepare, phase = "fwd", slice = @s0, stage = 0 : i64}
+    %v = call @prepare(%w) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "prepare", pw.call = "0"}} : (!w) -> !w
+    // CHECK-NEXT: %[[H:.*]] = "pw.launch"(%[[V]], %[[B]]) {callee = @front, loop = @loss, phase = "fwd", slice = @s0, stage = 0 : i64}
+    %h = call @front(%v, %b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "front", pw.call = "1"}} : (!w, !b) -> !b
+    // CHECK-NEXT: %[[T:.*]] = stablehlo.tanh %[[H]]
+    %t = stablehlo.tanh %h : !b
+    // CHECK-NEXT: %[[Y:.*]] = "pw.launch"(%[[T]]) {callee = @back, loop = @loss, phase = "fwd", slice = @s1, stage = 1 : i64}
+    %y = call @back(%t) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "back", pw.call = "2"}} : (!b) -> !b
+    // CHECK-NEXT: %[[SUM:.*]] = "pw.reduce"(%[[Y]]) {kind = "sum", loop = @loss}
+    %s = call @sum(%y) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "sum"}} : (!b) -> !b
+    // CHECK-NEXT: %[[ROWS:.*]] = "pw.reduce"(%[[T]]) {kind = "concat", loop = @loss}
+    %r = call @concat(%t) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "concat"}} : (!b) -> !x
+    // CHECK-NEXT: %[[TWO:.*]] = stablehlo.add %[[V]], %[[V]]
+    // CHECK-NEXT: %[[THREE:.*]] = stablehlo.add %[[TWO]], %[[V]]
+    %k = call @sum_of_shared(%v) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "sum"}} : (!w) -> !w
+    // CHECK-NEXT: %[[TIMES:.*]] = stablehlo.concatenate %[[W]], %[[W]], %[[W]], dim = 0
+    %c = call @concat_of_shared(%w) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "concat"}} : (!w) -> tensor<12xf32>
+    // CHECK-NEXT: return %[[SUM]], %[[ROWS]], %[[THREE]], %[[TIMES]]
+    return %s, %r, %k, %c : !b, !x, !w, tensor<12xf32>
+  }
+  func.func private @split(%x: !x) -> !b {
+    %b = stablehlo.slice %x [0:2, 0:4] : (!x) -> !b
+    return %b : !b
+  }
+  func.func private @prepare(%w: !w) -> !w {
+    return %w : !w
+  }
+  func.func private @front(%w: !w, %b: !b) -> !b {
+    return %b : !b
+  }
+  func.func private @back(%b: !b) -> !b {
+    return %b : !b
+  }
+  func.func private @sum(%b: !b) -> !b {
+    return %b : !b
+  }
+  func.func private @concat(%b: !b) -> !x {
+    %x = stablehlo.concatenate %b, %b, %b, dim = 0 : (!b, !b, !b) -> !x
+    return %x : !x
+  }
+  func.func private @sum_of_shared(%w: !w) -> !w {
+    return %w : !w
+  }
+  func.func private @concat_of_shared(%w: !w) -> tensor<12xf32> {
+    %x = stablehlo.concatenate %w, %w, %w, dim = 0 : (!w, !w, !w) -> tensor<12xf32>
+    return %x : tensor<12xf32>
+  }
+}
+
+// -----
+
+// A call that prepares, in front of the loop, what a stage reads is part of that stage, though nothing comes
+// before it; its backward is done for each microbatch, as one with the backward of the stage.
+
+!w = tensor<2xf32>
+!x = tensor<4xf32>
+// CHECK-LABEL: module @preparing attributes {pw.form = "imported"}
+module @preparing {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
+  func.func public @main(%w: !w, %x: !x) -> !w {
+    // CHECK: callee = @prepare, phase = "fwd", slice = @s1, stage = 1
+    %v = call @prepare(%w) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "prepare", pw.call = "0"}} : (!w) -> !w
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!x) -> !w
+    // CHECK: callee = @front, loop = @loss, phase = "fwd", slice = @s0, stage = 0
+    %h = call @front(%b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "front", pw.call = "1"}} : (!w) -> !w
+    %u = stablehlo.negate %v : !w
+    // CHECK: callee = @back, loop = @loss, phase = "fwd", slice = @s1, stage = 1
+    %y = call @back(%u, %h) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "back", pw.call = "2"}} : (!w, !w) -> !w
+    // CHECK: callee = @back_bwd, loop = @loss, phase = "bwd", slice = @s1, stage = 1
+    %dy = call @back_bwd(%y) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "back", pw.phase = "bwd", pw.call = "2"}} : (!w) -> !w
+    // CHECK: callee = @prepare_bwd, loop = @loss, phase = "bwd", slice = @s1, stage = 1
+    %dw = call @prepare_bwd(%dy) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "prepare", pw.phase = "bwd", pw.call = "0"}} : (!w) -> !w
+    %s = call @sum(%dw) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.reduce = "sum"}} : (!w) -> !w
+    return %s : !w
+  }
+  func.func private @split(%x: !x) -> !w {
+    %b = stablehlo.slice %x [0:2] : (!x) -> !w
+    return %b : !w
+  }
+  func.func private @prepare(%w: !w) -> !w {
+    return %w : !w
+  }
+  func.func private @front(%b: !w) -> !w {
+    return %b : !w
+  }
+  func.func private @back(%w: !w, %b: !w) -> !w {
+    return %b : !w
+  }
+  func.func private @back_bwd(%b: !w) -> !w {
+    return %b : !w
+  }
+  func.func private @prepare_bwd(%b: !w) -> !w {
+    return %b : !w
+  }
+  func.func private @sum(%b: !w) -> !w {
+    return %b : !w
+  }
+}

@@ -81,3 +81,159 @@ module @ordered_effect {
 // expected-error@+1 {{has no function @main, the program}}
 module @no_main {
 }
+
+// -----
+
+// Under jax.vmap the leading dimension is another than that of the batch.
+
+!x = tensor<4x2xf32>
+!many = tensor<3x4x2xf32>
+module @vmap {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
+  func.func public @main(%x: !many) -> tensor<3x2x2xf32> {
+    // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside its function 'loss'}}
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!many) -> tensor<3x2x2xf32>
+    return %b : tensor<3x2x2xf32>
+  }
+  func.func private @split(%x: !many) -> tensor<3x2x2xf32> {
+    %b = stablehlo.slice %x [0:3, 0:2, 0:2] : (!many) -> tensor<3x2x2xf32>
+    return %b : tensor<3x2x2xf32>
+  }
+}
+
+// -----
+
+// The same of a concatenation, here of what all microbatches share.
+
+!w = tensor<3x4xf32>
+module @vmap_of_a_concatenation {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
+  func.func public @main(%w: !w) -> tensor<3x8xf32> {
+    // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside its function 'loss'}}
+    %r = call @concat(%w) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.reduce = "concat"}} : (!w) -> tensor<3x8xf32>
+    return %r : tensor<3x8xf32>
+  }
+  func.func private @concat(%w: !w) -> tensor<3x8xf32> {
+    %r = stablehlo.concatenate %w, %w, dim = 1 : (!w, !w) -> tensor<3x8xf32>
+    return %r : tensor<3x8xf32>
+  }
+}
+
+// -----
+
+// Microbatches stand in the program itself, not in a scan.
+
+!x = tensor<4xf32>
+module @inside_a_loop {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 1} : () -> ()
+  func.func public @main(%x: !x) -> !x {
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, !x
+      cond {
+        %c = stablehlo.compare LT, %i, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      } do {
+        // expected-error@+1 {{is part of a pw.accumulate inside a loop or branch (jax.lax.scan, while_loop, cond); call pw.accumulate from the program itself}}
+        %b = func.call @split(%a) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "1", pw.split = ""}} : (!x) -> !x
+        stablehlo.return %i, %b : tensor<i32>, !x
+      }
+    return %0#1 : !x
+  }
+  func.func private @split(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// JAX traces a function under jax.jit once: called twice, its loop would have to read its own result.
+
+!w = tensor<2xf32>
+!x = tensor<4xf32>
+module @called_twice {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
+  func.func public @main(%w: !w, %x: !x) -> !w {
+    %v = call @user_jit(%w, %x) : (!w, !x) -> !w
+    %u = call @user_jit(%v, %x) : (!w, !x) -> !w
+    return %u : !w
+  }
+  func.func private @user_jit(%w: !w, %x: !x) -> !w {
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!x) -> !w
+    // expected-error@+1 {{reads a result of pw.accumulate of 'loss' and a value of one of its microbatches: let the function return what is used outside of it; and where a function under jax.jit holds pw.accumulate and is called twice, take jax.jit away}}
+    %g = call @f(%w, %b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!w, !w) -> !w
+    %s = call @sum(%g) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.reduce = "sum"}} : (!w) -> !w
+    return %s : !w
+  }
+  func.func private @split(%x: !x) -> !w {
+    %b = stablehlo.slice %x [0:2] : (!x) -> !w
+    return %b : !w
+  }
+  func.func private @f(%w: !w, %b: !w) -> !w {
+    return %b : !w
+  }
+  func.func private @sum(%b: !w) -> !w {
+    return %b : !w
+  }
+}
+
+// -----
+
+// A value that the function did not return, but Python kept.
+
+!b = tensor<2xf32>
+!x = tensor<4xf32>
+module @leaked {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
+  func.func public @main(%x: !x) -> !b {
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!x) -> !b
+    %y = stablehlo.tanh %b : !b
+    // expected-error@+1 {{uses a value of a microbatch outside of the function 'loss' that was given to pw.accumulate: let the function return it}}
+    return %y : !b
+  }
+  func.func private @split(%x: !x) -> !b {
+    %b = stablehlo.slice %x [0:2] : (!x) -> !b
+    return %b : !b
+  }
+}
+
+// -----
+
+// Such a value reaches another loop.
+
+!b = tensor<2xf32>
+!x = tensor<4xf32>
+module @leaked_into_another_loop {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "first", count = 2} : () -> ()
+  "pw.loop"() {sym_name = "second", count = 2} : () -> ()
+  func.func public @main(%x: !x) -> !b {
+    %a = call @split_first(%x) {mhlo.frontend_attributes = {pw.loop = "first", pw.name = "first", pw.count = "2", pw.split = ""}} : (!x) -> !b
+    %b = call @split_second(%x) {mhlo.frontend_attributes = {pw.loop = "second", pw.name = "second", pw.count = "2", pw.split = ""}} : (!x) -> !b
+    // expected-error@+1 {{uses a value of a microbatch outside of the function 'first' that was given to pw.accumulate}}
+    %y = stablehlo.add %b, %a : !b
+    %s = call @sum(%y) {mhlo.frontend_attributes = {pw.loop = "second", pw.name = "second", pw.count = "2", pw.reduce = "sum"}} : (!b) -> !b
+    return %s : !b
+  }
+  func.func private @split_first(%x: !x) -> !b {
+    %b = stablehlo.slice %x [0:2] : (!x) -> !b
+    return %b : !b
+  }
+  func.func private @split_second(%x: !x) -> !b {
+    %b = stablehlo.slice %x [0:2] : (!x) -> !b
+    return %b : !b
+  }
+  func.func private @sum(%b: !b) -> !b {
+    return %b : !b
+  }
+}

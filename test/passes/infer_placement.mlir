@@ -248,3 +248,97 @@ module @inputs_cross_anyway attributes {pw.form = "imported"} {
     return %x : tensor<i1>
   }
 }
+
+// -----
+
+// A batch that the caller passes is split where its microbatches are read, on two slices here: it is brought
+// to both, and no block crosses. One that a launch makes is split where it is made, and one that is donated
+// has one home.
+
+!x = tensor<4096x64xf32>
+!b = tensor<1024x64xf32>
+// CHECK-LABEL: module @batch
+module @batch attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 4} : () -> ()
+  // CHECK: func.func @main(%arg0: tensor<4096x64xf32> {pw.slice = [@s0, @s1]}, %arg1: tensor<4096x64xf32> {pw.donated, pw.slice = @s0})
+  func.func @main(%x: !x, %given: !x {pw.donated}) -> (!b, !b, !b) {
+    // CHECK-DAG: %[[ON0:.*]] = "pw.split"(%arg0) {loop = @batch, slice = @s0}
+    // CHECK-DAG: %[[ON1:.*]] = "pw.split"(%arg0) {loop = @batch, slice = @s1}
+    // CHECK-DAG: %[[GIVEN:.*]] = "pw.split"(%arg1) {loop = @batch, slice = @s0}
+    // CHECK-NOT: "pw.split"(%arg{{.}})
+    %b = "pw.split"(%x) {loop = @batch} : (!x) -> !b
+    %g = "pw.split"(%given) {loop = @batch} : (!x) -> !b
+    // CHECK: "pw.launch"(%[[ON0]], %[[GIVEN]]) {callee = @f, loop = @batch, slice = @s0}
+    %h = "pw.launch"(%b, %g) {callee = @f, loop = @batch, slice = @s0} : (!b, !b) -> !b
+    // CHECK: "pw.launch"(%[[ON1]], %[[GIVEN]]) {callee = @f, loop = @batch, slice = @s1}
+    %y = "pw.launch"(%b, %g) {callee = @f, loop = @batch, slice = @s1} : (!b, !b) -> !b
+    %made = "pw.launch"(%x) {callee = @make, slice = @s0} : (!x) -> !x
+    // CHECK: %[[MADE:.*]] = "pw.split"(%{{.*}}) {loop = @batch, slice = @s0}
+    %m = "pw.split"(%made) {loop = @batch} : (!x) -> !b
+    // CHECK: "pw.launch"(%[[MADE]], %{{.*}}) {callee = @f, loop = @batch, slice = @s1}
+    %z = "pw.launch"(%m, %y) {callee = @f, loop = @batch, slice = @s1} : (!b, !b) -> !b
+    // A reduction is where its terms are.
+    // CHECK: "pw.reduce"({{.*}}) {kind = "sum", loop = @batch, slice = @s0}
+    %s = "pw.reduce"(%h) {kind = "sum", loop = @batch} : (!b) -> !b
+    // CHECK: "pw.reduce"({{.*}}) {kind = "sum", loop = @batch, slice = @s1}
+    %t = "pw.reduce"(%y) {kind = "sum", loop = @batch} : (!b) -> !b
+    %u = "pw.reduce"(%z) {kind = "sum", loop = @batch} : (!b) -> !b
+    return %s, %t, %u : !b, !b, !b
+  }
+  func.func private @f(%x: !b, %y: !b) -> !b {
+    return %x : !b
+  }
+  func.func private @make(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// What crosses in a loop does so for each microbatch: the small value would cross once, but four times it is
+// more than the large one.
+
+!w = tensor<64x64xf32>
+!v = tensor<32x64xf32>
+!x = tensor<8xf32>
+!b = tensor<2xf32>
+// CHECK-LABEL: module @costs
+module @costs attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 4} : () -> ()
+  func.func @main(%x: !x) -> (!v, !v) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %w = "pw.launch"() {callee = @weights, slice = @s0} : () -> !w
+    %u = "pw.launch"() {callee = @weights, slice = @s0} : () -> !w
+    %b = "pw.split"(%x) {loop = @batch} : (!x) -> !b
+    %h = "pw.launch"(%b) {callee = @front, loop = @batch, slice = @s1} : (!b) -> !v
+    // CHECK: stablehlo.dot_general %{{.*}} {pw.slice = @s1}
+    %y = stablehlo.dot_general %h, %w, contracting_dims = [1] x [0] : (!v, !w) -> !v
+    %s = "pw.reduce"(%y) {kind = "sum", loop = @batch} : (!v) -> !v
+    %k = "pw.launch"() {callee = @once, slice = @s1} : () -> !v
+    // CHECK: stablehlo.dot_general %{{.*}} {pw.slice = @s0}
+    %z = stablehlo.dot_general %k, %u, contracting_dims = [1] x [0] : (!v, !w) -> !v
+    %r = "pw.launch"(%z) {callee = @keep, slice = @s0} : (!v) -> !v
+    return %s, %r : !v, !v
+  }
+  func.func private @weights() -> !w {
+    %c = stablehlo.constant dense<0.0> : !w
+    return %c : !w
+  }
+  func.func private @once() -> !v {
+    %c = stablehlo.constant dense<0.0> : !v
+    return %c : !v
+  }
+  func.func private @front(%b: !b) -> !v {
+    %c = stablehlo.constant dense<0.0> : !v
+    return %c : !v
+  }
+  func.func private @keep(%v: !v) -> !v {
+    return %v : !v
+  }
+}

@@ -116,3 +116,42 @@ module @leaves_first attributes {pw.form = "imported"} {
     return %x : !x
   }
 }
+
+// -----
+
+// What is done for each microbatch is kept apart from what is done once: the cast of a weight, in front of the
+// loop, is not repeated with the work of the loop that reads it, and the update is not part of it. What the
+// microbatches begin with and what they end in counts as one thing to wait for.
+
+!w = tensor<4xf32>
+!x = tensor<8xf32>
+// CHECK-LABEL: module @loop
+module @loop attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  func.func @main(%w: !w {pw.slice = @s0}, %x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}) -> (!w {pw.slice = @s0}, !w {pw.slice = @s0}) {
+    // CHECK-DAG: %[[CAST:.*]] = "pw.launch"(%arg0) {callee = @[[BEFORE:.*]], phase = "glue", slice = @s0}
+    %v = stablehlo.negate %w {pw.slice = @s0} : !w
+    // CHECK-DAG: %[[A:.*]] = "pw.split"(%arg1) {loop = @batch, slice = @s0}
+    %a = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !w
+    // CHECK-DAG: %[[B:.*]] = "pw.split"(%arg2) {loop = @batch, slice = @s0}
+    %b = "pw.split"(%y) {loop = @batch, slice = @s0} : (!x) -> !w
+    // CHECK: %[[IN:.*]]:2 = "pw.launch"({{.*}}) {callee = @[[INSIDE:.*]], loop = @batch, phase = "glue", slice = @s0}
+    %c = stablehlo.multiply %a, %v {pw.slice = @s0} : !w
+    %d = stablehlo.add %c, %b {pw.slice = @s0} : !w
+    %s = "pw.reduce"(%c) {kind = "sum", loop = @batch, slice = @s0} : (!w) -> !w
+    %t = "pw.reduce"(%d) {kind = "sum", loop = @batch, slice = @s0} : (!w) -> !w
+    // CHECK: %[[OUT:.*]]:2 = "pw.launch"({{.*}}) {callee = @[[AFTER:.*]], phase = "glue", slice = @s0}
+    // CHECK: return %[[OUT]]#{{.}}, %[[OUT]]#{{.}}
+    %m = stablehlo.subtract %w, %s {pw.slice = @s0} : !w
+    %n = stablehlo.divide %w, %t {pw.slice = @s0} : !w
+    return %m, %n : !w, !w
+  }
+  // CHECK-DAG: func.func private @[[BEFORE]]
+  // CHECK-DAG: stablehlo.negate
+  // CHECK-DAG: func.func private @[[INSIDE]]
+  // CHECK-DAG: stablehlo.multiply
+  // CHECK-DAG: func.func private @[[AFTER]]
+  // CHECK-DAG: stablehlo.subtract
+}

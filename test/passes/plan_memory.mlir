@@ -239,3 +239,28 @@ module @mirrored attributes {pw.form = "placed"} {
   }
   func.func private @f(!x) -> !x
 }
+
+// -----
+
+// Fusion may have delayed a launch that receives: capacities come from the order that is left, not the other
+// way round. Slices that overlap have one order, in which both sends stand in front of the first receipt.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @delayed_receipt
+module @delayed_receipt attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh, overlap} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh, overlap} : () -> ()
+  // CHECK: "pw.channel"() {capacity = 2 : i64
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}) {
+    %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
+    %b = "pw.transfer"(%y) {slice = @s1, channel = @c0, order = 1} : (!x) -> !x
+    %c = "pw.launch"(%a) {callee = @f, slice = @s1, order = 2} : (!x) -> !x
+    %d = "pw.launch"(%b) {callee = @f, slice = @s1, order = 3} : (!x) -> !x
+    return %c, %d : !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}

@@ -137,3 +137,91 @@ module @one_device attributes {pw.form = "placed"} {
     return %x : !x
   }
 }
+
+// -----
+
+// A sharding of the batch reaches the blocks of its microbatches, the sums of gradients, and what is
+// concatenated of them; one of a parameter reaches the sum of its gradient.
+
+!w = tensor<64x64xf32>
+!x = tensor<64x64xf32>
+!b = tensor<16x64xf32>
+// CHECK-LABEL: module @microbatches
+module @microbatches attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["data"=2, "model"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 4} : () -> ()
+  // CHECK: func.func @main(
+  // CHECK-SAME: -> (tensor<64x64xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"model"}]>}
+  // CHECK-SAME: tensor<64x64xf32> {pw.slice = @s1, sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>})
+  func.func @main(%w: !w {pw.slice = @s0, pw.spec = [[], ["model"]]}, %x: !x {pw.slice = @s0, pw.spec = [["data"], []]}) -> (!w {pw.slice = @s0}, !x {pw.slice = @s1}) {
+    // CHECK: "pw.split"(%arg1) {loop = @batch, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s0}
+    %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
+    %h = "pw.launch"(%w, %b) {callee = @front, loop = @batch, phase = "fwd", slice = @s0, stage = 0} : (!w, !b) -> !b
+    // CHECK: "pw.transfer"(%{{.*}}) {sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>, slice = @s1}
+    %t = "pw.transfer"(%h) {slice = @s1} : (!b) -> !b
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @back, loop = @batch, phase = "fwd", slice = @s1, stage = 1
+    %y = "pw.launch"(%t) {callee = @back, loop = @batch, phase = "fwd", slice = @s1, stage = 1} : (!b) -> !b
+    %g = "pw.launch"(%b, %h) {callee = @front_bwd, loop = @batch, phase = "bwd", slice = @s0, stage = 0} : (!b, !b) -> !w
+    // CHECK: "pw.reduce"(%{{.*}}) {kind = "sum", loop = @batch, sharding = #sdy.sharding<@mesh, [{}, {"model"}]>, slice = @s0}
+    %s = "pw.reduce"(%g) {kind = "sum", loop = @batch, slice = @s0} : (!w) -> !w
+    // CHECK: "pw.reduce"(%{{.*}}) {kind = "concat", loop = @batch, sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>, slice = @s1}
+    %r = "pw.reduce"(%y) {kind = "concat", loop = @batch, slice = @s1} : (!b) -> !x
+    %n = "pw.launch"(%w, %s) {callee = @update, slice = @s0} : (!w, !w) -> !w
+    return %n, %r : !w, !x
+  }
+  func.func private @front(%w: !w, %b: !b) -> !b {
+    %y = stablehlo.dot_general %b, %w, contracting_dims = [1] x [0] : (!b, !w) -> !b
+    return %y : !b
+  }
+  func.func private @back(%b: !b) -> !b {
+    %y = stablehlo.tanh %b : !b
+    return %y : !b
+  }
+  func.func private @front_bwd(%b: !b, %d: !b) -> !w {
+    %g = stablehlo.dot_general %b, %d, contracting_dims = [0] x [0] : (!b, !b) -> !w
+    return %g : !w
+  }
+  func.func private @update(%w: !w, %g: !w) -> !w {
+    %n = stablehlo.subtract %w, %g : !w
+    return %n : !w
+  }
+}
+
+// -----
+
+// Between different meshes a microbatch keeps what both have names for. A batch that slices of different
+// meshes read is replicated on each of them; its blocks lie as their readers want them.
+
+!x = tensor<64x8xf32>
+!b = tensor<16x8xf32>
+// CHECK-LABEL: module @microbatches_between_meshes
+module @microbatches_between_meshes attributes {pw.form = "placed"} {
+  sdy.mesh @mesh_2x2 = <["data"=2, "model"=2]>
+  sdy.mesh @mesh_4 = <["data"=4]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh_2x2} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh_4} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 4} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0, pw.spec = [["data"], ["model"]]}, %both: !x {pw.slice = [@s0, @s1]}) -> (!x {pw.slice = @s1}) {
+    // CHECK: "pw.split"(%arg0) {loop = @batch, sharding = #sdy.sharding<@mesh_2x2, [{"data"}, {"model"}]>, slice = @s0}
+    %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
+    %h = "pw.launch"(%b) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    // CHECK: "pw.transfer"(%{{.*}}) {sharding = #sdy.sharding<@mesh_4, [{"data"}, {}]>, slice = @s1}
+    %t = "pw.transfer"(%h) {slice = @s1} : (!b) -> !b
+    // CHECK: "pw.split"(%arg1) {loop = @batch, sharding = #sdy.sharding<@mesh_4, [{"data"}, {}]>, slice = @s1}
+    %c = "pw.split"(%both) {loop = @batch, slice = @s1} : (!x) -> !b
+    %y = "pw.launch"(%t, %c) {callee = @g, loop = @batch, slice = @s1} : (!b, !b) -> !b
+    // CHECK: "pw.reduce"(%{{.*}}) {kind = "concat", loop = @batch, sharding = #sdy.sharding<@mesh_4, [{"data"}, {}]>, slice = @s1}
+    %r = "pw.reduce"(%y) {kind = "concat", loop = @batch, slice = @s1} : (!b) -> !x
+    return %r : !x
+  }
+  func.func private @f(%x: !b) -> !b {
+    %y = stablehlo.tanh %x : !b
+    return %y : !b
+  }
+  func.func private @g(%x: !b, %c: !b) -> !b {
+    %y = stablehlo.add %x, %c : !b
+    return %y : !b
+  }
+}
