@@ -19,6 +19,7 @@ from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.pipeline import Options, phases
 from pathways.runtime.executable import Executable, load
 from pathways.runtime.lower import plan_of
+from pathways.runtime.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan import Launch, Plan, Transfer
 from pathways.runtime.resources import bind
 from pathways.runtime.virtual import VirtualSlice
@@ -75,7 +76,8 @@ class Lowered:
         """Binds the slices to devices, compiles every computation, and generates the launch path.
 
         Raises:
-          ResourceError: when there are too few devices; says how many there are and who holds them.
+          ResourceError: when there are too few devices; says how many there are and who holds them. When
+            they have too little memory; says what each slice takes.
           CompileError: when XLA refuses a computation; names it.
         """
         plan = plan_of(self._module, self.name)
@@ -177,13 +179,14 @@ class Compiled:
             "flops": sum(flops[s.computation, s.slice] for s in launches),
         }
 
-    def memory_analysis(self) -> dict[str, int]:
-        """The most bytes alive at once on each slice, by the lifetimes of the plan.
+    def memory_analysis(self) -> MemoryAnalysis:
+        """The memory that one call takes on each slice, in bytes over all devices of the slice together.
 
         Returns:
-          By slice, the peak of arguments, results and intermediates, without temporaries inside XLA.
+          By the name of the slice, a `SliceMemory`: arguments, results, temporaries, and the peak of all that
+          is alive at once, under the names of `jax.stages.Compiled.memory_analysis()`. `print` shows a table.
         """
-        return dict(self._plan.peak_bytes)
+        return analyze(self._plan, self._executable.executables)
 
 
 def _flops(executable: Any) -> float:

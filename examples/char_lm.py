@@ -261,7 +261,7 @@ def main() -> int:
     _, jax_losses, jax_rate = train("jax.jit ", jax_compiled, state, data(), compared)
     difference = float(np.abs(np.subtract(losses[:compared], jax_losses)).max())
 
-    cost, peak = compiled.cost_analysis(), compiled.memory_analysis()
+    cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     rows = [
         ("", "pathways", "jax.jit"),
         ("held-out loss before", f"{before:.4f}", ""),
@@ -272,7 +272,7 @@ def main() -> int:
         ("launches per step", f"{cost['launches']}", ""),
         ("transfers per step", f"{cost['transfers']}", ""),
         ("bytes moved per step", f"{cost['bytes transferred']:,}", ""),
-        *((f"peak bytes on {name}", f"{size:,}", "") for name, size in peak.items()),
+        *((f"peak bytes on {name}", f"{m.peak_memory_in_bytes:,}", "") for name, m in memory.items()),
     ]
     print()
     for label, ours, theirs in rows:

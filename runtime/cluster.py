@@ -30,6 +30,18 @@ class Device:
     host: Host
     island: str
     handle: jax.Device
+    stated_memory: int | None = None
+    """Bytes of memory that programs may use, as `connect` was told."""
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of memory that programs may use: as `connect` was told, else as JAX says.
+
+        None on CPU devices that `connect` was told nothing about.
+        """
+        if self.stated_memory is not None:
+            return self.stated_memory
+        return (self.handle.memory_stats() or {}).get("bytes_limit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +79,11 @@ _current: Cluster | None = None
 
 
 def connect(
-    *, cpu_devices: int | None = None, islands: int | None = None, platform: str | None = None
+    *,
+    cpu_devices: int | None = None,
+    islands: int | None = None,
+    platform: str | None = None,
+    device_memory: int | None = None,
 ) -> Cluster:
     """Chooses the devices that programs of this process use, and returns them.
 
@@ -75,6 +91,9 @@ def connect(
       cpu_devices: use this number of CPU devices. JAX makes as many when it has not started yet.
       islands: divide the devices into this number of equal consecutive islands, one by default.
       platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given.
+      device_memory: bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
+        that takes more is refused when it is compiled. By default what JAX says (`bytes_limit` of
+        `jax.Device.memory_stats()`); for CPU devices that is nothing, and nothing is refused.
 
     Raises:
       ValueError: a number below one, or islands that would not be equal.
@@ -84,6 +103,8 @@ def connect(
     global _current
     if cpu_devices is not None and cpu_devices < 1:
         raise ValueError(f"cpu_devices={cpu_devices}: expected at least 1")
+    if device_memory is not None and device_memory < 1:
+        raise ValueError(f"device_memory={device_memory}: expected at least 1 byte")
     if cpu_devices is not None and platform not in (None, "cpu"):
         raise ValueError(f"cpu_devices={cpu_devices} with platform={platform!r}: expected platform='cpu'")
     with _lock:
@@ -93,7 +114,7 @@ def connect(
             raise RuntimeError(
                 f"connect: slices {', '.join(bound)} are bound to devices; release them, or connect first"
             )
-        _current = _discover(cpu_devices, 1 if islands is None else islands, platform)
+        _current = _discover(cpu_devices, 1 if islands is None else islands, platform, device_memory)
         return _current
 
 
@@ -118,7 +139,9 @@ def _environment(variable: str) -> int | None:
     return int(text)
 
 
-def _discover(cpu_devices: int | None, islands: int, platform: str | None) -> Cluster:
+def _discover(
+    cpu_devices: int | None, islands: int, platform: str | None, device_memory: int | None = None
+) -> Cluster:
     if cpu_devices is None:
         handles = jax.devices(platform) if platform else jax.devices()
     else:
@@ -134,7 +157,13 @@ def _discover(cpu_devices: int | None, islands: int, platform: str | None) -> Cl
             Island(
                 f"island{number}",
                 tuple(
-                    Device(number * size + index, Host(handle.process_index), f"island{number}", handle)
+                    Device(
+                        number * size + index,
+                        Host(handle.process_index),
+                        f"island{number}",
+                        handle,
+                        device_memory,
+                    )
                     for index, handle in enumerate(group)
                 ),
             )

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways.runtime import codegen, pjrt
+from pathways.runtime import codegen, memory, pjrt
 from pathways.runtime.compile_cache import CompileError, Loaded, Progress, Request, load_all
 from pathways.runtime.plan import Argument, ArrayType, Launch, Plan, Release, Result, Slot, Transfer
 from pathways.runtime.resources import Binding
@@ -110,14 +110,19 @@ def load(
 
     Raises:
       CompileError: XLA refused a computation, or laid out its operands or results differently.
+      ResourceError: the devices have less memory than the program takes; see `memory.check_fits`.
       ValueError: a transfer brings a device what it does not need; the plan is wrong.
     """
     _finish_before_exit()
+    # Also before XLA gets to work, which may take minutes.
+    memory.check_fits(plan, bindings, None)
     pairs = list(dict.fromkeys((s.computation, s.slice) for s in plan.steps if isinstance(s, Launch)))
     requests = {pair: list(_requests(plan, bindings, pair, callbacks)) for pair in pairs}
     loaded = load_all([request for several in requests.values() for request in several], progress)
     found = (entry.executable for entry in loaded)
     executables = {pair: tuple(itertools.islice(found, len(requests[pair]))) for pair in pairs}
+    first = {pair: several[0] for pair, several in executables.items()}
+    memory.check_fits(plan, bindings, first)
     target = _Target(plan, bindings, executables, result_avals)
     several = any(binding.devices.size > 1 for binding in bindings.values())
     passed = [argument for argument in plan.arguments if argument.constant is None]
@@ -137,7 +142,6 @@ def load(
     )
     inputs = tuple(target.ports(passed))
     outputs = tuple(target.ports(plan.results))
-    first = {pair: several[0] for pair, several in executables.items()}
     return Executable(plan.name, inputs, outputs, generated.run, generated.source, first, loaded)
 
 
@@ -360,10 +364,8 @@ class _Target:
         sharding = self.shardings[slot]
         aval = self.result_avals[result]
         rewrap = None if aval == self.avals[slot] else pjrt.rewrap(aval, sharding)
-        if self._own_slots.get(slot) == result:
+        if self.plan.own_slots.get(slot) == result:
             return rewrap
-        # The caller may donate each array that it gets, and no other array may die with it: no constant,
-        # no argument that it kept, and no other result.
         devices = pjrt.device_list(list(sharding.mesh.devices.flat))
 
         def copy(array: Any) -> Any:
@@ -371,16 +373,6 @@ class _Target:
             return copied if rewrap is None else rewrap(copied)
 
         return copy
-
-    @functools.cached_property
-    def _own_slots(self) -> dict[Slot, int]:
-        """The slots that become results as they are, each with the first of its results."""
-        kept = {slot for a in self.plan.arguments if not a.donated for slot in a.slots.values()}
-        own: dict[Slot, int] = {}
-        for number, result in enumerate(self.plan.results):
-            for slot in set(result.slots.values()) - kept:
-                own.setdefault(slot, number)
-        return own
 
     def constants(self) -> dict[Slot, jax.Array]:
         """The arrays in slots of constants, on their slices."""

@@ -140,6 +140,17 @@ def deserialize(raw: bytes, devices: Sequence[jax.Device], options: Any) -> Load
     return devices[0].client.deserialize_executable(raw, device_list(devices), options)
 
 
+def memory_stats(executable: LoadedExecutable) -> Any | None:
+    """XLA's own analysis of the memory of an executable, in bytes for each device; None where it makes none.
+
+    The object that `jax.stages.Compiled.memory_analysis()` returns.
+    """
+    try:
+        return executable.get_compiled_memory_stats()
+    except jax.errors.JaxRuntimeError:
+        return None
+
+
 def result_handler(aval: Aval, sharding: jax.sharding.Sharding, name: str) -> Any:
     """Wraps the buffers of one result of an execution into a `jax.Array` with that aval and sharding.
 

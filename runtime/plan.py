@@ -8,6 +8,7 @@ runs it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -42,6 +43,11 @@ class SliceSpec:
     shape: tuple[int, ...]
     island: str | None = None
     overlap: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +211,21 @@ class Plan:
         shape = tuple(size // n for size, n in zip(type_.shape, parts, strict=True))
         return ArrayType(shape, type_.dtype)
 
+    @functools.cached_property
+    def own_slots(self) -> Mapping[Slot, int]:
+        """The slots that become results as they are, each with the first of its results.
+
+        Of any other slot the caller gets a copy. It may donate each array that it gets, and no other array
+        may die with it: no constant, no argument that it kept, and no other result.
+        """
+        kept = {slot for a in self.arguments if not a.donated for slot in a.slots.values()}
+        own: dict[Slot, int] = {}
+        for number, result in enumerate(self.results):
+            for slot in set(result.slots.values()) - kept:
+                own.setdefault(slot, number)
+        return own
+
     def bytes_moved(self, transfer: Transfer) -> int:
         """The bytes that a transfer brings over: those of all shards that it fills."""
-        devices = math.prod(self.slices[transfer.dst].shape)
-        return devices * sum(self.shard_type(slot, transfer.dst).nbytes for slot in transfer.results)
+        shards = (self.shard_type(slot, transfer.dst) for slot in transfer.results)
+        return self.slices[transfer.dst].size * sum(shard.nbytes for shard in shards)

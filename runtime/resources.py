@@ -18,7 +18,7 @@ from pathways.runtime.virtual import VirtualSlice
 
 
 class ResourceError(RuntimeError):
-    """A program cannot have the devices that its slices ask for."""
+    """A program needs more than there is: more devices, or more memory on them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,6 +31,7 @@ class Binding:
       positions: their positions in the cluster, flattened.
       island: the island that they lie in.
       program: the program that asked first.
+      device_memory: bytes of memory that each of the devices has, None where that is not known.
     """
 
     devices: np.ndarray
@@ -38,6 +39,7 @@ class Binding:
     positions: tuple[int, ...]
     island: str
     program: str
+    device_memory: int | None = None
 
 
 class ResourceManager:
@@ -238,7 +240,8 @@ def _binding(slice: VirtualSlice, devices: Sequence[Device], program: str) -> Bi
     handles[:] = [device.handle for device in devices]
     mesh = jax.sharding.Mesh(handles.reshape(slice.shape), slice.axis_names)
     positions = tuple(device.position for device in devices)
-    return Binding(mesh.devices, mesh, positions, devices[0].island, program)
+    memory = min((device.memory for device in devices if device.memory is not None), default=None)
+    return Binding(mesh.devices, mesh, positions, devices[0].island, program, memory)
 
 
 def _need(slice: VirtualSlice) -> str:

@@ -9,14 +9,13 @@ from jaxlib.mlir import ir
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
 from pathways.runtime.plan import Launch
-from pathways.tools.tables import size, table
+from pathways.runtime.tables import size, table
 
 
 def explain(lowered: Lowered, compiled: Compiled) -> str:
     """The totals of one call of a program, and what each slice and each computation has of them."""
     plan = compiled.plan
     cost = compiled.cost_analysis()
-    peak = compiled.memory_analysis()
     launches = [step for step in plan.steps if isinstance(step, Launch)]
     totals = [
         ("slices", str(len(plan.slices))),
@@ -33,7 +32,6 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
             " ".join(f"{axis}={n}" for axis, n in zip(spec.axis_names, spec.shape, strict=True)),
             str(len({launch.computation for launch in launches if launch.slice == name})),
             str(sum(launch.slice == name for launch in launches)),
-            size(peak.get(name, 0)),
         )
         for name, spec in plan.slices.items()
     ]
@@ -45,8 +43,9 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
     return "\n\n".join(
         [
             f"program {lowered.name}({arguments})\n{table(totals)}",
-            table([("slice", "mesh", "computations", "launches", "peak memory"), *slices]),
+            table([("slice", "mesh", "computations", "launches"), *slices]),
             table([("computation", "slice", "launches"), *computations]),
+            f"memory\n{compiled.memory_analysis()}",
         ]
     )
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pathways.runtime.tables import duration, percent, size, table
 from pathways.tools import scheduled
 from pathways.tools.files import UserError, write_output
-from pathways.tools.tables import duration, percent, size, table
 
 if TYPE_CHECKING:
     from pathways.runtime.timeline import Event, Timeline

@@ -490,15 +490,6 @@ def test_costs_are_counted(slices):
     assert cost["flops"] == pytest.approx(2 * 2 * 64**3, rel=0.05)
 
 
-def test_memory_is_counted_by_slice(slices):
-    multiply = pw.jit(lambda x: x @ x, devices=slices[0])
-    again = pw.jit(lambda x: x @ x, devices=slices[1])
-    compiled = pw.program(lambda x: again(multiply(x))).lower(np.ones((64, 64), np.float32)).compile()
-    array = 64 * 64 * 4
-    # On each slice an operand and a result.
-    assert compiled.memory_analysis() == {slices[0].name: 2 * array, slices[1].name: 2 * array}
-
-
 # Programs and functions among themselves.
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pathways.tools import pw_compile, tables
+from pathways.tools import pw_compile
 from pathways.tools.signatures import DTYPES, Array, SignatureError, parse_named, parse_value
 
 ROOT = Path(__file__).parents[2]
@@ -338,10 +338,3 @@ def test_in_this_process(tmp_path, capsys):
     assert "module @chain" in out.read_text()
     assert pw_compile.main(["none.py:f"]) == 1
     assert capsys.readouterr().err.endswith("pw-compile: error: cannot import none.py: no such file\n")
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 60, "3072 PiB")]
-)
-def test_sizes(count, text):
-    assert tables.size(count) == text

@@ -23,10 +23,13 @@
 // EXPLAIN-NEXT: channels 3
 // EXPLAIN-NEXT: bytes on the wire 24 B
 // EXPLAIN-NEXT: FLOPs {{[0-9]}}
-// EXPLAIN: slice mesh computations launches peak memory
-// EXPLAIN-NEXT: s0 x=1 1 2 24 B
+// EXPLAIN: slice mesh computations launches
+// EXPLAIN-NEXT: s0 x=1 1 2
 // EXPLAIN: computation slice launches
 // EXPLAIN-NEXT: lambda s0 2
+// EXPLAIN: memory
+// EXPLAIN-NEXT: slice devices arguments results donated temporaries code peak peak of a device
+// EXPLAIN-NEXT: s0 1 8 B 8 B 0 B {{.*}} 24 B
 
 // A function of `pw.jit` is a program of one launch.
 

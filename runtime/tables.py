@@ -1,4 +1,4 @@
-"""Numbers and tables as the tools print them."""
+"""Numbers and tables as people read them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,196 @@
+"""The planned memory of programs against what their arrays occupy on the devices, step by step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+from pathways.runtime import memory, resources
+
+
+class Sampler:
+    """Follows the function that runs a program line by line, and counts what its arrays occupy.
+
+    Its local variables, its constants and what it returns are all that the program holds. A line that makes
+    arrays is behind it when the next one is about to run, so that operands and results are seen together.
+    """
+
+    def __init__(self, compiled: pw.Compiled) -> None:
+        self.executable = compiled._executable
+        self.slices = {
+            device: slice.name
+            for slice, binding in resources.manager().holders().items()
+            if slice.name in compiled.plan.slices
+            for device in binding.devices.flat
+        }
+        self.most: Counter[str] = Counter()
+
+    def __call__(self, compiled: pw.Compiled, *args: Any) -> Any:
+        before = sys.gettrace()
+        sys.settrace(self.enter)
+        try:
+            return compiled(*args)
+        finally:
+            sys.settrace(before)
+
+    def enter(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        return self.sample if frame.f_code is self.executable.run.__code__ else None
+
+    def sample(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        returned = argument if event == "return" else []
+        values = [*frame.f_locals.values(), *frame.f_globals.values(), *returned]
+        buffers = {}
+        # A local variable may be a list, of the shards of an array.
+        for array in jax.tree.leaves([v for v in values if isinstance(v, (jax.Array, list, tuple))]):
+            if isinstance(array, jax.Array) and not array.is_deleted():
+                for shard in array.addressable_shards:
+                    pointer = shard.data.unsafe_buffer_pointer()
+                    buffers[shard.device, pointer] = shard.data.nbytes
+        now: Counter[str] = Counter()
+        for (device, _), count in buffers.items():
+            now[self.slices[device]] += count
+        self.most |= now
+        return self.sample
+
+
+def check(program: pw.Program, *args: Any) -> pw.Compiled:
+    """Compares the planned peaks of a program, without temporaries, with the most that it ever held."""
+    compiled = program.lower(*args).compile()
+    results = compiled(*args)  # Brings arguments to their slices, where the second call finds them.
+    args = (results[0], *args[1:]) if program.name == "step" else args
+    sampler = Sampler(compiled)
+    jax.block_until_ready(sampler(compiled, *args))
+    planned = compiled.plan.peak_bytes
+    assert dict(sampler.most) == dict(planned)
+    without = memory.analyze(compiled.plan, {})
+    assert {name: found.peak_memory_in_bytes for name, found in without.items()} == planned
+    for name, found in compiled.memory_analysis().items():
+        assert planned[name] <= found.peak_memory_in_bytes <= planned[name] + found.temp_size_in_bytes
+    return compiled
+
+
+def pipeline(stages: int, schedule: str, shape: tuple[int, ...] = (1,)) -> pw.Program:
+    """A train step of a chain of layers, one on each slice, with a batch of four microbatches."""
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice(shape, ("data", "model")[: len(shape)]) for _ in range(stages)]
+    spec = P("data", "model") if len(shape) > 1 else P("data")
+    layers = [pw.jit(lambda w, x: jnp.tanh(x @ w), devices=slice, out_shardings=spec) for slice in slices]
+
+    def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for layer, w in zip(layers, params, strict=True):
+            x = layer(w, x)
+        return (x**2).mean()
+
+    @pw.program(schedule=schedule, donate_argnums=0)
+    def step(params: list[jax.Array], x: jax.Array) -> Any:
+        value, grads = pw.accumulate(jax.value_and_grad(loss), 4)(params, x)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+    return step
+
+
+def arguments(stages: int, width: int = 16) -> tuple[list[np.ndarray], np.ndarray]:
+    values = np.random.default_rng(0)
+    weights = [values.normal(size=(width, width)).astype(np.float32) for _ in range(stages)]
+    return weights, values.normal(size=(32, width)).astype(np.float32)
+
+
+@pytest.mark.parametrize("schedule", ["program", "gpipe", "1f1b", "eager"])
+def test_a_pipeline_holds_what_was_planned(schedule):
+    check(pipeline(3, schedule), *arguments(3))
+
+
+def test_a_pipeline_with_large_buffers_holds_what_was_planned():
+    check(pipeline(2, "1f1b"), *arguments(2, width=160))
+
+
+def test_a_pipeline_on_meshes_holds_what_was_planned():
+    check(pipeline(2, "1f1b", shape=(2, 2)), *arguments(2))
+
+
+def test_1f1b_holds_less_than_gpipe():
+    peaks = {
+        schedule: list(pipeline(3, schedule).lower(*arguments(3)).compile().memory_analysis().values())
+        for schedule in ("gpipe", "1f1b")
+    }
+    (_, *gpipe), (_, *one) = ([s.peak_memory_in_bytes for s in peaks[name]] for name in ("gpipe", "1f1b"))
+    assert all(less < more for less, more in zip(one, gpipe, strict=True))
+
+
+def test_resharded_values_and_copied_results_are_in_the_plan():
+    """Pieces between meshes of two shapes; results that are arguments, constants and each other."""
+    devices = pw.make_virtual_device_set()
+    a, b = devices.add_slice((2, 2), ("data", "model")), devices.add_slice(3, "data")
+    table = np.arange(24.0 * 1024).reshape(24, 1024).astype(np.float32)
+    first = pw.jit(lambda x: x * 2, devices=a, out_shardings=P("data", "model"))
+    second = pw.jit(lambda x: x + table, devices=b, out_shardings=P("data"))
+
+    @pw.program
+    def program(x: jax.Array, unread: jax.Array) -> Any:
+        y = first(x)
+        z = second(y)
+        return x, y, z, y, first(y + 1), z.sum()
+
+    check(program, np.ones((24, 1024), np.float32), np.ones(5, np.float32))
+
+
+def test_mirrored_values_are_on_every_slice_in_the_plan():
+    devices = pw.make_virtual_device_set()
+    a, b = devices.add_slice(1, "x"), devices.add_slice(1, "x")
+    first, second = (pw.jit(lambda x, n: x * n, devices=s) for s in (a, b))
+
+    @pw.program(donate_argnums=1)
+    def program(x: jax.Array, n: jax.Array) -> Any:
+        y = second(first(x, n), n)
+        return y, n + 1
+
+    check(program, np.ones((24, 8), np.float32), np.float32(3))
+
+
+REFUSED = """
+import jax.numpy as jnp
+import pathways as pw
+pw.connect(cpu_devices=2, device_memory=1 << 20)
+devices = pw.make_virtual_device_set()
+first, second = (pw.jit(jnp.sin, devices=devices.add_slice(1, "x", name=n)) for n in ("first", "second"))
+f = pw.program(lambda x: second(jnp.concatenate([first(x)] * 8)).sum())
+print(f(jnp.ones(1000)))
+"""
+
+
+def test_a_program_that_cannot_fit_is_refused_with_a_table(tmp_path):
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    good = run(sys.executable, "-c", REFUSED)
+    assert good.returncode == 0, good.stderr
+    text = REFUSED.replace("ones(1000)", "ones(100_000)")
+    bad = run(sys.executable, "-c", text)
+    *_, error, header, first, second = bad.stderr.strip().splitlines()
+    assert error.startswith("pathways.runtime.resources.ResourceError: program lambda: slice ")
+    assert error.endswith("a device has 1 MiB (1,048,576 bytes)")
+    assert [line.split()[0] for line in (header, first, second)] == ["slice", "first", "second"]
+    file = tmp_path / "large.py"
+    file.write_text(REFUSED.rpartition("print")[0])
+    pw_compile = Path(sys.executable).with_name("pw-compile")
+    tool = run(str(pw_compile), f"{file}:f", "--args", "f32[100000]", "--explain")
+    assert tool.returncode == 1
+    assert tool.stderr.startswith("pw-compile: error: program lambda: slice ")
+    assert "Traceback" not in tool.stderr
+
+
+def test_a_device_without_memory_is_refused():
+    with pytest.raises(ValueError, match="device_memory=0: expected at least 1 byte"):
+        pw.connect(device_memory=0)
