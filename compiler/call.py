@@ -83,7 +83,7 @@ class Call:
         self.static = signature.static
         self.paths = traced.argument_paths
         self._signature = signature
-        self._run = executable.run
+        self._executable = executable
         self._unflatten = _unflatten(traced.out_tree)
         passed = [a for a in plan.arguments if a.constant is None]
         # The shardings of each argument, one per slice that it lives on; none when nothing reads it.
@@ -106,7 +106,7 @@ class Call:
         self._avals: list[Any] = [None] * len(passed)
         self._shardings: list[Any] = [None] * len(passed)
         self._remarked: set[int] = set()
-        self._alive = (executable, traced.keepalive, list(traced.slices.values()))
+        self._alive = (traced.keepalive, list(traced.slices.values()))
 
     def go_if_like_last(self, leaves: list[Any]) -> Any:
         """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
@@ -116,7 +116,7 @@ class Call:
         except AttributeError:
             return UNLIKE
         if self._plain:
-            return self._unflatten(self._run(leaves))
+            return self._unflatten(self._executable.run(leaves))
         return self.go(leaves)
 
     def go(self, leaves: list[Any]) -> Any:
@@ -125,7 +125,7 @@ class Call:
             self._check_donated(leaves)
         if self._rearranged:
             leaves = self._rearrange(leaves)
-        results = self._run(leaves)
+        results = self._executable.run(leaves)
         if self._mirrored_results:
             results = self._join(results)
         return self._unflatten(results)

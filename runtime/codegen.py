@@ -19,6 +19,9 @@ from pathways.runtime.plan import Launch, Plan, Release, Slot, Step, Transfer
 
 Arrays = list[Any]
 
+_NOTES = 64
+"""How many notes are handed over at once: it wakes threads, which hold up the one that issues steps."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kernel:
@@ -59,6 +62,29 @@ class Line:
     reads: tuple[Slot, ...]
 
 
+class Record(Protocol):
+    """What one call of a function that reports its steps reports to."""
+
+    def note(self, report: tuple[int, int, tuple[Any, ...]]) -> None:
+        """Takes the number of a step, when it was dispatched, and tokens or arrays to wait for."""
+
+    def hand_over(self) -> None:
+        """Comes behind some of the notes, and behind the last."""
+
+
+class Watch(Protocol):
+    """What a function that reports its steps reports to."""
+
+    def begin(self) -> Record:
+        """Begins the record of a call."""
+
+    def now(self) -> int:
+        """The time of a clock."""
+
+    def lasting(self, slot: Slot) -> bool:
+        """Whether an array can be waited for at any time: no later step donates it."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generated:
     """The function, its text, and what is done in its lines, by their numbers."""
@@ -76,6 +102,7 @@ def generate(
     constants: Mapping[Slot, Any],
     order: Any = None,
     explain: Callable[[Mapping[int, Line], Exception, Arrays], None] | None = None,
+    watch: Watch | None = None,
 ) -> Generated:
     """Generates `run(arrays) -> results`.
 
@@ -87,11 +114,12 @@ def generate(
       order: a context manager that is held while the steps are issued; None for none.
       explain: is called with what is done in which line, an exception that stopped the function, and the
         arrays it was called with; may raise a better one.
+      watch: what each step is reported to; None for a function that reports nothing.
 
     The function takes one array for each slot of each argument that the caller passes, and returns a list
     with one for each slot of each result, both in plan order.
     """
-    writer = _Writer(plan, target, constants)
+    writer = _Writer(plan, target, constants) if watch is None else _Reporter(plan, target, constants, watch)
     copy = writer.value("copy", copy_arrays)
     depth = 1 + (explain is not None) + (order is not None)
     writer.line(0, "def run(arrays):")
@@ -100,6 +128,7 @@ def generate(
     if order is not None:
         writer.line(depth - 1, f"with {writer.value('order', order)}:")
     writer.indent = depth
+    writer.begin()
     writer.arguments()
     for group in _groups(plan.steps):
         match group[0]:
@@ -110,6 +139,7 @@ def generate(
                 for step in group:
                     if isinstance(step, Release):
                         writer.release(step)
+    writer.end()
     writer.results()
     if explain is not None:
         writer.line(1, "except Exception as error:")
@@ -180,6 +210,12 @@ class _Writer:
     def write(self, slots: Sequence[Slot]) -> str:
         return "".join(f"{self.take(slot)}, " for slot in slots) + "= "
 
+    def begin(self) -> None:
+        """Writes what comes before all steps."""
+
+    def end(self) -> None:
+        """Writes what comes behind all steps."""
+
     def arguments(self) -> None:
         passed = [
             slot
@@ -195,17 +231,36 @@ class _Writer:
         execute = self.value("launch", kernel.execute)
         operands = self.read(launch.operands)
         issued = f"{execute}({operands})"
-        if kernel.keep_token is not None:
+        self.before()
+        if self.wants_token(kernel):
             self.step(f"issued = {execute}({operands}, True)", launch.label, launch.operands)
-            self.step(f"{self.value('keep', kernel.keep_token)}(issued.consume_token())", launch.label, ())
+            self.take_token(launch, kernel)
             issued = "issued"
         if kernel.handlers is not None and launch.results:
             issued = f"{issued}.consume_with_handlers({self.value('results', kernel.handlers)})"
         if launch.results:
             issued = f"{self.write(launch.results)}{issued}"
         self.step(issued, launch.label, launch.operands)
+        if kernel.handlers is None:
+            self.after([launch])
+
+    def wants_token(self, kernel: Kernel) -> bool:
+        """Whether a launch has to tell when it is done."""
+        return kernel.keep_token is not None
+
+    def take_token(self, launch: Launch, kernel: Kernel) -> None:
+        """Writes what becomes of the token of a launch."""
+        self.step(f"{self.value('keep', kernel.keep_token)}(issued.consume_token())", launch.label, ())
+
+    def before(self) -> None:
+        """Writes what comes before a step that can be reported."""
+
+    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+        """Writes what comes behind steps without a token."""
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
+        if transfers:
+            self.before()
         direct = []
         for transfer in transfers:
             routed = self.target.routed(transfer)
@@ -221,6 +276,7 @@ class _Writer:
             text = f"{copy}({self.read(sources)}, {others})"
             results = self.write([transfer.results[0] for transfer in direct])
             self.step(f"{results}{text}", _label(direct), sources)
+        self.after(transfers)
 
     def release(self, release: Release) -> None:
         for slot in release.delete:
@@ -251,6 +307,47 @@ class _Writer:
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         weakref.finalize(run, functools.partial(linecache.cache.pop, filename, None)).atexit = False
         return Generated(run, source, self.steps)
+
+
+class _Reporter(_Writer):
+    """The text of a function that reports its steps."""
+
+    def __init__(self, plan: Plan, target: Target, constants: Mapping[Slot, Any], watch: Watch) -> None:
+        super().__init__(plan, target, constants)
+        self.watch = watch
+        # By identity: launches without results may be equal.
+        self.numbers = {id(step): n for n, step in enumerate(plan.steps)}
+        self.noted = 0
+
+    def begin(self) -> None:
+        self.line(self.indent, f"record = {self.value('begin', self.watch.begin)}()")
+        self.line(self.indent, "note = record.note")
+
+    def end(self) -> None:
+        self.line(self.indent, "record.hand_over()")
+
+    def before(self) -> None:
+        self.line(self.indent, f"at = {self.value('now', self.watch.now)}()")
+
+    def wants_token(self, kernel: Kernel) -> bool:
+        return kernel.handlers is not None
+
+    def take_token(self, launch: Launch, kernel: Kernel) -> None:
+        self.step("token = issued.consume_token()", launch.label, ())
+        if kernel.keep_token is not None:
+            self.step(f"{self.value('keep', kernel.keep_token)}(token)", launch.label, ())
+        self.report(launch, "token, ")
+
+    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+        for step in steps:
+            lasting = [slot for slot in step.results if self.watch.lasting(slot)]
+            self.report(step, "".join(f"{self.places[slot]}, " for slot in lasting))
+
+    def report(self, step: Launch | Transfer, waited_for: str) -> None:
+        self.line(self.indent, f"note(({self.numbers[id(step)]}, at, ({waited_for})))")
+        self.noted += 1
+        if self.noted % _NOTES == 0:
+            self.end()
 
 
 _numbers = itertools.count()

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways.runtime import codegen, memory, pjrt
+from pathways.runtime import codegen, memory, pjrt, tracing
 from pathways.runtime.compile_cache import CompileError, Loaded, Progress, Request, load_all
 from pathways.runtime.plan import Argument, ArrayType, Launch, Plan, Release, Result, Slot, Transfer
 from pathways.runtime.resources import Binding
@@ -61,30 +61,39 @@ class Port:
     sharding: NamedSharding
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Executable:
     """A program that is loaded on its devices.
 
     Attributes:
-      name: the name of the program.
+      plan: the plan that it runs.
       inputs: what `run` takes, in order: every slot of every argument that the caller passes.
       outputs: what `run` returns, in order: every slot of every result.
       run: `run(arrays) -> arrays`. It returns before the work is done and does not check its arguments:
         an array of another shape, dtype or device than its port says gives wrong values or an error from
         XLA. An error in a computation surfaces on the arrays that depend on it, or here when XLA runs the
-        computation at once.
-      source: the text of `run`.
+        computation at once. Another function while a trace is recorded.
+      source: the text of `run`, as it is without a trace.
       executables: the executable of each computation on each slice, by their names; that of the first
         device where each device has its own.
     """
 
-    name: str
+    plan: Plan
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     run: Callable[[list[jax.Array]], list[jax.Array]]
     source: str
     executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]
     _loaded: Sequence[Loaded] = dataclasses.field(repr=False)
+    _generate: Callable[..., codegen.Generated] = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        self._untraced = self.run
+        tracing.register(self)
+
+    def watch(self, watch: tracing.Watch | None) -> None:
+        """Reports every call from now on, or none any more."""
+        self.run = self._untraced if watch is None else self._generate(watch=watch).run
 
 
 def load(
@@ -132,7 +141,8 @@ def load(
         for argument, name in zip(passed, names, strict=True)
         for slot in argument.slots.values()
     ]
-    generated = codegen.generate(
+    generate = functools.partial(
+        codegen.generate,
         plan,
         target,
         copy_arrays=pjrt.copy_arrays,
@@ -140,9 +150,10 @@ def load(
         order=_launch_order if several else None,
         explain=functools.partial(_explain, plan.name, slots),
     )
+    generated = generate()
     inputs = tuple(target.ports(passed))
     outputs = tuple(target.ports(plan.results))
-    return Executable(plan.name, inputs, outputs, generated.run, generated.source, first, loaded)
+    return Executable(plan, inputs, outputs, generated.run, generated.source, first, loaded, generate)
 
 
 def _requests(

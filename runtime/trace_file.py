@@ -24,6 +24,8 @@ _TICKS = {SECONDS: 1e6, UNITS: 1e3}
 _LAUNCHES = 1
 """The number of the row of launches; those of sends follow."""
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 _HEADER = "pathways step"
 _OPTIONAL = ("stage", "phase", "microbatch", "part", "dst", "after")
 
@@ -62,7 +64,7 @@ class TraceFile:
           at: when it began, in the unit of the timeline.
         """
         for event in self._events(timeline, at):
-            self._file.write(f"{self._separator}{json.dumps(event, separators=(',', ':'))}")
+            self._file.write(self._separator + _encode(event))
             self._separator = ",\n"
         self._file.flush()
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathways.runtime.cluster import cluster, connect
     from pathways.runtime.executable import CompileError
     from pathways.runtime.resources import ResourceError
+    from pathways.runtime.tracing import trace
     from pathways.runtime.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "jit",
     "make_virtual_device_set",
     "program",
+    "trace",
 ]
 
 _MODULES = {
@@ -53,6 +55,7 @@ _MODULES = {
     "jit": "compiler.api",
     "make_virtual_device_set": "runtime.virtual",
     "program": "compiler.api",
+    "trace": "runtime.tracing",
 }
 
 

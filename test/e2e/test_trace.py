@@ -1,0 +1,162 @@
+"""Recording what programs do: `pw.trace` and PW_TRACE."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+from pathways.runtime.plan import Launch, Transfer
+from pathways.runtime.trace_file import read_trace
+
+COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def step():
+    """A compiled pipeline of two stages, whose parameters are donated, and its arguments."""
+    devices = pw.make_virtual_device_set()
+    front = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=devices.add_slice((1,), ("x",)))
+    back = pw.jit(lambda w, h: ((h @ w) ** 2).mean(), devices=devices.add_slice((1,), ("x",)))
+
+    @pw.program(schedule="gpipe", donate_argnums=0)
+    def train(params, x):
+        loss = lambda params, x: back(params[1], front(params[0], x))  # noqa: E731
+        value, grads = pw.accumulate(jax.value_and_grad(loss), COUNT)(params, x)
+        return value, [p - 0.1 * g for p, g in zip(params, grads, strict=True)]
+
+    x = np.ones((COUNT * 8, 128), np.float32)
+    return train.lower(params(), x).compile(), x
+
+
+def params():
+    return [jnp.full((128, 128), 0.01, jnp.float32) for _ in range(2)]
+
+
+def test_every_launch_and_transfer_is_recorded_in_an_order_that_its_data_allows(step, tmp_path):
+    compiled, x = step
+    state = params()
+    with pw.trace(tmp_path / "run.json"):
+        for _ in range(3):
+            _, state = compiled(state, x)
+    timelines = read_trace((tmp_path / "run.json").read_bytes())
+    assert len(timelines) == 3
+    steps = [s for s in compiled.plan.steps if isinstance(s, (Launch, Transfer))]
+    for timeline in timelines:
+        for event, planned in zip(timeline.events, steps, strict=True):
+            if isinstance(planned, Launch):
+                assert (event.label, event.slice) == (planned.label, planned.slice)
+                assert (event.microbatch, event.phase) == (planned.microbatch, planned.phase)
+            else:
+                assert (event.slice, event.dst) == (planned.src, planned.dst)
+            # Times are rounded when they are written.
+            assert all(timeline.events[n].end <= event.start + 1e-9 for n in event.reads)
+            assert event.start <= event.end
+        for name in timeline.slices:
+            on_slice = [e for e in timeline.launches if e.slice == name]
+            assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(on_slice))
+            assert timeline.peak_bytes(name) > 0
+        assert min(e.start for e in timeline.events) == pytest.approx(0, abs=1e-9)
+
+
+def test_results_are_the_same_and_nothing_is_left_behind(step, tmp_path):
+    compiled, x = step
+    untraced = compiled._executable.run
+    expected = compiled(params(), x)
+    with pw.trace(tmp_path / "run.json"):
+        assert compiled._executable.run is not untraced
+        traced = compiled(params(), x)
+    assert compiled._executable.run is untraced
+    assert "note(" not in compiled._executable.source
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(traced), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_programs_that_are_compiled_meanwhile_are_recorded(tmp_path):
+    devices = pw.make_virtual_device_set()
+    double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+    with pw.trace(tmp_path / "run.json"):
+        double(jnp.ones(3))
+    (timeline,) = read_trace((tmp_path / "run.json").read_bytes())
+    assert [event.label for event in timeline.events] == [timeline.program]
+
+
+def test_a_call_that_fails_is_left_out(step, tmp_path):
+    compiled, x = step
+    state = params()
+    with pw.trace(tmp_path / "run.json"):
+        _, new = compiled(state, x)
+        with pytest.raises((RuntimeError, ValueError), match="deleted"):
+            compiled(state, x)
+        compiled(new, x)
+    assert len(read_trace((tmp_path / "run.json").read_bytes())) == 2
+
+
+def test_computations_with_callbacks_are_recorded(tmp_path):
+    devices = pw.make_virtual_device_set()
+    seen = []
+
+    def call_back(x):
+        jax.debug.callback(lambda v: seen.append(v.tolist()), x)
+        return x + 1
+
+    program = pw.jit(call_back, devices=devices.add_slice((1,), ("x",)))
+    with pw.trace(tmp_path / "run.json"):
+        program(jnp.array([1.0]))
+        jax.effects_barrier()
+        assert seen == [[1.0]]
+    assert len(read_trace((tmp_path / "run.json").read_bytes())) == 1
+
+
+def test_there_is_one_trace_at_a_time(tmp_path):
+    with (
+        pw.trace(tmp_path / "a.json"),
+        pytest.raises(RuntimeError, match=r"recorded to .*a\.json already"),
+        pw.trace(tmp_path / "b.json"),
+    ):
+        pass
+    with pytest.raises(FileNotFoundError), pw.trace(tmp_path / "missing" / "run.json"):
+        pass
+    with pw.trace(tmp_path / "c.json"):
+        pass
+
+
+PROGRAM = """
+import time
+import jax.numpy as jnp
+import pathways as pw
+pw.connect(cpu_devices=1)
+double = pw.jit(lambda x: x * 2, devices=pw.make_virtual_device_set().add_slice((1,), ("x",)))
+print(double(double(jnp.ones(3))), flush=True)
+"""
+
+
+def start(tmp_path, text):
+    environment = {**os.environ, "PW_TRACE": str(tmp_path / "run.json")}
+    return subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE)
+
+
+def test_the_environment_turns_recording_on(tmp_path):
+    with start(tmp_path, PROGRAM) as process:
+        assert process.wait(timeout=60) == 0
+    text = (tmp_path / "run.json").read_bytes()
+    assert text.endswith(b"]\n")
+    assert len(read_trace(text)) == 2
+
+
+def test_a_killed_process_leaves_a_trace(tmp_path):
+    with start(tmp_path, PROGRAM + "time.sleep(60)") as process:
+        process.stdout.readline()
+        deadline = time.monotonic() + 30
+        while b"live bytes" not in (tmp_path / "run.json").read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    assert read_trace((tmp_path / "run.json").read_bytes())
