@@ -62,11 +62,20 @@ class Event:
 
     @property
     def name(self) -> str:
-        """What papers on pipelines call it: `F3`, `B3`, `W3`; its label outside microbatches."""
-        letters = "".join(_LETTERS.get(phase, "") for phase in self.fused or (self.phase or "",))
-        if self.part == "weight":
-            letters = "W"
+        """What papers on pipelines call it: `F3`, `B3`, `W3`, `FB3`; its label outside microbatches."""
+        letters = "".join(map(self._letter, self.fused or (self.phase,)))
         return self.label if self.microbatch is None or not letters else f"{letters}{self.microbatch}"
+
+    @property
+    def parts(self) -> tuple[tuple[str | None, str], ...]:
+        """The phase and the name of each placed call in a launch; of one that was not fused, its own."""
+        if not self.fused:
+            return ((self.phase, self.name),)
+        named = self.microbatch is not None
+        return tuple((p, f"{self._letter(p)}{self.microbatch}" if named else self.label) for p in self.fused)
+
+    def _letter(self, phase: str | None) -> str:
+        return "W" if self.part == "weight" else _LETTERS.get(phase or "", "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,3 +148,10 @@ class Timeline:
 
         with TraceFile(path) as file:
             file.append(self)
+
+    def save_html(self, path: str | Path, *others: Timeline) -> None:
+        """Draws it, and others below it, as one HTML page that needs nothing else."""
+        # The page belongs to the tools; running a program never loads it.
+        from pathways.tools.page import page_of
+
+        Path(path).write_text(page_of([self, *others]), encoding="utf-8")

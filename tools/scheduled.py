@@ -150,7 +150,7 @@ def read_timelines(paths: Sequence[str]) -> list[Timeline]:
     return found
 
 
-def simulated(plan: Plan, times: Times, link: Link) -> Timeline:
+def simulated(plan: Plan, times: Times, link: Link, title: str = "") -> Timeline:
     """The replay of a plan.
 
     Raises:
@@ -160,7 +160,7 @@ def simulated(plan: Plan, times: Times, link: Link) -> Timeline:
     from pathways.runtime.times import TimesError
 
     try:
-        return simulate(plan, times, link)
+        return simulate(plan, times, link, title)
     except TimesError as error:
         raise UserError(str(error)) from None
 
