@@ -21,7 +21,10 @@ from pathways.runtime.executable import Executable, load
 from pathways.runtime.lower import plan_of
 from pathways.runtime.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan import Launch, Plan, Transfer
+from pathways.runtime.replay import simulate
 from pathways.runtime.resources import bind
+from pathways.runtime.timeline import Timeline
+from pathways.runtime.times import read_link, read_times
 from pathways.runtime.virtual import VirtualSlice
 
 PHASES = ("stablehlo", "imported", "placed", "sharded", "scheduled")
@@ -187,6 +190,31 @@ class Compiled:
           is alive at once, under the names of `jax.stages.Compiled.memory_analysis()`. `print` shows a table.
         """
         return analyze(self._plan, self._executable.executables)
+
+    def timeline(
+        self,
+        times: Mapping[str, Any] | None = None,
+        *,
+        latency: str | float | None = None,
+        bandwidth: str | float | None = None,
+    ) -> Timeline:
+        """When everything in a call would run, by a replay of the plan; nothing is executed.
+
+        Args:
+          times: how long launches take, as `{"phases": {"fwd": "1ms", "bwd": "2ms"}}`; see
+            `runtime.times` for all of the form. By default one unit of time for each placed call.
+          latency: of links between slices, such as `5us`; none by default.
+          bandwidth: of links between slices, such as `10GB/s`; no limit by default.
+
+        Returns:
+          The timeline: `step_time`, `bubble(slice)`, `peak_bytes(slice)`, `critical_path`, `events`; with
+          `save_html(path)` and `save_trace(path)`.
+
+        Raises:
+          TimesError: names the entry that is wrong.
+        """
+        durations = read_times(times or {}, self._plan)
+        return simulate(self._plan, durations, read_link(latency, bandwidth, durations.unit))
 
 
 def _flops(executable: Any) -> float:

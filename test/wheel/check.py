@@ -32,6 +32,8 @@ for name in sorted(found):
     importlib.import_module(name)
 for name in pathways.__all__:
     getattr(pathways, name)
+page = importlib.import_module("pathways.tools.page").page_of([])
+assert "<style>" in page and "<script>" in page
 """
 
 
@@ -75,7 +77,7 @@ def check(work: Path) -> None:
     script.write_text(USE)
     run(binaries / "python", "-I", script, *modules(), cwd=work)
     expected = wheel.name.split("-")[1]
-    for tool in ("pw-opt", "pw-compile"):
+    for tool in ("pw-opt", "pw-compile", "pw-sim", "pw-viz"):
         version = run(binaries / tool, "--version", cwd=work)
         if expected not in version:
             sys.exit(f"wheel check: {tool} --version prints {version!r}, expected {expected}")
