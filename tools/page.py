@@ -10,8 +10,8 @@ import importlib.resources
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from pathways.runtime.tables import duration, percent, size
 from pathways.runtime.timeline import Event, Timeline
-from pathways.tools.tables import duration, percent, size
 
 _WHOLE = 1000.0
 """The width of the whole time axis in the coordinates of the drawings."""
