@@ -22,6 +22,7 @@ from pathways.dialect import (
     set_form,
     symbol_table,
 )
+from pathways.passes._loops import values_in_loops
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.ir_utils import (
     add_argument,
@@ -330,6 +331,9 @@ class _Importer:
             )
             stage = int(metadata["pw.stage"]) if "pw.stage" in metadata else None
             self.calls.append(_PlacedCall(launch, metadata.get("pw.call", ""), stage))
+            for result in op.results:
+                # It is about to go, and another value may get its place in memory.
+                self.loops.pop(result, None)
             if launch.loop is not None:
                 self.loops.update(dict.fromkeys(launch.results, launch.loop))
             _replace(op, launch)
@@ -382,14 +386,15 @@ class _Importer:
         In a loop only what depends on the microbatch counts. A call in front of the loop that prepares what a
         stage on its slice reads is part of that stage, and so is its backward call.
         """
+        loops = values_in_loops(self.main)
         level_of: dict[ir.Value, _Level] = {}
         forward: list[tuple[_PlacedCall, _Level]] = []
         # Where only gradients are asked for, `jax.checkpoint` leaves no forward call but the repeated one.
         run_forward = {call.call for call in self.calls if call.launch.phase == "fwd"}
         calls = iter(self.calls)
         for op in body_block(self.main).operations:
-            in_loop = any(r in self.loops for r in op.results)
-            read = [v for v in op.operands if v in self.loops] if in_loop else op.operands
+            in_loop = any(r in loops for r in op.results)
+            read = [v for v in op.operands if v in loops] if in_loop else op.operands
             incoming = [level_of[v] for v in read if v in level_of]
             if isinstance(op, LaunchOp):
                 call = next(calls)

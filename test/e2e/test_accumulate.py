@@ -7,6 +7,7 @@ replaces them by `jax.jit`, so that `pw.accumulate` is a `jax.lax.scan` inside o
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -354,6 +355,29 @@ def test_a_checkpoint_around_the_whole_loss():
         return training_step(loss)
 
     check(build, weights(2), BATCH, schedule="1f1b")
+
+
+def test_gradients_alone_of_a_checkpointed_loss():
+    """No forward call is left but the repeated ones; these are the stages."""
+
+    def build(*place):
+        stages = [on(layer) for on in (*place, *place)]
+
+        @jax.checkpoint
+        def loss(params, batch):
+            x, y = batch
+            for stage, w in zip(stages, params, strict=True):
+                x = jnp.sin(stage(w, x))
+            return squared_error(x, y)
+
+        def step(params, batch):
+            return descend(params, pw.accumulate(jax.grad(loss), M)(params, batch))
+
+        return step
+
+    program = check(build, weights(4), BATCH, schedule="1f1b")
+    text = program.lower(weights(4), BATCH).as_text("imported")
+    assert {int(n) for n in re.findall(r"stage = (\d+)", text)} == {0, 1, 2, 3}
 
 
 def test_a_key_for_each_microbatch():
