@@ -33,7 +33,8 @@ class Case:
     Attributes:
       name: what is done.
       versus: what we are compared with.
-      target: the largest ratio of ours to theirs, until the call returns and until results are ready.
+      target: the largest ratio of ours to theirs, until the call returns and until results are ready; None
+        where the ratio is only reported.
       ours: our side.
       theirs: the other side.
       prepare: runs before each call of either side, outside of what is timed.
@@ -43,11 +44,12 @@ class Case:
 
     name: str
     versus: str
-    target: float
+    target: float | None
     ours: Side
     theirs: Side
     prepare: Callable[[], None] = lambda: None
     limit: str = ""
+    is_return_timed: bool = True
     rounds: int = 1
 
 
@@ -57,8 +59,9 @@ class Measured:
 
     case: str
     versus: str
-    target: float
+    target: float | None
     limit: str
+    is_return_timed: bool
     returned: Pair
     ready: Pair
 
@@ -91,7 +94,7 @@ def measure(case: Case, rounds: int) -> Measured:
     """
     batches = [_batch(case, case.rounds * rounds) for _ in range(BATCHES)]
     returned, ready = (_middle(pairs) for pairs in zip(*batches, strict=True))
-    return Measured(case.name, case.versus, case.target, case.limit, returned, ready)
+    return Measured(case.name, case.versus, case.target, case.limit, case.is_return_timed, returned, ready)
 
 
 def _batch(case: Case, rounds: int) -> tuple[Pair, Pair]:
@@ -130,8 +133,10 @@ def report(found: list[Measured]) -> None:
     print(f"{'case':<40}{'versus':<28}{'target':>7}{'return':>8}{'ready':>8}{'ours us':>10}{'theirs us':>11}")
     for row in found:
         ratio, ready = (pair[0] / pair[1] for pair in (row.returned, row.ready))
+        worst = max(ratio, ready) if row.is_return_timed else ready
+        target = "" if row.target is None else f"{row.target:.2f}"
         print(
-            f"{row.case:<40}{row.versus:<28}{row.target:>7.2f}{ratio:>8.2f}{ready:>8.2f}"
+            f"{row.case:<40}{row.versus:<28}{target:>7}{ratio:>8.2f}{ready:>8.2f}"
             f"{row.ready[0]:>10.1f}{row.ready[1]:>11.1f}"
-            f"{'' if max(ratio, ready) <= row.target else '  over'}"
+            f"{'  over' if row.target is not None and worst > row.target else ''}"
         )
