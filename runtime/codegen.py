@@ -19,7 +19,7 @@ from pathways.runtime.plan import Launch, Plan, Release, Slot, Step, Transfer
 
 Arrays = list[Any]
 
-_NOTES = 64
+_NOTES = 256
 """How many notes are handed over at once: it wakes threads, which hold up the one that issues steps."""
 
 
