@@ -1,4 +1,4 @@
-"""What docs/dialect.md, docs/schedules.md, docs/transfers.md and README.md show is real.
+"""What docs/dialect.md, docs/schedules.md, docs/timelines.md, docs/transfers.md and README.md show is real.
 
 A `mlir` block is a whole module, which must verify, or starts with `// excerpt of <source>`: a form of the
 program of the page (`train_step, placed`), a file, or the `output` of the last command. A block whose first
@@ -22,7 +22,7 @@ from pathways.dialect import make_context, verify
 from pathways.passes.driver import Diagnostics
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/dialect.md", "docs/schedules.md", "docs/transfers.md", "README.md")
+PAGES = ("docs/dialect.md", "docs/schedules.md", "docs/timelines.md", "docs/transfers.md", "README.md")
 EXCERPT = "// excerpt of "
 BLOCKS = [
     pytest.param(page, number, language, text, id=f"{page}-{number}")
@@ -68,8 +68,9 @@ def forms(tmp_path_factory):
 def run(command: str, folder: Path) -> str:
     """What a command prints, errors included."""
     program, *arguments = shlex.split(command)
-    assert Path(program).name == "pw-opt"
-    tool = [sys.executable, "-m", "pathways.tools.pw_opt"]
+    name = Path(program).name
+    assert name in ("pw-opt", "pw-sim")
+    tool = [sys.executable, "-m", f"pathways.tools.{name.replace('-', '_')}"]
     done = subprocess.run(
         [*tool, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=60
     )
