@@ -21,12 +21,23 @@ class Signature:
       avals: the abstract value of each leaf: shape, dtype and weak type.
       static: static arguments by position and by name.
       context: JAX's own key of all settings that change a trace.
+      strict: whether weak types tell signatures apart, as they do where they would change a trace.
     """
 
     tree: Any
     avals: tuple[Any, ...]
     static: tuple[Any, ...]
     context: Any
+    strict: bool = True
+
+    def takes(self, n: int, aval: Any) -> bool:
+        """Whether argument `n` may have this abstract value."""
+        own = self.avals[n]
+        return (
+            own.shape == aval.shape
+            and own.dtype == aval.dtype
+            and (not self.strict or own.weak_type == aval.weak_type)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +165,3 @@ def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -
                 "number; pass it as a static argument or keep it out of the arguments"
             ) from None
     return avals
-
-
-def same_type(aval: Any, other: Any) -> bool:
-    """Whether two abstract values have one shape, dtype and weak type."""
-    return aval.shape == other.shape and aval.dtype == other.dtype and aval.weak_type == other.weak_type

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature, abstract, same_type
+from pathways.compiler.arguments import Signature, abstract
 from pathways.compiler.lowering import Traced
 from pathways.runtime.executable import Executable, check_alive
 from pathways.runtime.plan import Plan
@@ -139,7 +139,7 @@ class Call:
             if sharding is not None and sharding == place and leaf.aval == aval:
                 continue
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_internals.Tracer):
-                if not same_type(leaf.aval, self._signature.avals[n]):
+                if not self._signature.takes(n, leaf.aval):
                     return None
                 if not self._places[n] or sharding.is_equivalent_to(self._places[n][0], leaf.ndim):
                     self._avals[n], self._shardings[n] = leaf.aval, sharding
@@ -173,7 +173,7 @@ class Call:
         if isinstance(leaf, jax_internals.Tracer):
             return False
         try:
-            return same_type(jax_internals.abstractify(leaf), self._signature.avals[n])
+            return self._signature.takes(n, jax_internals.abstractify(leaf))
         except (TypeError, ValueError):
             return False
 
@@ -191,7 +191,7 @@ class Call:
         if brought is not None:
             return brought
         avals = abstract(leaves, self.name, lambda: list(self.paths))
-        wrong = next(n for n, aval in enumerate(avals) if not same_type(aval, self._signature.avals[n]))
+        wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
         raise TypeError(
             f"program '{self.name}' was compiled for {self.paths[wrong]} of type "
             f"{_describe(self._signature.avals[wrong])}, got {_describe(avals[wrong])}"

@@ -36,6 +36,11 @@ def key_data(array: Any) -> Any:
     return array._base_array
 
 
+def key_kind(dtype: Any) -> str:
+    """The name of the kind of a typed PRNG key, such as `threefry2x32`; public only for arrays of keys."""
+    return dtype._impl.name
+
+
 def placed_call(
     fun: Callable[..., Any], forward: dict[str, Any], backward: dict[str, Any]
 ) -> Callable[..., Any]:

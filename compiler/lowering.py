@@ -46,6 +46,7 @@ class Traced:
       out_tree: the structure of the results.
       callbacks: host callbacks that the computations refer to by position.
       keepalive: what must live as long as the executables.
+      platform: what JAX calls the kind of device that it was lowered for.
     """
 
     module: ir.Module
@@ -56,6 +57,7 @@ class Traced:
     out_tree: Any
     callbacks: Sequence[Any]
     keepalive: Sequence[Any]
+    platform: str
 
 
 def trace(
@@ -131,6 +133,7 @@ def trace(
         out_tree=lowered.out_tree,
         callbacks=callbacks,
         keepalive=keepalive,
+        platform=platform,
     )
 
 

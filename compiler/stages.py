@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import os
 from collections.abc import Mapping
@@ -41,14 +42,16 @@ class Lowered:
     Made by `Program.lower`. `remarks` holds what the passes found worth saying.
     """
 
-    def __init__(self, name: str, traced: Traced, signature: Signature, options: Options) -> None:
+    def __init__(
+        self, name: str, traced: Traced, signature: Signature, options: Options, start: str = PHASES[0]
+    ) -> None:
         self.name = name
         self._traced = traced
         self._signature = signature
         self._forms: dict[str, bytes] = {}
         self.remarks: tuple[Diagnostic, ...] = ()
         self._module = traced.module
-        self._run(options)
+        self._run(options, start)
 
     @property
     def in_avals(self) -> tuple[Any, ...]:
@@ -73,7 +76,23 @@ class Lowered:
         """
         if phase not in PHASES:
             raise ValueError(f"unknown phase '{phase}'; the phases are {', '.join(PHASES)}")
+        if phase not in self._forms:
+            raise ValueError(f"program '{self.name}' starts in a form behind '{phase}'")
         return str(ir.Module.parse(self._forms[phase], self._module.context))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a bundle: a file that `pathways.load` and `pw-run` run without the code of the program.
+
+        Args:
+          path: the file, by custom `*.pwb`.
+
+        Raises:
+          BundleError: the program calls back into Python, or its arguments have no names in a file.
+          OSError: the file cannot be written.
+        """
+        from pathways.compiler.bundles import save
+
+        save(path, self)
 
     def compile(self) -> Compiled:
         """Binds the slices to devices, compiles every computation, and generates the launch path.
@@ -94,11 +113,14 @@ class Lowered:
         )
         return Compiled(self, plan, executable, Call(plan, executable, self._traced, self._signature))
 
-    def _run(self, options: Options) -> None:
+    def _run(self, options: Options, start: str) -> None:
         directory = os.environ.get("PW_DUMP_TO")
-        self._keep("stablehlo", directory)
+        self._keep(start, directory)
+        done = PHASES[: PHASES.index(start) + 1]
         with Diagnostics(self._module.context) as seen:
             for phase in phases(options):
+                if phase.name in done:
+                    continue
                 try:
                     # From the placed form on, each phase ends with a pass that verifies its form.
                     run_passes(self._module, phase.passes, verify_each=False)
@@ -118,15 +140,14 @@ class Lowered:
         if directory:
             folder = Path(directory)
             folder.mkdir(parents=True, exist_ok=True)
-            number = len(self._forms) - 1
+            number = PHASES.index(phase)
             (folder / f"{self.name}.{number}_{phase}.mlir").write_text(self.as_text(phase) + "\n")
 
 
-class Compiled:
-    """A program bound to devices: call it with arguments of the signature it was lowered for."""
+class Bound:
+    """A program bound to devices: what `Compiled` and `LoadedProgram` have in common."""
 
-    def __init__(self, lowered: Lowered, plan: Plan, executable: Executable, call: Call) -> None:
-        self._lowered = lowered
+    def __init__(self, plan: Plan, executable: Executable, call: Call) -> None:
         self._plan = plan
         self._executable = executable
         self._call = call
@@ -144,14 +165,6 @@ class Compiled:
             if result is not UNLIKE:
                 return result
         return call.go(call.bring_or_fail(leaves, tree))
-
-    def as_text(self, phase: str = "scheduled") -> str:
-        """The module after a phase; see `Lowered.as_text`.
-
-        Args:
-          phase: one of those, or `device` for XLA's optimized module of each computation on each slice.
-        """
-        return self._device_text() if phase == "device" else self._lowered.as_text(phase)
 
     def _device_text(self) -> str:
         return "\n".join(
@@ -173,14 +186,18 @@ class Compiled:
           computations by XLA's estimate, on all devices together.
         """
         launches = [s for s in self._plan.steps if isinstance(s, Launch)]
+        counts = collections.Counter((s.computation, s.slice) for s in launches)
         transfers = [s for s in self._plan.steps if isinstance(s, Transfer)]
-        flops = {pair: _flops(executable) for pair, executable in self._executable.executables.items()}
         return {
             "launches": len(launches),
             "transfers": len(transfers),
             "bytes transferred": sum(self._plan.bytes_moved(t) for t in transfers),
-            "flops": sum(flops[s.computation, s.slice] for s in launches),
+            "flops": sum(self.flops(*pair) * n for pair, n in counts.items()),
         }
+
+    def flops(self, computation: str, slice: str) -> float:
+        """The floating-point operations of one launch on a slice, by XLA's estimate, on all its devices."""
+        return float(self._executable.executables[computation, slice].cost_analysis().get("flops", 0.0))
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one call takes on each slice, in bytes over all devices of the slice together.
@@ -217,5 +234,32 @@ class Compiled:
         return simulate(self._plan, durations, read_link(latency, bandwidth, durations.unit))
 
 
-def _flops(executable: Any) -> float:
-    return float(executable.cost_analysis().get("flops", 0.0))
+class Compiled(Bound):
+    """A program bound to devices: call it with arguments of the signature it was lowered for."""
+
+    def __init__(self, lowered: Lowered, plan: Plan, executable: Executable, call: Call) -> None:
+        super().__init__(plan, executable, call)
+        self._lowered = lowered
+
+    def as_text(self, phase: str = "scheduled") -> str:
+        """The module after a phase; see `Lowered.as_text`.
+
+        Args:
+          phase: one of those, or `device` for XLA's optimized module of each computation on each slice.
+        """
+        return self._device_text() if phase == "device" else self._lowered.as_text(phase)
+
+    def save(self, path: str | os.PathLike[str], *, executables: bool = False) -> None:
+        """Writes a bundle, as `Lowered.save` does.
+
+        Args:
+          path: the file, by custom `*.pwb`.
+          executables: also store the code that XLA made, for processes on such machines that trust it.
+
+        Raises:
+          BundleError: see `Lowered.save`.
+          CompileError: the platform cannot serialise its executables.
+        """
+        from pathways.compiler.bundles import save
+
+        save(path, self._lowered, self._executable if executables else None)

@@ -38,6 +38,17 @@ def _is_i64(attribute: ir.Attribute) -> bool:
     return isinstance(attribute, ir.IntegerAttr) and str(attribute.type) == "i64"
 
 
+def _is_elements(attribute: ir.Attribute) -> bool:
+    if isinstance(attribute, ir.DenseElementsAttr):
+        return True
+    try:
+        # The bindings do not recognise one that is parsed, and refuse to make one of anything else.
+        ir.DenseResourceElementsAttr(attribute)
+    except ValueError:
+        return False
+    return isinstance(attribute.type, ir.RankedTensorType)
+
+
 def symbol(op_name: str) -> Kind[str]:
     """A flat symbol reference to an operation `op_name` of the module."""
     return Kind(
@@ -91,7 +102,7 @@ TENSOR_TYPE: Kind[ir.Type] = Kind(
 )
 ELEMENTS: Kind[ir.Attribute] = Kind(
     "elements attribute of a ranked tensor",
-    lambda a: isinstance(a, (ir.DenseElementsAttr, ir.DenseResourceElementsAttr)),
+    _is_elements,
     lambda a: a,
     lambda a: a,
     irdl=['base "#builtin.dense_int_or_fp_elements"', 'base "#builtin.dense_resource_elements"'],

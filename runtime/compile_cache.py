@@ -70,13 +70,15 @@ class Loaded:
 class Request:
     """A computation to load on the devices of a slice.
 
-    Callbacks are the host callbacks of JAX's lowering, by the index that the module names them with.
+    Callbacks are the host callbacks of JAX's lowering, by the index that the module names them with. `code`
+    is its serialised executable, where there is one that was made for such devices.
     """
 
     computation: Computation
     slice: str
     devices: tuple[jax.Device, ...]
     callbacks: tuple[object, ...] = ()
+    code: bytes | memoryview | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,19 +112,26 @@ class _Job:
             self.store.write(self.stored, code)
         return Loaded(executable, fresh=fresh and not request.callbacks, callbacks=request.callbacks)
 
+    def compile_anew(self) -> pjrt.LoadedExecutable:
+        """For serialisation, whatever caches hold."""
+        return pjrt.compile_anew(self.request.computation.module, self.request.devices, self.options)
+
     def read(self) -> bytes | None:
-        """The code that an earlier process stored."""
+        """The code that came with the request, or that an earlier process stored."""
+        if self.request.code is not None:
+            return bytes(self.request.code)
         return self.store.read(self.stored) if self.store is not None else None
 
     def load(self, code: bytes, origin: Loaded | None) -> Loaded:
-        """Loads a copy of an executable of this process, or code that an earlier one stored."""
+        """Loads a copy of an executable of this process, or code that `read` has found."""
         try:
             return Loaded(pjrt.deserialize(code, self.request.devices, self.options), copied=origin)
         except jax.errors.JaxRuntimeError:
-            if origin is not None or self.store is None:
+            if origin is not None:
                 raise
             # What the key does not tell apart, XLA may: compiling always works.
-            self.store.discard(self.stored)
+            if self.store is not None and self.request.code is None:
+                self.store.discard(self.stored)
             return self.compile()
 
 
@@ -176,6 +185,37 @@ def load_all(requests: Sequence[Request], progress: Progress | None = None) -> l
     if missing and store is not None:
         store.trim()
     return [ready[job.key] for job in jobs]
+
+
+def serialize_all(requests: Sequence[Request]) -> list[bytes]:
+    """The code of each computation in the same order, for `Request.code` of any process on such devices.
+
+    Computations of which this process has only copies are compiled again.
+
+    Raises:
+      CompileError: the platform cannot serialise its executables.
+    """
+    jobs = [_job(request, None) for request in requests]
+    with _load_lock:
+        origins = {digest: loaded.origin for (digest, _), loaded in _loaded.items() if loaded.origin}
+    raw: dict[bytes, bytes] = {}
+    for job in jobs:
+        if job.key[0] in raw:
+            continue
+        origin = origins.get(job.key[0])
+        code = pjrt.serialize(job.compile_anew() if origin is None else origin.executable)
+        if code is None:
+            platform = job.request.devices[0].platform
+            raise CompileError(f"executables of the platform {platform} cannot be serialised")
+        raw[job.key[0]] = code
+    return [raw[job.key[0]] for job in jobs]
+
+
+def code_target(computation: Computation, devices: Sequence[jax.Device]) -> str:
+    """A digest of what serialised code of a computation depends on besides its module."""
+    sizes = len(computation.operands), len(computation.results)
+    parts = [_FORMAT, pjrt.environment(devices), pjrt.fingerprint(devices, *sizes)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def _job(request: Request, store: CodeStore | None) -> _Job:

@@ -76,6 +76,7 @@ class Executable:
       source: the text of `run`, as it is without a trace.
       executables: the executable of each computation on each slice, by their names; that of the first
         device where each device has its own.
+      requests: what was loaded for them, in their order.
     """
 
     plan: Plan
@@ -84,6 +85,7 @@ class Executable:
     run: Callable[[list[jax.Array]], list[jax.Array]]
     source: str
     executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]
+    requests: Sequence[Request] = dataclasses.field(repr=False)
     _loaded: Sequence[Loaded] = dataclasses.field(repr=False)
     _generate: Callable[..., codegen.Generated] = dataclasses.field(repr=False)
 
@@ -103,6 +105,7 @@ def load(
     result_avals: Sequence[pjrt.Aval] | None = None,
     callbacks: Sequence[object] = (),
     argument_names: Sequence[str] | None = None,
+    code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
     progress: Progress | None = None,
 ) -> Executable:
     """Compiles every computation of a plan for the devices of its slices and places its constants.
@@ -114,6 +117,8 @@ def load(
         typed PRNG keys. By default those of the plan.
       callbacks: the Python callbacks of JAX's lowering of the program, for computations that call them.
       argument_names: what the caller calls its arguments, for messages. By default their numbers.
+      code: serialised executables that were made for such devices, by the names of computation and slice;
+        what has none is compiled.
       progress: is called as computations get ready. By default a line on standard error says so when it
         takes longer than a second.
 
@@ -126,7 +131,9 @@ def load(
     # Also before XLA gets to work, which may take minutes.
     memory.check_fits(plan, bindings, None)
     pairs = list(dict.fromkeys((s.computation, s.slice) for s in plan.steps if isinstance(s, Launch)))
-    requests = {pair: list(_requests(plan, bindings, pair, callbacks)) for pair in pairs}
+    requests = {
+        pair: list(_requests(plan, bindings, pair, callbacks, (code or {}).get(pair))) for pair in pairs
+    }
     loaded = load_all([request for several in requests.values() for request in several], progress)
     found = (entry.executable for entry in loaded)
     executables = {pair: tuple(itertools.islice(found, len(requests[pair]))) for pair in pairs}
@@ -153,18 +160,26 @@ def load(
     generated = generate()
     inputs = tuple(target.ports(passed))
     outputs = tuple(target.ports(plan.results))
-    return Executable(plan, inputs, outputs, generated.run, generated.source, first, loaded, generate)
+    # Without the code, which may be large.
+    asked = [dataclasses.replace(request, code=None) for several in requests.values() for request in several]
+    return Executable(
+        plan, inputs, outputs, generated.run, generated.source, first, asked, loaded, generate
+    )
 
 
 def _requests(
-    plan: Plan, bindings: Mapping[str, Binding], pair: tuple[str, str], callbacks: Sequence[object]
+    plan: Plan,
+    bindings: Mapping[str, Binding],
+    pair: tuple[str, str],
+    callbacks: Sequence[object],
+    code: bytes | memoryview | None,
 ) -> Iterator[Request]:
     """One request for all devices of a slice, or one for each where a computation is local."""
     computation, slice = plan.computations[pair[0]], pair[1]
     devices = tuple(bindings[slice].devices.flat)
     used = tuple(callbacks) if computation.callbacks else ()
     for group in [(device,) for device in devices] if computation.local else [devices]:
-        yield Request(computation, slice, group, used)
+        yield Request(computation, slice, group, used, code)
 
 
 # What XLA and JAX say of a deleted array, each in its own way.

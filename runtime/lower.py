@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import math
 import re
+from collections.abc import Mapping
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
@@ -28,7 +31,14 @@ from pathways.dialect import (
     slices_of,
 )
 from pathways.dialect.layouts import Layouts
-from pathways.dialect.shardings import SHARDING, make_sharding, mesh_of, read_mesh, replicated
+from pathways.dialect.shardings import (
+    SHARDING,
+    make_sharding,
+    mesh_of,
+    read_mesh,
+    read_sharding,
+    replicated,
+)
 from pathways.runtime.plan import (
     Argument,
     ArrayType,
@@ -49,12 +59,30 @@ _SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings", "arg_
 _DTYPES = {"i1": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 
-def plan_of(module: ir.Module, name: str) -> Plan:
+@dataclasses.dataclass(frozen=True)
+class StoredComputation:
+    """A computation that the module only declares; see `Computation`."""
+
+    module: bytes
+    local: bool
+    effects: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What a bundle keeps outside of the module, by name: computations, and the arrays of constants."""
+
+    computations: Mapping[str, StoredComputation]
+    constants: Mapping[str, object]
+
+
+def plan_of(module: ir.Module, name: str, stored: Stored | None = None) -> Plan:
     """Flattens a program in scheduled form to a plan.
 
     Args:
       module: a module in the form `scheduled`, proved by `pw-verify-schedule`.
       name: the name of the program, for messages and traces.
+      stored: computations and constants that the module only declares.
 
     Raises:
       ValueError: when the module is in another form.
@@ -62,13 +90,14 @@ def plan_of(module: ir.Module, name: str) -> Plan:
     if form_of(module) != "scheduled":
         raise ValueError(f"program '{name}' is in form '{form_of(module)}', not 'scheduled'")
     with module.context, ir.Location.unknown(module.context):
-        return _Flattener(module, name).plan()
+        return _Flattener(module, name, stored).plan()
 
 
 class _Flattener:
-    def __init__(self, module: ir.Module, name: str) -> None:
+    def __init__(self, module: ir.Module, name: str, stored: Stored | None) -> None:
         self.module = module
         self.name = name
+        self.stored = stored
         self.layouts = Layouts(module)
         self.symbols = self.layouts.symbols
         self.main = self.symbols["main"]
@@ -116,7 +145,10 @@ class _Flattener:
             steps=tuple(steps),
             slot_types=tuple(self.slot_types),
             slot_shardings=tuple(self.slot_shardings),
-            constants={op.sym_name: _array(op.value) for op in ops_named(self.module, ["pw.constant"])},
+            constants={
+                op.sym_name: self.stored.constants[op.sym_name] if self.stored else _array(op.value)
+                for op in ops_named(self.module, ["pw.constant"])
+            },
             peak_bytes={op.sym_name: op.peak_bytes or 0 for op in ops_named(self.module, ["pw.slice"])},
             channels={op.sym_name: op.capacity for op in ops_named(self.module, ["pw.channel"])},
         )
@@ -178,6 +210,8 @@ class _Flattener:
 
     def computation(self, name: str) -> Computation:
         function = self.symbols[name]
+        if self.stored is not None:
+            return self.declared(name, function, self.stored.computations[name])
         if self.is_local(function):
             return _local_computation(name, function)
         text, callbacks, effects = self.extract(name)
@@ -190,6 +224,37 @@ class _Flattener:
             callbacks=callbacks,
             effects=effects,
         )
+
+    def declared(self, name: str, function: ir.OpView, stored: StoredComputation) -> Computation:
+        """A computation of which the module has the types, shardings and donation."""
+        types = []
+        for attrs, given in (
+            (argument_attrs(function), function.type.inputs),
+            (result_attrs(function), function.type.results),
+        ):
+            whole = [array_type(type_) for type_ in given]
+            types.append(
+                [self.shard(t, a.get(SHARDING)) for t, a in zip(whole, attrs, strict=True)]
+                if stored.local
+                else whole
+            )
+        return Computation(
+            name=name,
+            module=stored.module,
+            operands=tuple(types[0]),
+            results=tuple(types[1]),
+            donated=tuple(sorted(donated_arguments(function))),
+            effects=stored.effects,
+            local=stored.local,
+        )
+
+    def shard(self, type_: ArrayType, sharding: ir.Attribute | None) -> ArrayType:
+        """The type of what each device holds of an array."""
+        if sharding is None:
+            return type_
+        sizes = dict(read_mesh(self.symbols[mesh_of(sharding)]).axes)
+        parts = [math.prod(sizes[axis] for axis in axes) for axes in read_sharding(sharding).dims]
+        return ArrayType(tuple(n // k for n, k in zip(type_.shape, parts, strict=True)), type_.dtype)
 
     def is_local(self, function: ir.OpView) -> bool:
         """Whether a function is one `sdy.manual_computation` that only moves data within each device.

@@ -6,10 +6,13 @@ names, so a new JAX release is checked against this file alone.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
+import platform
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +21,8 @@ import numpy as np
 from jax._src import api_util, compiler, dispatch, op_shardings
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir
-from jaxlib import _jax, xla_client
+from jax._src.lib.mlir.dialects import hlo as stablehlo
+from jaxlib import _jax, lapack, xla_client
 
 Aval = Any
 """A `jax.core.ShapedArray`, possibly of an extended dtype such as a typed PRNG key."""
@@ -88,15 +92,47 @@ def fingerprint(devices: Sequence[jax.Device], operands: int, results: int) -> b
 def environment(devices: Sequence[jax.Device]) -> bytes:
     """What serialised code depends on besides its `fingerprint`: versions, flags, and the machine.
 
-    On a CPU the machine is its instruction set. The name of the platform does not say that, and nothing
-    public does; JAX keys its own persistent cache with the same call.
+    On a CPU the machine is its instruction set, which the name of the platform does not say. JAX keys its
+    own persistent cache with the topology, which also counts the devices of the process.
     """
-    try:
-        topology = xla_client.get_topology_for_devices(list(devices)).fingerprint()
-    except jax.errors.JaxRuntimeError:  # The platform has none.
-        topology = 0
     flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
-    return repr((jax.__version__, jaxlib.__version__, topology, flags)).encode()
+    machine = _instruction_set() if devices[0].platform == "cpu" else _topology(devices)
+    return repr((jax.__version__, jaxlib.__version__, machine, flags)).encode()
+
+
+def _topology(devices: Sequence[jax.Device]) -> int:
+    try:
+        return xla_client.get_topology_for_devices(list(devices)).fingerprint()
+    except jax.errors.JaxRuntimeError:  # The platform has none.
+        return 0
+
+
+@functools.cache
+def _instruction_set() -> tuple[str, ...]:
+    """The kind of processor, and what Linux says that it can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = [line for line in lines if line.startswith(("flags", "Features"))]
+    return platform.machine(), platform.processor(), *features[:1]
+
+
+def portable_artifact(module: bytes) -> bytes:
+    """MLIR bytecode of StableHLO, CHLO and Shardy as an artifact that other releases of jaxlib read.
+
+    This serialiser of JAX, unlike the bindings' own, keeps CHLO operations as composites, from which XLA
+    makes the same code as from the originals, and writes shardings as attributes that XLA knows.
+    """
+    version = stablehlo.get_version_from_compatibility_requirement(
+        stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    )
+    return _jax.mlir.serialize_portable_artifact(module, version, False)
+
+
+def is_portable(module: bytes) -> bool:
+    """Whether a module is a portable artifact, by the producer that bytecode names behind its version."""
+    return bytes(module[:15]).startswith(b"ML\xefR") and bytes(module[5:15]) == b"StableHLO_"
 
 
 def compile_and_load(
@@ -107,21 +143,41 @@ def compile_and_load(
     JAX's own entry point also serves its persistent compilation cache and its dumps. An executable that
     came out of that cache was deserialised, and serialising such a one loses its code.
     """
-    context = mlir.make_ir_context()
-    with context, ir.Location.unknown(context):
-        parsed = ir.Module.parse(module)
-    if "sym_name" not in parsed.operation.attributes:
-        parsed.operation.attributes["sym_name"] = ir.StringAttr.get("main", context)
     _persistent_cache.hit = False
     executable = compiler.compile_or_get_cached(
         devices[0].client,
-        parsed,
+        _parse(module),
         np.array(devices, dtype=object),
         options,
         list(callbacks),
         device_list(devices),
     )
     return executable, not _persistent_cache.hit
+
+
+def compile_anew(module: bytes, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
+    """Compiles MLIR bytecode for `devices`, past JAX's persistent compilation cache."""
+    return compiler.backend_compile_and_load(
+        devices[0].client, _parse(module), device_list(devices), options, []
+    )
+
+
+def _parse(module: bytes) -> Any:
+    """A module of bytecode or a portable artifact, with the name that JAX's compiler asks for."""
+    context = mlir.make_ir_context()
+    with context, ir.Location.unknown(context):
+        if is_portable(module):
+            parsed = stablehlo.deserialize_portable_artifact(context, module)
+        else:
+            parsed = ir.Module.parse(module)
+    if "sym_name" not in parsed.operation.attributes:
+        parsed.operation.attributes["sym_name"] = ir.StringAttr.get("main", context)
+    return parsed
+
+
+def initialize_lapack() -> None:
+    """Lets CPU executables call LAPACK; JAX does so when it lowers such a call, and they crash without."""
+    lapack.prepare_lapack_call("potrf_ffi", np.float32)
 
 
 def serialize(executable: LoadedExecutable) -> bytes | None:

@@ -7,22 +7,23 @@ from collections import Counter
 from jaxlib.mlir import ir
 
 from pathways.compiler.stages import Compiled, Lowered
-from pathways.dialect import make_context
-from pathways.runtime.plan import Launch
+from pathways.dialect import TransferOp, make_context, ops_named
+from pathways.runtime.plan import Launch, Plan, Transfer
 from pathways.runtime.tables import size, table
 
 
 def explain(lowered: Lowered, compiled: Compiled) -> str:
-    """The totals of one call of a program, and what each slice and each computation has of them."""
+    """The totals of one call of a program, and what each slice, computation and channel has of them."""
     plan = compiled.plan
     cost = compiled.cost_analysis()
     launches = [step for step in plan.steps if isinstance(step, Launch)]
+    channels = _channels(lowered, plan)
     totals = [
         ("slices", str(len(plan.slices))),
         ("computations", str(len(plan.computations))),
         ("launches", str(cost["launches"])),
         ("transfers", str(cost["transfers"])),
-        ("channels", str(_channels(lowered))),
+        ("channels", str(len(channels))),
         ("bytes on the wire", size(cost["bytes transferred"])),
         ("FLOPs", f"{cost['flops']:.4g}"),
     ]
@@ -36,20 +37,36 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
         for name, spec in plan.slices.items()
     ]
     computations = [
-        (computation, slice, str(count))
-        for (computation, slice), count in Counter((s.computation, s.slice) for s in launches).items()
+        (*pair, str(count), f"{compiled.flops(*pair):.4g}")
+        for pair, count in Counter((s.computation, s.slice) for s in launches).items()
     ]
     arguments = ", ".join(aval.str_short(short_dtypes=True) for aval in lowered.in_avals)
-    return "\n\n".join(
-        [
-            f"program {lowered.name}({arguments})\n{table(totals)}",
-            table([("slice", "mesh", "computations", "launches"), *slices]),
-            table([("computation", "slice", "launches"), *computations]),
-            f"memory\n{compiled.memory_analysis()}",
-        ]
-    )
+    tables = [
+        f"program {lowered.name}({arguments})\n{table(totals)}",
+        table([("slice", "mesh", "computations", "launches"), *slices]),
+        table([("computation", "slice", "launches", "FLOPs each"), *computations]),
+        f"memory\n{compiled.memory_analysis()}",
+    ]
+    if channels:
+        tables.append(table([("channel", "from", "to", "type", "transfers", "bytes"), *channels]))
+    return "\n\n".join(tables)
 
 
-def _channels(lowered: Lowered) -> int:
+def _channels(lowered: Lowered, plan: Plan) -> list[tuple[str, ...]]:
+    """Each channel of the program, with what passes through it in one call."""
     module = ir.Module.parse(lowered.as_text(), make_context())
-    return sum(op.operation.name == "pw.channel" for op in module.body.operations)
+    (main,) = (op for op in ops_named(module, ["func.func"]) if op.attributes["sym_name"].value == "main")
+    ops = [op for op in main.regions[0].blocks[0].operations if isinstance(op, TransferOp)]
+    # The plan has the transfers of the module in the same order.
+    steps = [step for step in plan.steps if isinstance(step, Transfer)]
+    count: Counter[str] = Counter()
+    moved: Counter[str] = Counter()
+    for op, step in zip(ops, steps, strict=True):
+        count[op.channel] += 1
+        moved[op.channel] += plan.bytes_moved(step)
+    rows: list[tuple[str, ...]] = []
+    for op in ops_named(module, ["pw.channel"]):
+        type_ = str(op.type).removeprefix("tensor<").removesuffix(">")
+        name = op.sym_name
+        rows.append((name, op.src, op.dst, type_, str(count[name]), size(moved[name])))
+    return rows

@@ -9,20 +9,23 @@ import mmap
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pathways.tools import supervisor
+from pathways.tools.argument_files import read_arguments
+from pathways.tools.arguments import Parser, count, version_of
 from pathways.tools.files import UserError, write_output
 from pathways.tools.signatures import SignatureError, parse_named, parse_value
 
 if TYPE_CHECKING:
     from pathways.compiler.stages import Compiled, Lowered
-    from pathways.tools.targets import Target
+    from pathways.tools.targets import MlirTarget, Target
 
 _DESCRIPTION = """\
-Compiles a program and prints the module after a phase. TARGET names a @pw.program or a pw.jit function, as
-path/file.py:function or package.module:function; its module is imported, with what it prints on standard
-error. It needs no data, and devices only for the phase `device` and for --explain.
+Compiles a program and prints the module after a phase, or with -o FILE.pwb writes a bundle for pw-run. TARGET
+names a @pw.program or a pw.jit function, as path/file.py:function or package.module:function; its module is
+imported, with what it prints on standard error. Or it is a file of MLIR, model.mlir, in any form of the IR.
+No data is needed, and devices only for the phase `device`, --explain and --executables.
 """
 
 _ARGUMENTS = """\
@@ -34,13 +37,17 @@ arguments:
     3  0.5  "mean"  True  None    such a value itself, for a static argument or a Python number
   dtypes: bool i8 i16 i32 i64 u8 u16 u32 u64 f16 bf16 f32 f64 c64 c128 and other names of MLIR, JAX and
   numpy; key[] is a typed PRNG key of JAX's default kind.
-  Without --args, the module's <function>_example_args or example_args gives the arguments: a tuple, or a
+  --args-file names a file of JSON or TOML for larger trees, in which arrays are strings:
+    {"args": [{"w": "f32[8,8]"}, "f32[4,8]"], "kwargs": {"lr": "f32[]"}}
+  Without either, the module's <function>_example_args or example_args gives the arguments: a tuple, or a
   function that returns one.
 
 examples:
   pw-compile examples/figure2.py:f --args 'f32[2]'
   pw-compile train.py:step --args '{"w": f32[8,8]}' 'f32[4,8]' --kwargs 'lr=f32[]' --compile-to=placed
   pw-compile train.py:step --explain
+  pw-compile train.py:step -o step.pwb --executables
+  pw-compile step.mlir --compile-to=device
 """
 
 _DEVICE = "device"
@@ -72,13 +79,18 @@ def _guarded(arguments: Sequence[str], shared: mmap.mmap | None = None) -> int:
 
 
 def _main(arguments: Sequence[str], shared: mmap.mmap | None) -> int:
-    options = _Parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     if options.help or options.version:
-        write_output("-", (_version() if options.version else _help()).encode())
+        write_output("-", (version_of("pw-compile") if options.version else _help()).encode())
         return 0
     if options.target is None:
         raise UserError("expected a target, such as path/file.py:function; see pw-compile --help")
-    args, kwargs = _read_arguments(options)
+    is_bundle = options.output.endswith(".pwb")
+    if is_bundle and options.phase is not None:
+        raise UserError(f"{options.output} is a bundle, which --compile-to does not go with")
+    if options.executables and not is_bundle:
+        raise UserError("--executables are for a bundle; write one with -o FILE.pwb")
+    given = _read_arguments(options)
 
     supervisor.doing("importing JAX")
     from pathways.tools import targets
@@ -90,28 +102,39 @@ def _main(arguments: Sequence[str], shared: mmap.mmap | None) -> int:
     with contextlib.redirect_stdout(sys.stderr), _showing_tracebacks(options.traceback):
         supervisor.doing(f"importing {options.target}")
         target = targets.find(options.target)
-        if options.args is None and not kwargs:
-            args = target.example_args()
+        args, kwargs = (target.example_args(), {}) if given is None else given
         supervisor.doing(f"lowering {options.target}")
         lowered = target.lower(args, kwargs, policy=options.policy, fuse=options.fuse)
-        if phase != _DEVICE and not options.explain:
-            supervisor.doing("printing the result")
-            text = targets.module_text(lowered, phase, options.elide)
-        else:
+        compiled = None
+        if phase == _DEVICE or options.explain or options.executables:
             supervisor.doing(f"compiling {options.target}")
             compiled = _compile(target, lowered, shared if options.cpu_devices is None else None)
             if compiled is None:
                 return _AGAIN
-            if options.explain:
-                from pathways.tools.explain import explain
-
-                text = explain(lowered, compiled)
-            else:
-                text = compiled.as_text(_DEVICE)
+        if is_bundle:
+            supervisor.doing(f"writing {options.output}")
+            targets.save(options.output, lowered, compiled if options.executables else None)
+        supervisor.doing("printing the result")
+        text = _text(options, phase, lowered, compiled)
     if options.remarks:
         _print_remarks(lowered)
-    write_output(options.output, text.rstrip("\n").encode(errors="replace") + b"\n")
+    if options.explain or not is_bundle:
+        write_output("-" if is_bundle else options.output, text.encode(errors="replace") + b"\n")
     return 0
+
+
+def _text(options: argparse.Namespace, phase: str, lowered: Lowered, compiled: Compiled | None) -> str:
+    """What the tool prints: a table, or the module after a phase."""
+    from pathways.tools.explain import explain
+    from pathways.tools.targets import module_text
+
+    if compiled is not None and options.explain:
+        text = explain(lowered, compiled)
+    elif compiled is not None and phase == _DEVICE:
+        text = compiled.as_text(_DEVICE)
+    else:
+        text = module_text(lowered, phase, options.elide)
+    return text.rstrip("\n")
 
 
 @contextlib.contextmanager
@@ -125,7 +148,7 @@ def _showing_tracebacks(wanted: bool) -> Any:
         raise
 
 
-def _compile(target: Target, lowered: Lowered, shared: mmap.mmap | None) -> Compiled | None:
+def _compile(target: Target | MlirTarget, lowered: Lowered, shared: mmap.mmap | None) -> Compiled | None:
     """Compiles; None when there are too few devices and another process may make more."""
     from pathways.runtime.cluster import cluster
     from pathways.runtime.resources import ResourceError
@@ -155,7 +178,14 @@ def _print_remarks(lowered: Lowered) -> None:
         print("pw-compile: no remarks", file=sys.stderr)
 
 
-def _read_arguments(options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]]:
+def _read_arguments(options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]] | None:
+    """The positional and named arguments that the command line gives; None where it gives none."""
+    if options.args_file is not None:
+        if options.args is not None or options.kwargs:
+            raise UserError("arguments are given by --args-file and by --args or --kwargs; give one of them")
+        return read_arguments(options.args_file)
+    if options.args is None and not options.kwargs:
+        return None
     args = [
         _read(parse_value, text, f"argument {number}") for number, text in enumerate(options.args or (), 1)
     ]
@@ -180,12 +210,13 @@ def _read[T](parse: Callable[[str], T], text: str, what: str) -> T:
 def _phase(options: argparse.Namespace) -> str:
     from pathways.compiler.stages import PHASES
 
+    wanted = options.phase or PHASES[-1]
     phases = [*PHASES, _DEVICE]
-    if options.phase in phases:
-        return options.phase
-    near = difflib.get_close_matches(options.phase, phases, 1)
+    if wanted in phases:
+        return wanted
+    near = difflib.get_close_matches(wanted, phases, 1)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    raise UserError(f"unknown phase '{options.phase}'; {hint}the phases are {', '.join(phases)}")
+    raise UserError(f"unknown phase '{wanted}'; {hint}the phases are {', '.join(phases)}")
 
 
 def _help() -> str:
@@ -196,87 +227,55 @@ def _help() -> str:
         f"phases:\n  {phases}: forms of the module\n  {_DEVICE}: XLA's optimized module of each "
         "computation on each slice, partitioned for its devices\n"
     )
-    return f"{_Parser().format_help()}\n{listed}\n{_ARGUMENTS}"
+    return f"{_parser().format_help()}\n{listed}\n{_ARGUMENTS}"
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    def version_of(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "not installed"
-
-    return f"pw-compile {version_of('pathways-mlir')} (jax {version_of('jax')})\n"
-
-
-class _Parser(argparse.ArgumentParser):
-    def __init__(self) -> None:
-        super().__init__(
-            "pw-compile",
-            usage="pw-compile TARGET [--args ARG ...] [--kwargs NAME=ARG ...] [--compile-to=PHASE] [flags]",
-            description=_DESCRIPTION,
-            allow_abbrev=False,
-            add_help=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        add = self.add_argument
-        add("target", nargs="?", metavar="TARGET", help="path/file.py:function or package.module:function")
-        add("--args", nargs="*", metavar="ARG", help="positional arguments; see below")
-        add("--kwargs", nargs="+", default=[], metavar="NAME=ARG", help="named arguments")
-        output = self.add_mutually_exclusive_group()
-        output.add_argument(
-            "--compile-to",
-            dest="phase",
-            default="scheduled",
-            metavar="PHASE",
-            help="print the module after this phase; default: scheduled",
-        )
-        output.add_argument(
-            "--explain",
-            action="store_true",
-            help="compile, and print what the program does in place of the module",
-        )
-        add("-o", dest="output", default="-", metavar="FILE", help="default: standard output")
-        add("--remarks", action="store_true", help="print what the passes remarked, on standard error")
-        add("--policy", metavar="NAME", help="the policy of pw-schedule, in place of the program's own")
-        add("--fuse", action="store_true", help="compile as if the program said fuse=True")
-        add(
-            "--cpu-devices",
-            type=_count,
-            metavar="N",
-            help="call pathways.connect(cpu_devices=N) first; default: JAX's devices, or as many CPU devices "
-            "as the slices need",
-        )
-        add(
-            "--mlir-elide-elementsattrs-if-larger",
-            dest="elide",
-            type=_count,
-            metavar="N",
-            help="print no elements attributes of more than N elements",
-        )
-        add("--traceback", action="store_true", help="print where an error in your code came from")
-        add("--version", action="store_true", help="print the version")
-        add("-h", "--help", action="store_true", help="print this")
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, rest = self.parse_known_args(args, namespace)
-        if rest:
-            flags = [name for action in self._actions for name in action.option_strings]
-            near = difflib.get_close_matches(rest[0].partition("=")[0], flags, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            self.error(f"unexpected argument '{rest[0]}'{hint}")
-        return options
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"must be a number, got '{text}'")
-    return int(text)
+def _parser() -> Parser:
+    parser = Parser(
+        "pw-compile",
+        usage="pw-compile TARGET [--args ARG ...] [--kwargs NAME=ARG ...] [-o FILE] [flags]",
+        description=_DESCRIPTION,
+    )
+    add = parser.add_argument
+    add("target", nargs="?", metavar="TARGET", help="path/file.py:function, package.module:function or .mlir")
+    add("--args", nargs="*", metavar="ARG", help="positional arguments; see below")
+    add("--kwargs", nargs="+", default=[], metavar="NAME=ARG", help="named arguments")
+    add("--args-file", metavar="FILE", help="all arguments; see below")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument(
+        "--compile-to",
+        dest="phase",
+        metavar="PHASE",
+        help="print the module after this phase; default: scheduled",
+    )
+    output.add_argument(
+        "--explain",
+        action="store_true",
+        help="compile, and print what the program does in place of the module",
+    )
+    add("-o", dest="output", default="-", metavar="FILE", help="FILE.pwb: a bundle; default: standard output")
+    add("--executables", action="store_true", help="compile, and store the code in the bundle")
+    add("--remarks", action="store_true", help="print what the passes remarked, on standard error")
+    add("--policy", metavar="NAME", help="the policy of pw-schedule, in place of the program's own")
+    add("--fuse", action="store_true", help="compile as if the program said fuse=True")
+    add(
+        "--cpu-devices",
+        type=count,
+        metavar="N",
+        help="call pathways.connect(cpu_devices=N) first; default: JAX's devices, or as many CPU devices "
+        "as the slices need",
+    )
+    add(
+        "--mlir-elide-elementsattrs-if-larger",
+        dest="elide",
+        type=count,
+        metavar="N",
+        help="print no elements attributes of more than N elements",
+    )
+    add("--traceback", action="store_true", help="print where an error in your code came from")
+    add("--version", action="store_true", help="print the version")
+    add("-h", "--help", action="store_true", help="print this")
+    return parser
 
 
 if __name__ == "__main__":

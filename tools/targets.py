@@ -15,16 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jaxlib.mlir import ir
 
 from pathways.compiler.api import Program
-from pathways.compiler.placed import PlacedFunction
+from pathways.compiler.from_mlir import lower_module
+from pathways.compiler.placed import PlacedFunction, symbol
 from pathways.compiler.stages import Compiled, Lowered, ProgramError
+from pathways.dialect import make_context
+from pathways.passes.base import PassFailure
+from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.pipeline import Options
 from pathways.passes.schedule import POLICIES
+from pathways.runtime.bundle import BundleError
 from pathways.runtime.cluster import connect
 from pathways.runtime.executable import CompileError
 from pathways.runtime.resources import ResourceError
-from pathways.tools.files import UserError
+from pathways.tools.files import UserError, read_input
 from pathways.tools.signatures import Array
+from pathways.tools.source import Source, parse
 
 _OURS = (ProgramError, CompileError, ResourceError)
 """Errors that name the place themselves."""
@@ -42,12 +50,16 @@ def use_cpu_devices(number: int) -> None:
         raise UserError(str(error)) from None
 
 
-def find(name: str) -> Target:
+def find(name: str) -> Target | MlirTarget:
     """Imports the module of `path/file.py:function` or `package.module:function` and finds the program.
+
+    A name that ends in `.mlir` is a file that holds the program itself.
 
     Raises:
       UserError: says what is wrong with the name, the file or what is found there.
     """
+    if name.endswith(".mlir"):
+        return _parse_file(name)
     where, colon, attribute = name.rpartition(":")
     is_file = (where or name).endswith(".py") or "/" in (where or name)
     if colon and not (where and attribute):
@@ -115,15 +127,7 @@ class Target:
         args = [_abstract(value) for value in args]
         kwargs = {name: _abstract(value) for name, value in kwargs.items()}
         self._check_signature(args, kwargs)
-        options = self.program._options
-        if policy is not None:
-            if policy not in POLICIES:
-                near = difflib.get_close_matches(policy, POLICIES, 1)
-                hint = f"did you mean '{near[0]}'? " if near else ""
-                raise UserError(f"unknown policy '{policy}'; {hint}the policies are {', '.join(POLICIES)}")
-            options = dataclasses.replace(options, policy=policy, schedule_file="")
-        if fuse:
-            options = dataclasses.replace(options, fuse=True)
+        options = _options(self.program._options, policy, fuse)
         self.program._options = options
         return _call(f"program '{self.name}'", self.program.lower, *args, **kwargs)
 
@@ -151,15 +155,84 @@ class Target:
             raise UserError(f"{shown}: {error}{hint}{place}") from None
 
 
+@dataclasses.dataclass(frozen=True)
+class MlirTarget:
+    """A program that is a file of MLIR; see `Target`."""
+
+    name: str
+    module: ir.Module
+
+    def example_args(self) -> tuple[Any, ...]:
+        """None: the module says what it takes."""
+        return ()
+
+    def lower(
+        self, args: Sequence[Any], kwargs: dict[str, Any], policy: str | None = None, fuse: bool = False
+    ) -> Lowered:
+        """Takes the module through the phases that follow its form.
+
+        Raises:
+          UserError: there are arguments, or a pass refuses the module.
+        """
+        if args or kwargs:
+            raise UserError(f"{self.name} says itself what it takes; it gets no arguments")
+        name = symbol(Path(self.name).stem)
+        return _call(self.name, lower_module, self.module, name, _options(Options(), policy, fuse))
+
+    def compile(self, lowered: Lowered) -> Compiled:
+        """Compiles for the devices of the cluster; see `Target.compile`."""
+        return _call(self.name, lowered.compile)
+
+
+def save(path: str, lowered: Lowered, compiled: Compiled | None) -> None:
+    """Writes a bundle, with executables where it is compiled.
+
+    Raises:
+      UserError: the program has no place in one, or the file cannot be written.
+    """
+    try:
+        if compiled is None:
+            lowered.save(path)
+        else:
+            compiled.save(path, executables=True)
+    except (BundleError, CompileError) as error:
+        raise UserError(str(error)) from None
+    except OSError as error:
+        raise UserError(f"cannot write output file '{path}': {error.strerror or error}") from None
+
+
+def _options(options: Options, policy: str | None, fuse: bool) -> Options:
+    if policy is not None:
+        if policy not in POLICIES:
+            near = difflib.get_close_matches(policy, POLICIES, 1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise UserError(f"unknown policy '{policy}'; {hint}the policies are {', '.join(POLICIES)}")
+        options = dataclasses.replace(options, policy=policy, schedule_file="")
+    return dataclasses.replace(options, fuse=True) if fuse else options
+
+
+def _parse_file(path: str) -> MlirTarget:
+    """Reads a module and verifies it; the first diagnostic becomes the error."""
+    source = Source(path, read_input(path))
+    context = make_context()
+    with Diagnostics(context) as seen:
+        try:
+            module = parse(source, context)
+            run_passes(module, [])
+        except (ir.MLIRError, PassFailure):
+            first = seen.errors[0] if seen.errors else None
+            raise UserError(str(first).removeprefix("error: ") if first else f"{path}: not MLIR") from None
+    return MlirTarget(path, module)
+
+
 def module_text(lowered: Lowered, phase: str, elide: int | None = None) -> str:
     """The module after a phase; elements attributes of more than `elide` elements are left out."""
-    text = lowered.as_text(phase)
+    try:
+        text = lowered.as_text(phase)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     if elide is None:
         return text
-    from jaxlib.mlir import ir
-
-    from pathways.dialect import make_context
-
     module = ir.Module.parse(text, make_context())
     return module.operation.get_asm(large_elements_limit=elide)
 

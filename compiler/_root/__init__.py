@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathways.compiler.accumulate import accumulate
     from pathways.compiler.api import Program, jit, program
+    from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.stages import Compiled, Lowered, ProgramError
+    from pathways.runtime.bundle import BundleError
     from pathways.runtime.cluster import cluster, connect
     from pathways.runtime.executable import CompileError
     from pathways.runtime.resources import ResourceError
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BundleError",
     "CompileError",
     "Compiled",
+    "LoadedProgram",
     "Lowered",
     "Program",
     "ProgramError",
@@ -35,14 +39,17 @@ __all__ = [
     "cluster",
     "connect",
     "jit",
+    "load",
     "make_virtual_device_set",
     "program",
     "trace",
 ]
 
 _MODULES = {
+    "BundleError": "runtime.bundle",
     "CompileError": "runtime.executable",
     "Compiled": "compiler.stages",
+    "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
     "Program": "compiler.api",
     "ProgramError": "compiler.stages",
@@ -53,6 +60,7 @@ _MODULES = {
     "cluster": "runtime.cluster",
     "connect": "runtime.cluster",
     "jit": "compiler.api",
+    "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.virtual",
     "program": "compiler.api",
     "trace": "runtime.tracing",

@@ -1,0 +1,304 @@
+"""Loads programs from bundles, without tracing; see docs/bundle.md."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.compiler import jax_internals
+from pathways.compiler.arguments import Signature
+from pathways.compiler.call import UNLIKE, Call
+from pathways.compiler.lowering import Traced
+from pathways.compiler.stages import Bound
+from pathways.compiler.structures import key_of
+from pathways.runtime import pjrt, trees
+from pathways.runtime.bundle import Bundle, BundleError, Leaf
+from pathways.runtime.bundle import read as read_bundle
+from pathways.runtime.bundle_program import read_program
+from pathways.runtime.cluster import cluster
+from pathways.runtime.compile_cache import code_target
+from pathways.runtime.examine import examine_apart
+from pathways.runtime.executable import Executable
+from pathways.runtime.executable import load as load_executable
+from pathways.runtime.plan import Launch, Plan
+from pathways.runtime.resources import bind
+from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    trust: bool = False,
+    slices: Mapping[str, VirtualSlice] | None = None,
+) -> LoadedProgram:
+    """Loads a bundle onto devices of the cluster, without tracing and without the code of the program.
+
+    Args:
+      path: the file.
+      trust: whether to trust the file as you would a Python module. Only then is native code in it used,
+        and custom calls that JAX does not make by itself are allowed. Without it the file is first examined
+        in a process of its own, and what it says is compiled.
+      slices: slices of yours to use for slices of the bundle, by their names there, so that several programs
+        share them. The others get new ones.
+
+    Returns:
+      The program, to be called like a `Compiled`.
+
+    Raises:
+      BundleError: the file is no bundle, damaged, of another version or platform, or asks for what only a
+        trusted one may.
+      ResourceError: the cluster has not the devices.
+      CompileError: XLA refused a computation.
+    """
+    return load_bundle(read_bundle(path), trust=trust, slices=slices)
+
+
+def load_bundle(
+    bundle: Bundle, *, trust: bool = False, slices: Mapping[str, VirtualSlice] | None = None
+) -> LoadedProgram:
+    """Loads a bundle that was read; see `load`."""
+    manifest = bundle.manifest
+    platform = cluster().platform
+    if manifest.platform != platform:
+        raise BundleError(
+            f"{bundle.path}: made for platform {manifest.platform}, but the cluster has {platform} devices"
+        )
+    if not trust:
+        examine_apart(bundle)
+    module, plan = read_program(bundle)
+    if platform == "cpu" and any(call.startswith("lapack_") for call in manifest.custom_calls):
+        pjrt.initialize_lapack()
+    virtual = _slices(bundle, slices or {})
+    bound = bind(virtual.values(), program=manifest.name)
+    bindings = {name: bound[found] for name, found in virtual.items()}
+    out_avals = [_aval(leaf) for leaf in manifest.results]
+    devices = {name: tuple(binding.devices.flat) for name, binding in bindings.items()}
+    code = _matching_code(bundle, plan, devices) if trust else {}
+    executable = load_executable(plan, bindings, result_avals=out_avals, code=code)
+    args = tuple(root.tree for root in manifest.positional)
+    kwargs = {root.name: root.tree for root in manifest.named}
+    traced = Traced(
+        module=module,
+        slices=virtual,
+        argument_paths=tuple(leaf.name for leaf in manifest.arguments),
+        in_avals=tuple(_aval(leaf) for leaf in manifest.arguments),
+        out_avals=tuple(out_avals),
+        out_tree=jax.tree.structure(manifest.result.tree),
+        callbacks=(),
+        keepalive=(),
+        platform=platform,
+    )
+    # Its types are settled: a number that is passed for an array is converted.
+    signature = Signature(jax.tree.structure((args, kwargs)), traced.in_avals, (), None, strict=False)
+    call = Call(plan, executable, traced, signature)
+    return LoadedProgram(bundle, plan, executable, call, traced, len(code))
+
+
+def _slices(bundle: Bundle, given: Mapping[str, VirtualSlice]) -> dict[str, VirtualSlice]:
+    needed = {entry.name: entry for entry in bundle.manifest.slices}
+    for name, virtual in given.items():
+        entry = needed.get(name)
+        if entry is None:
+            raise ValueError(f"{bundle.path}: there is no slice {name}; it has {', '.join(needed)}")
+        wanted, has = (dict(zip(s.axis_names, s.shape, strict=True)) for s in (entry, virtual))
+        if list(wanted.items()) != list(has.items()):
+            raise ValueError(f"{bundle.path}: slice {name} has axes {wanted}, but {virtual.name} has {has}")
+    new = make_virtual_device_set()
+    return {
+        name: given.get(name)
+        or new.add_slice(e.shape, e.axis_names, name=e.name, island=e.island, overlap=e.overlap)
+        for name, e in needed.items()
+    }
+
+
+def _matching_code(
+    bundle: Bundle, plan: Plan, devices: Mapping[str, Sequence[jax.Device]]
+) -> dict[tuple[str, str], memoryview]:
+    """The stored code of each computation on each slice, where it was made for such devices."""
+    stored = {(code.computation, code.devices, code.target): raw for code, raw in bundle.executables}
+    if not stored:
+        return {}
+
+    @functools.cache
+    def target(name: str, slice: str) -> tuple[int, str]:
+        computation = plan.computations[name]
+        several = devices[slice][:1] if computation.local else devices[slice]
+        return len(several), code_target(computation, several)
+
+    pairs = {(step.computation, step.slice) for step in plan.steps if isinstance(step, Launch)}
+    keys = {pair: (pair[0], *target(*pair)) for pair in pairs}
+    return {pair: stored[key] for pair, key in keys.items() if key in stored}
+
+
+def _aval(leaf: Leaf) -> Any:
+    if leaf.dtype.startswith("key<"):
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=leaf.dtype[4:-1])).dtype
+        return jax.core.ShapedArray(leaf.shape, dtype)
+    return jax.core.ShapedArray(leaf.shape, jax.numpy.dtype(leaf.dtype), weak_type=leaf.weak_type)
+
+
+def _is_key(array: Any) -> bool:
+    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+class LoadedProgram(Bound):
+    """A program from a bundle, bound to devices.
+
+    Call it with arguments of the structure that was saved, or of any other whose leaves have the same names:
+    what was a named tuple when it was saved may be a dict now. Nodes of types that are not dict, list, tuple
+    or None come back as `OrderedDict`s of their fields.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        plan: Plan,
+        executable: Executable,
+        call: Call,
+        traced: Traced,
+        stored: int,
+    ) -> None:
+        super().__init__(plan, executable, call)
+        self.name = bundle.manifest.name
+        self._manifest = bundle.manifest
+        self._text = bytes(bundle.program).decode()
+        self._traced = traced
+        self._stored = stored
+        self._orders: dict[Any, list[int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<program {self.name} from a bundle>"
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The abstract value of each argument, by name."""
+        return dict(zip(self._traced.argument_paths, self._traced.in_avals, strict=True))
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The abstract value of each result, by name."""
+        names = [leaf.name for leaf in self._manifest.results]
+        return dict(zip(names, self._traced.out_avals, strict=True))
+
+    @property
+    def donated(self) -> frozenset[str]:
+        """The names of the arguments that a call consumes."""
+        return frozenset(leaf.name for leaf in self._manifest.arguments if leaf.donated)
+
+    @property
+    def origins(self) -> tuple[int, int]:
+        """How many executables came out of the bundle, and how many were compiled."""
+        return self._stored, len(self._executable.executables) - self._stored
+
+    @property
+    def in_avals(self) -> tuple[Any, ...]:
+        """Abstract values of the flat arguments."""
+        return self._traced.in_avals
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the results."""
+        return self._traced.out_tree
+
+    @property
+    def slices(self) -> Mapping[str, VirtualSlice]:
+        """The virtual slices that it is bound to, by their names in the bundle."""
+        return self._traced.slices
+
+    def as_text(self, phase: str = "scheduled") -> str:
+        """The program as MLIR text.
+
+        Args:
+          phase: `scheduled`, or `device` for XLA's optimized module of each computation on each slice.
+        """
+        if phase not in ("scheduled", "device"):
+            raise ValueError(f"a bundle holds the phases scheduled and device, not '{phase}'")
+        return self._device_text() if phase == "device" else self._text
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program and returns at once, with arrays that become ready later.
+
+        Raises:
+          TypeError: when an argument does not have the shape, dtype or names that were saved.
+        """
+        leaves, tree = jax_internals.flatten((args, kwargs))
+        if tree != self._call.tree:
+            if tree not in self._orders:
+                self._orders[tree] = self._order(args, kwargs)
+            leaves = [leaves[n] for n in self._orders[tree]]
+        return self._go(leaves)
+
+    def by_name(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs the program on arrays by the names of arguments; returns the results by theirs.
+
+        Raises:
+          TypeError: when one is missing, unknown, or of another shape or dtype.
+        """
+        order = self._numbers(list(arrays))
+        given = list(arrays.values())
+        results = jax.tree.leaves(self._go([given[n] for n in order]))
+        return dict(zip(self.outputs, results, strict=True))
+
+    def from_buffers(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Arguments by name from plain arrays, in which typed PRNG keys stand as their bits."""
+        return {
+            name: jax.random.wrap_key_data(
+                jax.numpy.asarray(array), impl=jax_internals.key_kind(self.inputs[name].dtype)
+            )
+            if _is_key(self.inputs[name])
+            else array
+            for name, array in arrays.items()
+        }
+
+    def to_buffers(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Plain arrays from results by name."""
+        return {
+            name: np.asarray(jax.random.key_data(array) if _is_key(array) else array)
+            for name, array in arrays.items()
+        }
+
+    def place(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Puts arrays on the slices of the arguments that they are for, so that calls need not."""
+        ports = {self._traced.argument_paths[p.number]: p.sharding for p in reversed(self._executable.inputs)}
+        names = [name for name in arrays if name in ports]
+        placed = jax.device_put([arrays[n] for n in names], [ports[n] for n in names])
+        return {**arrays, **dict(zip(names, placed, strict=True))}
+
+    def _go(self, leaves: list[Any]) -> Any:
+        result = self._call.go_if_like_last(leaves)
+        if result is not UNLIKE:
+            return result
+        return self._call.go(self._call.bring_or_fail(leaves, self._call.tree))
+
+    def _order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        """Where each argument is in trees that are not quite those that were saved."""
+        roots = [root.name for root in self._manifest.positional]
+        if len(args) != len(roots):
+            raise TypeError(
+                f"program '{self.name}' takes {len(roots)} positional arguments ({', '.join(roots)}), "
+                f"got {len(args)}"
+            )
+        given = [*zip(roots, args, strict=True), *sorted(kwargs.items())]
+        names = [
+            root + "".join(trees.step(key_of(entry)) for entry in path)
+            for root, argument in given
+            for path, _ in jax.tree_util.tree_leaves_with_path(argument)
+        ]
+        return self._numbers(names)
+
+    def _numbers(self, names: Sequence[str]) -> list[int]:
+        """The position of each argument in a list of names."""
+        wanted = self._traced.argument_paths
+        positions = {name: n for n, name in enumerate(names)}
+        missing = [name for name in wanted if name not in positions]
+        unknown = [name for name in names if name not in self.inputs]
+        for problem, found in (("needs", missing), ("does not take", unknown)):
+            if found:
+                more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+                raise TypeError(f"program '{self.name}' {problem} an argument {', '.join(found[:3])}{more}")
+        return [positions[name] for name in wanted]

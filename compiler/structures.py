@@ -1,0 +1,99 @@
+"""JAX's structures as the named trees of a bundle."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from pathways.runtime import trees
+from pathways.runtime.bundle import BundleError, Root
+
+
+def argument_roots(tree: Any, paths: Sequence[str]) -> tuple[tuple[Root, ...], tuple[Root, ...]]:
+    """The arguments by position and by name, of the structure of `(args, kwargs)`."""
+    args, kwargs = tree.children()
+    numbers = itertools.count()
+    positional = []
+    keys = [path for path, _ in jax.tree_util.tree_leaves_with_path(_numbered(tree))]
+    for n, child in enumerate(args.children()):
+        first = next(numbers) if child.num_leaves else 0
+        name = _root_name(paths[first], keys[first][2:], n) if child.num_leaves else f"args.{n}"
+        positional.append(Root(name, tree_of(child, first)))
+        for _ in range(child.num_leaves - 1):
+            next(numbers)
+    named, first = [], args.num_leaves
+    for name, child in zip(kwargs.node_data()[1], kwargs.children(), strict=True):
+        named.append(Root(name, tree_of(child, first)))
+        first += child.num_leaves
+    return tuple(positional), tuple(named)
+
+
+def _root_name(path: str, keys: Sequence[Any], n: int) -> str:
+    """The name of a parameter, from what JAX calls the first leaf of its argument: `params['w']`."""
+    root = path.removesuffix(jax.tree_util.keystr(tuple(keys)))
+    if found := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[([0-9]+)\])?", root):
+        return found[1] if found[2] is None else found[1] + trees.step(int(found[2]))
+    return f"args.{n}"
+
+
+def _numbered(tree: Any) -> Any:
+    return tree.unflatten(range(tree.num_leaves))
+
+
+def tree_of(structure: Any, first: int = 0) -> trees.Tree:
+    """A structure of JAX's as a tree of dicts, lists and tuples, with leaves numbered from `first`.
+
+    A node of another type becomes a record of the names that JAX gives its children, or a tuple where it
+    gives them numbers.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_numbered(structure))]
+    return _node(structure, paths, 0, itertools.count(first))
+
+
+def _node(structure: Any, paths: Sequence[Any], depth: int, numbers: Iterator[int]) -> trees.Tree:
+    data = structure.node_data()
+    if data is None:
+        return next(numbers)
+    if depth == trees.DEEPEST:
+        raise BundleError(f"arguments or results are nested more than {trees.DEEPEST} levels deep")
+    kind, about = data
+    if kind is type(None):
+        return None
+    children, first = [], 0
+    for child in structure.children():
+        inner = paths[first : first + child.num_leaves]
+        key = key_of(inner[0][depth]) if inner else None
+        children.append((key, _node(child, inner, depth + 1, numbers)))
+        first += child.num_leaves
+    if kind in (list, tuple):
+        return kind(tree for _, tree in children)
+    if kind is dict:
+        return dict(zip(map(_plain_key, about), (tree for _, tree in children), strict=True))
+    named = [(key, tree) for key, tree in children if key is not None]
+    if named and all(isinstance(key, int) for key, _ in named):
+        return tuple(tree for _, tree in children)
+    return OrderedDict(named)
+
+
+def key_of(entry: Any) -> str | int:
+    match entry:
+        case jax.tree_util.SequenceKey():
+            return entry.idx
+        case jax.tree_util.GetAttrKey():
+            return entry.name
+        case jax.tree_util.DictKey() | jax.tree_util.FlattenedIndexKey():
+            return _plain_key(entry.key)
+    raise BundleError(f"a node of its arguments or results has keys of type {type(entry).__name__}")
+
+
+def _plain_key(key: Any) -> str | int:
+    if type(key) not in (str, int):
+        raise BundleError(
+            f"a dictionary has the key {key!r}; in a bundle the keys of dictionaries are strings and integers"
+        )
+    return key

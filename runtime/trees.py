@@ -1,0 +1,96 @@
+"""Trees of arrays whose leaves have names: how a bundle writes the structure of arguments and results.
+
+A tree is a dict, an `OrderedDict`, a list, a tuple, None, or a number, which stands for a leaf. The name of a
+leaf is the name of its root and then, for each step down, a dot and one of
+
+- a word, for a key that is one: `params.w`;
+- a number, for a position in a list or tuple, and for a key that is a number: `blocks.0`;
+- a JSON string, for every other key: `params."linear/~/w"`.
+
+So no two leaves of a tree have one name, and a name says which leaf it is. Never imports jax.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+Tree = Any
+"""A tree with a number for each leaf."""
+
+DEEPEST = 64
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KINDS: dict[Any, str] = {OrderedDict: "record", dict: "dict", list: "list", tuple: "tuple"}
+
+
+class TreeError(ValueError):
+    """JSON that describes no tree."""
+
+
+def step(key: str | int) -> str:
+    """How a key or a position stands in a name, with the dot before it."""
+    if isinstance(key, str) and not _WORD.fullmatch(key):
+        return f".{json.dumps(key)}"
+    return f".{key}"
+
+
+def leaf_names(root: str, tree: Tree) -> Iterator[tuple[str, int]]:
+    """The name and the number of each leaf, in the order of the tree."""
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            yield from leaf_names(root + step(key), child)
+    elif isinstance(tree, (list, tuple)):
+        for n, child in enumerate(tree):
+            yield from leaf_names(root + step(n), child)
+    elif tree is not None:
+        yield root, tree
+
+
+def to_json(tree: Tree) -> Any:
+    """The tree as JSON: a number, null, or an object of one entry that names the kind of node."""
+    if tree is None or isinstance(tree, int):
+        return tree
+    kind = _KINDS[type(tree)]
+    if isinstance(tree, dict):
+        return {kind: [[key, to_json(child)] for key, child in tree.items()]}
+    return {kind: [to_json(child) for child in tree]}
+
+
+def from_json(value: Any, depth: int = 0) -> Tree:
+    """Reads what `to_json` writes.
+
+    Raises:
+      TreeError: says what is wrong with it.
+    """
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if depth == DEEPEST:
+        raise TreeError(f"is nested more than {DEEPEST} levels deep")
+    if not isinstance(value, dict) or len(value) != 1:
+        raise TreeError("has a node that is neither a number, nor null, nor an object of one entry")
+    ((kind, children),) = value.items()
+    if kind not in _KINDS.values() or not isinstance(children, list):
+        raise TreeError("has a node of a kind that is not record, dict, list or tuple")
+    if kind in ("list", "tuple"):
+        found = [from_json(child, depth + 1) for child in children]
+        return found if kind == "list" else tuple(found)
+    return _entries(children, OrderedDict() if kind == "record" else {}, depth)
+
+
+def _entries(children: list[Any], tree: dict[str | int, Tree], depth: int) -> Tree:
+    for entry in children:
+        match entry:
+            case [str() | int() as key, child] if not isinstance(key, bool):
+                if key in tree:
+                    raise TreeError("has a dictionary with a key twice")
+                tree[key] = from_json(child, depth + 1)
+            case _:
+                raise TreeError("has a dictionary with an entry that is no pair of a key and a tree")
+    if len({type(key) for key in tree}) > 1:
+        raise TreeError("has a dictionary with keys of different types")
+    if not isinstance(tree, OrderedDict) and list(tree) != sorted(tree):
+        raise TreeError("has a dictionary with keys out of order")
+    return tree
