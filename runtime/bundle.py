@@ -661,9 +661,10 @@ def _manifest_from_json(value: Any) -> Manifest:
     if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
         raise BundleError(f"not a bundle: {MANIFEST} does not say that it is one")
     version = value.pop("version", None)
-    if version != VERSION or isinstance(version, bool):
-        shown = version if isinstance(version, int) else "none that is known"
-        raise BundleError(f"its format is version {shown}, and this reader knows version {VERSION}")
+    if type(version) is not int:
+        raise BundleError(f"not a bundle: {MANIFEST} does not say its version")
+    if version != VERSION:
+        raise BundleError(f"its format is version {version}, and this reader knows version {VERSION}")
     manifest: Manifest = _MANIFEST(value, "bundle")
     for what, entries in (
         ("slice", [entry.name for entry in manifest.slices]),
