@@ -8,7 +8,7 @@ from jaxlib.mlir import ir
 from pathways.compiler.arguments import Signature
 from pathways.compiler.lowering import Traced
 from pathways.compiler.stages import Lowered, ProgramError
-from pathways.dialect import argument_attrs, form_of, ops_named, symbol_table
+from pathways.dialect import TransferOp, argument_attrs, form_of, ops_named, symbol_table
 from pathways.passes.pipeline import Options
 from pathways.runtime.cluster import cluster
 from pathways.runtime.lower import array_type, mesh_axes
@@ -54,7 +54,16 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
         platform=cluster().platform,
     )
     signature = Signature(jax.tree.structure(((0,) * len(passed), {})), in_avals, (), None)
-    return Lowered(name, traced, signature, options, start=form_of(module) or "stablehlo")
+    return Lowered(name, traced, signature, options, start=_phase(module, main))
+
+
+def _phase(module: ir.Module, main: ir.OpView) -> str:
+    """The phase that a module has gone through last."""
+    form = form_of(module) or "stablehlo"
+    # The attribute does not tell placed from sharded, and only transfers in pieces cannot go through twice.
+    transfers = [op for op in main.regions[0].blocks[0].operations if isinstance(op, TransferOp)]
+    in_pieces = any(op.routes is not None for op in transfers)
+    return "sharded" if form == "placed" and in_pieces else form
 
 
 def _aval(type_: ir.Type) -> jax.core.ShapedArray:

@@ -241,6 +241,11 @@ def code_member(number: int) -> str:
     return f"executables/{number:04}.bin"
 
 
+def is_artifact(data: bytes | memoryview) -> bool:
+    """Whether bytes start as a StableHLO portable artifact: bytecode of MLIR that names its producer."""
+    return bytes(data[:4]) == b"ML\xefR" and bytes(data[5:16]) == b"StableHLO_v"
+
+
 def write(
     path: str | os.PathLike[str],
     manifest: Manifest,
@@ -316,6 +321,9 @@ def _bundle(members: Mapping[str, memoryview], name: str) -> Bundle:
     expected = {PROGRAM} | {computation_member(n) for n in range(len(manifest.computations))}
     expected |= {constant_member(n) for n in range(len(manifest.constants))}
     _check_digests(manifest.digests, expected, members)
+    for n, computation in enumerate(manifest.computations):
+        if not is_artifact(members[computation_member(n)]):
+            raise BundleError(f"computation '{computation.name}' is no portable artifact")
     for n, constant in enumerate(manifest.constants):
         size = math.prod(constant.shape) * np.dtype(constant.dtype).itemsize
         if len(members[constant_member(n)]) != size:

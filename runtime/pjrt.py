@@ -24,6 +24,8 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jaxlib import _jax, lapack, xla_client
 
+from pathways.runtime.bundle import is_artifact
+
 Aval = Any
 """A `jax.core.ShapedArray`, possibly of an extended dtype such as a typed PRNG key."""
 
@@ -130,11 +132,6 @@ def portable_artifact(module: bytes) -> bytes:
     return _jax.mlir.serialize_portable_artifact(module, version, False)
 
 
-def is_portable(module: bytes) -> bool:
-    """Whether a module is a portable artifact, by the producer that bytecode names behind its version."""
-    return bytes(module[:15]).startswith(b"ML\xefR") and bytes(module[5:15]) == b"StableHLO_"
-
-
 def compile_and_load(
     module: bytes, devices: Sequence[jax.Device], options: Any, callbacks: Sequence[object] = ()
 ) -> tuple[LoadedExecutable, bool]:
@@ -166,7 +163,7 @@ def _parse(module: bytes) -> Any:
     """A module of bytecode or a portable artifact, with the name that JAX's compiler asks for."""
     context = mlir.make_ir_context()
     with context, ir.Location.unknown(context):
-        if is_portable(module):
+        if is_artifact(module):
             parsed = stablehlo.deserialize_portable_artifact(context, module)
         else:
             parsed = ir.Module.parse(module)

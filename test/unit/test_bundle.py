@@ -33,12 +33,13 @@ MANIFEST = Manifest(
     custom_calls=("lapack_spotrf_ffi",),
     constants=(Constant("k0", (2, 2), "bfloat16"),),
 )
+FIRST, SECOND = (b"ML\xefR\rStableHLO_v1.0.0\0" + rest for rest in (b"first", b"second"))
 CODE = (Code("f", 2, "0" * 64, bundle.sha256(b"native")), b"native")
 
 
 def written(tmp_path, manifest=MANIFEST, executables=(CODE,)):
     path = tmp_path / "model.pwb"
-    bundle.write(path, manifest, b"module {}\n", [b"first", b"second"], [bytes(range(8))], executables)
+    bundle.write(path, manifest, b"module {}\n", [FIRST, SECOND], [bytes(range(8))], executables)
     return path
 
 
@@ -73,7 +74,7 @@ def test_what_is_written_is_read(data):
     read = bundle.parse(data, "model.pwb")
     assert dataclasses.replace(read.manifest, digests={}) == MANIFEST
     assert bytes(read.program) == b"module {}\n"
-    assert {name: bytes(raw) for name, raw in read.artifacts().items()} == {"f": b"first", "cut": b"second"}
+    assert {name: bytes(raw) for name, raw in read.artifacts().items()} == {"f": FIRST, "cut": SECOND}
     assert read.constants()["k0"].tobytes() == bytes(range(8))
     assert [(code, bytes(raw)) for code, raw in read.executables] == [CODE]
 

@@ -1,0 +1,607 @@
+"""Programs that went through a file: the same results, without their code, on whatever devices there are."""
+
+import collections
+import dataclasses
+import json
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+from pathways.runtime import bundle, compile_cache, examine, resources
+from pathways.runtime.bundle import BundleError
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+
+State = collections.namedtuple("State", ["weights", "count"])
+
+
+def bits(array):
+    return np.asarray(
+        jax.random.key_data(array) if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+    )
+
+
+def assert_identical(ours, theirs):
+    ours, theirs = jax.tree.leaves(ours), jax.tree.leaves(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.shape, a.dtype, a.aval.weak_type) == (b.shape, b.dtype, b.aval.weak_type)
+        assert bits(a).tobytes() == bits(b).tobytes()
+
+
+def device_set(*shapes):
+    devices = pw.make_virtual_device_set()
+    return [devices.add_slice(shape, [f"a{n}" for n in range(len(shape))]) for shape in shapes]
+
+
+def two_stages(shape=(1,)):
+    """A program of everything that a bundle has to remember."""
+    s0, s1 = device_set(shape, shape)
+    first = P(*[f"a{n}" for n in range(len(shape))])
+    table = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64)
+    small = jnp.asarray(table, jnp.bfloat16)
+    front = pw.jit(lambda w, x: jax.lax.erf(x @ w), devices=s0, in_shardings=(P(), first))
+    back = pw.jit(lambda x: jnp.linalg.cholesky(x @ x.T + 100 * jnp.eye(len(x))), devices=s1)
+
+    @pw.program(donate_argnums=0)
+    def step(state, batch, *, scale, key):
+        h = front(state.weights["w"], batch["x"]) @ table
+        keys = jax.random.split(key, 2)
+        noise = jax.random.normal(keys[0], h.shape)
+        total = (h.astype(jnp.bfloat16) @ small).sum()
+        state = State({"w": state.weights["w"] - 0.1}, state.count + 1)
+        return state, {"y": back(h + scale * noise), "keys": keys, "rest": [total, None]}
+
+    return step
+
+
+def arguments():
+    rng = np.random.default_rng(0)
+    state = State({"w": rng.normal(size=(32, 64)).astype(np.float32)}, np.int32(3))
+    batch = {"x": rng.normal(size=(8, 32)).astype(np.float32), "unread": np.zeros(2, np.int8)}
+    return (state, batch), {"scale": 0.5, "key": jax.random.key(1)}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    args, kwargs = arguments()
+    return two_stages().lower(*args, **kwargs).compile()
+
+
+@pytest.fixture(scope="module")
+def expected(compiled):
+    args, kwargs = arguments()
+    return compiled(*args, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def model(compiled, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bundles") / "model.pwb"
+    compiled.save(path, executables=True)
+    return path
+
+
+@pytest.fixture
+def nothing_loaded(monkeypatch):
+    """Programs find no executables of others."""
+    monkeypatch.setattr(compile_cache, "_loaded", type(compile_cache._loaded)())
+
+
+def rewritten(path, to, *, program=None, artifacts=None, manifest=None):
+    """The bundle with other contents and all digests made to fit, without executables."""
+    old = bundle.read(path)
+    new = manifest(old.manifest) if manifest else old.manifest
+    text = bytes(old.program).decode()
+    found = {name: bytes(raw) for name, raw in old.artifacts().items()}
+    bundle.write(
+        to,
+        new,
+        (program(text) if program else text).encode(),
+        list((artifacts(found) if artifacts else found).values()),
+        [raw.tobytes() for raw in old.constants().values()],
+    )
+    return to
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_results_are_bit_equal(model, expected, trust, nothing_loaded):
+    args, kwargs = arguments()
+    loaded = pw.load(model, trust=trust)
+    assert_identical(loaded(*args, **kwargs), expected)
+    stored, compiled = loaded.origins
+    assert (stored > 0, compiled > 0) == (trust, not trust)
+
+
+def test_the_plan_is_the_same(model, compiled):
+    def plain(plan):
+        computations = {n: dataclasses.replace(c, module=b"") for n, c in plan.computations.items()}
+        constants = {n: np.asarray(value).tobytes() for n, value in plan.constants.items()}
+        return dataclasses.replace(plan, computations=computations, constants=constants)
+
+    loaded = pw.load(model, trust=True)
+    assert plain(loaded.plan) == plain(compiled.plan)
+    assert loaded.as_text("device") == compiled.as_text("device")
+    assert loaded.memory_analysis() == compiled.memory_analysis()
+    assert loaded.cost_analysis() == compiled.cost_analysis()
+
+
+def test_leaves_have_names(model):
+    loaded = pw.load(model, trust=True)
+    assert list(loaded.inputs) == [
+        "state.weights.w",
+        "state.count",
+        "batch.unread",
+        "batch.x",
+        "key",
+        "scale",
+    ]
+    assert loaded.donated == {"state.weights.w", "state.count"}
+    results = ["result.0.weights.w", "result.0.count", "result.1.keys", "result.1.rest.0", "result.1.y"]
+    assert list(loaded.outputs) == results
+
+
+def test_trees_fit_by_the_names_of_their_leaves(model, expected):
+    (state, batch), kwargs = arguments()
+    loaded = pw.load(model, trust=True)
+    for like in (
+        {"count": state.count, "weights": state.weights},
+        OrderedDict(weights=state.weights, count=state.count),
+    ):
+        result = loaded(like, batch, **kwargs)
+        assert_identical(result, expected)
+    assert isinstance(result[0], OrderedDict)
+    assert result[1]["rest"][1] is None
+    # What comes out goes in again.
+    again = loaded(result[0], batch, **kwargs)
+    assert int(again[0]["count"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda args, kwargs: (args[:1], kwargs), r"takes 2 positional arguments \(state, batch\), got 1"),
+        (lambda args, kwargs: (args, {"key": kwargs["key"]}), "needs an argument scale"),
+        (lambda args, kwargs: (args, {**kwargs, "extra": 1}), "does not take an argument extra"),
+        (
+            lambda args, kwargs: ((args[0], {**args[1], "z": 1}), kwargs),
+            "does not take an argument batch",
+        ),
+        (
+            lambda args, kwargs: ((args[0], {**args[1], "x": np.zeros((8, 31), np.float32)}), kwargs),
+            r"compiled for batch\.x of type float32\[8,32\], got float32\[8,31\]",
+        ),
+    ],
+)
+def test_other_arguments_are_refused_by_name(model, change, problem):
+    args, kwargs = change(*arguments())
+    with pytest.raises(TypeError, match=problem):
+        pw.load(model, trust=True)(*args, **kwargs)
+
+
+def test_a_strong_type_serves_for_a_weak_one(model, expected):
+    args, kwargs = arguments()
+    assert_identical(pw.load(model, trust=True)(*args, **{**kwargs, "scale": np.float32(0.5)}), expected)
+
+
+FRESH = """
+import sys
+import numpy as np
+import pathways as pw
+assert "test_bundles" not in sys.modules
+pw.connect(cpu_devices=int(sys.argv[3]))
+loaded = pw.load(sys.argv[1], trust=sys.argv[4] == "trust")
+arrays = dict(np.load(sys.argv[2]))
+results = loaded.to_buffers(loaded.by_name(loaded.from_buffers(arrays)))
+np.savez(sys.argv[2] + ".out.npz", **results)
+trusted = sys.argv[4] == "trust"
+assert tuple(map(bool, loaded.origins)) == (trusted, not trusted), loaded.origins
+"""
+
+
+@pytest.mark.parametrize("trust", ["trust", "no"])
+def test_a_process_without_the_code_runs_it(model, expected, trust, tmp_path):
+    """With LAPACK calls, which JAX sets up when it lowers one; and with other devices than it was made on."""
+    args, kwargs = arguments()
+    loaded = pw.load(model, trust=True)
+    leaves = jax.tree.leaves((args, dict(sorted(kwargs.items()))))
+    arrays = {name: bits(jnp.asarray(leaf)) for name, leaf in zip(loaded.inputs, leaves, strict=True)}
+    np.savez(tmp_path / "in.npz", **arrays)
+    command = [sys.executable, "-c", FRESH, model, tmp_path / "in.npz", "2", trust]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "in.npz.out.npz")
+    for name, array in zip(loaded.outputs, jax.tree.leaves(expected), strict=True):
+        assert found[name].tobytes() == bits(array).tobytes()
+
+
+def test_slices_are_bound_when_it_is_loaded(model, expected):
+    args, kwargs = arguments()
+    first, second = pw.load(model, trust=True), pw.load(model, trust=True)
+    used = [
+        {device.id for array in jax.tree.leaves(p(*arguments()[0], **kwargs)) for device in array.devices()}
+        for p in (first, second)
+    ]
+    assert used[0].isdisjoint(used[1])
+    assert_identical(second(*args, **kwargs), expected)
+
+
+def test_slices_may_be_shared(model):
+    first = pw.load(model, trust=True)
+    second = pw.load(model, trust=True, slices=first.slices)
+    assert second.slices == first.slices
+    (other,) = device_set((2,))
+    name = next(iter(first.slices))
+    with pytest.raises(
+        ValueError, match=rf"slice {name} has axes {{'a0': 1}}, but {other.name} has {{'a0': 2}}"
+    ):
+        pw.load(model, trust=True, slices={name: other})
+    with pytest.raises(ValueError, match="there is no slice nothing"):
+        pw.load(model, trust=True, slices={"nothing": other})
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_sharded_slices(tmp_path, trust):
+    args, kwargs = arguments()
+    compiled = two_stages((2, 2)).lower(*args, **kwargs).compile()
+    compiled.save(tmp_path / "model.pwb", executables=trust)
+    assert_identical(pw.load(tmp_path / "model.pwb", trust=trust)(*args, **kwargs), compiled(*args, **kwargs))
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_meshes_that_differ(tmp_path, trust):
+    """Pieces are cut and joined on each device by itself."""
+    s0, s1, s2 = device_set((2,), (4,), (2,))
+    # The result leaves as it is too, so that cutting it is no part of what made it.
+    double = pw.jit(lambda x: x * 2, devices=s0, in_shardings=P("a0"), out_shardings=P("a0"))
+    add = pw.jit(lambda x: x + 1, devices=s1, in_shardings=P(None, "a0"), out_shardings=P(None, "a0"))
+    negate = pw.jit(lambda x: -x, devices=s2, in_shardings=P("a0"))
+
+    def program(x):
+        y = double(x)
+        return add(y), negate(y)
+
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    compiled = pw.program(program).lower(x).compile()
+    assert any(c.local for c in compiled.plan.computations.values())
+    compiled.save(tmp_path / "model.pwb", executables=True)
+    loaded = pw.load(tmp_path / "model.pwb", trust=trust)
+    assert [c.local for c in loaded.plan.computations.values()] == [
+        c.local for c in compiled.plan.computations.values()
+    ]
+    for shard in loaded(x)[0].addressable_shards:
+        np.testing.assert_array_equal(shard.data, x[shard.index] * 2 + 1)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_pipelined_programs(tmp_path, trust):
+    s0, s1 = device_set((1,), (1,))
+    front = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=s0)
+    back = pw.jit(lambda w, x: x @ w, devices=s1)
+
+    @pw.program(schedule="1f1b", donate_argnums=0)
+    def step(weights, batch):
+        def loss(weights, batch):
+            return (back(weights[1], front(weights[0], batch)) ** 2).mean()
+
+        value, gradients = pw.accumulate(jax.value_and_grad(loss), 4)(weights, batch)
+        return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
+
+    weights = [np.eye(8, dtype=np.float32)] * 2
+    batch = np.linspace(0, 1, 128, dtype=np.float32).reshape(16, 8)
+    compiled = step.lower(weights, batch).compile()
+    compiled.save(tmp_path / "model.pwb", executables=True)
+    loaded = pw.load(tmp_path / "model.pwb", trust=trust)
+    ours = theirs = (weights, None)
+    for _ in range(3):
+        ours, theirs = loaded(ours[0], batch), compiled(theirs[0], batch)
+    assert_identical(ours, theirs)
+
+
+class Saved:
+    """`pw.program`, but every program goes through a file before it is called."""
+
+    def __init__(self, path, trust):
+        self.path = path
+        self.trust = trust
+
+    def __call__(self, fun, **options):
+        outer = self
+
+        class Program:
+            def lower(self, *args):
+                self.lowered = pw.program(fun, **options).lower(*args)
+                return self
+
+            def compile(self):
+                if not outer.trust:
+                    self.lowered.save(outer.path)
+                    return pw.load(outer.path)
+                self.lowered.compile().save(outer.path, executables=True)
+                return pw.load(outer.path, trust=True)
+
+            def __call__(self, *args):
+                return self.lower(*args).compile()(*args)
+
+        return Program()
+
+
+def test_the_transformer_example(tmp_path):
+    import transformer_sharded as example
+
+    params = example.init_params(np.random.default_rng(0), "float32")
+    tokens = np.random.default_rng(1).integers(example.VOCABULARY, size=(example.BATCH, example.LENGTH + 1))
+    batch = tokens[:, :-1].astype(np.int32), tokens[:, 1:].astype(np.int32)
+    devices = pw.make_virtual_device_set()
+    s0, s1 = (devices.add_slice((2, 2), example.AXES) for _ in range(2))
+    front = pw.jit(example.front, devices=s0, in_shardings=(example.FRONT_SPECS, P("data")))
+    back = pw.jit(example.back, devices=s1, in_shardings=(example.BACK_SPECS, P("data")))
+    ours = example.run(Saved(tmp_path / "model.pwb", trust=True), front, back, params, batch)
+    theirs = example.run(pw.program, front, back, params, batch)
+    assert_identical((ours.trees, ours.losses), (theirs.trees, theirs.losses))
+
+
+def test_the_language_model(tmp_path):
+    import char_lm as example
+
+    devices = pw.make_virtual_device_set()
+    s0, s1 = (devices.add_slice((1, 1), example.AXES) for _ in range(2))
+    front, back = pw.jit(example.front, devices=s0), pw.jit(example.back, devices=s1)
+    optimizer = example.make_optimizer(10)
+
+    def train_step(state, batch):
+        return example.update(front, back, optimizer, state, batch)
+
+    params = example.init_params(np.random.default_rng(0), 16)
+    state = jax.device_get((params, optimizer.init(params)))
+    text = np.arange(1000, dtype=np.uint8) % 128
+    batches = example.batches(text, 4, 16, seed=0)
+    first, second = next(batches), next(batches)
+    ours = (
+        Saved(tmp_path / "model.pwb", trust=False)(train_step, donate_argnums=0).lower(state, first).compile()
+    )
+    theirs = pw.program(train_step, donate_argnums=0).lower(state, first).compile()
+    ours, theirs = ours(ours(state, first)[0], second), theirs(theirs(state, first)[0], second)
+    assert_identical(ours, theirs)
+
+
+SAVE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import pathways as pw
+pw.connect(cpu_devices=8)
+import test_bundles
+args, kwargs = test_bundles.arguments()
+test_bundles.two_stages((2, 2)).lower(*args, **kwargs).save(sys.argv[2])
+"""
+
+
+def test_the_same_program_has_the_same_bytes(tmp_path):
+    """Whatever the order of Python's sets, and wherever the code lies."""
+    paths = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        (folder / "test_bundles.py").write_text("\n" * int(seed) + Path(__file__).read_text())
+        paths.append(tmp_path / f"{seed}.pwb")
+        environment = {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": ""}
+        subprocess.run(
+            [sys.executable, "-c", SAVE, folder, paths[-1]], env=environment, check=True, timeout=120
+        )
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second
+    assert str(tmp_path).encode() not in first
+    assert b"test_bundles" not in first
+
+
+def test_saving_after_loading_from_caches(compiled, model, tmp_path):
+    """A deserialised executable would lose its code when it is serialised again."""
+    args, kwargs = arguments()
+    # The program on other devices: copies of code that this process has, or of what a store keeps.
+    again = compiled._lowered.compile()
+    again.save(tmp_path / "again.pwb", executables=True)
+    loaded = pw.load(tmp_path / "again.pwb", trust=True)
+    assert loaded.origins[1] == 0
+    assert_identical(loaded(*args, **kwargs), again(*args, **kwargs))
+
+
+# What has no place in a bundle.
+
+
+def test_callbacks_are_refused_by_name(tmp_path):
+    (s0,) = device_set((1,))
+
+    def shout(x):
+        jax.debug.print("{}", x)
+        return x
+
+    lowered = pw.program(pw.jit(shout, devices=s0)).lower(np.float32(1))
+    with pytest.raises(
+        BundleError, match=r"'shout': computation 'shout' calls back into Python \(\w*callback\w*\)"
+    ):
+        lowered.save(tmp_path / "model.pwb")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_without_a_name_are_refused(tmp_path):
+    (s0,) = device_set((1,))
+    lowered = pw.program(pw.jit(lambda x: x[(1, 2)], devices=s0)).lower({(1, 2): np.float32(1)})
+    with pytest.raises(BundleError, match=r"has the key \(1, 2\)"):
+        lowered.save(tmp_path / "model.pwb")
+
+
+def test_a_folder_that_is_not_there(compiled, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        compiled.save(tmp_path / "nowhere" / "model.pwb")
+
+
+# What is refused when it is loaded.
+
+
+def test_other_platforms_are_refused(model, tmp_path):
+    other = rewritten(model, tmp_path / "m.pwb", manifest=lambda m: dataclasses.replace(m, platform="tpu"))
+    with pytest.raises(BundleError, match="made for platform tpu, but the cluster has cpu devices"):
+        pw.load(other)
+
+
+def test_too_few_devices_are_a_resource_error(model, tmp_path):
+    big = rewritten(
+        model,
+        tmp_path / "m.pwb",
+        manifest=lambda m: dataclasses.replace(
+            m, slices=tuple(dataclasses.replace(s, shape=(64,)) for s in m.slices)
+        ),
+        program=lambda text: text.replace('<["a0"=1]>', '<["a0"=64]>'),
+    )
+    with pytest.raises(resources.ResourceError, match="not enough devices: it needs 128"):
+        pw.load(big)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("arguments", lambda leaf: dataclasses.replace(leaf, dtype="int32")),
+        ("arguments", lambda leaf: dataclasses.replace(leaf, shape=(32, 65))),
+        ("arguments", lambda leaf: dataclasses.replace(leaf, donated=False)),
+        ("arguments", lambda leaf: dataclasses.replace(leaf, slices=())),
+        ("results", lambda leaf: dataclasses.replace(leaf, shape=(65, 64))),
+        ("slices", lambda entry: dataclasses.replace(entry, shape=(2,))),
+        ("slices", lambda entry: dataclasses.replace(entry, overlap=True)),
+        ("slices", lambda entry: dataclasses.replace(entry, island="i")),
+        ("constants", lambda entry: dataclasses.replace(entry, dtype="int32")),
+        ("computations", lambda entry: dataclasses.replace(entry, name="other")),
+    ],
+)
+def test_a_manifest_that_lies_about_the_program_is_refused(model, tmp_path, trust, what, change):
+    def lie(manifest):
+        first, *rest = getattr(manifest, what)
+        return dataclasses.replace(manifest, **{what: (change(first), *rest)})
+
+    with pytest.raises(BundleError, match=f"the {what} in the manifest are not those of the program"):
+        pw.load(rewritten(model, tmp_path / "m.pwb", manifest=lie), trust=trust)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda text: text[:-3], r"program\.mlir, line \d+: "),
+        (lambda text: "module {}", "not in the form scheduled"),
+        (lambda text: text.replace('"scheduled"', '"placed"'), "not in the form scheduled"),
+        (lambda text: text.replace("@main", "@other"), r"no function @main|has a body"),
+        (lambda text: text.replace("order = 0", "order = 1"), "has order 1"),
+        (lambda text: text.replace('"pw.release"', '"pw.unknown"', 1), "no step of a program"),
+        (lambda text: "\xff" + text, r"program\.mlir"),
+        (lambda text: "module { " * 100_000, r"crashed MLIR|program\.mlir"),
+    ],
+)
+def test_a_program_that_is_none_is_refused(model, tmp_path, change, problem):
+    with pytest.raises(BundleError, match=problem) as error:
+        pw.load(rewritten(model, tmp_path / "m.pwb", program=change))
+    assert "\n" not in str(error.value)
+
+
+def artifact(text):
+    return compile_cache.pjrt.portable_artifact(text.encode())
+
+
+IDENTITY = "func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
+CALL = """
+func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {{
+  %y = stablehlo.custom_call @{}(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %y : tensor<2xf32>
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A bundle of one computation, from two floats to two floats."""
+    (s0,) = device_set((1,))
+    path = tmp_path_factory.mktemp("tiny") / "model.pwb"
+    pw.program(pw.jit(lambda x: x + 1, devices=s0)).lower(np.zeros(2, np.float32)).save(path)
+    return path
+
+
+def with_artifact(path, to, raw):
+    return rewritten(path, to, artifacts=lambda found: dict.fromkeys(found, raw))
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (artifact("module {}")[:-9], "no artifact that this release reads"),
+        (artifact("module {}"), "no function @main"),
+        (artifact(IDENTITY.replace("2xf32", "3xf32")), "not what the program declares"),
+        (artifact(IDENTITY), None),
+        (artifact(IDENTITY.replace("<2xf32>)", "<2xf32> {jax.buffer_donor = true})")), "donates other"),
+        (artifact(CALL.format("evil")), "calls 'evil', which is not among the calls that JAX makes"),
+        (artifact(CALL.format("xla_ffi_python_cpu_callback")), "calls 'xla_ffi_python_cpu_callback'"),
+        (artifact(CALL.format("tpu_custom_call")), "calls 'tpu_custom_call'"),
+    ],
+)
+def test_foreign_computations_are_refused(tiny, tmp_path, raw, problem):
+    changed = with_artifact(tiny, tmp_path / "m.pwb", raw)
+    if problem is None:
+        assert pw.load(changed).origins == (0, 1)
+        return
+    with pytest.raises(BundleError, match=problem):
+        pw.load(changed)
+
+
+def test_artifacts_that_crash_mlir_are_refused(tiny, tmp_path):
+    """Bits of an artifact are flipped and cut: an error, or another computation, but never a crash."""
+    (raw,) = bundle.read(tiny).artifacts().values()
+    rng = np.random.default_rng(0)
+    for n in range(6):
+        changed = bytearray(raw)
+        for at in rng.integers(30, len(raw), size=3):
+            changed[at] ^= 1 << rng.integers(8)
+        path = with_artifact(tiny, tmp_path / f"{n}.pwb", bytes(changed))
+        try:
+            examine.examine_apart(bundle.read(path))
+        except BundleError as error:
+            print(error)
+
+
+def test_executables_are_not_touched_without_trust(model, tmp_path):
+    """They are replaced by garbage, with digests that fit."""
+    old = bundle.read(model)
+    garbage = [(dataclasses.replace(code, digest=bundle.sha256(b"x")), b"x") for code, _ in old.executables]
+    path = tmp_path / "m.pwb"
+    bundle.write(
+        path,
+        old.manifest,
+        bytes(old.program),
+        [bytes(raw) for raw in old.artifacts().values()],
+        [raw.tobytes() for raw in old.constants().values()],
+        garbage,
+    )
+    assert pw.load(path).origins[0] == 0
+    foreign = [dataclasses.replace(code, target="0" * 64) for code, _ in old.executables]
+    bundle.write(
+        path,
+        old.manifest,
+        bytes(old.program),
+        [bytes(raw) for raw in old.artifacts().values()],
+        [raw.tobytes() for raw in old.constants().values()],
+        [(code, bytes(raw)) for code, (_, raw) in zip(foreign, old.executables, strict=True)],
+    )
+    assert pw.load(path, trust=True).origins[0] == 0
+
+
+def test_the_file_is_what_the_page_says(model):
+    with zipfile.ZipFile(model) as file:
+        manifest = json.loads(file.read("manifest.json"))
+    assert (manifest["format"], manifest["version"]) == ("pathways-bundle", 1)
+    page = (ROOT / "docs" / "bundle.md").read_text()
+    for entry in manifest:
+        assert f"`{entry}`" in page

@@ -1,0 +1,231 @@
+"""`pw-run` and `pw-bundle` as processes, and `pw-compile -o` that makes what they read."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pathways.runtime import bundle
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+MODEL = """
+import jax, jax.numpy as jnp
+import pathways as pw
+devices = pw.make_virtual_device_set()
+front = pw.jit(lambda w, x: x @ w, devices=devices.add_slice(2, "x"), in_shardings=(None, jax.P("x")))
+back = pw.jit(lambda y: y - 1, devices=devices.add_slice(1, "x"))
+
+@pw.program(donate_argnums=0)
+def step(state, x):
+    y = back(front(state["w"], x))
+    return {"w": state["w"] * 2, "n": state["n"] + 1}, y.sum()
+"""
+ARGUMENTS = {"args": [{"n": "i32[]", "w": "bf16[4,2]"}, "bf16[8,4]"]}
+
+
+def run(tool, *arguments, cwd, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", f"pathways.tools.{tool}", *map(str, arguments)],
+        **{"cwd": cwd, "env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": 120, **kwargs},
+    )
+
+
+def output_of(tool, *arguments, cwd):
+    done = run(tool, *arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def error_of(tool, *arguments, cwd):
+    done = run(tool, *arguments, cwd=cwd)
+    assert done.returncode == 1, done
+    assert "Traceback" not in done.stderr
+    name = tool.replace("_", "-")
+    (line,) = [text for text in done.stderr.splitlines() if text.startswith(f"{name}: error: ")]
+    return line.removeprefix(f"{name}: error: ")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a bundle in it, and nothing that it was made of."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("run")
+    (source / "model.py").write_text(MODEL)
+    (source / "args.json").write_text(json.dumps(ARGUMENTS))
+    options = ("--args-file", "args.json", "-o", folder / "step.pwb", "--executables")
+    assert output_of("pw_compile", "model.py:step", *options, cwd=source) == ""
+    return folder
+
+
+@pytest.mark.parametrize("trust", [[], ["--trust"]])
+def test_steps_feed_each_other(folder, trust, tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "state.n": np.int32(5),
+        "state.w": rng.integers(3, size=(4, 2)).astype(np.float32),
+        "x": rng.integers(3, size=(8, 4)).astype(np.float32),
+    }
+    bfloat16 = np.dtype("bfloat16")
+    np.savez(tmp_path / "in.npz", **{k: v.astype(bfloat16) if v.ndim else v for k, v in arrays.items()})
+    text = output_of(
+        "pw_run",
+        *("step.pwb", "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"),
+        *("--steps", 3, "--feed", "result.0:state", *trust),
+        cwd=folder,
+    )
+    assert re.search(
+        r"step: loaded in .* s, ([1-9]) executables stored, 0 compiled" if trust else "0 executables", text
+    )
+    assert re.search(r"3 steps in .* steps/s\neach step: \d launches, 1 transfers, 32 bytes", text)
+    found = np.load(tmp_path / "out.npz", allow_pickle=False)
+    assert sorted(found) == ["result.0.n", "result.0.w", "result.1"]
+    assert found["result.0.n"] == 8
+    assert (found["result.0.w"].view(bfloat16) == arrays["state.w"] * 8).all()
+    assert found["result.1"].view(bfloat16) == (arrays["x"] @ arrays["state.w"] * 4 - 1).sum()
+
+
+def test_inputs_can_be_made(folder, tmp_path):
+    results = []
+    for options in (["--zeros"], ["--random", 1], ["--random", 1]):
+        path = tmp_path / "out.npz"
+        output_of("pw_run", "step.pwb", "--trust", "--outputs", path, *options, cwd=folder)
+        results.append(np.load(path)["result.1"].view("bfloat16"))
+    assert results[0] == -16
+    assert results[1] == results[2] != results[0]
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "expected a bundle; see pw-run --help"),
+        (["nothing.pwb"], "nothing.pwb: no such file"),
+        (["step.pwb"], "no input for state.n, state.w, x; give --inputs FILE, --zeros or --random SEED"),
+        (["step.pwb", "--zeros", "--steps", "0"], "--steps 0: expected at least 1"),
+        (["step.pwb", "--zeros", "--feed", "result.0"], "--feed result.0: expected OUT:IN"),
+        (["step.pwb", "--zeros", "--feed", "result.7:x"], "--feed result.7:x: there is no result result.7"),
+        (["step.pwb", "--zeros", "--feed", "result.1:x"], "result.1 is bfloat16[], but x is bfloat16[8, 4]"),
+        (
+            ["step.pwb", "--zeros", "--feed", "result:state"],
+            "only one of the two has result.0.n",
+        ),
+        (["step.pwb", "--zero"], "unexpected argument '--zero'; did you mean '--zeros'?"),
+        (["step.pwb", "--zeros", "--cpu-devices", "1"], "not enough devices: it needs 3"),
+        (["step.pwb", "--inputs", "step.pwb"], "step.pwb: "),
+        (["step.pwb", "--inputs", "text.npz"], "text.npz: cannot read arrays: "),
+        (
+            ["step.pwb", "--inputs", "other.npz"],
+            "other.npz: the program has no argument y",
+        ),
+        (["step.pwb", "--inputs", "shape.npz"], "x is float32[3], but the program takes bfloat16[8, 4]"),
+        (
+            ["step.pwb", "--inputs", "pickle.npz"],
+            "cannot read arrays: Object arrays cannot be loaded",
+        ),
+        (["text.npz"], "text.npz: not a bundle"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(folder, arguments, problem):
+    (folder / "text.npz").write_text("nothing")
+    save(folder / "other.npz", y=np.zeros(1))
+    save(folder / "shape.npz", x=np.zeros(3, np.float32))
+    save(folder / "pickle.npz", x=np.array([print], dtype=object))
+    assert problem in error_of("pw_run", *arguments, cwd=folder)
+
+
+def test_a_failed_run_writes_nothing(folder, tmp_path):
+    error_of("pw_run", "step.pwb", "--zeros", "--outputs", tmp_path / "no" / "out.npz", cwd=folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect(folder):
+    text = output_of("pw_bundle", "inspect", "step.pwb", cwd=folder)
+    assert re.search(r"program step\n  platform +cpu\n", text)
+    assert re.search(r"  state.w +bfloat16\[4, 2\] +\w+ +donated\n", text)
+    assert (
+        json.loads(output_of("pw_bundle", "inspect", "step.pwb", "--manifest", cwd=folder))["name"] == "step"
+    )
+    program = output_of("pw_bundle", "inspect", "step.pwb", "--program", cwd=folder)
+    assert program.startswith("module @step")
+    (name, *_) = re.findall(r"func.func private @(\w+)", program)
+    assert "stablehlo." in output_of("pw_bundle", "inspect", "step.pwb", "--computation", name, cwd=folder)
+    assert "there is no computation 'x'; there are" in error_of(
+        "pw_bundle", "inspect", "step.pwb", "--computation", "x", cwd=folder
+    )
+
+
+def test_verify(folder, tmp_path):
+    assert "step.pwb: sound" in output_of("pw_bundle", "verify", "step.pwb", cwd=folder)
+    data = bytearray((folder / "step.pwb").read_bytes())
+    data[data.index(b"module @step")] ^= 1
+    (tmp_path / "bad.pwb").write_bytes(data)
+    assert (
+        error_of("pw_bundle", "verify", "bad.pwb", cwd=tmp_path) == "bad.pwb: member program.mlir is damaged"
+    )
+
+
+def test_verify_survives_a_crash_of_mlir(folder, tmp_path):
+    old = bundle.read(folder / "step.pwb")
+    artifacts = [bytes(raw) for raw in old.artifacts().values()]
+    program = b"module { " * 200_000
+    bundle.write(tmp_path / "bad.pwb", old.manifest, program, artifacts, [])
+    assert re.search("MLIR crashed|program.mlir", error_of("pw_bundle", "verify", "bad.pwb", cwd=tmp_path))
+
+
+@pytest.mark.parametrize("tool", ["pw_run", "pw_bundle", "pw_compile"])
+def test_help_and_version(tool, tmp_path):
+    assert output_of(tool, "--help", cwd=tmp_path).startswith(f"usage: {tool.replace('_', '-')} ")
+    assert output_of(tool, "--version", cwd=tmp_path).startswith(f"{tool.replace('_', '-')} ")
+
+
+@pytest.mark.parametrize("phase", ["stablehlo", "imported", "placed", "sharded", "scheduled"])
+def test_programs_may_start_as_mlir(phase, tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "args.toml").write_text('args = [{n = "i32[]", w = "bf16[4,2]"}, "bf16[8,4]"]')
+    given = ("--args-file", "args.toml")
+    output_of("pw_compile", "model.py:step", *given, f"--compile-to={phase}", "-o", "a.mlir", cwd=tmp_path)
+    expected = output_of("pw_compile", "model.py:step", *given, cwd=tmp_path)
+    assert output_of("pw_compile", "a.mlir", cwd=tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["model.mlir", "-o", "x.pwb", "--compile-to=placed"],
+            "x.pwb is a bundle, which --compile-to",
+        ),
+        (["model.mlir", "--executables"], "--executables are for a bundle; write one with -o FILE.pwb"),
+        (["model.mlir", "--args", "f32[]"], "model.mlir says itself what it takes; it gets no arguments"),
+        (["model.mlir", "--compile-to=imported"], "program 'm' starts in a form behind 'imported'"),
+        (["none.mlir"], "cannot open input file 'none.mlir'"),
+        (["bad.mlir"], "bad.mlir:1:"),
+        (["empty.mlir"], "program 'empty' has no function @main"),
+        (["model.mlir", "--args-file", "bad.mlir"], "bad.mlir: not JSON"),
+        (["model.mlir", "--args-file", "list.json"], "list.json: expected an object of 'args'"),
+        (["model.mlir", "--args-file", "text.json"], "args[0]: 'f33[]', column 1: unknown dtype 'f33'"),
+        (["model.mlir", "--args-file", "text.json", "--args", "f32[]"], "give one of them"),
+    ],
+)
+def test_mistakes_of_pw_compile(arguments, problem, tmp_path):
+    (tmp_path / "model.mlir").write_text(
+        'module @m attributes {pw.form = "placed"} {\n'
+        'sdy.mesh @mesh = <["x"=1]>\n"pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()\n'
+        "func.func public @main(%x: tensor<f32> {pw.slice = @s0}) -> (tensor<f32> {pw.slice = @s0}) "
+        "{ return %x : tensor<f32> } }"
+    )
+    (tmp_path / "bad.mlir").write_text("module {")
+    (tmp_path / "empty.mlir").write_text("module {}")
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "text.json").write_text('{"args": ["f33[]"]}')
+    assert problem in error_of("pw_compile", *arguments, cwd=tmp_path)
