@@ -79,13 +79,14 @@ def load_bundle(
     out_avals = [_aval(leaf) for leaf in manifest.results]
     devices = {name: tuple(binding.devices.flat) for name, binding in bindings.items()}
     code = _matching_code(bundle, plan, devices) if trust else {}
-    executable = load_executable(plan, bindings, result_avals=out_avals, code=code)
+    names = tuple(leaf.name for leaf in manifest.arguments)
+    executable = load_executable(plan, bindings, result_avals=out_avals, argument_names=names, code=code)
     args = tuple(root.tree for root in manifest.positional)
     kwargs = {root.name: root.tree for root in manifest.named}
     traced = Traced(
         module=module,
         slices=virtual,
-        argument_paths=tuple(leaf.name for leaf in manifest.arguments),
+        argument_paths=names,
         in_avals=tuple(_aval(leaf) for leaf in manifest.arguments),
         out_avals=tuple(out_avals),
         out_tree=jax.tree.structure(manifest.result.tree),
