@@ -190,12 +190,13 @@ def load_all(requests: Sequence[Request], progress: Progress | None = None) -> l
 def serialize_all(requests: Sequence[Request]) -> list[bytes]:
     """The code of each computation in the same order, for `Request.code` of any process on such devices.
 
-    Computations of which this process has only copies are compiled again.
+    What this process has only copies of comes from the store, or is compiled again.
 
     Raises:
       CompileError: the platform cannot serialise its executables.
     """
-    jobs = [_job(request, None) for request in requests]
+    store = code_store.from_environment()
+    jobs = [_job(request, store) for request in requests]
     with _load_lock:
         origins = {digest: loaded.origin for (digest, _), loaded in _loaded.items() if loaded.origin}
     raw: dict[bytes, bytes] = {}
@@ -203,7 +204,9 @@ def serialize_all(requests: Sequence[Request]) -> list[bytes]:
         if job.key[0] in raw:
             continue
         origin = origins.get(job.key[0])
-        code = pjrt.serialize(job.compile_anew() if origin is None else origin.executable)
+        code = job.read() if origin is None else pjrt.serialize(origin.executable)
+        if code is None:
+            code = pjrt.serialize(job.compile_anew())
         if code is None:
             platform = job.request.devices[0].platform
             raise CompileError(f"executables of the platform {platform} cannot be serialised")

@@ -402,15 +402,23 @@ def test_the_same_program_has_the_same_bytes(tmp_path):
     assert b"test_bundles" not in first
 
 
-def test_saving_after_loading_from_caches(compiled, model, tmp_path):
+@pytest.mark.parametrize("cache", ["store", "jax", "none"])
+def test_saving_what_was_not_compiled_here(compiled, tmp_path, monkeypatch, nothing_loaded, cache):
     """A deserialised executable would lose its code when it is serialised again."""
     args, kwargs = arguments()
-    # The program on other devices: copies of code that this process has, or of what a store keeps.
+    monkeypatch.setenv("PW_CACHE_DIR", str(tmp_path / "store") if cache == "store" else "")
+    monkeypatch.setattr(
+        jax.config, "jax_compilation_cache_dir", str(tmp_path / "jax") if cache == "jax" else None
+    )
+    first = compiled._lowered.compile()
+    # Another process would have nothing but the caches.
+    monkeypatch.setattr(compile_cache, "_loaded", type(compile_cache._loaded)())
     again = compiled._lowered.compile()
-    again.save(tmp_path / "again.pwb", executables=True)
-    loaded = pw.load(tmp_path / "again.pwb", trust=True)
+    again.save(tmp_path / "model.pwb", executables=True)
+    monkeypatch.setattr(compile_cache, "_loaded", type(compile_cache._loaded)())
+    loaded = pw.load(tmp_path / "model.pwb", trust=True)
     assert loaded.origins[1] == 0
-    assert_identical(loaded(*args, **kwargs), again(*args, **kwargs))
+    assert_identical(loaded(*args, **kwargs), first(*args, **kwargs))
 
 
 # What has no place in a bundle.
