@@ -2,8 +2,8 @@
 
   python bench/bundle.py [--json PATH] [--rounds N] [--mesh 1x1]
 
-Each side runs in processes of its own, in turn, and imports are not counted. The target is for a bundle that is
-loaded with trust, so that its executables are used. The code store is off on all sides.
+Each side runs in processes of its own, in turn, and imports are not counted. The target is for a bundle that
+is loaded with trust, so that its executables are used. The code store is off on all sides.
 """
 
 from __future__ import annotations
