@@ -162,9 +162,7 @@ def load(
     outputs = tuple(target.ports(plan.results))
     # Without the code, which may be large.
     asked = [dataclasses.replace(request, code=None) for several in requests.values() for request in several]
-    return Executable(
-        plan, inputs, outputs, generated.run, generated.source, first, asked, loaded, generate
-    )
+    return Executable(plan, inputs, outputs, generated.run, generated.source, first, asked, loaded, generate)
 
 
 def _requests(

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from pathways.runtime.bundle import MANIFEST, Bundle, BundleError, Leaf, read
+from pathways.runtime.tables import size, table
 from pathways.tools import supervisor
 from pathways.tools.arguments import Parser, version_of
 from pathways.tools.files import UserError, write_output
-from pathways.tools.tables import size, table
 
 _DESCRIPTION = """\
   pw-bundle inspect FILE    what the program takes and returns, and what the file holds

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,7 +75,7 @@ def _main(arguments: Sequence[str]) -> int:
     arrays = _arrays(options, inputs)
     loaded = _load(options, bundle)
     supervisor.doing(f"running {options.bundle}")
-    results = _run(loaded, arrays, feeds, options.steps)
+    results = _run(loaded, arrays, feeds, options)
     if options.outputs:
         write_arrays(options.outputs, results)
     return 0
@@ -165,7 +167,10 @@ def _text(type_: ArrayType) -> str:
 
 
 def _run(
-    loaded: LoadedProgram, arrays: Mapping[str, np.ndarray], feeds: Mapping[str, str], steps: int
+    loaded: LoadedProgram,
+    arrays: Mapping[str, np.ndarray],
+    feeds: Mapping[str, str],
+    options: argparse.Namespace,
 ) -> dict[str, np.ndarray]:
     """Runs the steps and says how fast they were; returns the results of the last one."""
     import jax
@@ -175,11 +180,13 @@ def _run(
     kept = {name: array for name, array in inputs.items() if name not in loaded.donated}
     inputs |= loaded.place(kept)
     cost = loaded.cost_analysis()
-    began = time.perf_counter()
-    for _ in range(steps):
-        results = loaded.by_name(inputs)
-        inputs |= {name: results[source] for name, source in feeds.items()}
-    jax.block_until_ready(list(results.values()))
+    steps = options.steps
+    with _tracing(options.trace):
+        began = time.perf_counter()
+        for _ in range(steps):
+            results = loaded.by_name(inputs)
+            inputs |= {name: results[source] for name, source in feeds.items()}
+        jax.block_until_ready(list(results.values()))
     took = time.perf_counter() - began
     print(f"{steps} step{'s' if steps > 1 else ''} in {took:.3f} s: {steps / took:,.1f} steps/s")
     print(
@@ -187,6 +194,19 @@ def _run(
         f"{cost['bytes transferred']:,} bytes between slices"
     )
     return loaded.to_buffers(results)
+
+
+def _tracing(path: str | None) -> contextlib.AbstractContextManager[None]:
+    """Records all steps in a file, if that is wanted."""
+    if path is None:
+        return contextlib.nullcontext()
+    from pathways.runtime.tracing import trace
+
+    try:
+        Path(path).touch()
+    except OSError as error:
+        raise UserError(f"cannot write trace '{path}': {error.strerror}") from None
+    return trace(path)
 
 
 def _parser() -> Parser:
@@ -202,6 +222,7 @@ def _parser() -> Parser:
     add("--outputs", metavar="FILE", help="write the results of the last step by their names (.npz)")
     add("--steps", type=count, default=1, metavar="N", help="run so many times; default: 1")
     add("--feed", nargs="+", default=[], metavar="OUT:IN", help="pass results on to the next step")
+    add("--trace", metavar="FILE", help="record when each launch and transfer ran, for Perfetto and pw-viz")
     making = parser.add_mutually_exclusive_group()
     making.add_argument("--random", type=count, metavar="SEED", help="make inputs that are missing at random")
     making.add_argument("--zeros", action="store_true", help="make inputs that are missing of zeros")

@@ -100,6 +100,14 @@ def test_inputs_can_be_made(folder, tmp_path):
     assert results[1] == results[2] != results[0]
 
 
+def test_steps_can_be_traced(folder, tmp_path):
+    path = tmp_path / "trace.json"
+    output_of("pw_run", "step.pwb", "--trust", "--zeros", "--steps", 2, "--trace", path, cwd=folder)
+    assert "s0 -> s1" in path.read_text()
+    problem = error_of("pw_run", "step.pwb", "--zeros", "--trace", "no/trace.json", cwd=folder)
+    assert "cannot write trace 'no/trace.json'" in problem
+
+
 def save(path, **arrays):
     np.savez(path, **arrays)
     return path
