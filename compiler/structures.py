@@ -17,16 +17,12 @@ from pathways.runtime.bundle import BundleError, Root
 def argument_roots(tree: Any, paths: Sequence[str]) -> tuple[tuple[Root, ...], tuple[Root, ...]]:
     """The arguments by position and by name, of the structure of `(args, kwargs)`."""
     args, kwargs = tree.children()
-    numbers = itertools.count()
-    positional = []
     keys = [path for path, _ in jax.tree_util.tree_leaves_with_path(_numbered(tree))]
+    positional, named, first = [], [], 0
     for n, child in enumerate(args.children()):
-        first = next(numbers) if child.num_leaves else 0
         name = _root_name(paths[first], keys[first][2:], n) if child.num_leaves else f"args.{n}"
         positional.append(Root(name, tree_of(child, first)))
-        for _ in range(child.num_leaves - 1):
-            next(numbers)
-    named, first = [], args.num_leaves
+        first += child.num_leaves
     for name, child in zip(kwargs.node_data()[1], kwargs.children(), strict=True):
         named.append(Root(name, tree_of(child, first)))
         first += child.num_leaves

@@ -35,6 +35,7 @@ INDEX = "executables/index.json"
 _LARGEST_FILE = 2**32 - 1  # What a zip without extensions can address.
 _LARGEST_JSON = 16 * 2**20
 _MOST_ELEMENTS = 2**48
+_MOST_DEVICES = 2**20
 _MEMBER = re.compile(
     r"manifest\.json|program\.mlir|executables/index\.json|"
     r"(?:computations/[0-9]{4,5}\.stablehlo|(?:constants|executables)/[0-9]{4,5}\.bin)"
@@ -688,6 +689,8 @@ def _manifest_from_json(value: Any) -> Manifest:
             raise BundleError(
                 f"{MANIFEST}: slice {entry.name}: expected one distinct axis name for each size"
             )
+        if math.prod(entry.shape) > _MOST_DEVICES:
+            raise BundleError(f"{MANIFEST}: slice {entry.name}: expected at most {_MOST_DEVICES} devices")
     known = {entry.name for entry in manifest.slices}
     for leaf in (*manifest.arguments, *manifest.results):
         if not known.issuperset(leaf.slices) or len(set(leaf.slices)) < len(leaf.slices):

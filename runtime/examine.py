@@ -27,7 +27,8 @@ def examine_apart(bundle: Bundle) -> None:
     Raises:
       BundleError: says what is wrong; also when the process crashed or took too long.
     """
-    command = [sys.executable, "-m", "pathways.runtime.examine", bundle.path]
+    # -P: what lies beside the file must not be imported.
+    command = [sys.executable, "-P", "-m", "pathways.runtime.examine", bundle.path]
     # A megabyte of MLIR takes about a second.
     seconds = 30 + sum(map(len, bundle.members.values())) / 1e6
     try:

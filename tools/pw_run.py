@@ -38,6 +38,7 @@ examples:
 """
 
 
+_MOST_CPU_DEVICES = 512
 _WIDE = ("int64", "uint64", "float64", "complex128")
 
 
@@ -96,7 +97,10 @@ def _arrays(options: argparse.Namespace, inputs: Mapping[str, ArrayType]) -> dic
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         named = ", ".join(list(missing)[:3])
         raise UserError(f"no input for {named}{more}; give --inputs FILE, --zeros or --random SEED")
-    return given | made_up(missing, options.random)
+    try:
+        return given | made_up(missing, options.random)
+    except MemoryError:
+        raise UserError(f"the inputs of {options.bundle} do not fit into memory") from None
 
 
 def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
@@ -115,7 +119,7 @@ def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
     began = time.perf_counter()
     try:
         if manifest.platform == "cpu":
-            connect(cpu_devices=options.cpu_devices or sum(math.prod(s.shape) for s in manifest.slices))
+            connect(cpu_devices=options.cpu_devices or _devices_needed(bundle))
         else:
             connect(platform=manifest.platform)
         supervisor.doing(f"loading {options.bundle}")
@@ -129,6 +133,16 @@ def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
         f"{stored} executables stored, {compiled} compiled"
     )
     return loaded
+
+
+def _devices_needed(bundle: Bundle) -> int:
+    """The number of CPU devices that the slices of a bundle take together, if that is reasonable."""
+    needed = sum(math.prod(entry.shape) for entry in bundle.manifest.slices)
+    if needed > _MOST_CPU_DEVICES:
+        raise UserError(
+            f"{bundle.path} needs {needed} devices; --cpu-devices {needed} makes so many of the CPU"
+        )
+    return needed
 
 
 def _feeds(

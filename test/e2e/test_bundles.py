@@ -592,6 +592,13 @@ def test_artifacts_that_crash_mlir_are_refused(tiny, tmp_path):
             print(error)
 
 
+def test_what_lies_beside_the_file_is_not_imported(tiny, tmp_path, monkeypatch):
+    for name in ("json.py", "pathways.py", "numpy.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    examine.examine_apart(bundle.read(tiny))
+
+
 def test_executables_are_not_touched_without_trust(model, tmp_path):
     """They are replaced by garbage, with digests that fit."""
     old = bundle.read(model)

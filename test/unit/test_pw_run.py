@@ -1,5 +1,6 @@
 """`pw-run` and `pw-bundle` as processes, and `pw-compile -o` that makes what they read."""
 
+import dataclasses
 import json
 import os
 import re
@@ -188,6 +189,23 @@ def test_verify_survives_a_crash_of_mlir(folder, tmp_path):
     program = b"module { " * 200_000
     bundle.write(tmp_path / "bad.pwb", old.manifest, program, artifacts, [])
     assert re.search("MLIR crashed|program.mlir", error_of("pw_bundle", "verify", "bad.pwb", cwd=tmp_path))
+
+
+def test_outrageous_bundles_are_refused(folder, tmp_path):
+    """Before a device or an array is made."""
+    old = bundle.read(folder / "step.pwb")
+    artifacts = [bytes(raw) for raw in old.artifacts().values()]
+
+    def write(**changes):
+        manifest = dataclasses.replace(old.manifest, **changes)
+        bundle.write(tmp_path / "bad.pwb", manifest, bytes(old.program), artifacts, [])
+        return error_of("pw_run", "bad.pwb", "--zeros", cwd=tmp_path)
+
+    first, *rest = old.manifest.slices
+    assert "--cpu-devices 1048577" in write(slices=(dataclasses.replace(first, shape=(2**20,)), *rest))
+    first, *rest = old.manifest.arguments
+    problem = write(arguments=(dataclasses.replace(first, shape=(2**20, 2**28)), *rest))
+    assert re.search("do not fit into memory|not those of the program", problem)
 
 
 @pytest.mark.parametrize("tool", ["pw_run", "pw_bundle", "pw_compile"])
