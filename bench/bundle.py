@@ -1,6 +1,6 @@
 """From a file to the first result, against trace, compile and first result: the train step of `make demo`.
 
-  python bench/bundle.py [--json PATH] [--rounds N] [--mesh 1x1]
+  python bench/bundle.py [--json PATH] [--rounds N] [--mesh 2x1]
 
 Each side runs in processes of its own, in turn, and imports are not counted. The target is for a bundle that
 is loaded with trust, so that its executables are used. The code store is off on all sides.
@@ -64,7 +64,7 @@ def prepare(mesh: tuple[int, int]) -> None:
     import pathways.compiler.api
     import pathways.compiler.loaded
 
-    pw.connect(cpu_devices=2 * mesh[0] * mesh[1])
+    pw.connect(cpu_devices=char_lm.STAGES * mesh[0] * mesh[1])
     optimizer = char_lm.make_optimizer(500)
     params = char_lm.init_params(np.random.default_rng(0), 64)
     _made["state"] = jax.device_get((params, optimizer.init(params)))
@@ -81,15 +81,14 @@ def program(mesh: tuple[int, int]) -> Any:
     import pathways as pw
 
     devices = pw.make_virtual_device_set()
-    s0, s1 = (devices.add_slice(shape=mesh, axis_names=char_lm.AXES) for _ in range(2))
-    batch = char_lm.P("data")
-    front = pw.jit(char_lm.front, devices=s0, in_shardings=(char_lm.param_specs("front"), batch))
-    back = pw.jit(char_lm.back, devices=s1, in_shardings=(char_lm.param_specs("back"), batch))
+    slices = [devices.add_slice(shape=mesh, axis_names=char_lm.AXES) for _ in range(char_lm.STAGES)]
+    params, _ = _made["state"]
+    stages = char_lm.place(slices, params)
     optimizer = char_lm.make_optimizer(500)
 
-    @pw.program(donate_argnums=0)
+    @pw.program(schedule="1f1b", donate_argnums=0)
     def train_step(state: Any, batch: Any) -> Any:
-        return char_lm.update(front, back, optimizer, state, batch)
+        return char_lm.update(stages, optimizer, 8, state, batch)
 
     return train_step
 
@@ -166,7 +165,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side; the median counts")
-    parser.add_argument("--mesh", default="2x2", help="devices of each slice (default: %(default)s)")
+    parser.add_argument("--mesh", default="2x1", help="devices of each slice (default: %(default)s)")
     parser.add_argument("--mode", help=argparse.SUPPRESS)
     parser.add_argument("--bundle", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,16 +1,20 @@
-"""Trains a small language model, cut in two stages on two slices, to write Python; `make demo` runs it.
+"""Trains a small language model, pipelined over four slices, to write Python; `make demo` runs it.
 
-The model is plain JAX: two functions, `front` and `back`, placed on a slice each. The loss between them,
-its gradient and the optimizer are ordinary code that the compiler places. A train step is one program.
+The model is plain JAX: four functions, its stages, placed on a slice each. `pw.accumulate` cuts every batch
+into microbatches, which go through the stages at the same time in the order of the schedule. The loss behind
+the last stage, the gradients and the optimizer are ordinary code that the compiler places. A train step is
+one program.
 The text is Python's own standard library, so there is nothing to download.
 
-By default each slice is a mesh of 2x2 devices: batches lie over its axis "data", heads and hidden units over
+By default each slice is a mesh of 2x1 devices: batches lie over its axis "data", heads and hidden units over
 "model". That is said of parameters and batches only; gradients, AdamW's moments and what moves between the
-slices follow. Where there are too few accelerators for that, as on one GPU, a slice is one device, and both
+slices follow. Where there are too few accelerators for that, as on one GPU, a slice is one device, and all
 slices share it. On a CPU the devices share the same cores, so more of them make nothing faster: --mesh 1x1
-shows what sharding costs here.
+shows what sharding costs here, and --slices 1 what the pipeline does. With fewer slices than stages, slices
+take turns: --slices 2 --schedule interleaved-1f1b has two stages on each.
 
-At the end, the first steps are taken again by plain `jax.jit`, from the same parameters and batches; the
+At the end, a few more steps are measured and drawn below the planned one, on a page for the browser; and the
+first steps are taken again by plain `jax.jit`, from the same parameters and batches; the
 exit status says whether the losses agree.
 """
 
@@ -37,15 +41,25 @@ from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 import pathways as pw
+from pathways.runtime.timeline import Timeline
+from pathways.runtime.trace_file import read_trace
 
 VOCABULARY = 128  # ASCII; every other byte is mapped to the last, unused code
-WIDTH, HEADS, BLOCKS = 128, 4, 5
-COMPARED_STEPS, TOLERANCE = 50, 1e-4
+WIDTH, HEADS, BLOCKS, STAGES = 128, 4, 4, 4
+COMPARED_STEPS, TRACED_STEPS, TOLERANCE = 50, 3, 1e-4
 AXES = ("data", "model")
+# How parameters lie over a slice, by name; the others are on every device.
+SPECS = {
+    "qkv": P(None, None, "model"),
+    "project": P("model"),
+    "up": P(None, "model"),
+    "down": P("model"),
+    "head": P(None, "model"),
+}
 
 Batch = tuple[np.ndarray, np.ndarray]
 Params = dict[str, Any]
-State = tuple[Params, optax.OptState]
+State = tuple[list[Params], optax.OptState]
 Stage = Callable[[Params, Any], jax.Array]
 
 
@@ -76,8 +90,8 @@ def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[Ba
 # The model: a decoder-only transformer with layer norm before each part.
 
 
-def init_params(rng: np.random.Generator, length: int) -> Params:
-    """Parameters of both stages, as float32 numpy arrays."""
+def init_params(rng: np.random.Generator, length: int) -> list[Params]:
+    """The parameters of each stage, as float32 numpy arrays."""
 
     def normal(*shape: int, scale: float) -> np.ndarray:
         return rng.normal(scale=scale, size=shape).astype(np.float32)
@@ -95,35 +109,21 @@ def init_params(rng: np.random.Generator, length: int) -> Params:
             "down": matrix(4 * WIDTH, WIDTH) / (2 * BLOCKS) ** 0.5,
         }
 
-    blocks = [block() for _ in range(BLOCKS)]
-    return {
-        "front": {
-            "embed": normal(VOCABULARY, WIDTH, scale=0.02),
-            "position": normal(length, WIDTH, scale=0.02),
-            "blocks": blocks[: BLOCKS // 2],
-        },
-        "back": {
-            "blocks": blocks[BLOCKS // 2 :],
-            "norm": np.ones(WIDTH, np.float32),
-            "head": normal(WIDTH, VOCABULARY, scale=0.02),
-        },
+    params: list[Params] = [{"blocks": [block() for _ in range(BLOCKS // STAGES)]} for _ in range(STAGES)]
+    params[0] |= {
+        "embed": normal(VOCABULARY, WIDTH, scale=0.02),
+        "position": normal(length, WIDTH, scale=0.02),
     }
+    params[-1] |= {
+        "norm": np.ones(WIDTH, np.float32),
+        "head": normal(WIDTH, VOCABULARY, scale=0.02),
+    }
+    return params
 
 
-def param_specs(stage: str) -> Params:
-    """How the parameters of a stage lie over its slice: matrices over "model", the rest on every device."""
-    block = {
-        "attention_norm": P(),
-        "qkv": P(None, None, "model"),
-        "project": P("model"),
-        "mlp_norm": P(),
-        "up": P(None, "model"),
-        "down": P("model"),
-    }
-    count = BLOCKS // 2
-    if stage == "front":
-        return {"embed": P(), "position": P(), "blocks": [block] * count}
-    return {"blocks": [block] * (BLOCKS - count), "norm": P(), "head": P(None, "model")}
+def param_specs(params: Params) -> Params:
+    """How the parameters of a stage lie over its slice."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: SPECS.get(path[-1].key, P()), params)
 
 
 def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -141,35 +141,55 @@ def apply_block(params: Params, x: jax.Array) -> jax.Array:
 
 def front(params: Params, inputs: jax.Array) -> jax.Array:
     """The first stage: from characters (batch, length) to activations (batch, length, width)."""
-    x = params["embed"][inputs] + params["position"]
+    return middle(params, params["embed"][inputs] + params["position"])
+
+
+def middle(params: Params, x: jax.Array) -> jax.Array:
+    """A stage between: from activations to activations."""
     for block in params["blocks"]:
         x = apply_block(block, x)
     return x
 
 
 def back(params: Params, x: jax.Array) -> jax.Array:
-    """The second stage: from activations to logits (batch, length, vocabulary)."""
-    for block in params["blocks"]:
-        x = apply_block(block, x)
-    return normalize(x, params["norm"]) @ params["head"]
+    """The last stage: from activations to logits (batch, length, vocabulary)."""
+    return normalize(middle(params, x), params["norm"]) @ params["head"]
 
 
-# Training: a loss and a step for the two stages, however they run.
+MODEL: list[Stage] = [front, *[middle] * (STAGES - 2), back]
 
 
-def mean_loss(front: Stage, back: Stage, params: Params, batch: Batch) -> jax.Array:
+def place(slices: list[pw.VirtualSlice], params: list[Params]) -> list[Stage]:
+    """The stages on slices, which take turns."""
+    # What the placed functions take is all that is said; whatever is made of it lies accordingly.
+    return [
+        pw.jit(stage, devices=slices[n % len(slices)], in_shardings=(param_specs(part), P("data")))
+        for n, (stage, part) in enumerate(zip(MODEL, params, strict=True))
+    ]
+
+
+# Training: a loss and a step for the stages, however they run.
+
+
+def mean_loss(stages: list[Stage], params: list[Params], batch: Batch) -> jax.Array:
     """The mean cross-entropy of the next character, in nats."""
-    inputs, targets = batch
-    logits = back(params["back"], front(params["front"], inputs))
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    x, targets = batch
+    for stage, part in zip(stages, params, strict=True):
+        x = stage(part, x)
+    return optax.softmax_cross_entropy_with_integer_labels(x, targets).mean()
 
 
 def update(
-    front: Stage, back: Stage, optimizer: optax.GradientTransformation, state: State, batch: Batch
+    stages: list[Stage],
+    optimizer: optax.GradientTransformation,
+    microbatches: int,
+    state: State,
+    batch: Batch,
 ) -> tuple[State, jax.Array]:
     """The state after one more batch, and the loss on that batch."""
     params, optimizer_state = state
-    loss, gradients = jax.value_and_grad(mean_loss, argnums=2)(front, back, params, batch)
+    loss_fn = functools.partial(mean_loss, stages)
+    loss, gradients = pw.accumulate(jax.value_and_grad(loss_fn), microbatches)(params, batch)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
     return (optax.apply_updates(params, updates), optimizer_state), loss
 
@@ -211,50 +231,59 @@ def train(
     return state, losses, tokens / (time.perf_counter() - started)
 
 
+def measure(step: Callable[..., Any], state: State, data: Iterator[Batch], folder: Path) -> Timeline:
+    """The timeline of the last of a few steps; the trace of all of them is left in the folder."""
+    trace = folder / "train_step.trace.json"
+    with pw.trace(trace):
+        for batch in itertools.islice(data, TRACED_STEPS):
+            state, _ = step(state, batch)
+    return read_trace(trace.read_bytes())[-1]
+
+
 def main() -> int:
     options = parse_options()
     os.environ["PW_DUMP_TO"] = str(options.dump_dir)
-    shape, overlap = connect(slices=2, shape=options.mesh)
+    shape, overlap = connect(slices=options.slices, shape=options.mesh)
     devices = pw.make_virtual_device_set()
-    s0 = devices.add_slice(shape, AXES, overlap=overlap)
-    s1 = devices.add_slice(shape, AXES, overlap=overlap)
-    # What the placed functions take is all that is said; whatever is made of it lies accordingly.
-    front_on_s0 = pw.jit(front, devices=s0, in_shardings=(param_specs("front"), P("data")))
-    back_on_s1 = pw.jit(back, devices=s1, in_shardings=(param_specs("back"), P("data")))
+    slices = [devices.add_slice(shape, AXES, overlap=overlap) for _ in range(options.slices)]
+    params = init_params(np.random.default_rng(options.seed), options.seq)
+    stages = place(slices, params)
     optimizer = make_optimizer(options.steps)
 
-    @pw.program(donate_argnums=0)
+    @pw.program(schedule=options.schedule, donate_argnums=0)
     def train_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
-        return update(front_on_s0, back_on_s1, optimizer, state, batch)
+        return update(stages, optimizer, options.microbatches, state, batch)
 
     @pw.program
-    def evaluate(params: Params, batch: Batch) -> jax.Array:
-        return mean_loss(front_on_s0, back_on_s1, params, batch)
+    def evaluate(params: list[Params], batch: Batch) -> jax.Array:
+        return mean_loss(stages, params, batch)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def jax_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
-        return update(front, back, optimizer, state, batch)
+        return update(MODEL, optimizer, options.microbatches, state, batch)
 
     text, held_out_text = read_text()
     data = functools.partial(batches, text, options.batch, options.seq, options.seed)
     held_out = list(itertools.islice(batches(held_out_text, options.batch, options.seq, seed=0), 16))
-    params = init_params(np.random.default_rng(options.seed), options.seq)
     # Numpy arrays: both runs start from them, and donate only their own copies.
     state = jax.device_get((params, optimizer.init(params)))
 
-    def held_out_loss(params: Params) -> float:
+    def held_out_loss(params: list[Params]) -> float:
         return float(np.mean([evaluate(params, batch) for batch in held_out]))
 
-    sizes = {name: sum(p.size for p in jax.tree.leaves(part)) for name, part in params.items()}
     print(
-        f"{sum(sizes.values()):,} parameters: front ({sizes['front']:,}) on {s0.name}, "
-        f"back ({sizes['back']:,}) on {s1.name}, each of {s0.size} device(s)\n"
+        f"{sum(p.size for p in jax.tree.leaves(params)):,} parameters in {STAGES} stages on "
+        f"{len(slices)} slice(s) of {slices[0].size} device(s); "
+        f"{options.microbatches} microbatches, schedule {options.schedule}\n"
         f"{len(text):,} characters to train on, {len(held_out_text):,} held out"
     )
     compiled = train_step.lower(state, held_out[0]).compile()
     before = held_out_loss(params)
-    (params, _), losses, rate = train("pathways", compiled, state, data(), options.steps)
-    after = held_out_loss(params)
+    trained, losses, rate = train("pathways", compiled, state, data(), options.steps)
+    after = held_out_loss(trained[0])
+    planned, measured = compiled.timeline(), measure(compiled, trained, data(), options.dump_dir)
+    page = options.dump_dir / "train_step.html"
+    planned.save_html(page, measured)
 
     compared = min(options.steps, COMPARED_STEPS)
     jax_compiled = jax_step.lower(state, held_out[0]).compile()
@@ -272,12 +301,15 @@ def main() -> int:
         ("launches per step", f"{cost['launches']}", ""),
         ("transfers per step", f"{cost['transfers']}", ""),
         ("bytes moved per step", f"{cost['bytes transferred']:,}", ""),
+        ("bubble as planned", f"{planned.mean_bubble:.1%}", ""),
+        ("bubble as measured", f"{measured.mean_bubble:.1%}", ""),
         *((f"peak bytes on {name}", f"{m.peak_memory_in_bytes:,}", "") for name, m in memory.items()),
     ]
     print()
     for label, ours, theirs in rows:
         print(f"{label:22}{ours:>14}{theirs:>14}".rstrip())
     print(f"\nIR after each phase: {options.dump_dir}/train_step.*.mlir")
+    print(f"a step as planned and as measured, to open in a browser: {page}")
     verdict = "agree" if difference <= TOLERANCE else "DISAGREE"
     print(f"losses of the first {compared} steps {verdict}: largest difference {difference:.1e}")
     return 0 if difference <= TOLERANCE else 1
@@ -290,8 +322,8 @@ def mesh_shape(text: str) -> tuple[int, int]:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small language model on two slices.")
-    parser.add_argument("--steps", type=int, default=500, help="train steps (default: %(default)s)")
+    parser = argparse.ArgumentParser(description="Train a small language model, pipelined over slices.")
+    parser.add_argument("--steps", type=int, default=300, help="train steps (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="excerpts in a batch (default: %(default)s)")
     parser.add_argument("--seq", type=int, default=64, help="characters in an excerpt (default: %(default)s)")
     parser.add_argument(
@@ -300,8 +332,23 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--mesh",
         type=mesh_shape,
-        default="2x2",
+        default="2x1",
         help='devices of each slice over "data" and "model" (default: %(default)s)',
+    )
+    parser.add_argument(
+        "--slices",
+        type=int,
+        choices=range(1, STAGES + 1),
+        default=STAGES,
+        help=f"slices, which take turns at the {STAGES} stages (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--microbatches", type=int, default=8, help="parts of each batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--schedule",
+        default="1f1b",
+        help="gpipe, 1f1b, interleaved-1f1b, eager, or a CSV file (default: %(default)s)",
     )
     parser.add_argument(
         "--dump-dir",
@@ -315,6 +362,13 @@ def parse_options() -> argparse.Namespace:
         options.steps = 12
     if options.steps < 1:
         parser.error(f"--steps {options.steps}: expected at least 1")
+    if options.microbatches < 1:
+        parser.error(f"--microbatches {options.microbatches}: expected at least 1")
+    parts = options.microbatches * options.mesh[0]
+    if options.batch % parts:
+        parser.error(f"--batch {options.batch}: expected a multiple of {parts}, microbatches x data axis")
+    if os.environ.get("PW_TRACE"):
+        parser.error("PW_TRACE is set: this example traces a few steps itself")
     return options
 
 

@@ -354,14 +354,14 @@ def test_the_language_model(tmp_path):
     import char_lm as example
 
     devices = pw.make_virtual_device_set()
-    s0, s1 = (devices.add_slice((1, 1), example.AXES) for _ in range(2))
-    front, back = pw.jit(example.front, devices=s0), pw.jit(example.back, devices=s1)
+    slices = [devices.add_slice((1, 1), example.AXES) for _ in range(2)]
+    params = example.init_params(np.random.default_rng(0), 16)
+    stages = example.place(slices, params)
     optimizer = example.make_optimizer(10)
 
     def train_step(state, batch):
-        return example.update(front, back, optimizer, state, batch)
+        return example.update(stages, optimizer, 2, state, batch)
 
-    params = example.init_params(np.random.default_rng(0), 16)
     state = jax.device_get((params, optimizer.init(params)))
     text = np.arange(1000, dtype=np.uint8) % 128
     batches = example.batches(text, 4, 16, seed=0)
