@@ -148,8 +148,9 @@ def sequence(
 
     Launches of an action run at its time. Other launches of a loop run right before the action that first
     reads their result if it is on their slice, else as soon as what they read is there. Launches outside of
-    loops run before the first loop, or behind the last one whose results they read. A value is sent right
-    behind the launch that makes it; an argument right before the launch that first reads it.
+    loops run before the first loop, or behind the last one whose results they read; those that have nothing
+    to do with any loop run behind all of them. A value is sent right behind the launch that makes it; an
+    argument right before the launch that first reads it.
 
     Args:
       events: in block order, each waiting for those whose results it reads.
@@ -182,13 +183,17 @@ def sequence(
 
 def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
     inside = {n: 2 * number + 1 for number, loop in enumerate(loops) for n in loop.members}
+    needed = set(inside)
+    for n in reversed(range(len(events))):
+        if n in needed:
+            needed.update(events[n].waits_for)
     segments: list[int] = []
     for n, event in enumerate(events):
         before = max((segments[other] for other in event.waits_for), default=0)
         if n in inside:
             segments.append(inside[n])
         elif isinstance(event.op, LaunchOp):
-            segments.append(before + before % 2)
+            segments.append(before + before % 2 if before or n in needed else 2 * len(loops))
         else:
             segments.append(before)
         if before > segments[n]:

@@ -39,8 +39,9 @@ class Schedule(Pass):
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
-    before the loops, or behind those whose results they read. Slices that may share devices have one order
-    together. The block of `@main` is sorted by the order.
+    before the loops, or behind those whose results they read; those that have nothing to do with any loop run
+    behind all of them. Slices that may share devices have one order together. The block of `@main` is sorted
+    by the order.
 
     Transfers of one type and sharding between two slices share a channel as long as their values are first
     read in the order in which they are sent; a channel's capacity is what that order needs so that no send

@@ -165,8 +165,8 @@ module @recompute attributes {pw.form = "placed"} {
 // -----
 
 // Two loops in sequence, the second of which is declared first. What the first needs runs before it, what
-// reads its sum between them, and what reads nothing of a loop in front. Arguments are sent right before they are
-// read.
+// reads its sum between them, and what has nothing to do with either behind both. Arguments are sent right before
+// they are read.
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @two_loops
@@ -178,25 +178,25 @@ module @two_loops attributes {pw.form = "placed"} {
   "pw.loop"() {sym_name = "first", count = 2 : i64, schedule = "1f1b"} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s0}) {
     // CHECK:      callee = @cast, order = 0 : i64, slice = @s0
-    // CHECK-NEXT: callee = @free, order = 1 : i64, slice = @s0
-    // CHECK-NEXT: callee = @f, loop = @first, microbatch = 0 : i64, order = 2 : i64, {{.*}} slice = @s0
-    // CHECK-NEXT: "pw.transfer"(%{{[0-9]+}}) {channel = @c0, order = 3
-    // CHECK-NEXT: "pw.transfer"(%arg1) {channel = @c0, order = 4
+    // CHECK-NEXT: callee = @f, loop = @first, microbatch = 0 : i64, order = 1 : i64, {{.*}} slice = @s0
+    // CHECK-NEXT: "pw.transfer"(%{{[0-9]+}}) {channel = @c0, order = 2
+    // CHECK-NEXT: "pw.transfer"(%arg1) {channel = @c0, order = 3
     // CHECK-NEXT: callee = @g, loop = @first, microbatch = 0 : i64, order = 0 : i64, {{.*}} slice = @s1
-    // CHECK-NEXT: callee = @f, loop = @first, microbatch = 1 : i64, order = 5
-    // CHECK-NEXT: "pw.transfer"(%{{[0-9]+}}) {channel = @c0, order = 6
+    // CHECK-NEXT: callee = @f, loop = @first, microbatch = 1 : i64, order = 4
+    // CHECK-NEXT: "pw.transfer"(%{{[0-9]+}}) {channel = @c0, order = 5
     // CHECK-NEXT: callee = @g, loop = @first, microbatch = 1 : i64, order = 1
     // CHECK-NEXT: "pw.reduce"
     // CHECK-NEXT: callee = @between, order = 2 : i64, slice = @s1
     // CHECK-NEXT: "pw.transfer"({{.*}}) {channel = @c1, order = 3
-    // CHECK-NEXT: callee = @h, loop = @second, microbatch = 0 : i64, order = 7 : i64, {{.*}} slice = @s0
-    // CHECK-NEXT: "pw.transfer"({{.*}}) {channel = @c0, order = 8
+    // CHECK-NEXT: callee = @h, loop = @second, microbatch = 0 : i64, order = 6 : i64, {{.*}} slice = @s0
+    // CHECK-NEXT: "pw.transfer"({{.*}}) {channel = @c0, order = 7
     // CHECK-NEXT: callee = @f, loop = @second, microbatch = 0 : i64, order = 4 : i64, {{.*}} slice = @s1
-    // CHECK-NEXT: callee = @h, loop = @second, microbatch = 1 : i64, order = 9
-    // CHECK-NEXT: "pw.transfer"({{.*}}) {channel = @c0, order = 10
+    // CHECK-NEXT: callee = @h, loop = @second, microbatch = 1 : i64, order = 8
+    // CHECK-NEXT: "pw.transfer"({{.*}}) {channel = @c0, order = 9
     // CHECK-NEXT: callee = @f, loop = @second, microbatch = 1 : i64, order = 5
     // CHECK-NEXT: "pw.reduce"
     // CHECK-NEXT: callee = @after, order = 6 : i64, slice = @s1
+    // CHECK-NEXT: callee = @free, order = 10 : i64, slice = @s0
     %t = "pw.transfer"(%y) {slice = @s1} : (!x) -> !x
     %k = "pw.launch"(%x) {callee = @cast, slice = @s0} : (!x) -> !x
     %a0 = "pw.launch"(%k) {callee = @f, loop = @first, microbatch = 0, phase = "fwd", slice = @s0, stage = 0} : (!x) -> !x
