@@ -101,13 +101,13 @@ def one_program(size: Size, device: jax.Device) -> Training:
     return Training(step, size, [device] * size.stages)
 
 
-def ours(size: Size) -> tuple[Training, list[jax.Device]]:
+def ours(size: Size, schedule: str = "1f1b") -> tuple[Training, list[jax.Device]]:
     """The pipeline as a program, and the devices of its slices."""
     made = make_virtual_device_set()
     slices = [made.add_slice(1, "x") for _ in range(size.stages)]
     layers = [pathways.jit(layer, devices=slice) for slice in slices[:-1]]
     layers.append(pathways.jit(loss_of_layer, devices=slices[-1]))
-    step = pathways.program(step_of(layers, size.microbatches), schedule="1f1b", donate_argnums=0)
+    step = pathways.program(step_of(layers, size.microbatches), schedule=schedule, donate_argnums=0)
     bindings = bind(slices, "pipeline")
     devices = [bindings[slice].devices.flat[0] for slice in slices]
     for slice in slices:
@@ -332,10 +332,12 @@ def cases() -> Iterator[Case]:
         check(program, by_hand, jitted)
         yield Case(str(size), "by hand", 1.10, program, by_hand)
         yield Case(str(size), "one jax.jit, lax.scan", None, program, jitted)
-    # The pipeline just made has as many slices as the SPMD program has devices.
-    program, whole = Training(program.step, size, devices), spmd(size, devices)
-    check(program, whole)
-    yield Case(str(size), "one SPMD program", 1.0, program, whole, is_return_timed=False)
+    for schedule in ("1f1b", "gpipe"):
+        program, devices = ours(size, schedule)
+        whole = spmd(size, devices)
+        check(program, whole)
+        name = f"{size}, {schedule}"
+        yield Case(name, "one SPMD program, gpipe", 1.0, program, whole, is_return_timed=False)
     size = Size(2, 8, 512, rows=256)
     program, _ = ours(size)
     with another_process(OneCore.start, size) as alone:
