@@ -95,8 +95,14 @@ class Timeline:
     title: str
     unit: str
     slices: tuple[str, ...]
-    events: tuple[Event, ...]
-    memory: Mapping[str, Curve] = dataclasses.field(default_factory=dict)
+    events: tuple[Event, ...] = dataclasses.field(repr=False)
+    memory: Mapping[str, Curve] = dataclasses.field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        """Its figures and its critical path, as `pw-sim` prints them."""
+        from pathways.runtime.report import report
+
+        return report(self)
 
     @property
     def step_time(self) -> float:

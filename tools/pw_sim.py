@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pathways.runtime.tables import duration, percent, size, table
 from pathways.tools import scheduled
 from pathways.tools.files import UserError, write_output
 
 if TYPE_CHECKING:
-    from pathways.runtime.timeline import Event, Timeline
+    from pathways.runtime.timeline import Timeline
 
 _DESCRIPTION = """\
 Replays a program in scheduled form and prints its step time, the bubble (the part of the step in which a
 slice does not compute) and peak memory of each slice, and the critical path. Each slice runs its launches
 in order; a send waits for room on its channel, takes no time of its slice and occupies the link.
 """
-_SHOWN = 6
-"""How many launches in a row on one slice the critical path names before it leaves some out."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +45,7 @@ def _main(arguments: Sequence[str]) -> int:
             timeline.save_trace(options.trace)
         except OSError as error:
             raise UserError(f"cannot write output file '{options.trace}': {error.strerror}") from None
-    text = json.dumps(summary(timeline), indent=2) + "\n" if options.json else report(timeline)
+    text = json.dumps(summary(timeline), indent=2) + "\n" if options.json else f"{timeline}\n"
     write_output(options.output, text.encode())
     return 0
 
@@ -64,45 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", dest="output", default="-", metavar="FILE", help="default: standard output")
     parser.add_argument("--version", action="store_true", help="print the version")
     return parser
-
-
-def report(timeline: Timeline) -> str:
-    """The figures of a timeline as text."""
-
-    def time(value: float) -> str:
-        return duration(value, timeline.unit)
-
-    moved = sum(event.nbytes for event in timeline.transfers)
-    slices = [
-        (
-            name,
-            str(sum(event.slice == name for event in timeline.launches)),
-            time(timeline.busy(name)),
-            percent(timeline.bubble(name)),
-            size(timeline.peak_bytes(name)),
-        )
-        for name in timeline.slices
-    ]
-    path = [
-        (where, _names([_name(event) for event in run]), f"{time(run[0].start)} to {time(run[-1].end)}")
-        for where, run in _runs(timeline)
-    ]
-    lines = [
-        f"program {timeline.program}, {timeline.title}",
-        table(
-            [
-                ("step time", time(timeline.step_time) + (" units" if timeline.unit != "s" else "")),
-                ("bubble", percent(timeline.mean_bubble)),
-                ("launches", str(len(timeline.launches))),
-                ("transfers", f"{len(timeline.transfers)}, {size(moved)}"),
-            ]
-        ),
-        "",
-        table([("slice", "launches", "busy", "bubble", "peak memory"), *slices]),
-    ]
-    if path:
-        lines += ["", "critical path", table(path)]
-    return "\n".join(lines) + "\n"
 
 
 def summary(timeline: Timeline) -> dict[str, Any]:
@@ -128,24 +85,6 @@ def summary(timeline: Timeline) -> dict[str, Any]:
             for event in (timeline.events[n] for n in timeline.critical_path)
         ],
     }
-
-
-def _runs(timeline: Timeline) -> Iterator[tuple[str, list[Event]]]:
-    """The critical path in runs of events on one slice or one link."""
-    path = [timeline.events[n] for n in timeline.critical_path]
-    timed = [event for event in path if event.duration > 0]
-    for where, run in itertools.groupby(timed, lambda e: e.slice if e.kind == "launch" else e.label):
-        yield where, list(run)
-
-
-def _name(event: Event) -> str:
-    return event.name if event.kind == "launch" else size(event.nbytes)
-
-
-def _names(names: list[str]) -> str:
-    if len(names) <= _SHOWN:
-        return " ".join(names)
-    return f"{' '.join(names[: _SHOWN - 2])} ... {names[-1]} ({len(names)})"
 
 
 if __name__ == "__main__":

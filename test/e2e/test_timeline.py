@@ -45,6 +45,14 @@ def test_the_bubble_is_what_theory_says(schedule, slices, folds, count, tmp_path
     assert "<svg" in (tmp_path / "page.html").read_text()
 
 
+def test_a_timeline_is_printed_by_its_figures():
+    timeline = compiled("1f1b", 2, 1, 2).timeline()
+    lines = str(timeline).splitlines()
+    assert lines[0] == f"program {timeline.program}, planned"
+    assert lines[1].split() == ["step", "time", "6", "units"]
+    assert "events" not in repr(timeline)
+
+
 def test_a_timeline_takes_times_of_ones_own():
     program = compiled("1f1b", 2, 1, 2)
     slow = program.timeline({"phases": {"fwd": "1ms", "bwd": "2ms"}}, latency="1ms")
