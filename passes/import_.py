@@ -46,8 +46,8 @@ class Import(Pass):
     """Turns placed calls into launches and inlines everything else that `@main` calls.
 
     1. Calls without placement that stand in `@main` (jax.numpy helpers, jits of the user that contain
-       placed calls) are inlined. Sharding constraints on a mesh without axes, which JAX puts on typed
-       PRNG keys, say nothing and are dropped.
+       placed calls) are inlined; each copy of a `pw.accumulate` is a loop of its own. Sharding constraints on
+       a mesh without axes, which JAX puts on typed PRNG keys, say nothing and are dropped.
     2. A call with the metadata `pw.slice` becomes a `pw.launch` named by stage and phase; the function
        it calls gets the name of the user's function.
     3. The calls with which `pw.accumulate` marks where a microbatch begins and ends become `pw.split` and
@@ -140,7 +140,9 @@ class _Importer:
                 continue
             callee = self.symbols[op.attributes["callee"].value]
             name = callee.attributes["sym_name"].value
-            if name not in self.flattened:
+            if name in self.flattened:
+                self.renew_loops(callee)
+            else:
                 self.flattened.add(name)
                 self.inline_calls(callee)
             with ir.InsertionPoint(op), op.operation.location:
@@ -148,6 +150,26 @@ class _Importer:
             for old, new in zip(op.results, results, strict=True):
                 old.replace_all_uses_with(new)
             op.operation.erase()
+
+    def renew_loops(self, function: ir.OpView) -> None:
+        """Gives a function other loops than its last copy has: each copy works through a batch of its own."""
+        renewed: dict[str, ir.Attribute] = {}
+        for op in nested_ops(function):
+            metadata = call_metadata(op)
+            if "pw.loop" not in metadata:
+                continue
+            loop = metadata["pw.loop"]
+            if loop not in renewed:
+                renewed[loop] = self.copy_loop(loop, metadata["pw.name"])
+            entries = {entry.name: entry.attr for entry in op.attributes[FRONTEND_ATTRIBUTES]}
+            op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries | {"pw.loop": renewed[loop]})
+
+    def copy_loop(self, loop: str, base: str) -> ir.Attribute:
+        name = unique_name(base, self.symbols)
+        copy = self.symbols[loop].operation.clone(ir.InsertionPoint(self.main)).opview
+        copy.attributes["sym_name"] = ir.StringAttr.get(name)
+        self.symbols[name] = copy
+        return copy.attributes["sym_name"]
 
     def place_regions(self) -> None:
         for op in body_block(self.main).operations:
@@ -212,8 +234,7 @@ class _Importer:
                 fail(
                     op,
                     f"reads a result of pw.accumulate of '{loop}' and a value of one of its microbatches: "
-                    "let the function return what is used outside of it; and where a function under jax.jit "
-                    "holds pw.accumulate and is called twice, take jax.jit away",
+                    "let the function return what is used outside of it",
                 )
             if "pw.reduce" in metadata:
                 if loop not in (None, metadata["pw.loop"]):

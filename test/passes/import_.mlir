@@ -285,6 +285,60 @@ module @microbatches {
 
 // -----
 
+// A function with a loop that is called twice is two loops. What it is called through does not matter.
+
+!x = tensor<6xf32>
+!b = tensor<2xf32>
+// CHECK-LABEL: module @loop_called_twice attributes {pw.form = "imported"}
+module @loop_called_twice {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: "pw.loop"() {count = 3 : i64, schedule = "1f1b", sym_name = "loss"}
+  // CHECK-NEXT: "pw.loop"() {count = 3 : i64, schedule = "1f1b", sym_name = "loss_1"}
+  // CHECK-NEXT: "pw.loop"() {count = 3 : i64, schedule = "1f1b", sym_name = "loss_2"}
+  "pw.loop"() {sym_name = "loss", count = 3, schedule = "1f1b"} : () -> ()
+  // CHECK: func.func public @main(%[[X:.*]]: tensor<6xf32>)
+  func.func public @main(%x: !x) -> !x {
+    // CHECK-NEXT: %[[B0:.*]] = "pw.split"(%[[X]]) {loop = @loss}
+    // CHECK-NEXT: %[[F0:.*]] = "pw.launch"(%[[B0]]) {callee = @front, loop = @loss, phase = "fwd", slice = @s0, stage = 0
+    // CHECK-NEXT: %[[Y0:.*]] = "pw.reduce"(%[[F0]]) {kind = "concat", loop = @loss}
+    // CHECK-NEXT: %[[B1:.*]] = "pw.split"(%[[Y0]]) {loop = @loss_1}
+    // CHECK-NEXT: %[[F1:.*]] = "pw.launch"(%[[B1]]) {callee = @front, loop = @loss_1, phase = "fwd", slice = @s0, stage = 0
+    // CHECK-NEXT: %[[Y1:.*]] = "pw.reduce"(%[[F1]]) {kind = "concat", loop = @loss_1}
+    %y = call @twice(%x) : (!x) -> !x
+    // CHECK-NEXT: %[[B2:.*]] = "pw.split"(%[[Y1]]) {loop = @loss_2}
+    // CHECK-NEXT: %[[F2:.*]] = "pw.launch"(%[[B2]]) {callee = @front, loop = @loss_2, phase = "fwd", slice = @s0, stage = 0
+    // CHECK-NEXT: %[[Y2:.*]] = "pw.reduce"(%[[F2]]) {kind = "concat", loop = @loss_2}
+    // CHECK-NEXT: return %[[Y2]]
+    %z = call @step(%y) : (!x) -> !x
+    return %z : !x
+  }
+  func.func private @twice(%x: !x) -> !x {
+    %y = call @step(%x) : (!x) -> !x
+    %z = call @step(%y) : (!x) -> !x
+    return %z : !x
+  }
+  func.func private @step(%x: !x) -> !x {
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.split = ""}} : (!x) -> !b
+    %h = call @front(%b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "front", pw.call = "0"}} : (!b) -> !b
+    %y = call @concat(%h) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "concat"}} : (!b) -> !x
+    return %y : !x
+  }
+  func.func private @split(%x: !x) -> !b {
+    %b = stablehlo.slice %x [0:2] : (!x) -> !b
+    return %b : !b
+  }
+  func.func private @front(%b: !b) -> !b {
+    return %b : !b
+  }
+  func.func private @concat(%b: !b) -> !x {
+    %x = stablehlo.concatenate %b, %b, %b, dim = 0 : (!b, !b, !b) -> !x
+    return %x : !x
+  }
+}
+
+// -----
+
 // A call that prepares, in front of the loop, what a stage reads is part of that stage, though nothing comes
 // before it; its backward is done for each microbatch, as one with the backward of the stage.
 

@@ -152,25 +152,21 @@ module @inside_a_loop {
 
 // -----
 
-// JAX traces a function under jax.jit once: called twice, its loop would have to read its own result.
+// A value of a microbatch is used together with the result of its loop.
 
 !w = tensor<2xf32>
 !x = tensor<4xf32>
-module @called_twice {
+module @leaked {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%w: !w, %x: !x) -> !w {
-    %v = call @user_jit(%w, %x) : (!w, !x) -> !w
-    %u = call @user_jit(%v, %x) : (!w, !x) -> !w
-    return %u : !w
-  }
-  func.func private @user_jit(%w: !w, %x: !x) -> !w {
     %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!x) -> !w
-    // expected-error@+1 {{reads a result of pw.accumulate of 'loss' and a value of one of its microbatches: let the function return what is used outside of it; and where a function under jax.jit holds pw.accumulate and is called twice, take jax.jit away}}
     %g = call @f(%w, %b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!w, !w) -> !w
     %s = call @sum(%g) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.reduce = "sum"}} : (!w) -> !w
-    return %s : !w
+    // expected-error@+1 {{reads a result of pw.accumulate of 'loss' and a value of one of its microbatches: let the function return what is used outside of it}}
+    %u = call @f(%s, %b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "1"}} : (!w, !w) -> !w
+    return %u : !w
   }
   func.func private @split(%x: !x) -> !w {
     %b = stablehlo.slice %x [0:2] : (!x) -> !w
