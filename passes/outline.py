@@ -69,7 +69,11 @@ class _Program:
         self.places = [self._places(op) for op in self.ops]
         self.stands_alone = [isinstance(op, (LaunchOp, SplitOp, ReduceOp)) for op in self.ops]
         loops = values_in_loops(main)
-        self.loop = [next((loops[r] for r in op.results if r in loops), None) for op in self.ops]
+        self.loop = [
+            # What is done for its effect alone belongs to the microbatch that it reads.
+            next((loops[v] for v in op.results or captured(op) if v in loops), None)
+            for op in self.ops
+        ]
         self.mirrored = [MIRRORED in op.attributes for op in self.ops]
         self.reads = [captured(op) for op in self.ops]
         self.producer = {r: n for n, op in enumerate(self.ops) for r in op.results}

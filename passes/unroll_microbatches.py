@@ -206,6 +206,8 @@ class _Unroller:
                     reductions.append(op)
                     after.append(op)
                     waiting.update(op.results)
+                case LaunchOp() if op.loop == self.loop.sym_name:
+                    body.append(op)
                 case _ if any(r in self.inside for r in op.results):
                     body.append(op)
                 case _ if any(v in waiting for v in op.operands):

@@ -663,6 +663,54 @@ def test_one_loop_after_the_other_over_the_same_function():
     check(build, weights(2), BATCH, schedule="1f1b")
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_step_under_jit_that_is_called_several_times(schedule):
+    """JAX traces it once; each call is a loop of its own, also where a jit around it is called twice."""
+
+    def build(*place):
+        step = jax.jit(mlp(*place))
+
+        @jax.jit
+        def two_steps(params, batch):
+            first, params = step(params, batch)
+            second, params = step(params, batch)
+            return first + second, params
+
+        def steps(params, batch):
+            before, params = step(params, batch)
+            _, params = two_steps(params, batch)
+            after, params = two_steps(params, batch)
+            return before, after, params
+
+        return steps
+
+    check(build, weights(2), BATCH, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_effects_between_and_in_stages(schedule, capsys):
+    """What is done for its effect alone is done for each microbatch, wherever it stands."""
+
+    def build(*place):
+        first, last = [on(layer) for on in place]
+        show = place[1](lambda h: jax.debug.print("placed {}", h.shape))
+
+        def loss(params, batch):
+            h = first(params[0], batch[0])
+            jax.debug.print("between {} of {}", h.shape, h.sum() * 0)
+            show(h)
+            return squared_error(last(params[1], h), batch[1])
+
+        return training_step(loss)
+
+    program = pw.program(build(*on_slices((1,), (1,))), schedule=schedule)
+    jax.block_until_ready(program(weights(2), BATCH))
+    jax.effects_barrier()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("between") for line in lines) == M
+    assert sum(line.startswith("placed") for line in lines) == M
+
+
 def test_one_microbatch():
     program = check(functools.partial(mlp, count=1), weights(2), BATCH)
     # Forward; forward, backward and update; backward and update.

@@ -241,3 +241,36 @@ module @no_loop attributes {pw.form = "placed"} {
     return %x : !x
   }
 }
+
+// -----
+
+// A launch for its effect alone is repeated as well, whether it reads a block or the result of a launch.
+
+!x = tensor<4xf32>
+!b = tensor<2xf32>
+// CHECK-LABEL: module @effects
+module @effects attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!b {pw.slice = @s0}) {
+    %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
+    // CHECK: %[[H0:.*]] = "pw.launch"({{.*}}) {callee = @f, loop = @batch, microbatch = 0
+    // CHECK-NEXT: "pw.launch"(%[[H0]]) {callee = @show, loop = @batch, microbatch = 0
+    // CHECK: %[[H1:.*]] = "pw.launch"({{.*}}) {callee = @f, loop = @batch, microbatch = 1
+    // CHECK-NEXT: "pw.launch"(%[[H1]]) {callee = @show, loop = @batch, microbatch = 1
+    // CHECK-NEXT: "pw.reduce"(%[[H0]], %[[H1]])
+    // CHECK-NEXT: return
+    %h = "pw.launch"(%b) {callee = @f, loop = @batch, phase = "fwd", slice = @s0, stage = 0} : (!b) -> !b
+    "pw.launch"(%h) {callee = @show, loop = @batch, phase = "glue", slice = @s0} : (!b) -> ()
+    %s = "pw.reduce"(%h) {kind = "sum", loop = @batch, slice = @s0} : (!b) -> !b
+    return %s : !b
+  }
+  func.func private @f(%b: !b) -> !b {
+    return %b : !b
+  }
+  func.func private @show(%b: !b) {
+    stablehlo.custom_call @show(%b) {has_side_effect = true} : (!b) -> ()
+    return
+  }
+}
