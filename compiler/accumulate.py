@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pathways.compiler.jax_internals import metadata_call
 from pathways.compiler.placed import active_trace, symbol
@@ -59,14 +60,14 @@ def accumulate(
     """
     if not callable(fun):
         raise TypeError(f"pw.accumulate expects a function, got {type(fun).__name__}")
-    if isinstance(num_microbatches, bool) or not isinstance(num_microbatches, int):
+    if isinstance(num_microbatches, bool) or not isinstance(num_microbatches, int | np.integer):
         raise TypeError(f"num_microbatches must be an integer, got {num_microbatches!r}")
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
     for kind in jax.tree.leaves(reduce):
         if kind not in REDUCTIONS:
             raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)} for each result, got {kind!r}")
-    loop = _Loop(fun, symbol(getattr(fun, "__name__", "loop")), num_microbatches, reduce, batch_argnums)
+    loop = _Loop(fun, symbol(getattr(fun, "__name__", "loop")), int(num_microbatches), reduce, batch_argnums)
 
     # Without the attributes of `fun`: those of a placed function would say that this is one.
     @functools.wraps(fun, updated=())

@@ -176,7 +176,7 @@ def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None
     if not isinstance(schedule, str) or path.endswith(".csv"):
         return None, path
     if schedule not in POLICIES:
-        raise ValueError(f"schedule: {unknown_policy(schedule)}")
+        raise ValueError(f"schedule is neither a policy nor a .csv file: {unknown_policy(schedule)}")
     return schedule, ""
 
 

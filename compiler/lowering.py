@@ -206,7 +206,7 @@ def _declare_loops(module: ir.Module, schedule: str | None) -> None:
                 names[number] = unique_name(metadata["pw.name"], taken)
                 taken.add(names[number])
                 count = int(metadata["pw.count"])
-                LoopOp.build(sym_name=names[number], count=count, schedule=schedule, ip=ip)
+                LoopOp.build(sym_name=names[number], count=count, schedule=schedule, loc=op.location, ip=ip)
             entries = {name: ir.StringAttr.get(value) for name, value in metadata.items()}
             entries["pw.loop"] = ir.StringAttr.get(names[number])
             op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries)

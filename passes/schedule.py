@@ -15,7 +15,7 @@ from pathways.dialect.operation import counted
 from pathways.passes._actions import Action, CycleError, start_times
 from pathways.passes._channels import Span, capacity_for, first_reads
 from pathways.passes._order import Event, data_events, device_queues, sort_block
-from pathways.passes._pipelines import Loop, read_loops, sequence, work_of
+from pathways.passes._pipelines import Loop, nearest_before, read_loops, sequence, work_of
 from pathways.passes._policies import POLICIES, Pipeline, PolicyError, orders_of
 from pathways.passes._schedule_file import ScheduleFileError, Work, parts_of, read_schedule, write_schedule
 from pathways.passes.base import Pass, fail, main_function, option, remark
@@ -104,6 +104,7 @@ class Schedule(Pass):
         if len(slices) == 1:
             remark(loop.op, f"runs on @{slices.pop()} alone: nothing is pipelined")
         work = work_of(module, events, loop)
+        _check_stage_order(events, loop)
         orders = self.read_file(loop, work) if self.file else self.apply(policy, loop, work)
         try:
             return start_times(orders, work.needs)
@@ -180,9 +181,24 @@ def schedule_of(module: ir.Module) -> str:
         fail(loop.op, error.describe(str, work.slices))
 
 
+def _check_stage_order(events: list[Event], loop: Loop) -> None:
+    """Checks that no forward reads what a later stage makes."""
+    for n, before in enumerate(nearest_before(events, loop)):
+        action = loop.actions.get(n)
+        if action is None or action.kind != "F":
+            continue
+        later = max((other.stage for other in before if other.kind == "F"), default=action.stage)
+        if later > action.stage:
+            fail(
+                events[n].op,
+                f"is of stage {action.stage} and reads results of stage {later}; number stages in the order "
+                "in which a microbatch goes through them",
+            )
+
+
 def unknown_policy(name: str) -> str:
     """What to say of a policy that does not exist."""
-    near = difflib.get_close_matches(name, POLICIES, 1)
+    near = difflib.get_close_matches(name.lower(), POLICIES, 1)
     hint = f"did you mean '{near[0]}'?" if near else f"the policies are {', '.join(POLICIES)}"
     return f"unknown policy '{name}'; {hint}"
 

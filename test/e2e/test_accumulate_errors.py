@@ -65,6 +65,7 @@ def refused(error: type[Exception], message: str) -> Any:
     [
         (("text", 2), TypeError, "pw.accumulate expects a function, got str"),
         ((total, 2.0), TypeError, "num_microbatches must be an integer, got 2.0"),
+        ((total, np.float32(2)), TypeError, "num_microbatches must be an integer, got np.float32(2.0)"),
         ((total, True), TypeError, "num_microbatches must be an integer, got True"),
         ((total, 0), ValueError, "num_microbatches must be at least 1, got 0"),
     ],
@@ -246,6 +247,22 @@ def test_a_loop_or_branch_around_it(stages, construct):
         pw.program(step)(W, X)
 
 
+def test_an_unknown_schedule(loss):
+    with refused(ValueError, "schedule is neither a policy nor a .csv file: unknown policy '1F1B'; did you"):
+        pw.program(loss, schedule="1F1B")
+
+
+def test_a_loop_that_cannot_be_scheduled_names_the_line(stages):
+    twice = [*stages, *stages]
+
+    def step(w, x):
+        return pw.accumulate(lambda w, x: total_of(twice, w, x), 1)(w, x)
+
+    first_line = step.__code__.co_firstlineno
+    with pytest.raises(pw.ProgramError, match=rf"a multiple of 2 .*{__name__}\.py:{first_line + 1}:"):
+        pw.program(step, schedule="interleaved-1f1b").lower(W, X)
+
+
 def test_a_body_that_touches_one_slice_only(stages):
     """Nothing to pipeline: it runs, and a remark says so."""
     program = pw.program(pw.accumulate(lambda w, x: stages[0](w, x).sum(), 2), schedule="1f1b")
@@ -259,16 +276,6 @@ def test_a_loop_without_a_placed_call(stages):
     """Its work is placed like any other glue."""
     program = pw.program(lambda w, x: (stages[0](w, x), pw.accumulate(total, 2)(w, x)))
     np.testing.assert_allclose(program(W, X)[1], total(W, X) / 2, rtol=1e-6)
-
-
-def test_a_step_under_jit_that_is_called_twice(stages, loss):
-    @jax.jit
-    def step(w, x):
-        return w - 0.1 * pw.accumulate(jax.grad(lambda w, x: loss(w, x)), 2)(w, x), x
-
-    message = "and where a function under jax.jit holds pw.accumulate and is called twice, take jax.jit away"
-    with refused(pw.ProgramError, message):
-        pw.program(lambda w, x: step(*step(*step(w, x))))(W, X)
 
 
 def test_a_value_that_leaks_from_its_microbatch(stages, loss):

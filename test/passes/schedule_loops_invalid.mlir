@@ -17,6 +17,26 @@ module @unknown_policy attributes {pw.form = "placed"} {
 
 // -----
 
+// Stages are numbered against the flow of the data.
+
+!x = tensor<4xf32>
+module @stages_against_the_data attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "l", count = 1 : i64, schedule = "1f1b"} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
+    %a = "pw.launch"(%x) {callee = @f, loop = @l, microbatch = 0, phase = "fwd", slice = @s0, stage = 1} : (!x) -> !x
+    %t = "pw.transfer"(%a) {slice = @s1} : (!x) -> !x
+    // expected-error@+1 {{is of stage 0 and reads results of stage 1; number stages in the order in which a microbatch goes through them}}
+    %b = "pw.launch"(%t) {callee = @f, loop = @l, microbatch = 0, phase = "fwd", slice = @s1, stage = 0} : (!x) -> !x
+    return %b : !x
+  }
+  func.func private @f(!x) -> !x
+}
+
+// -----
+
 // A loop on one slice works, and says what it is not.
 
 !x = tensor<4xf32>
@@ -110,13 +130,13 @@ module @there_and_back attributes {pw.form = "placed"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  // expected-error@+1 {{cannot be scheduled by 'gpipe': deadlock: the order has a cycle}}
   "pw.loop"() {sym_name = "l", count = 1 : i64, schedule = "gpipe"} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
     %a = "pw.launch"(%x) {callee = @f, loop = @l, microbatch = 0, phase = "fwd", slice = @s0, stage = 0} : (!x) -> !x
     %t = "pw.transfer"(%a) {slice = @s1} : (!x) -> !x
     %b = "pw.launch"(%t) {callee = @f, loop = @l, microbatch = 0, phase = "fwd", slice = @s1, stage = 1} : (!x) -> !x
     %u = "pw.transfer"(%b) {slice = @s0} : (!x) -> !x
+    // expected-error@+1 {{is of stage 0 and reads results of stage 1}}
     %c = "pw.launch"(%u) {callee = @f, loop = @l, microbatch = 0, phase = "fwd", slice = @s0, stage = 0} : (!x) -> !x
     return %c : !x
   }
