@@ -260,7 +260,10 @@ class Recorder:
 
     def close(self) -> None:
         """Waits until everything dispatched is done and written. A call that failed is left out."""
-        for reports, thread in self._watchers.values():
+        # A call in another thread may still come to a place that is new.
+        while self._watchers:
+            with self._lock:
+                _, (reports, thread) = self._watchers.popitem()
             reports.put(None)
             thread.join()
         self._closing.set()

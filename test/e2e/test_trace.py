@@ -6,7 +6,9 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ import pytest
 import pathways as pw
 from pathways.runtime.plan import Launch, Transfer
 from pathways.runtime.trace_file import read_trace
+from pathways.runtime.tracing import Recorder
 
 COUNT = 4
 
@@ -114,6 +117,25 @@ def test_computations_with_callbacks_are_recorded(tmp_path):
         jax.effects_barrier()
         assert seen == [[1.0]]
     assert len(read_trace((tmp_path / "run.json").read_bytes())) == 1
+
+
+def test_a_trace_ends_while_another_thread_comes_to_a_new_place(tmp_path):
+    recorder = Recorder(tmp_path / "run.json")
+    ending = threading.Event()
+
+    class Late:
+        """Is done when the trace is about to end, and brings a place that it does not know."""
+
+        def block_until_ready(self):
+            ending.wait()
+            recorder.watcher(("s2",)).put((record, []))
+
+    record = types.SimpleNamespace(moments={}, watch=types.SimpleNamespace(places=[0, 1]))
+    for place in ("s0", "s1"):
+        recorder.watcher((place,)).put((record, [(0, 0, (Late(),))]))
+    threading.Timer(0.1, ending.set).start()
+    recorder.close()
+    assert not any(thread.name.startswith("pathways trace") for thread in threading.enumerate())
 
 
 def test_there_is_one_trace_at_a_time(tmp_path):
