@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import TransferOp, make_context, ops_named
 from pathways.runtime.plan import Launch, Plan, Transfer
-from pathways.runtime.tables import size, table
+from pathways.runtime.tables import percent, size, table
 
 
 def explain(lowered: Lowered, compiled: Compiled) -> str:
@@ -17,7 +17,9 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
     plan = compiled.plan
     cost = compiled.cost_analysis()
     launches = [step for step in plan.steps if isinstance(step, Launch)]
-    channels = _channels(lowered, plan)
+    module = ir.Module.parse(lowered.as_text(), make_context())
+    channels = _channels(module, plan)
+    loops = [(op.sym_name, str(op.count)) for op in ops_named(module, ["pw.loop"])]
     totals = [
         ("slices", str(len(plan.slices))),
         ("computations", str(len(plan.computations))),
@@ -27,6 +29,12 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
         ("bytes on the wire", size(cost["bytes transferred"])),
         ("FLOPs", f"{cost['flops']:.4g}"),
     ]
+    if loops:
+        timeline = compiled.timeline()
+        totals += [
+            ("planned step time", f"{timeline.step_time:g} units"),
+            ("bubble", percent(timeline.mean_bubble)),
+        ]
     slices = [
         (
             name,
@@ -43,6 +51,7 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
     arguments = ", ".join(aval.str_short(short_dtypes=True) for aval in lowered.in_avals)
     tables = [
         f"program {lowered.name}({arguments})\n{table(totals)}",
+        *([table([("loop", "microbatches"), *loops])] if loops else []),
         table([("slice", "mesh", "computations", "launches"), *slices]),
         table([("computation", "slice", "launches", "FLOPs each"), *computations]),
         f"memory\n{compiled.memory_analysis()}",
@@ -52,9 +61,8 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
     return "\n\n".join(tables)
 
 
-def _channels(lowered: Lowered, plan: Plan) -> list[tuple[str, ...]]:
+def _channels(module: ir.Module, plan: Plan) -> list[tuple[str, ...]]:
     """Each channel of the program, with what passes through it in one call."""
-    module = ir.Module.parse(lowered.as_text(), make_context())
     (main,) = (op for op in ops_named(module, ["func.func"]) if op.attributes["sym_name"].value == "main")
     ops = [op for op in main.regions[0].blocks[0].operations if isinstance(op, TransferOp)]
     # The plan has the transfers of the module in the same order.
