@@ -75,6 +75,10 @@ class Schedule(Pass):
                 fail(op, "is part of a loop that is not unrolled; run pw-unroll-microbatches first")
         events = data_events(module, main)
         loops = read_loops(module, events)
+        with_launches = {loop.op.sym_name for loop in loops}
+        for op in ops_named(module, ["pw.loop"]):
+            if op.sym_name not in with_launches:
+                remark(op, "has no launches: nothing that is used depends on the microbatch")
         if self.file and len(loops) != 1:
             fail(main, f"has {counted(len(loops), 'loop')}; a schedule file orders exactly 1")
         times = [self.start_times(module, events, loop) for loop in loops]

@@ -272,6 +272,14 @@ def test_a_body_that_touches_one_slice_only(stages):
     )
 
 
+def test_a_body_that_leaves_its_microbatch_alone(loss):
+    program = pw.program(lambda w, x: pw.accumulate(lambda w, _: loss(w, x), 2)(w, x), schedule="1f1b")
+    (remark,) = program.lower(W, X).remarks
+    assert remark.message.endswith("has no launches: nothing that is used depends on the microbatch")
+    assert "test_accumulate_errors.py" in str(remark.position)
+    np.testing.assert_allclose(program(W, X), total(W, X), rtol=1e-6)
+
+
 def test_a_loop_without_a_placed_call(stages):
     """Its work is placed like any other glue."""
     program = pw.program(lambda w, x: (stages[0](w, x), pw.accumulate(total, 2)(w, x)))
