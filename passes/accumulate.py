@@ -13,7 +13,6 @@ from pathways.dialect import (
     LaunchOp,
     ReduceOp,
     argument_attrs,
-    inlined_func_call,
     result_attrs,
     set_argument_attrs,
     set_result_attrs,
@@ -26,6 +25,7 @@ from pathways.passes.ir_utils import (
     erase_unused_functions,
     finish_function,
     function_of_block,
+    inlined,
     unique_name,
 )
 
@@ -131,7 +131,7 @@ class _Folder:
         function, block = function_of_block(self.module, name, types, location)
         arguments = list(block.arguments)
         with ir.InsertionPoint(block), location:
-            returned = list(inlined_func_call(original.operation, arguments[: len(inputs)]))
+            returned = inlined(original, arguments[: len(inputs)])
             returned += [None] * (max(places) + 1 - len(returned))
             terms = [returned[n] for n in numbers]
             for place, term, so_far, layout in zip(

@@ -14,7 +14,6 @@ from pathways.dialect import (
     MirrorOp,
     TransferOp,
     argument_attrs,
-    inlined_func_call,
     ops_named,
     result_attrs,
     set_argument_attrs,
@@ -30,6 +29,7 @@ from pathways.passes.ir_utils import (
     erase_unused_functions,
     finish_function,
     function_of_block,
+    inlined,
     nested_ops,
     unique_name,
 )
@@ -190,7 +190,7 @@ class _Fuser:
         for op in cluster:
             callee = self.symbols[op.callee]
             with ir.InsertionPoint(block), op.operation.location:
-                results = inlined_func_call(callee.operation, [mapping[v] for v in op.operands])
+                results = inlined(callee, [mapping[v] for v in op.operands])
             mapping.update(zip(op.results, results, strict=True))
             for values, all_attrs in (
                 (op.operands, argument_attrs(callee)),

@@ -16,7 +16,6 @@ from pathways.dialect import (
     ReduceOp,
     SplitOp,
     argument_attrs,
-    inlined_func_call,
     make_slices,
     set_argument_attrs,
     set_form,
@@ -31,6 +30,7 @@ from pathways.passes.ir_utils import (
     callees,
     captured,
     erase_unused_functions,
+    inlined,
     nested_ops,
     unique_name,
 )
@@ -146,7 +146,7 @@ class _Importer:
                 self.flattened.add(name)
                 self.inline_calls(callee)
             with ir.InsertionPoint(op), op.operation.location:
-                results = inlined_func_call(callee.operation, list(op.operands))
+                results = inlined(callee, list(op.operands))
             for old, new in zip(op.results, results, strict=True):
                 old.replace_all_uses_with(new)
             op.operation.erase()

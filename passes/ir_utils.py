@@ -9,9 +9,11 @@ from jaxlib.mlir.dialects import func
 
 from pathways.dialect import (
     argument_attrs,
+    inlined_func_call,
     set_argument_attrs,
     symbol_table,
 )
+from pathways.passes.base import fail
 
 PURE_EXCEPTIONS = frozenset(
     {"stablehlo.custom_call", "stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send"}
@@ -44,8 +46,15 @@ def unique_name(base: str, taken: Collection[str], start: int = 0) -> str:
 
 
 def body_block(function: ir.OpView) -> ir.Block:
-    """The only block of a function."""
-    return function.regions[0].blocks[0]
+    """The only block of a function.
+
+    Raises:
+      PassFailure: when the function is only declared.
+    """
+    blocks = function.regions[0].blocks
+    if not blocks:
+        fail(function, "is only declared, but its body is needed here")
+    return blocks[0]
 
 
 def function_of_block(
@@ -139,6 +148,16 @@ def has_side_effect(op: ir.OpView, symbols: dict[str, ir.OpView], memo: dict[str
         elif name in PURE_EXCEPTIONS:
             return True
     return False
+
+
+def inlined(function: ir.OpView, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """Copies the body of a function to the insertion point; returns its results for these operands.
+
+    Raises:
+      PassFailure: when the function is only declared.
+    """
+    body_block(function)
+    return list(inlined_func_call(function.operation, operands))
 
 
 def byte_size(tensor_type: ir.Type) -> int:

@@ -160,10 +160,9 @@ class Schedule(Pass):
 def schedule_of(module: ir.Module) -> str:
     """The schedule of a program with one loop, as a file that `pw-schedule` reads.
 
-    Launches that were fused since they were scheduled count as what the first of them was.
-
     Raises:
-      PassFailure: when the program is not scheduled, has no loop or several, or its order has a cycle.
+      PassFailure: when the program is not scheduled, or has been fused since, has no loop or several, or its
+        order has a cycle.
     """
     main = main_function(module)
     events = data_events(module, main)
@@ -174,6 +173,9 @@ def schedule_of(module: ir.Module) -> str:
     unordered = next((n for n in loop.members if events[n].order is None), None)
     if unordered is not None:
         fail(events[unordered].op, "has no `order`; run pw-schedule first")
+    fused = next((n for n in loop.members if events[n].op.fused), None)
+    if fused is not None:
+        fail(events[fused].op, "is several actions in one; write the schedule before pw-fuse-launches")
     work = work_of(module, events, loop)
     in_order = sorted(loop.actions, key=lambda n: events[n].op.order)
     orders = [

@@ -238,7 +238,7 @@ class _Parser(argparse.ArgumentParser):
         self.switch(
             "--emit-schedule",
             help="write the order of the program's loop, as a file for pw-schedule, in place of the module; "
-            "meant for a program that comes from pw-schedule: pw-fuse-launches merges actions",
+            "for a program that comes from pw-schedule: pw-fuse-launches merges actions",
         )
         self.flag(
             "--emit-irdl",

@@ -36,3 +36,22 @@ module @not_unrolled attributes {pw.form = "placed"} {
     return %s : !b
   }
 }
+
+// -----
+
+// A computation without a body cannot add to a sum.
+
+!x = tensor<4xf32>
+module @declared attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
+    %a = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 0, order = 0, slice = @s0} : (!x) -> !x
+    %b = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 1, order = 1, slice = @s0} : (!x) -> !x
+    %s = "pw.reduce"(%a, %b) {kind = "sum", loop = @batch, slice = @s0} : (!x, !x) -> !x
+    return %s : !x
+  }
+  // expected-error@+1 {{is only declared, but its body is needed here}}
+  func.func private @f(%x: !x) -> !x
+}

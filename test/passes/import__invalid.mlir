@@ -233,3 +233,17 @@ module @leaked_into_another_loop {
     return %b : !b
   }
 }
+
+// -----
+
+// What @main calls without placement becomes part of it, and has to be there.
+
+!x = tensor<4xf32>
+module @declared {
+  func.func public @main(%x: !x) -> !x {
+    %y = call @f(%x) : (!x) -> !x
+    return %y : !x
+  }
+  // expected-error@+1 {{is only declared, but its body is needed here}}
+  func.func private @f(!x) -> !x
+}

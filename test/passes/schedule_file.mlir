@@ -9,6 +9,7 @@
 // RUN: not pw-opt %s -p "pw-schedule{file='"%t"'}" 2>&1 | filecheck %s --check-prefix=BYTES
 // RUN: not pw-opt %s -p 'pw-schedule{file=no/such.csv}' 2>&1 | filecheck %s --check-prefix=NONE
 // RUN: not pw-opt %s --emit-schedule 2>&1 | filecheck %s --check-prefix=UNORDERED
+// RUN: not pw-opt %s -p 'pw-schedule{policy=1f1b},pw-accumulate,pw-fuse-launches' --emit-schedule 2>&1 | filecheck %s --check-prefix=FUSED
 // RUN: not pw-opt %s -p 'pw-schedule{file=a.csv policy=1f1b}' 2>&1 | filecheck %s --check-prefix=BOTH
 // RUN: not pw-opt %s -p 'pw-schedule{policy=gpipe max-live=2}' 2>&1 | filecheck %s --check-prefix=GPIPE
 // RUN: not pw-opt %s -p 'pw-schedule{max-live=-1}' 2>&1 | filecheck %s --check-prefix=NEGATIVE
@@ -28,6 +29,7 @@
 // BYTES: error: 'pw.loop' op cannot be scheduled by '{{.*}}': it is not UTF-8 text
 // NONE: error: 'pw.loop' op cannot be scheduled by 'no/such.csv': No such file or directory
 // UNORDERED: error: 'pw.launch' op has no `order`; run pw-schedule first
+// FUSED: error: 'pw.launch' op is several actions in one; write the schedule before pw-fuse-launches
 // BOTH: error: pipeline:1:13: 'pw-schedule': policy and file exclude each other
 // GPIPE: error: 'pw.loop' op is scheduled by 'gpipe', but max-live is for 'eager' alone
 // NEGATIVE: error: pipeline:1:13: 'pw-schedule': max-live must not be negative, got -1
@@ -60,8 +62,16 @@ module @p attributes {pw.form = "placed"} {
     %r = "pw.reduce"(%b0_0, %b0_1, %b0_2) {kind = "sum", loop = @l, slice = @s0} : (!x, !x, !x) -> !x
     return %r : !x
   }
-  func.func private @f0(!x) -> !x
-  func.func private @b0(!x, !x) -> !x
-  func.func private @f1(!x) -> !x
-  func.func private @b1(!x, !x) -> !x
+  func.func private @f0(%a: !x) -> !x {
+    return %a : !x
+  }
+  func.func private @b0(%a: !x, %b: !x) -> !x {
+    return %a : !x
+  }
+  func.func private @f1(%a: !x) -> !x {
+    return %a : !x
+  }
+  func.func private @b1(%a: !x, %b: !x) -> !x {
+    return %a : !x
+  }
 }
