@@ -49,9 +49,15 @@ class _Trace(threading.local):
 active_trace = _Trace()
 
 
-def tracing(program: str) -> contextlib.AbstractContextManager[None]:
+_in_program = jax.make_user_context(False)
+"""Keeps what JAX caches of programs apart: outside of them, the marks of `pw.accumulate` compute nothing."""
+
+
+@contextlib.contextmanager
+def tracing(program: str) -> Iterator[None]:
     """Marks that this thread traces a program: placed functions called meanwhile become part of it."""
-    return active_trace.set(program=program, calls=0, placed=False, loop=None)
+    with _in_program(True), active_trace.set(program=program, calls=0, placed=False, loop=None):
+        yield
 
 
 def slice_named(name: str) -> VirtualSlice:

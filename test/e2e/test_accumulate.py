@@ -687,6 +687,20 @@ def test_a_step_under_jit_that_is_called_several_times(schedule):
     check(build, weights(2), BATCH, schedule=schedule)
 
 
+@pytest.mark.parametrize("program_first", [False, True])
+def test_a_function_under_jit_in_a_program_and_outside(program_first):
+    """JAX keeps its traces; that of a program is a loop, the other one a scan."""
+    (on,) = on_slices((1,))
+    mean = jax.jit(pw.accumulate(layer, M, reduce="mean"))
+    w, x = weights(1)[0], BATCH[0]
+    wanted = np.tanh(x @ w).reshape(M, -1, *w.shape[1:]).mean(axis=0)
+    program = pw.program(lambda w, x: (mean(w, x), on(layer)(w, x)))
+    runs = [lambda: mean(w, x), lambda: program(w, x)[0]]
+    for run in reversed(runs) if program_first else runs:
+        assert_close(run(), jnp.asarray(wanted))
+    assert program.lower(w, x).as_text("imported").count('"pw.loop"') == 1
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_effects_between_and_in_stages(schedule, capsys):
     """What is done for its effect alone is done for each microbatch, wherever it stands."""
