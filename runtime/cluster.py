@@ -103,6 +103,8 @@ def connect(
     global _current
     if cpu_devices is not None and cpu_devices < 1:
         raise ValueError(f"cpu_devices={cpu_devices}: expected at least 1")
+    if not isinstance(device_memory, int | float | None):
+        raise TypeError(f"device_memory={device_memory!r}: expected a number of bytes")
     if device_memory is not None and device_memory < 1:
         raise ValueError(f"device_memory={device_memory}: expected at least 1 byte")
     if cpu_devices is not None and platform not in (None, "cpu"):

@@ -192,5 +192,7 @@ def test_a_program_that_cannot_fit_is_refused_with_a_table(tmp_path):
 
 
 def test_a_device_without_memory_is_refused():
+    with pytest.raises(TypeError, match="device_memory='16GB': expected a number of bytes"):
+        pw.connect(device_memory="16GB")
     with pytest.raises(ValueError, match="device_memory=0: expected at least 1 byte"):
         pw.connect(device_memory=0)
