@@ -6,6 +6,7 @@ see `runtime.examine`.
 
 from __future__ import annotations
 
+import graphlib
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -176,6 +177,26 @@ def _parse_artifact(bundle: Bundle, what: str, data: bytes, context: ir.Context)
             raise _error(bundle, f"{what} is no artifact that this release reads: {message}") from None
 
 
+def _calls_itself(module: ir.Module) -> bool:
+    """Whether a function of a module calls itself, by others or not; XLA would follow it for ever."""
+    calls: dict[str, set[str]] = {}
+    for function in ops_named(module, ["func.func"]):
+        called = calls[function.attributes["sym_name"].value] = set()
+
+        def visit(op: ir.Operation, called: set[str] = called) -> ir.WalkResult:
+            for attribute in ("callee", "decomposition"):
+                if attribute in op.attributes:
+                    called.add(ir.FlatSymbolRefAttr(op.attributes[attribute]).value)
+            return ir.WalkResult.ADVANCE
+
+        function.operation.walk(visit)
+    try:
+        tuple(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError:
+        return True
+    return False
+
+
 def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
     names = set()
 
@@ -187,6 +208,8 @@ def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
     for name in sorted(names):
         if name.partition(".")[0] not in _DIALECTS or name in _FORBIDDEN:
             raise _error(bundle, f"{what} has an operation that a bundle may not have: {name}")
+    if _calls_itself(module):
+        raise _error(bundle, f"{what} has a function that calls itself")
     for target in sorted(custom_calls(module) - CUSTOM_CALLS):
         raise _error(
             bundle,

@@ -542,6 +542,22 @@ func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {{
 """
 
 
+RECURSION = """
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %y = func.call @f(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %y : tensor<2xf32>
+}
+func.func private @f(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %y = stablehlo.composite "a.b" %x {decomposition = @g} : (tensor<2xf32>) -> tensor<2xf32>
+  return %y : tensor<2xf32>
+}
+func.func private @g(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %y = func.call @f(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %y : tensor<2xf32>
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """A bundle of one computation, from two floats to two floats."""
@@ -563,6 +579,7 @@ def with_artifact(path, to, raw):
         (artifact(IDENTITY.replace("2xf32", "3xf32")), "not what the program declares"),
         (artifact(IDENTITY), None),
         (artifact(IDENTITY.replace("<2xf32>)", "<2xf32> {jax.buffer_donor = true})")), "donates other"),
+        (artifact(RECURSION), "has a function that calls itself"),
         (artifact(CALL.format("evil")), "calls 'evil', which is not among the calls that JAX makes"),
         (artifact(CALL.format("xla_ffi_python_cpu_callback")), "calls 'xla_ffi_python_cpu_callback'"),
         (artifact(CALL.format("tpu_custom_call")), "calls 'tpu_custom_call'"),
