@@ -274,7 +274,7 @@ def write(
     data = _zip(members)
     # What cannot be read must not be written.
     parse(b"".join(data), str(path))
-    target = Path(path)
+    target = Path(path).resolve()  # A link stays one.
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -296,9 +296,15 @@ def read(path: str | os.PathLike[str]) -> Bundle:
         if not file.is_file():
             raise BundleError(f"{name}: {'no such file' if not file.exists() else 'not a file'}")
         with file.open("rb") as opened:
-            data = opened.read(_LARGEST_FILE + 1)
+            # What is no bundle may be of any size.
+            data = opened.read(len(_START))
+            if data == _START:
+                opened.seek(0)
+                data = opened.read(_LARGEST_FILE + 1)
     except OSError as error:
         raise BundleError(f"{name}: {error.strerror or error}") from None
+    except MemoryError:
+        raise BundleError(f"{name}: does not fit into memory") from None
     return parse(data, name)
 
 
@@ -385,15 +391,14 @@ def sha256(data: bytes | memoryview) -> str:
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
+_START = b"PK\3\4"
 _NEEDED, _FLAGS, _STORED = 20, 0, 0
 _TIME, _DATE = 0, 1 << 5 | 1  # 1980-01-01, the first that a zip can tell
 _UNIX = 3 << 8
 
 
 def _local_header(name: bytes, crc: int, size: int) -> bytes:
-    return (
-        _LOCAL.pack(b"PK\3\4", _NEEDED, _FLAGS, _STORED, _TIME, _DATE, crc, size, size, len(name), 0) + name
-    )
+    return _LOCAL.pack(_START, _NEEDED, _FLAGS, _STORED, _TIME, _DATE, crc, size, size, len(name), 0) + name
 
 
 def _central_header(name: bytes, crc: int, size: int, offset: int) -> bytes:
@@ -446,7 +451,7 @@ def _members(data: memoryview) -> dict[str, memoryview]:
     """The members of a zip that `_zip` has written, without a copy."""
     if len(data) > _LARGEST_FILE:
         raise BundleError("not a bundle: it has 4 GiB or more")
-    if data[:4] != b"PK\3\4":
+    if data[: len(_START)] != _START:
         raise BundleError("not a bundle: it does not start as one")
     if len(data) < _END.size or data[-_END.size :][:4] != b"PK\5\6":
         raise BundleError("truncated, or something stands behind its end")

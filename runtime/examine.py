@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from pathways.runtime.bundle import Bundle, BundleError, read
 from pathways.runtime.bundle_program import check_artifacts, read_program
+
+
+def allowance(bundle: Bundle) -> tuple[float, int]:
+    """The seconds and the bytes of memory that reading the MLIR of a bundle may take.
+
+    A megabyte of MLIR takes about a second. A few lines of it can name a type whose text fills any memory.
+    """
+    size = sum(map(len, bundle.members.values()))
+    return 30 + size / 1e6, 4 * 2**30 + 64 * size
+
+
+@contextlib.contextmanager
+def memory_of_at_most(size: int) -> Iterator[None]:
+    """Lets the process have no more than so many bytes of address space while the context is entered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [limit for limit in (size, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def examine(bundle: Bundle) -> None:
@@ -29,8 +53,7 @@ def examine_apart(bundle: Bundle) -> None:
     """
     # -P: what lies beside the file must not be imported.
     command = [sys.executable, "-P", "-m", "pathways.runtime.examine", bundle.path]
-    # A megabyte of MLIR takes about a second.
-    seconds = 30 + sum(map(len, bundle.members.values())) / 1e6
+    seconds, _ = allowance(bundle)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
@@ -55,10 +78,13 @@ def main() -> int:
     """Examines the file that the command line names; prints a verdict as JSON."""
     try:
         bundle = read(sys.argv[1])
-        examine(bundle)
+        with memory_of_at_most(allowance(bundle)[1]):
+            examine(bundle)
         verdict = {"digest": bundle.digest}
     except BundleError as error:
         verdict = {"error": str(error)}
+    except MemoryError:
+        verdict = {"error": f"{sys.argv[1]}: reading its program takes too much memory"}
     print(json.dumps(verdict))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -56,8 +57,7 @@ def _main(arguments: Sequence[str]) -> int:
 def _verify(bundle: Bundle) -> str:
     from pathways.runtime.examine import examine
 
-    megabytes = sum(map(len, bundle.members.values())) / 1e6
-    with supervisor.at_most(seconds=30 + megabytes):
+    with _allowance(bundle):
         examine(bundle)
     kept = f"; {len(bundle.executables)} executables not looked into" if bundle.executables else ""
     return f"{bundle.path}: sound ({len(bundle.members)} members{kept})"
@@ -79,8 +79,24 @@ def _computation(bundle: Bundle, name: str) -> str:
     if name not in bundle.artifacts():
         raise UserError(f"there is no computation '{name}'; there are {', '.join(bundle.artifacts())}")
     supervisor.doing(f"reading computation {name}")
-    with supervisor.at_most(seconds=30):
+    with _allowance(bundle):
         return str(artifact_of(bundle, name))
+
+
+@contextlib.contextmanager
+def _allowance(bundle: Bundle) -> Iterator[None]:
+    """Limits what MLIR may take of time and memory, as when the bundle is loaded, in a process of its own."""
+    from pathways.runtime.examine import allowance, memory_of_at_most
+
+    if not supervisor.supervised():
+        yield
+        return
+    seconds, memory = allowance(bundle)
+    try:
+        with supervisor.at_most(seconds), memory_of_at_most(memory):
+            yield
+    except MemoryError:
+        raise UserError(f"{bundle.path}: reading its program takes too much memory") from None
 
 
 def _shown(text: str) -> str:

@@ -92,6 +92,9 @@ def in_one_line(tool: str, body: Callable[[], int]) -> int:
     except UserError as error:
         print(f"{tool}: error: {error}", file=sys.stderr)
         return 1
+    except MemoryError:
+        print(f"{tool}: error: out of memory", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # Whoever read our output has seen enough; the interpreter must not try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -121,6 +121,25 @@ def test_what_is_no_file_is_refused(tmp_path):
         bundle.read(tmp_path)
 
 
+def test_large_files_are_not_read(tmp_path):
+    path = tmp_path / "model.pwb"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    tracemalloc.start()
+    with pytest.raises(BundleError, match="does not start as one"):
+        bundle.read(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+def test_writing_follows_links(tmp_path):
+    link = tmp_path / "link.pwb"
+    link.symlink_to("model.pwb")
+    bundle.write(link, MANIFEST, b"module {}\n", [FIRST, SECOND], [bytes(8)])
+    assert link.is_symlink()
+    assert (tmp_path / "model.pwb").is_file()
+
+
 def test_every_prefix_is_refused(data):
     for length in range(len(data)):
         with pytest.raises(BundleError):
