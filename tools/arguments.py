@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 from pathways.tools.files import UserError
 
+MOST_CPU_DEVICES = 4096
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are `UserError`s, with a guess at what was meant."""
@@ -41,6 +43,14 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9:
         raise argparse.ArgumentTypeError(f"must be a number, got '{text}'")
     return int(text)
+
+
+def cpu_devices(text: str) -> int:
+    """A number of CPU devices on the command line; XLA starts threads for each."""
+    number = count(text)
+    if not 1 <= number <= MOST_CPU_DEVICES:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_CPU_DEVICES}, got {number}")
+    return number
 
 
 def version_of(tool: str) -> str:

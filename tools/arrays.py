@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import zipfile
-import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pathways.runtime.plan import ArrayType
 from pathways.tools.files import UserError, write_output
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""What reads the header of each version of numpy's format; the third is for records."""
 
 
 def read_arrays(path: str, wanted: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
@@ -24,29 +27,54 @@ def read_arrays(path: str, wanted: Mapping[str, ArrayType]) -> dict[str, np.ndar
     Raises:
       UserError: the file is none, or has an array that is unknown or of another shape or dtype.
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise UserError(f"{path}: cannot read arrays: not a file")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise UserError(f"{path}: expected an .npz file, with a name for each array")
-            for name in file.files:
+        with zipfile.ZipFile(path) as file:
+            members = _members(path, file)
+            for name in members:
                 if name not in wanted:
                     raise UserError(f"{path}: the program has no argument {name}; see pw-bundle inspect")
-            return {name: _checked(path, name, file[name], wanted[name]) for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            return {name: _array(path, file, name, entry, wanted[name]) for name, entry in members.items()}
+    except UserError:
+        raise
+    # The parsers of zip, of what it is packed with, and of numpy have a dozen types of errors.
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path}: cannot read arrays: {reason}") from None
 
 
-def _checked(path: str, name: str, array: np.ndarray, type_: ArrayType) -> np.ndarray:
-    shape, dtype = type_.shape, np.dtype(type_.dtype)
+def _members(path: str, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The member of each array, by the name of the array."""
+    members: dict[str, zipfile.ZipInfo] = {}
+    for entry in file.infolist():
+        name = entry.filename.removesuffix(".npy")
+        if not name.isprintable():
+            raise UserError(f"{path}: the program has no argument {name!r}; see pw-bundle inspect")
+        if name in members:
+            raise UserError(f"{path}: {name} is there twice")
+        members[name] = entry
+    return members
+
+
+def _array(
+    path: str, file: zipfile.ZipFile, name: str, entry: zipfile.ZipInfo, type_: ArrayType
+) -> np.ndarray:
+    """Reads an array, once its header says that it is of the right type: no more than that is allocated."""
+    with file.open(entry) as member:
+        version = np.lib.format.read_magic(member)
+        if version not in _HEADERS:
+            raise UserError(f"{path}: {name} is in version {version[0]}.{version[1]} of numpy's format")
+        shape, _, dtype = _HEADERS[version](member)
+    wanted = np.dtype(type_.dtype)
     # numpy forgets the names of small floats when it writes them.
-    if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize and dtype.kind == "V":
-        array = array.view(dtype)
-    if (array.shape, array.dtype) != (shape, dtype):
+    nameless = dtype.kind == wanted.kind == "V" and dtype.itemsize == wanted.itemsize and not dtype.fields
+    if shape != type_.shape or not (dtype == wanted or nameless):
         raise UserError(
-            f"{path}: {name} is {array.dtype}{list(array.shape)}, but the program takes {dtype}{list(shape)}"
+            f"{path}: {name} is {dtype}{list(shape)}, but the program takes {wanted}{list(type_.shape)}"
         )
-    return array
+    with file.open(entry) as member:
+        return np.lib.format.read_array(member, allow_pickle=False).view(wanted)
 
 
 def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:

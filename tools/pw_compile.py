@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathways.tools import supervisor
 from pathways.tools.argument_files import read_arguments
-from pathways.tools.arguments import Parser, count, version_of
+from pathways.tools.arguments import Parser, count, cpu_devices, version_of
 from pathways.tools.files import UserError, write_output
 from pathways.tools.signatures import SignatureError, parse_named, parse_value
 
@@ -238,8 +238,15 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("target", nargs="?", metavar="TARGET", help="path/file.py:function, package.module:function or .mlir")
-    add("--args", nargs="*", metavar="ARG", help="positional arguments; see below")
-    add("--kwargs", nargs="+", default=[], metavar="NAME=ARG", help="named arguments")
+    add("--args", nargs="*", action="extend", metavar="ARG", help="positional arguments; see below")
+    add(
+        "--kwargs",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=ARG",
+        help="named arguments",
+    )
     add("--args-file", metavar="FILE", help="all arguments; see below")
     output = parser.add_mutually_exclusive_group()
     output.add_argument(
@@ -260,7 +267,7 @@ def _parser() -> Parser:
     add("--fuse", action="store_true", help="compile as if the program said fuse=True")
     add(
         "--cpu-devices",
-        type=count,
+        type=cpu_devices,
         metavar="N",
         help="call pathways.connect(cpu_devices=N) first; default: JAX's devices, or as many CPU devices "
         "as the slices need",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pathways.runtime.bundle import Bundle, BundleError, read
+from pathways.runtime.bundle import Bundle, BundleError, Leaf, read
 from pathways.runtime.plan import ArrayType
 from pathways.tools import supervisor
-from pathways.tools.arguments import Parser, count, version_of
+from pathways.tools.arguments import MOST_CPU_DEVICES, Parser, count, cpu_devices, version_of
 from pathways.tools.arrays import made_up, read_arrays, write_arrays
 from pathways.tools.files import UserError
 
@@ -37,8 +37,9 @@ examples:
 --feed OUT:IN passes a result on to the next step: a leaf, or all leaves under a name to those under another.
 """
 
+_UNASKED = 512
+"""The most CPU devices that are made without --cpu-devices."""
 
-_MOST_CPU_DEVICES = 512
 _WIDE = ("int64", "uint64", "float64", "complex128")
 
 
@@ -70,13 +71,15 @@ def _main(arguments: Sequence[str]) -> int:
     supervisor.doing(f"reading {options.bundle}")
     bundle = _read(options.bundle)
     manifest = bundle.manifest
-    inputs = {leaf.name: leaf.buffer for leaf in manifest.arguments}
-    outputs = {leaf.name: leaf.buffer for leaf in manifest.results}
-    feeds = _feeds(options.feed, outputs, inputs)
-    arrays = _arrays(options, inputs)
+    feeds = _feeds(options.feed, _types(manifest.results), _types(manifest.arguments))
+    arrays = _arrays(options, {leaf.name: leaf.buffer for leaf in manifest.arguments})
     loaded = _load(options, bundle)
     supervisor.doing(f"running {options.bundle}")
-    results = _run(loaded, arrays, feeds, options)
+    try:
+        results = _run(loaded, arrays, feeds, options)
+    except (RuntimeError, OSError) as error:
+        # XLA's, such as too little memory, or of writing a trace.
+        raise UserError(f"cannot run {options.bundle}: {error}") from None
     if options.outputs:
         write_arrays(options.outputs, results)
     return 0
@@ -138,11 +141,15 @@ def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
 def _devices_needed(bundle: Bundle) -> int:
     """The number of CPU devices that the slices of a bundle take together, if that is reasonable."""
     needed = sum(math.prod(entry.shape) for entry in bundle.manifest.slices)
-    if needed > _MOST_CPU_DEVICES:
+    if needed > _UNASKED:
         raise UserError(
-            f"{bundle.path} needs {needed} devices; --cpu-devices {needed} makes so many of the CPU"
+            f"{bundle.path} needs {needed} devices; --cpu-devices makes up to {MOST_CPU_DEVICES} of the CPU"
         )
     return needed
+
+
+def _types(leaves: Sequence[Leaf]) -> dict[str, ArrayType]:
+    return {leaf.name: ArrayType(leaf.shape, leaf.dtype) for leaf in leaves}
 
 
 def _feeds(
@@ -167,6 +174,8 @@ def _feeds(
                 raise UserError(
                     f"--feed {text}: {sources[rest]} is {_text(have)}, but {name} is {_text(want)}"
                 )
+            if name in feeds:
+                raise UserError(f"--feed {text}: {name} is fed already, with {feeds[name]}")
             feeds[name] = sources[rest]
     return feeds
 
@@ -217,7 +226,8 @@ def _tracing(path: str | None) -> contextlib.AbstractContextManager[None]:
     from pathways.runtime.tracing import trace
 
     try:
-        Path(path).touch()
+        with Path(path).open("ab"):
+            pass
     except OSError as error:
         raise UserError(f"cannot write trace '{path}': {error.strerror}") from None
     return trace(path)
@@ -235,7 +245,14 @@ def _parser() -> Parser:
     add("--inputs", metavar="FILE", help="arrays by the names of arguments (.npz)")
     add("--outputs", metavar="FILE", help="write the results of the last step by their names (.npz)")
     add("--steps", type=count, default=1, metavar="N", help="run so many times; default: 1")
-    add("--feed", nargs="+", default=[], metavar="OUT:IN", help="pass results on to the next step")
+    add(
+        "--feed",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="OUT:IN",
+        help="pass results on to the next step",
+    )
     add("--trace", metavar="FILE", help="record when each launch and transfer ran, for Perfetto and pw-viz")
     making = parser.add_mutually_exclusive_group()
     making.add_argument("--random", type=count, metavar="SEED", help="make inputs that are missing at random")
@@ -246,7 +263,9 @@ def _parser() -> Parser:
         help="load the executables in the bundle, which are native code, and allow any custom call; only for "
         "files that you would also run as a program",
     )
-    add("--cpu-devices", type=count, metavar="N", help="use so many CPU devices; default: what it needs")
+    add(
+        "--cpu-devices", type=cpu_devices, metavar="N", help="use so many CPU devices; default: what it needs"
+    )
     add("--version", action="store_true", help="print the version")
     add("-h", "--help", action="store_true", help="print this")
     return parser

@@ -190,7 +190,7 @@ def test_an_error_in_an_argument_has_a_caret():
         (["a.py:f", "--compil-to=x"], "unexpected argument '--compil-to=x'; did you mean '--compile-to'?"),
         (["a.py:f", "--explain", "--compile-to=placed"], "not allowed with argument --explain"),
         (["a.py:f", "--cpu-devices=many"], "argument --cpu-devices: must be a number, got 'many'"),
-        (["a.py:f", "--cpu-devices=0"], "cpu_devices=0: expected at least 1"),
+        (["a.py:f", "--cpu-devices=0"], "--cpu-devices: must be from 1 to 4096, got 0"),
         (
             ["a.py:f", "--compile-to=schedled"],
             "unknown phase 'schedled'; did you mean 'scheduled'? the phases",

@@ -1,17 +1,23 @@
 """`pw-run` and `pw-bundle` as processes, and `pw-compile -o` that makes what they read."""
 
 import dataclasses
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pathways.runtime import bundle
+from pathways.runtime.plan import ArrayType
+from pathways.tools.arrays import read_arrays
+from pathways.tools.files import UserError
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -128,6 +134,14 @@ def save(path, **arrays):
             ["step.pwb", "--zeros", "--feed", "result:state"],
             "only one of the two has result.0.n",
         ),
+        (
+            ["step.pwb", "--zeros", "--feed", "result.0:state", "--feed", "result.0.n:state.n"],
+            "--feed result.0.n:state.n: state.n is fed already, with result.0.n",
+        ),
+        (["step.pwb", "--zeros", "--cpu-devices", "4097"], "must be from 1 to 4096, got 4097"),
+        (["step.pwb", "--zeros", "--trace", "."], "cannot write trace '.': Is a directory"),
+        (["step.pwb", "--inputs", "."], ".: cannot read arrays: not a file"),
+        (["step.pwb", "--inputs", "nothing.npz"], "nothing.npz: cannot read arrays: No such file"),
         (["step.pwb", "--zero"], "unexpected argument '--zero'; did you mean '--zeros'?"),
         (["step.pwb", "--zeros", "--cpu-devices", "1"], "not enough devices: it needs 3"),
         (["step.pwb", "--inputs", "step.pwb"], "step.pwb: "),
@@ -139,7 +153,7 @@ def save(path, **arrays):
         (["step.pwb", "--inputs", "shape.npz"], "x is float32[3], but the program takes bfloat16[8, 4]"),
         (
             ["step.pwb", "--inputs", "pickle.npz"],
-            "cannot read arrays: Object arrays cannot be loaded",
+            "x is object[1], but the program takes bfloat16[8, 4]",
         ),
         (["text.npz"], "text.npz: not a bundle"),
     ],
@@ -150,6 +164,98 @@ def test_mistakes_are_told_in_one_line(folder, arguments, problem):
     save(folder / "shape.npz", x=np.zeros(3, np.float32))
     save(folder / "pickle.npz", x=np.array([print], dtype=object))
     assert problem in error_of("pw_run", *arguments, cwd=folder)
+
+
+def npy(shape, header=None):
+    raw = io.BytesIO()
+    np.lib.format.write_array_header_1_0(raw, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    raw = raw.getvalue()
+    return raw if header is None else raw[:8] + len(header).to_bytes(2, "little") + header
+
+
+def packed(*members, method=zipfile.ZIP_STORED):
+    raw = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(raw, "w", method) as file:
+        warnings.simplefilter("ignore")  # Of names that are there twice.
+        for name, content in members:
+            file.writestr(name, content)
+    return raw.getvalue()
+
+
+def encrypted(data):
+    raw = bytearray(data)
+    raw[6] |= 1
+    raw[data.index(b"PK\1\2") + 8] |= 1
+    return bytes(raw)
+
+
+GOOD = npy((2,)) + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (GOOD, "cannot read arrays"),
+        (packed(("x.npy", npy((10**12,)))), "x is float32[1000000000000], but the program takes float32[2]"),
+        (packed(("x.npy", GOOD[:-1])), "cannot read arrays"),
+        (packed(("x.npy", b"text")), "cannot read arrays"),
+        (packed(("x", b"text")), "cannot read arrays"),
+        (packed(("x.npy", GOOD), ("x.npy", GOOD)), "x is there twice"),
+        (packed(("x\n\x1b[2J.npy", GOOD)), r"no argument 'x\n\x1b[2J'"),
+        (packed(("x.npy", npy((2,), header=b"(" * 60))), "cannot read arrays"),
+        (packed(("x.npy", npy((2,), header=b"-" * 8000))), "cannot read arrays"),
+        (packed(("x.npy", b"\x93NUMPY\x03\0" + GOOD[8:])), "x is in version 3.0 of numpy's format"),
+        (encrypted(packed(("x.npy", GOOD))), "is encrypted"),
+        (
+            packed(("x.npy", GOOD), method=zipfile.ZIP_LZMA).replace(b"]\0\0", b"\xff" * 3),
+            "cannot read arrays",
+        ),
+    ],
+)
+def test_files_of_arrays_that_are_none(tmp_path, content, problem):
+    (tmp_path / "in.npz").write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read_arrays(str(tmp_path / "in.npz"), {"x": ArrayType((2,), "float32")})
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_arrays_may_be_compressed_and_in_any_order(tmp_path):
+    array = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    np.savez_compressed(tmp_path / "in.npz", x=array)
+    found = read_arrays(str(tmp_path / "in.npz"), {"x": ArrayType((2, 3), "float32")})
+    np.testing.assert_array_equal(found["x"], array)
+
+
+def test_feeds_can_be_given_one_by_one(folder, tmp_path):
+    both = ["--feed", "result.0.n:state.n", "--feed", "result.0.w:state.w"]
+    for name, feeds in (("one", ["--feed", "result.0:state"]), ("both", both)):
+        path = tmp_path / f"{name}.npz"
+        output_of("pw_run", "step.pwb", "--random", 0, "--steps", 3, *feeds, "--outputs", path, cwd=folder)
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "both.npz").read_bytes()
+
+
+def test_keys_are_not_fed_with_their_bits(tmp_path):
+    (tmp_path / "model.py").write_text("""
+import jax, pathways as pw
+s0 = pw.make_virtual_device_set().add_slice(1, "x")
+f = pw.jit(lambda key: (jax.random.key_data(key), jax.random.split(key)[0]), devices=s0)
+""")
+    output_of("pw_compile", "model.py:f", "--args", "key[]", "-o", "f.pwb", cwd=tmp_path)
+    output_of("pw_run", "f.pwb", "--zeros", "--steps", 2, "--feed", "result.1:key", cwd=tmp_path)
+    assert "result.0 is uint32[2], but key is key<threefry2x32>[]" in error_of(
+        "pw_run", "f.pwb", "--zeros", "--feed", "result.0:key", cwd=tmp_path
+    )
+
+
+def test_a_run_without_memory_is_told_in_one_line(tmp_path):
+    (tmp_path / "model.py").write_text("""
+import jax.numpy as jnp, pathways as pw
+s0 = pw.make_virtual_device_set().add_slice(1, "x")
+f = pw.jit(lambda x: jnp.broadcast_to(x, (2**24, 2**24)) + 0, devices=s0)
+""")
+    output_of("pw_compile", "model.py:f", "--args", "f32[]", "-o", "f.pwb", cwd=tmp_path)
+    assert "Out of memory" in error_of("pw_run", "f.pwb", "--zeros", cwd=tmp_path)
 
 
 def test_a_failed_run_writes_nothing(folder, tmp_path):
@@ -191,6 +297,18 @@ def test_verify_survives_a_crash_of_mlir(folder, tmp_path):
     assert re.search("MLIR crashed|program.mlir", error_of("pw_bundle", "verify", "bad.pwb", cwd=tmp_path))
 
 
+@pytest.mark.parametrize("arguments", [("pw_bundle", "verify", "bad.pwb"), ("pw_run", "bad.pwb", "--zeros")])
+def test_types_that_fill_any_memory_are_refused(folder, tmp_path, arguments):
+    """Each names the one before twice; MLIR prints them in its messages."""
+    old = bundle.read(folder / "step.pwb")
+    artifacts = [bytes(raw) for raw in old.artifacts().values()]
+    types = "".join(f"!a{n + 1} = tuple<!a{n}, !a{n}>\n" for n in range(59))
+    program = bytes(old.program).replace(b"attributes {", b"attributes {a = !a59, ", 1)
+    bundle.write(tmp_path / "bad.pwb", old.manifest, f"!a0 = i1\n{types}".encode() + program, artifacts, [])
+    problem = error_of(*arguments, cwd=tmp_path)
+    assert re.search("too much memory|takes too long|out of memory|did not return|crashed", problem)
+
+
 def test_outrageous_bundles_are_refused(folder, tmp_path):
     """Before a device or an array is made."""
     old = bundle.read(folder / "step.pwb")
@@ -202,7 +320,7 @@ def test_outrageous_bundles_are_refused(folder, tmp_path):
         return error_of("pw_run", "bad.pwb", "--zeros", cwd=tmp_path)
 
     first, *rest = old.manifest.slices
-    assert "--cpu-devices 1048577" in write(slices=(dataclasses.replace(first, shape=(2**20,)), *rest))
+    assert "needs 1048577 devices" in write(slices=(dataclasses.replace(first, shape=(2**20,)), *rest))
     first, *rest = old.manifest.arguments
     problem = write(arguments=(dataclasses.replace(first, shape=(2**20, 2**28)), *rest))
     assert re.search("do not fit into memory|not those of the program", problem)
@@ -255,3 +373,13 @@ def test_mistakes_of_pw_compile(arguments, problem, tmp_path):
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "text.json").write_text('{"args": ["f33[]"]}')
     assert problem in error_of("pw_compile", *arguments, cwd=tmp_path)
+
+
+def test_arguments_may_be_given_by_several_flags(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    state, x = '{"n": i32[], "w": bf16[4,2]}', "bf16[8,4]"
+    once = output_of("pw_compile", "model.py:step", "--args", state, x, cwd=tmp_path)
+    assert once == output_of("pw_compile", "model.py:step", "--args", state, "--args", x, cwd=tmp_path)
+    named = output_of("pw_compile", "model.py:step", "--kwargs", f"state={state}", f"x={x}", cwd=tmp_path)
+    split = ["--kwargs", f"state={state}", "--kwargs", f"x={x}"]
+    assert named == output_of("pw_compile", "model.py:step", *split, cwd=tmp_path)
