@@ -247,11 +247,12 @@ class LoadedProgram(Bound):
 
     def from_buffers(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Arguments by name from plain arrays, in which typed PRNG keys stand as their bits."""
+        avals = self.inputs
         return {
             name: jax.random.wrap_key_data(
-                jax.numpy.asarray(array), impl=jax_internals.key_kind(self.inputs[name].dtype)
+                jax.numpy.asarray(array), impl=jax_internals.key_kind(avals[name].dtype)
             )
-            if _is_key(self.inputs[name])
+            if _is_key(avals[name])
             else array
             for name, array in arrays.items()
         }
@@ -297,7 +298,8 @@ class LoadedProgram(Bound):
         wanted = self._traced.argument_paths
         positions = {name: n for n, name in enumerate(names)}
         missing = [name for name in wanted if name not in positions]
-        unknown = [name for name in names if name not in self.inputs]
+        known = set(wanted)
+        unknown = [name for name in names if name not in known]
         for problem, found in (("needs", missing), ("does not take", unknown)):
             if found:
                 more = f" and {len(found) - 3} more" if len(found) > 3 else ""
