@@ -25,6 +25,9 @@ _LAPACK = ("potrf", "geqrf", "geev", "gees", "gehrd", "geqp3", "gesdd", "gesvd",
 _LAPACK_REAL = ("orgqr", "ormqr", "syevd", "sytrd")
 _LAPACK_COMPLEX = ("ungqr", "unmqr", "heevd", "hetrd")
 
+_IDENTITIES = ("Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier")
+"""Marks of a value: one operand, one result, one type. XLA relies on that without asking."""
+
 CUSTOM_CALLS = frozenset(
     [f"lapack_{kind}{routine}_ffi" for kind, routine in itertools.product("sdcz", _LAPACK)]
     + [f"lapack_{kind}{routine}_ffi" for kind, routine in itertools.product("sd", _LAPACK_REAL)]
@@ -59,15 +62,15 @@ CUSTOM_CALLS = frozenset(
     + ["cu_lu_pivots_to_permutation", "hip_lu_pivots_to_permutation"]
     # Linear algebra and selection on TPU.
     + ["Eigh", "Qr", "ProductOfElementaryHouseholderReflectors", "LuDecomposition", "ApproxTopK"]
-    # Marks that XLA itself removes: shardings, manual parts of a program, arrays without contents.
-    + ["Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "AllocateBuffer"]
-    + ["xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier", "xla.sdy.ShardingGroup"]
+    # Marks that XLA itself removes: shardings, and manual parts of a program.
+    + [*_IDENTITIES, "SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.ShardingGroup"]
     + ["xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"]
     + ["local_xla.sdy.GlobalToLocalShape", "local_xla.sdy.LocalToGlobalShape"]
 )
 """The custom calls that an untrusted computation may make: what `jax.numpy` and `jax.lax` lower to, and
 nothing that runs code from the file (Pallas kernels) or calls into Python."""
 
+_FRONTEND = "mhlo.frontend_attributes"
 _DIALECTS = ("builtin", "func", "stablehlo")
 _FORBIDDEN = frozenset(f"stablehlo.{name}" for name in ("infeed", "outfeed", "send", "recv"))
 _STEPS = ("pw.launch", "pw.transfer", "pw.mirror", "pw.release", "func.return")
@@ -216,6 +219,43 @@ def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
             f"{what} calls {target[:100]!r}, which is not among the calls that JAX makes by itself; if you "
             "trust where the bundle comes from, load it with trust=True (--trust)",
         )
+    _check_marks(bundle, what, module)
+
+
+def _check_marks(bundle: Bundle, what: str, module: ir.Module) -> None:
+    """Checks the marks and attributes of shardings, which XLA reads with less care than MLIR its own."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for op in found:
+        target = op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
+        types = [[value.type for value in values] for values in (op.operands, op.results)]
+        if target in _IDENTITIES and (len(types[0]) != 1 or types[0] != types[1]):
+            raise _error(bundle, f"{what} calls {target!r} on something else than one value")
+        for text in _shardings(op):
+            try:
+                ir.Attribute.parse(text, module.context)
+            except ir.MLIRError:
+                raise _error(bundle, f"{what} has a sharding that is none: {text[:100]!r}") from None
+
+
+def _shardings(op: ir.Operation) -> list[str]:
+    """The attributes of Shardy that an artifact carries as text: on operations and on arguments."""
+    texts: list[str] = []
+    holders = [[op.attributes.get(_FRONTEND)]]
+    for name in ("arg_attrs", "res_attrs"):
+        values = op.attributes.get(name) or ()
+        holders.append([entry.attr for attrs in values for entry in attrs if entry.name == _FRONTEND])
+    for attributes in itertools.chain(*holders):
+        for entry in attributes or ():
+            if entry.name.startswith("xla.sdy."):
+                text = entry.attr
+                texts.append(text.value if isinstance(text, ir.StringAttr) else str(text))
+    return texts
 
 
 def _check_shape(bundle: Bundle, module: ir.Module) -> None:

@@ -263,7 +263,13 @@ def _parser() -> Parser:
     add("-o", dest="output", default="-", metavar="FILE", help="FILE.pwb: a bundle; default: standard output")
     add("--executables", action="store_true", help="compile, and store the code in the bundle")
     add("--remarks", action="store_true", help="print what the passes remarked, on standard error")
-    add("--policy", metavar="NAME", help="the policy of pw-schedule, in place of the program's own")
+    add(
+        "--schedule",
+        "--policy",
+        dest="policy",
+        metavar="NAME",
+        help="the policy of pw-schedule for all loops, in place of the program's own",
+    )
     add("--fuse", action="store_true", help="compile as if the program said fuse=True")
     add(
         "--cpu-devices",

@@ -542,6 +542,12 @@ func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {{
 """
 
 
+def marked(sharding):
+    """A computation whose only value has a mark with this sharding."""
+    attributes = f'(%x) {{mhlo.frontend_attributes = {{xla.sdy.sharding = "{sharding}"}}}}'
+    return CALL.format("xla.sdy.FuncResultSharding").replace("(%x) :", f"{attributes} :")
+
+
 RECURSION = """
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   %y = func.call @f(%x) : (tensor<2xf32>) -> tensor<2xf32>
@@ -583,6 +589,11 @@ def with_artifact(path, to, raw):
         (artifact(CALL.format("evil")), "calls 'evil', which is not among the calls that JAX makes"),
         (artifact(CALL.format("xla_ffi_python_cpu_callback")), "calls 'xla_ffi_python_cpu_callback'"),
         (artifact(CALL.format("tpu_custom_call")), "calls 'tpu_custom_call'"),
+        (
+            artifact(CALL.format("Sharding").replace("(%x) : (tensor<2xf32>)", "() : ()")),
+            "'Sharding' on some",
+        ),
+        (artifact(marked("#sdy.sharding_per_value<[<@mesh")), "has a sharding that is none: '#sdy.sharding"),
     ],
 )
 def test_foreign_computations_are_refused(tiny, tmp_path, raw, problem):
