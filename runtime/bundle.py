@@ -12,8 +12,6 @@ import json
 import math
 import os
 import re
-import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,9 @@ from typing import Any
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
 
-from pathways.runtime import trees
+from pathways.runtime import stored_zip, trees
 from pathways.runtime.plan import ArrayType
+from pathways.runtime.stored_zip import StoredZipError
 
 VERSION = 1
 """The version of the format; a reader refuses any other."""
@@ -32,7 +31,6 @@ MANIFEST = "manifest.json"
 PROGRAM = "program.mlir"
 INDEX = "executables/index.json"
 
-_LARGEST_FILE = 2**32 - 1  # What a zip without extensions can address.
 _LARGEST_JSON = 16 * 2**20
 _MOST_ELEMENTS = 2**48
 _MOST_DEVICES = 2**20
@@ -271,7 +269,11 @@ def write(
         members[INDEX] = _json({"manifest": sha256(described), "executables": index})
         members |= {code_member(n): data for n, (_, data) in enumerate(executables)}
     members = {MANIFEST: described, **members}
-    data = _zip(members)
+    try:
+        data = stored_zip.pack(members)
+    except StoredZipError as error:
+        advice = "pass large arrays as arguments instead of closing over them"
+        raise BundleError(f"{path}: a bundle {error}; {advice}") from None
     # What cannot be read must not be written.
     parse(b"".join(data), str(path))
     target = Path(path).resolve()  # A link stays one.
@@ -297,10 +299,10 @@ def read(path: str | os.PathLike[str]) -> Bundle:
             raise BundleError(f"{name}: {'no such file' if not file.exists() else 'not a file'}")
         with file.open("rb") as opened:
             # What is no bundle may be of any size.
-            data = opened.read(len(_START))
-            if data == _START:
+            data = opened.read(len(stored_zip.START))
+            if data == stored_zip.START:
                 opened.seek(0)
-                data = opened.read(_LARGEST_FILE + 1)
+                data = opened.read(stored_zip.LARGEST_FILE + 1)
     except OSError as error:
         raise BundleError(f"{name}: {error.strerror or error}") from None
     except MemoryError:
@@ -317,7 +319,7 @@ def parse(data: bytes, name: str) -> Bundle:
     try:
         members = _members(memoryview(data))
         return _bundle(members, name)
-    except BundleError as error:
+    except (BundleError, StoredZipError) as error:
         raise BundleError(f"{name}: {error}") from None
 
 
@@ -385,120 +387,20 @@ def sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-# The zip. Members are stored one behind the other and then listed, all with the same fields, so that the
-# file is a function of its members; a reader refuses any other layout.
-
-_LOCAL = struct.Struct("<4s5H3L2H")
-_CENTRAL = struct.Struct("<4s6H3L5H2L")
-_END = struct.Struct("<4s4H2LH")
-_START = b"PK\3\4"
-_NEEDED, _FLAGS, _STORED = 20, 0, 0
-_TIME, _DATE = 0, 1 << 5 | 1  # 1980-01-01, the first that a zip can tell
-_UNIX = 3 << 8
-
-
-def _local_header(name: bytes, crc: int, size: int) -> bytes:
-    return _LOCAL.pack(_START, _NEEDED, _FLAGS, _STORED, _TIME, _DATE, crc, size, size, len(name), 0) + name
-
-
-def _central_header(name: bytes, crc: int, size: int, offset: int) -> bytes:
-    mode = 0o100644 << 16
-    return (
-        _CENTRAL.pack(
-            b"PK\1\2",
-            _UNIX | _NEEDED,
-            _NEEDED,
-            _FLAGS,
-            _STORED,
-            _TIME,
-            _DATE,
-            crc,
-            size,
-            size,
-            len(name),
-            0,
-            0,
-            0,
-            0,
-            mode,
-            offset,
-        )
-        + name
-    )
-
-
-def _zip(members: Mapping[str, bytes]) -> list[bytes]:
-    """The pieces of a zip file with these members."""
-    pieces: list[bytes] = []
-    central: list[bytes] = []
-    offset = 0
-    for name, data in members.items():
-        if offset + len(data) > _LARGEST_FILE or len(members) > 0xFFFE:
-            raise BundleError(
-                "a bundle holds less than 4 GiB and 65535 members; pass large arrays as arguments instead of "
-                "closing over them"
-            )
-        encoded, crc = name.encode("ascii"), zlib.crc32(data)
-        header = _local_header(encoded, crc, len(data))
-        central.append(_central_header(encoded, crc, len(data), offset))
-        pieces += [header, data]
-        offset += len(header) + len(data)
-    size = sum(map(len, central))
-    return [*pieces, *central, _end(len(members), size, offset)]
-
-
 def _members(data: memoryview) -> dict[str, memoryview]:
-    """The members of a zip that `_zip` has written, without a copy."""
-    if len(data) > _LARGEST_FILE:
+    if len(data) > stored_zip.LARGEST_FILE:
         raise BundleError("not a bundle: it has 4 GiB or more")
-    if data[: len(_START)] != _START:
+    if data[: len(stored_zip.START)] != stored_zip.START:
         raise BundleError("not a bundle: it does not start as one")
-    if len(data) < _END.size or data[-_END.size :][:4] != b"PK\5\6":
-        raise BundleError("truncated, or something stands behind its end")
-    _, _, _, _, count, size, position, _ = _END.unpack(data[-_END.size :])
-    first, end = position, len(data) - _END.size
-    if position + size != end:
-        raise BundleError("damaged: its directory is not where its end says")
-    members: dict[str, memoryview] = {}
-    offset = 0
-    for _ in range(count):
-        if end - position < _CENTRAL.size:
-            raise BundleError("damaged: its directory is too short")
-        fields = _CENTRAL.unpack(data[position : position + _CENTRAL.size])
-        flags, method, crc, size, length = fields[3], fields[4], fields[7], fields[9], fields[10]
-        encoded = bytes(data[position + _CENTRAL.size : position + _CENTRAL.size + length])
-        name = encoded.decode("ascii", "replace")
-        if not _MEMBER.fullmatch(name):
-            raise BundleError(f"unexpected member {name[:100]!r}")
-        if name in members:
-            raise BundleError(f"member {name} is there twice")
-        if method != _STORED or flags != _FLAGS:
-            raise BundleError(f"member {name} is compressed or encrypted")
-        start = offset + _LOCAL.size + length
-        if offset + len(encoded) + size > first or start + size > first:
-            raise BundleError(f"member {name} reaches into the directory")
-        header = _central_header(encoded, crc, size, offset)
-        if data[position : position + len(header)] != header or data[offset:start] != _local_header(
-            encoded, crc, size
-        ):
-            raise BundleError(f"the header of member {name} is not as it should be")
-        if name in (MANIFEST, INDEX) and size > _LARGEST_JSON:
-            raise BundleError(f"member {name} is too large")
-        members[name] = data[start : start + size]
-        if zlib.crc32(members[name]) != crc:
-            raise BundleError(f"member {name} is damaged")
-        position += len(header)
-        offset = start + size
-    if offset != first or position != end or data[end:] != _end(count, end - first, first):
-        raise BundleError("damaged: there are bytes that belong to no member")
-    return members
+    return stored_zip.unpack(data, _check_member)
 
 
-def _end(count: int, size: int, offset: int) -> bytes:
-    return _END.pack(b"PK\5\6", 0, 0, count, count, size, offset, 0)
+def _check_member(name: str, size: int) -> None:
+    if not _MEMBER.fullmatch(name):
+        raise BundleError(f"unexpected member {name[:100]!r}")
+    if name in (MANIFEST, INDEX) and size > _LARGEST_JSON:
+        raise BundleError(f"member {name} is too large")
 
-
-# The manifest: JSON, checked entry by entry. A parser takes a value and its place, for messages.
 
 Parser = Callable[[Any, str], Any]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pathways.runtime import bundle
+from pathways.runtime import bundle, stored_zip
 from pathways.runtime.bundle import BundleError, Code, Computation, Constant, Leaf, Manifest, Root, Slice
 
 MANIFEST = Manifest(
@@ -54,7 +54,7 @@ def members_of(data):
 
 
 def zipped(members):
-    return b"".join(bundle._zip(members))
+    return b"".join(stored_zip.pack(members))
 
 
 def with_manifest(data, change, *, fix_index=True):
