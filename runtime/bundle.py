@@ -273,7 +273,7 @@ def write(
         data = stored_zip.pack(members)
     except StoredZipError as error:
         advice = "pass large arrays as arguments instead of closing over them"
-        raise BundleError(f"{path}: a bundle {error}; {advice}") from None
+        raise BundleError(f"a bundle {error}; {advice}") from None
     # What cannot be read must not be written.
     parse(b"".join(data), str(path))
     target = Path(path).resolve()  # A link stays one.
