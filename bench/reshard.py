@@ -37,6 +37,7 @@ SIZES = {"1 MB": (768, 336), "64 MB": (6144, 2688)}
 MORE = 10
 
 P = PartitionSpec
+HOST = "the value is ready: 1 pass over memory, in the thread of the caller"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ MOVES = [
         P("x"),
         (4,),
         P(None, "x"),
-        "launches on each device, and 3 passes over memory: cut, copy, join",
+        HOST,
         inside=True,
     ),
     Move(
@@ -70,22 +71,18 @@ MOVES = [
         P("x", "y"),
         (4,),
         P("x"),
-        "launches on each device, and 3 passes over memory: cut, copy, join",
+        HOST,
         inside=True,
     ),
-    Move(
-        "4 to 2", (4,), P("x"), (2,), P("x"), "launches on each device, and 2 passes over memory: copy, join"
-    ),
-    Move(
-        "2 to 4", (2,), P("x"), (4,), P("x"), "launches on each device, and 2 passes over memory: cut, copy"
-    ),
+    Move("4 to 2", (4,), P("x"), (2,), P("x"), HOST),
+    Move("2 to 4", (2,), P("x"), (4,), P("x"), HOST),
     Move(
         "3 to 2",
         (3,),
         P("x"),
         (2,),
         P("x"),
-        "launches on each device, and 3 passes over memory: cut, copy, join",
+        HOST,
         inside=True,
     ),
     Move(
@@ -94,7 +91,7 @@ MOVES = [
         P("x"),
         (2,),
         P(),
-        "every device joins all bytes; jax.device_put gives both one host buffer",
+        HOST,
     ),
 ]
 

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from pathways.runtime.host_moves import Views
 from pathways.runtime.plan import Launch, Plan, Release, Slot
 from pathways.runtime.replay import Span, timeline_of
 from pathways.runtime.timeline import SECONDS, Timeline
@@ -280,7 +281,7 @@ class Recorder:
                 for one in waited_for:
                     # What goes wrong is for the reader of the results to find out.
                     with contextlib.suppress(Exception):
-                        one.block_until_ready()
+                        _wait(one)
                 done = time.monotonic_ns() if waited_for else None
                 self._note(record, step, _Moments(dispatched, done, before))
                 before = done or before
@@ -304,6 +305,14 @@ class Recorder:
             while True:
                 origin, timeline = self._finished.get_nowait().timeline()
                 self._file.append(timeline, (origin - self._began) * _NANOSECOND)
+
+
+def _wait(what: Any) -> None:
+    """Waits for a token, an array, or what holds the place of one: its shards, or views of what is ready."""
+    if isinstance(what, Views):
+        return
+    for one in what if isinstance(what, list | tuple) else (what,):
+        one.block_until_ready()
 
 
 def _consume(reports: list[_Report]) -> Iterator[_Report]:

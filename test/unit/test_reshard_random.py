@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from unittest import mock
 
 import jax
 import ml_dtypes
@@ -18,7 +19,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime import executable
+from pathways.runtime import executable, pjrt
 from pathways.runtime.lower import plan_of
 from pathways.runtime.plan import Plan, Transfer
 from pathways.runtime.resources import Binding
@@ -148,16 +149,21 @@ def load(plan: Plan, shardings: dict[str, NamedSharding]) -> executable.Executab
 
 
 def check(case: Case) -> Plan:
-    """Runs a case and checks every shard, the bytes that cross, and that cutting and joining are local."""
+    """Runs a case and checks every shard, the bytes that cross, and that cutting and joining are local.
+
+    Both with a value that is ready and with one that counts as not ready, which is moved in pieces.
+    """
     plan = case.plan()
     # The slices overlap when they have more than eight devices together.
     source = case.source.sharding(jax.devices()[: math.prod(case.source.sizes)])
     target = case.target.sharding(jax.devices()[8 - math.prod(case.target.sizes) :])
     loaded = load(plan, {"a": source, "b": target})
+    with mock.patch.object(pjrt, "host_views", return_value=None):
+        unready = load(plan, {"a": source, "b": target})
     rng = np.random.default_rng(0)
     x = rng.integers(0, 2 if case.dtype == "i1" else 100, size=case.shape).astype(DTYPES[case.dtype])
-    for _ in range(2):
-        (y,) = loaded.run([jax.device_put(x, source)])
+    for run in (loaded.run, unready.run, loaded.run):
+        (y,) = run([jax.device_put(x, source).block_until_ready()])
         assert y.sharding.is_equivalent_to(target, y.ndim)
         assert len(y.addressable_shards) == target.num_devices
         where = target.devices_indices_map(case.shape)

@@ -1,0 +1,231 @@
+"""What is ready moves from CPU to CPU in one pass over memory; what is not ready is not waited for."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxlib.mlir import ir
+
+from pathways.dialect import make_context
+from pathways.passes.driver import run_passes
+from pathways.passes.text import parse_pipeline
+from pathways.runtime import executable, pjrt, tracing
+from pathways.runtime.host_moves import Part, read_parts
+from pathways.runtime.lower import plan_of
+from pathways.runtime.plan import Launch
+from pathways.runtime.resources import bind
+from pathways.runtime.trace_file import read_trace
+from pathways.runtime.virtual import make_virtual_device_set
+
+X = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
+PASSES = "pw-lower-transfers,pw-schedule,pw-plan-memory{donate-bytes=0},pw-verify-schedule"
+
+
+def read(text: str):
+    return read_parts(f"func.func @main{text}".encode())
+
+
+def test_parts_of_what_is_cut_and_joined():
+    """The last row of `%a` and the first element of `%b` next to each other, from the second column on."""
+    found = read("""(%a: tensor<2x2xf32>, %b: tensor<1x3xf32>) -> tensor<1x2xf32> {
+      %0 = stablehlo.slice %a [1:2, 0:2] : (tensor<2x2xf32>) -> tensor<1x2xf32>
+      %1 = stablehlo.slice %b [0:1, 0:1] : (tensor<1x3xf32>) -> tensor<1x1xf32>
+      %2 = stablehlo.concatenate %0, %1, dim = 1 : (tensor<1x2xf32>, tensor<1x1xf32>) -> tensor<1x3xf32>
+      %3 = stablehlo.slice %2 [0:1, 1:3] : (tensor<1x3xf32>) -> tensor<1x2xf32>
+      return %3 : tensor<1x2xf32>
+    }""")
+    row = (0, 1)
+    assert found == [(Part(0, ((1, 2), (1, 2)), (row, (0, 1))), Part(1, (row, (0, 1)), (row, (1, 2))))]
+
+
+NO_PARTS = {
+    "every other element": "%0 = stablehlo.slice %a [0:4:2] : (tensor<4xf32>) -> tensor<2xf32>",
+    "arithmetic": """%1 = stablehlo.slice %a [0:2] : (tensor<4xf32>) -> tensor<2xf32>
+      %0 = stablehlo.negate %1 : tensor<2xf32>""",
+}
+
+
+@pytest.mark.parametrize("body", NO_PARTS.values(), ids=NO_PARTS)
+def test_what_is_more_than_cut_and_joined_has_no_parts(body):
+    assert read(f"(%a: tensor<4xf32>) -> tensor<2xf32> {{ {body} return %0 : tensor<2xf32> }}") is None
+
+
+ROWS, COLUMNS, WHOLE = '[{"x"}, {}]', '[{}, {"x"}]', "[{}, {}]"
+TYPE = "tensor<24x8xf32>"
+SIZES = {"s": 4, "a": 2, "b": 2}
+
+
+def lies(slice: str, dims: str) -> str:
+    return f"pw.slice = @{slice}, sdy.sharding = #sdy.sharding<@mesh_{slice}, {dims}>"
+
+
+def transfer(name: str, operand: str, slice: str, dims: str) -> str:
+    attributes = f"sharding = #sdy.sharding<@mesh_{slice}, {dims}>, slice = @{slice}"
+    return f'%{name} = "pw.transfer"(%{operand}) {{{attributes}}} : ({TYPE}) -> {TYPE}'
+
+
+def double(name: str, operand: str) -> str:
+    attributes = 'callee = @double, slice = @s, phase = "glue"'
+    return f'%{name} = "pw.launch"(%{operand}) {{{attributes}}} : ({TYPE}) -> {TYPE}'
+
+
+class Program:
+    """A loaded program on slices of four devices and twice two.
+
+    Args:
+      body: what it does with its argument `%x`, which lies in rows over the four.
+      results: the slice and the sharding of each result.
+      donated: whether it consumes its argument.
+    """
+
+    def __init__(self, *body: str, results: dict[str, tuple[str, str]], donated: bool = False):
+        declared = "".join(
+            f'sdy.mesh @mesh_{name} = <["x"={size}]>\n'
+            f'"pw.slice"() {{mesh = @mesh_{name}, sym_name = "{name}"}} : () -> ()\n'
+            for name, size in SIZES.items()
+        )
+        given = lies("s", ROWS) + ", pw.donated" * donated
+        inner = f"{TYPE} {{sdy.sharding = #sdy.sharding<@mesh_s, {ROWS}>}}"
+        lines = "\n".join(body)
+        text = f"""module @moves attributes {{pw.form = "placed"}} {{
+          {declared}
+          func.func public @main(%x: {TYPE} {{{given}}})
+              -> ({", ".join(f"{TYPE} {{{lies(*where)}}}" for where in results.values())}) {{
+            {lines}
+            return {", ".join(f"%{name}" for name in results)} : {", ".join([TYPE] * len(results))}
+          }}
+          func.func private @double(%a: {inner}) -> ({inner}) {{
+            %0 = stablehlo.add %a, %a : {TYPE}
+            return %0 : {TYPE}
+          }}
+        }}"""
+        context = make_context()
+        module = ir.Module.parse(text, context)
+        run_passes(module, parse_pipeline(PASSES, context))
+        devices = make_virtual_device_set()
+        slices = {name: devices.add_slice((size,), ("x",)) for name, size in SIZES.items()}
+        bound = bind(list(slices.values()), "moves")
+        bindings = {name: bound[slice] for name, slice in slices.items()}
+        self.plan = plan_of(module, "moves")
+        self.loaded = executable.load(self.plan, bindings)
+        self.source = self.loaded.inputs[0].sharding
+
+    def __call__(self, x: jax.Array) -> list[jax.Array]:
+        return self.loaded.run([x])
+
+    def ready(self) -> jax.Array:
+        return jax.device_put(X, self.source).block_until_ready()
+
+
+def test_devices_that_hold_the_same_share_memory():
+    """Only a value that moves through the host can do that: a join makes an array on each device."""
+    program = Program(transfer("y", "x", "a", WHOLE), results={"y": ("a", WHOLE)})
+    (y,) = program(program.ready())
+    np.testing.assert_array_equal(y, X)
+    first, second = (shard.data.unsafe_buffer_pointer() for shard in y.addressable_shards)
+    assert first == second
+
+
+@pytest.fixture
+def late():
+    """A function that doubles an array, but not before it is told to; and how to tell it."""
+    told = threading.Event()
+
+    def wait(x: np.ndarray) -> np.ndarray:
+        told.wait(60)
+        return np.asarray(x) * 2
+
+    def double(x: jax.Array) -> jax.Array:
+        call = functools.partial(jax.pure_callback, wait, jax.ShapeDtypeStruct((6, 8), x.dtype))
+        return jax.jit(jax.shard_map(call, mesh=x.sharding.mesh, in_specs=P("x"), out_specs=P("x")))(x)
+
+    yield double, told.set
+    told.set()
+
+
+def test_what_is_not_ready_is_not_waited_for(late):
+    double, tell = late
+    program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
+    (y,) = program(double(program.ready()))
+    assert not y.is_ready()
+    tell()
+    np.testing.assert_array_equal(y, X * 2)
+
+
+def test_a_trace_waits_for_pieces(late, tmp_path):
+    """Nothing of the move ends before the value is there."""
+    double, tell = late
+    program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
+    with tracing.trace(tmp_path / "run.json"):
+        program(double(program.ready()))
+        time.sleep(0.05)
+        tell()
+    (timeline,) = read_trace((tmp_path / "run.json").read_bytes())
+    assert len(timeline.events) == 3
+    assert all(event.end > 0.05 for event in timeline.events)
+
+
+def test_a_cut_is_left_to_all_that_read_it():
+    """Two transfers read the pieces of one cut, one of them copies them to the same number of devices."""
+    program = Program(
+        transfer("y", "x", "a", COLUMNS),
+        transfer("z", "x", "b", COLUMNS),
+        results={"y": ("a", COLUMNS), "z": ("b", COLUMNS)},
+    )
+    for x in (program.ready(), jax.device_put(X, program.source)):
+        for array in program(x):
+            np.testing.assert_array_equal(array, X)
+
+
+def test_a_value_that_is_donated_while_it_moves_arrives_as_it_was():
+    """Views of its shards outlive the array; XLA then copies what it is given instead of writing over it."""
+    program = Program(
+        transfer("y", "x", "a", COLUMNS),
+        double("z", "x"),
+        results={"y": ("a", COLUMNS), "z": ("s", ROWS)},
+        donated=True,
+    )
+    x = program.ready()
+    y, z = program(x)
+    assert x.is_deleted()
+    np.testing.assert_array_equal(y, X)
+    np.testing.assert_array_equal(z, X * 2)
+
+
+def test_an_array_that_was_deleted_is_named():
+    program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
+    x = program.ready()
+    x.delete()
+    with pytest.raises(RuntimeError, match=r"program 'moves': argument 0 has been deleted"):
+        program(x)
+
+
+def test_what_arrived_through_the_host_may_be_donated():
+    """XLA owns no memory of the host and makes a copy to write into."""
+    program = Program(
+        transfer("y", "x", "a", COLUMNS),
+        transfer("z", "y", "s", ROWS),
+        double("w", "z"),
+        results={"w": ("s", ROWS)},
+    )
+    launches = [s for s in program.plan.steps if isinstance(s, Launch)]
+    assert any(program.plan.computations[s.computation].donated for s in launches)
+    for _ in range(2):
+        (w,) = program(program.ready())
+        np.testing.assert_array_equal(w, X * 2)
+
+
+def test_64_bits_stay_64_bits():
+    """Without x64 JAX narrows arrays of the host, but programs may have been traced with it."""
+    sharding = NamedSharding(jax.make_mesh((2,), ("x",), devices=jax.devices()[:2]), P("x"))
+    third = np.full(8, 1 / 3)
+    array = pjrt.from_host(jax.core.ShapedArray((16,), np.dtype(np.float64)), sharding)([third, third])
+    assert not jax.config.jax_enable_x64
+    np.testing.assert_array_equal(array.addressable_shards[1].data, third)
