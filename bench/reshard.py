@@ -10,6 +10,7 @@ compares medians, of the time until the call returns and of the time until the r
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -220,6 +221,9 @@ class Fresh:
 
     def prepare(self) -> None:
         self.array = self.make().block_until_ready()
+        # JAX frees what a call left in the memory of the host with other garbage, or else in a later call,
+        # which may be the other side's.
+        gc.collect(0)
 
 
 def check(ours: jax.Array, theirs: jax.Array) -> None:

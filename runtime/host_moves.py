@@ -13,7 +13,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,9 @@ from pathways.runtime.plan import Launch, Plan, Slot, Transfer
 
 Index = tuple[tuple[int, int], ...]
 """Where a part begins and ends, in each dimension."""
+
+_LARGE = 4 << 20
+"""Bytes that several threads copy; numpy lets others run meanwhile. Fewer are done before a thread wakes."""
 
 _ALIGNMENT = 64
 """XLA takes an array of the host as it is from such addresses, and copies it from others."""
@@ -284,19 +289,36 @@ def fill(
 ) -> Callable[[Views], list[np.ndarray]]:
     """A function that makes the shards of the target; devices whose shards are equal share one array."""
     numbers = {shard: number for number, shard in enumerate(dict.fromkeys(shards))}
-    copies = [[(part.source, _slices(part.there), _slices(part.here)) for part in shard] for shard in numbers]
     order = [numbers[shard] for shard in shards]
+    copies = [
+        (number, part.source, _slices(part.here), _slices(part.there))
+        for shard, number in numbers.items()
+        for part in shard
+    ]
+    large = len(numbers) * math.prod(shape) * dtype.itemsize >= _LARGE
+    threads = min(4, os.cpu_count() or 1) if large else 1
+    mine, *others = [copies[n::threads] for n in range(threads)]
 
     def make(views: Views) -> list[np.ndarray]:
-        made = []
-        for parts in copies:
-            array = _empty(shape, dtype)
-            for source, there, here in parts:
-                array[here] = views[source][there]
-            made.append(array)
+        made = [_empty(shape, dtype) for _ in numbers]
+
+        def copy(some: Sequence[tuple[int, int, Any, Any]]) -> None:
+            for number, source, here, there in some:
+                made[number][here] = views[source][there]
+
+        waiting = [_copiers().submit(copy, some) for some in others if some]
+        copy(mine)
+        for one in waiting:
+            one.result()
         return [made[number] for number in order]
 
     return make
+
+
+@functools.cache
+def _copiers() -> futures.ThreadPoolExecutor:
+    """The threads that copy besides the one that issues steps."""
+    return futures.ThreadPoolExecutor(thread_name_prefix="pathways copy")
 
 
 def _slices(index: Index) -> tuple[slice, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 
@@ -16,7 +17,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime import executable, pjrt, tracing
+from pathways.runtime import executable, host_moves, pjrt, tracing
 from pathways.runtime.host_moves import Part, read_parts
 from pathways.runtime.lower import plan_of
 from pathways.runtime.plan import Launch
@@ -131,6 +132,16 @@ def test_devices_that_hold_the_same_share_memory():
     np.testing.assert_array_equal(y, X)
     first, second = (shard.data.unsafe_buffer_pointer() for shard in y.addressable_shards)
     assert first == second
+
+
+def test_several_threads_fill_large_shards(monkeypatch):
+    monkeypatch.setattr(host_moves, "_LARGE", 0)
+    program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
+    for _ in range(2):
+        (y,) = program(program.ready())
+        np.testing.assert_array_equal(y, X)
+    copying = any(thread.name.startswith("pathways copy") for thread in threading.enumerate())
+    assert copying or os.cpu_count() == 1
 
 
 @pytest.fixture
