@@ -134,6 +134,17 @@ def test_devices_that_hold_the_same_share_memory():
     assert first == second
 
 
+def test_parts_are_read_from_bundles_too():
+    """There a computation is a portable artifact."""
+    program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
+    modules = [computation.module for computation in program.plan.computations.values()]
+    assert len(modules) == 2
+    for module in modules:
+        parts = read_parts(module)
+        assert parts is not None
+        assert read_parts(pjrt.portable_artifact(module)) == parts
+
+
 def test_several_threads_fill_large_shards(monkeypatch):
     monkeypatch.setattr(host_moves, "_LARGE", 0)
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
