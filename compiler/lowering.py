@@ -46,7 +46,7 @@ class Traced:
       out_tree: the structure of the results.
       callbacks: host callbacks that the computations refer to by position.
       keepalive: what must live as long as the executables.
-      platform: what JAX calls the kind of device that it was lowered for.
+      platform: what JAX calls the platform that it was lowered for, such as `cuda`.
     """
 
     module: ir.Module

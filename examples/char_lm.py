@@ -243,6 +243,8 @@ def measure(step: Callable[..., Any], state: State, data: Iterator[Batch], folde
 def main() -> int:
     options = parse_options()
     os.environ["PW_DUMP_TO"] = str(options.dump_dir)
+    # A GPU would round what it multiplies to few bits, and make large differences of small ones.
+    jax.config.update("jax_default_matmul_precision", "float32")
     shape, overlap = connect(slices=options.slices, shape=options.mesh)
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice(shape, AXES, overlap=overlap) for _ in range(options.slices)]

@@ -139,7 +139,7 @@ class Manifest:
 
     Attributes:
       name: the name of the program.
-      platform: what JAX calls the kind of device that it was lowered for.
+      platform: what JAX calls the platform that it was lowered for, such as `cuda`.
       versions: of the packages that made it.
       slices: the slices that it needs, in the order of the program.
       positional: the positional arguments.

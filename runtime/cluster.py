@@ -11,6 +11,8 @@ import threading
 
 import jax
 
+from pathways.runtime import pjrt
+
 
 @dataclasses.dataclass(frozen=True)
 class Host:
@@ -65,8 +67,8 @@ class Cluster:
 
     @property
     def platform(self) -> str:
-        """What JAX calls the kind of device: cpu, gpu, tpu."""
-        return self.devices[0].handle.platform
+        """The platform that programs are lowered for: cpu, cuda, rocm, tpu."""
+        return pjrt.platform_of(self.devices[0].handle)
 
 
 MORE_CPU_DEVICES = (

@@ -55,6 +55,14 @@ def _note_cache_hit(event: str, **_: str | int) -> None:
 jax.monitoring.register_event_listener(_note_cache_hit)
 
 
+def platform_of(device: jax.Device) -> str:
+    """The platform that a device runs code for: cpu, cuda, rocm, tpu.
+
+    The public name of both kinds of GPU is gpu, which does not say whose code runs there.
+    """
+    return getattr(device.client, "_raw_platform", device.platform)
+
+
 def device_list(devices: Sequence[jax.Device]) -> Any:
     """The list of devices in the form in which every other call here takes it."""
     return _jax.DeviceList(tuple(devices))

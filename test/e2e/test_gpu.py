@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAIN = """
 import jax, jax.numpy as jnp, numpy as np, pathways as pw
 
+jax.config.update("jax_default_matmul_precision", "float32")
 devices = pw.make_virtual_device_set()
 s0, s1 = (devices.add_slice(shape=(1,), axis_names=("x",), overlap=True) for _ in range(2))
 layer = lambda w, x: jnp.tanh(x @ w)
