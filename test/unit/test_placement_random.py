@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jaxlib.mlir import ir
+from random_programs import prove, three_slices
 
 import pathways as pw
-from pathways.dialect import make_context
-from pathways.passes.driver import run_passes
-from pathways.passes.verify_schedule import VerifySchedule
 
 # Small arrays may be mirrored; larger ones have one home, and the largest may be donated inside.
 SHAPES = [(), (3,), (700,), (20_000,)]
@@ -112,14 +109,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
 
 @pytest.fixture(scope="module")
 def slices() -> list[pw.VirtualSlice]:
-    devices = pw.make_virtual_device_set()
-    return [devices.add_slice(shape, "x") for shape in (1, 1, 2)]
-
-
-def prove(scheduled: str) -> None:
-    """Runs `pw-verify-schedule` on the text of a program."""
-    with make_context() as context:
-        run_passes(ir.Module.parse(scheduled, context), [VerifySchedule()])
+    return three_slices()
 
 
 @settings(
