@@ -95,8 +95,13 @@ def register(program: Traceable) -> None:
 @functools.cache
 def _start_from_environment() -> None:
     path = os.environ.get("PW_TRACE")
-    if path:
-        atexit.register(_stop, _start(Path(path)))
+    if not path:
+        return
+    try:
+        recorder = _start(Path(path))
+    except OSError as error:
+        raise OSError(error.errno, f"PW_TRACE names no file to write: {error.strerror}", path) from None
+    atexit.register(_stop, recorder)
 
 
 def _start(path: Path) -> Recorder:

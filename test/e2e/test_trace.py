@@ -182,3 +182,17 @@ def test_a_killed_process_leaves_a_trace(tmp_path):
             time.sleep(0.05)
         process.kill()
     assert read_trace((tmp_path / "run.json").read_bytes())
+
+
+def test_a_path_of_the_environment_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, "PW_TRACE": str(tmp_path)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    last = failed.value.stderr.strip().splitlines()[-1]
+    assert "PW_TRACE names no file to write: Is a directory" in last
+    assert str(tmp_path) in last
