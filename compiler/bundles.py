@@ -17,11 +17,12 @@ from pathways.compiler.stages import Lowered
 from pathways.compiler.structures import argument_roots, tree_of
 from pathways.dialect import make_context, ops_named
 from pathways.runtime import bundle, pjrt, trees
-from pathways.runtime.bundle import BundleError, Code, Constant, Leaf, Manifest, Root, Slice
 from pathways.runtime.bundle_program import custom_calls, read_artifact
 from pathways.runtime.compile_cache import code_target, serialize_all
 from pathways.runtime.executable import Executable
 from pathways.runtime.lower import plan_of
+from pathways.runtime.manifest import BundleError, Code, Constant, Leaf, Manifest, Root, Slice
+from pathways.runtime.manifest import Computation as ListedComputation
 from pathways.runtime.plan import Argument, Computation, Plan, Result
 
 RESULT = "result"
@@ -76,9 +77,7 @@ def _save(path: str | os.PathLike[str], lowered: Lowered, executable: Executable
         arguments=tuple(_leaves((*positional, *named), traced.in_avals, passed)),
         result=result,
         results=tuple(_leaves((result,), traced.out_avals, plan.results)),
-        computations=tuple(
-            bundle.Computation(c.name, c.local, c.effects) for c in plan.computations.values()
-        ),
+        computations=tuple(ListedComputation(c.name, c.local, c.effects) for c in plan.computations.values()),
         custom_calls=tuple(sorted(calls)),
         constants=tuple(Constant(name, value.shape, value.dtype.name) for name, value in constants.items()),
     )

@@ -17,7 +17,7 @@ from pathways.compiler.lowering import Traced
 from pathways.compiler.stages import Bound
 from pathways.compiler.structures import key_of
 from pathways.runtime import pjrt, trees
-from pathways.runtime.bundle import Bundle, BundleError, Leaf
+from pathways.runtime.bundle import Bundle
 from pathways.runtime.bundle import read as read_bundle
 from pathways.runtime.bundle_program import read_program
 from pathways.runtime.cluster import cluster
@@ -25,6 +25,7 @@ from pathways.runtime.compile_cache import code_target
 from pathways.runtime.examine import examine_apart
 from pathways.runtime.executable import Executable
 from pathways.runtime.executable import load as load_executable
+from pathways.runtime.manifest import BundleError, Leaf
 from pathways.runtime.plan import Launch, Plan
 from pathways.runtime.resources import bind
 from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from pathways.runtime import trees
-from pathways.runtime.bundle import BundleError, Root
+from pathways.runtime.manifest import BundleError, Root
 
 
 def argument_roots(tree: Any, paths: Sequence[str]) -> tuple[tuple[Root, ...], tuple[Root, ...]]:

@@ -17,8 +17,9 @@ from pathways.dialect import donated_arguments, form_of, make_context, ops_named
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.verify_schedule import VerifySchedule
-from pathways.runtime.bundle import PROGRAM, Bundle, BundleError, Constant, Leaf
+from pathways.runtime.bundle import PROGRAM, Bundle
 from pathways.runtime.lower import Stored, StoredComputation, array_type, plan_of
+from pathways.runtime.manifest import BundleError, Constant, Leaf
 from pathways.runtime.plan import Argument, ArrayType, Plan, Result
 
 _LAPACK = ("potrf", "geqrf", "geev", "gees", "gehrd", "geqp3", "gesdd", "gesvd", "getrf", "gtsv", "trsm")

@@ -10,8 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from pathways.runtime.bundle import Bundle, BundleError, read
+from pathways.runtime.bundle import Bundle, read
 from pathways.runtime.bundle_program import check_artifacts, read_program
+from pathways.runtime.manifest import BundleError
 
 
 def allowance(bundle: Bundle) -> tuple[float, int]:

@@ -7,7 +7,8 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 
-from pathways.runtime.bundle import MANIFEST, Bundle, BundleError, Leaf, read
+from pathways.runtime.bundle import Bundle, read
+from pathways.runtime.manifest import MANIFEST, BundleError, Leaf
 from pathways.runtime.tables import size, table
 from pathways.tools import supervisor
 from pathways.tools.arguments import Parser, version_of

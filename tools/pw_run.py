@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pathways.runtime.bundle import Bundle, BundleError, Leaf, read
+from pathways.runtime.bundle import Bundle, read
+from pathways.runtime.manifest import BundleError, Leaf
 from pathways.runtime.plan import ArrayType
 from pathways.tools import supervisor
 from pathways.tools.arguments import MOST_CPU_DEVICES, Parser, count, cpu_devices, version_of

@@ -26,9 +26,9 @@ from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule import POLICIES
-from pathways.runtime.bundle import BundleError
 from pathways.runtime.cluster import connect
 from pathways.runtime.executable import CompileError
+from pathways.runtime.manifest import BundleError
 from pathways.runtime.resources import ResourceError
 from pathways.tools.files import UserError, read_input
 from pathways.tools.signatures import Array

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pathways.compiler.api import Program, jit, program
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.stages import Compiled, Lowered, ProgramError
-    from pathways.runtime.bundle import BundleError
     from pathways.runtime.cluster import cluster, connect
     from pathways.runtime.executable import CompileError
+    from pathways.runtime.manifest import BundleError
     from pathways.runtime.resources import ResourceError
     from pathways.runtime.tracing import trace
     from pathways.runtime.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BundleError": "runtime.bundle",
+    "BundleError": "runtime.manifest",
     "CompileError": "runtime.executable",
     "Compiled": "compiler.stages",
     "LoadedProgram": "compiler.loaded",

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways.runtime import bundle, compile_cache, examine, resources
-from pathways.runtime.bundle import BundleError
+from pathways.runtime.manifest import BundleError
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))

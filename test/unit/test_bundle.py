@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pathways.runtime import bundle, stored_zip
-from pathways.runtime.bundle import BundleError, Code, Computation, Constant, Leaf, Manifest, Root, Slice
+from pathways.runtime.manifest import BundleError, Code, Computation, Constant, Leaf, Manifest, Root, Slice
 
 MANIFEST = Manifest(
     name="step",
