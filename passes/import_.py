@@ -11,7 +11,6 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways.dialect import (
     SLICE,
-    ConstantOp,
     LaunchOp,
     ReduceOp,
     SplitOp,
@@ -21,12 +20,11 @@ from pathways.dialect import (
     set_form,
     symbol_table,
 )
-from pathways.passes._loops import values_in_loops
+from pathways.passes._closures import hoist_constants
+from pathways.passes._stages import PlacedCall, number_stages
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.ir_utils import (
-    add_argument,
     body_block,
-    byte_size,
     callees,
     captured,
     erase_unused_functions,
@@ -76,25 +74,12 @@ class Import(Pass):
         importer.mark_loops()
         importer.make_launches()
         importer.split_barriers()
-        importer.number_stages()
-        importer.hoist_constants(self.max_constant_bytes)
+        number_stages(main, importer.calls)
+        hoist_constants(module, [call.launch for call in importer.calls], self.max_constant_bytes)
         for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
             del module.operation.attributes[name]
         erase_unused_functions(module)
         set_form(module, "imported")
-
-
-@dataclasses.dataclass
-class _PlacedCall:
-    """A launch with what its metadata said: which call of the trace it stems from, and its stage."""
-
-    launch: LaunchOp
-    call: str
-    stage: int | None
-
-
-_Level = tuple[int, str]
-"""A stage without a number yet: how many changes of slice lie in front of it, and its own slice."""
 
 
 class _Importer:
@@ -103,7 +88,7 @@ class _Importer:
         self.main = main
         self.symbols = symbol_table(module)
         self.flattened: set[str] = set()
-        self.calls: list[_PlacedCall] = []
+        self.calls: list[PlacedCall] = []
         self.loops: dict[ir.Value, str] = {}
         """The loop of each value of a microbatch."""
 
@@ -351,7 +336,7 @@ class _Importer:
                 ip=ir.InsertionPoint(op),
             )
             stage = int(metadata["pw.stage"]) if "pw.stage" in metadata else None
-            self.calls.append(_PlacedCall(launch, metadata.get("pw.call", ""), stage))
+            self.calls.append(PlacedCall(launch, metadata.get("pw.call", ""), stage))
             for result in op.results:
                 # It is about to go, and another value may get its place in memory.
                 self.loops.pop(result, None)
@@ -400,126 +385,6 @@ class _Importer:
         for op in list(body_block(self.main).operations):
             if op.operation.name == "stablehlo.optimization_barrier" and not list(op.results[0].uses):
                 op.operation.erase()
-
-    def number_stages(self) -> None:
-        """Stages are maximal runs of forward calls on one slice, numbered in topological order.
-
-        In a loop only what depends on the microbatch counts. A call in front of the loop that prepares what a
-        stage on its slice reads is part of that stage, and so is its backward call.
-        """
-        loops = values_in_loops(self.main)
-        level_of: dict[ir.Value, _Level] = {}
-        forward: list[tuple[_PlacedCall, _Level]] = []
-        # Where only gradients are asked for, `jax.checkpoint` leaves no forward call but the repeated one.
-        run_forward = {call.call for call in self.calls if call.launch.phase == "fwd"}
-        calls = iter(self.calls)
-        for op in body_block(self.main).operations:
-            in_loop = any(r in loops for r in op.results)
-            read = [v for v in op.operands if v in loops] if in_loop else op.operands
-            incoming = [level_of[v] for v in read if v in level_of]
-            if isinstance(op, LaunchOp):
-                call = next(calls)
-                if op.phase == "fwd" or (op.phase == "recompute" and call.call not in run_forward):
-                    here = max((lvl + (s != op.slice) for lvl, s in incoming), default=0)
-                    forward.append((call, (here, op.slice)))
-                    incoming = [(here, op.slice)]
-            if incoming:
-                level_of.update(dict.fromkeys(op.results, max(incoming)))
-        forward = _with_readers(self.main, forward)
-        keys = sorted({key for _, key in forward}, key=lambda k: k[0])
-        numbers = {key: n for n, key in enumerate(keys)}
-        by_call: dict[str, list[int]] = {}
-        for call, key in forward:
-            call.launch.stage = numbers[key] if call.stage is None else call.stage
-            by_call.setdefault(call.call, []).append(call.launch.stage)
-        # Backward calls meet the forward calls they stem from in reverse.
-        for call in self.calls:
-            stages = by_call.get(call.call, [])
-            if call.launch.stage is not None or not stages:
-                continue
-            if call.launch.phase == "bwd":
-                stages.insert(0, stages.pop())
-            call.launch.stage = stages[0] if call.stage is None else call.stage
-
-    def hoist_constants(self, limit: int) -> None:
-        names: dict[ir.Attribute, str] = {}
-        arguments: dict[str, ir.Value] = {}
-        taken = set(self.symbols)
-
-        def argument_for(value: ir.Attribute, location: ir.Location) -> ir.Value:
-            if value not in names:
-                name = unique_name(f"k{len(names)}", taken)
-                taken.add(name)
-                names[value] = name
-                ConstantOp.build(sym_name=name, value=value, loc=location, ip=ir.InsertionPoint(self.main))
-                arguments[name] = add_argument(
-                    self.main, value.type, {"pw.constant": ir.FlatSymbolRefAttr.get(name)}
-                )
-            return arguments[names[value]]
-
-        launches_of: dict[str, list[LaunchOp]] = {}
-        for call in self.calls:
-            launches_of.setdefault(call.launch.callee, []).append(call.launch)
-        for function in (self.main, *(self.symbols[name] for name in launches_of)):
-            for op in list(body_block(function).operations):
-                if op.operation.name != "stablehlo.constant" or byte_size(op.results[0].type) <= limit:
-                    continue
-                try:
-                    value = op.attributes["value"]
-                except TypeError:
-                    # The bindings cannot hand out complex elements; they stay in the computation.
-                    continue
-                if isinstance(value, ir.DenseElementsAttr) and value.is_splat:
-                    continue
-                hidden = argument_for(value, op.operation.location)
-                if function is not self.main:
-                    launches = launches_of[function.attributes["sym_name"].value]
-                    hidden = self.pass_to_callee(function, launches, hidden)
-                op.results[0].replace_all_uses_with(hidden)
-                op.operation.erase()
-
-    def pass_to_callee(self, function: ir.OpView, launches: list[LaunchOp], value: ir.Value) -> ir.Value:
-        """Gives a computation one more argument, and all its launches the value for it."""
-        argument = add_argument(function, value.type, {})
-        for number, launch in enumerate(launches):
-            longer = LaunchOp.build(
-                [*launch.operands, value],
-                [r.type for r in launch.results],
-                **{name: getattr(launch, name) for name in LaunchOp.fields()},
-                loc=launch.operation.location,
-                ip=ir.InsertionPoint(launch),
-            )
-            for old, new in zip(launch.results, longer.results, strict=True):
-                old.replace_all_uses_with(new)
-            launch.operation.erase()
-            launches[number] = longer
-        return argument
-
-
-def _with_readers(
-    main: ir.OpView, forward: list[tuple[_PlacedCall, _Level]]
-) -> list[tuple[_PlacedCall, _Level]]:
-    """Gives calls in front of a loop the level of its first call on their slice that reads them."""
-    levels = {
-        call.launch.results[0]: level for call, level in forward if call.launch.loop and call.launch.results
-    }
-    read_at: dict[ir.Value, frozenset[_Level]] = {}
-    for op in reversed(list(body_block(main).operations)) if levels else ():
-        if op.results and op.results[0] in levels:
-            found = frozenset({levels[op.results[0]]})
-        elif isinstance(op, LaunchOp) and op.loop is not None:
-            continue
-        else:
-            found = frozenset().union(*(read_at.get(r, frozenset()) for r in op.results))
-        for value in captured(op) if found else ():
-            read_at[value] = read_at.get(value, frozenset()) | found
-
-    def moved(launch: LaunchOp, level: _Level) -> _Level:
-        readers = frozenset().union(*(read_at.get(r, frozenset()) for r in launch.results))
-        here = [reader for reader in readers if reader[1] == launch.slice]
-        return min(here) if launch.loop is None and here else level
-
-    return [(call, moved(call.launch, level)) for call, level in forward]
 
 
 def _replace[T: ir.OpView](old: ir.OpView, new: T) -> T:
