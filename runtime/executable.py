@@ -245,7 +245,7 @@ class _Target:
         operands = tuple(self.shardings[slot] for slot in launch.operands)
         local = self.plan.computations[launch.computation].local
         apart = self._are_apart((*launch.operands, *launch.results)) if local else ()
-        role = self._roles.get(launch.results[0]) if local else None
+        role = self._roles.get(launch.results[0]) if local and launch.results else None
         key = (launch.computation, launch.slice, operands, avals, shardings, apart, role)
         if key not in self._kernels and local:
             self._check_shards(launch)
@@ -389,17 +389,15 @@ class _Target:
         if role is None:
             return otherwise
         views = pjrt.host_views if role.begins else host_moves.handed_on
-        land = None
-        if role.shards is not None:
-            (slot,) = step.results
-            aval, sharding = self.avals[slot], self.shardings[slot]
-            fill = host_moves.fill(role.shards, sharding.shard_shape(aval.shape), aval.dtype)
-            put = pjrt.from_host(aval, sharding)
-
-            def land(held: host_moves.Views) -> Any:
-                return put(fill(held))
-
+        land = None if role.shards is None else self._land(role.shards, step.results[0])
         return host_moves.through_host(views, land, len(step.results), otherwise)
+
+    def _land(self, shards: Sequence[host_moves.Shard], slot: Slot) -> Callable[[host_moves.Views], Any]:
+        """A function that makes the array in a slot of views of another one's shards."""
+        aval, sharding = self.avals[slot], self.shardings[slot]
+        fill = host_moves.fill(shards, sharding.shard_shape(aval.shape), aval.dtype)
+        put = pjrt.from_host(aval, sharding)
+        return lambda held: put(fill(held))
 
     def _check_whole(self, transfer: Transfer) -> None:
         """Checks that a copy shard by shard, in the order of the meshes, gives each device what it needs.

@@ -24,16 +24,23 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import make_context, symbol_table
 from pathways.runtime.bundle import is_artifact
-from pathways.runtime.plan import Launch, Plan, Slot, Transfer
+from pathways.runtime.plan import Launch, Plan, Release, Slot, Step, Transfer
 
 Index = tuple[tuple[int, int], ...]
 """Where a part begins and ends, in each dimension."""
 
 _LARGE = 4 << 20
-"""Bytes that several threads copy; numpy lets others run meanwhile. Fewer are done before a thread wakes."""
+"""Bytes that several threads copy, which numpy allows. Below, one is done before another wakes."""
+
+_MOST_PARTS = 1 << 16
+"""The parts that the operations of a computation may read: a few can make any number of them."""
 
 _ALIGNMENT = 64
 """XLA takes an array of the host as it is from such addresses, and copies it from others."""
+
+
+_Copies = Sequence[tuple[int, int, tuple[slice, ...], tuple[slice, ...]]]
+"""The numbers of an array of the target and of a shard of the source, and what goes where from where."""
 
 
 class Views(tuple[np.ndarray, ...]):
@@ -90,12 +97,16 @@ class _Move:
     join: Launch | None
 
     @property
+    def steps(self) -> list[Launch | Transfer]:
+        return [step for step in (self.cut, self.transfer, self.join) if step is not None]
+
+    @property
     def source(self) -> Slot:
-        return (self.cut or self.transfer).operands[0]
+        return self.steps[0].operands[0]
 
     @property
     def result(self) -> Slot:
-        return (self.join or self.transfer).results[0]
+        return self.steps[-1].results[0]
 
 
 class _Finder:
@@ -105,7 +116,13 @@ class _Finder:
         self.apart = apart
         self.makers: dict[Slot, Launch] = {}
         self.readers: dict[Slot, list[Launch | Transfer]] = {}
-        for step in plan.steps:
+        self.numbers: dict[int, int] = {}
+        """The number of each step, by its identity: launches without results may be equal."""
+        self.ends: dict[Slot, int] = {}
+        """The number of the step that consumes what is in a slot."""
+        for number, step in enumerate(plan.steps):
+            self.numbers[id(step)] = number
+            self.ends.update(dict.fromkeys(self.consumed(step), number))
             if isinstance(step, Launch | Transfer):
                 for slot in step.operands:
                     self.readers.setdefault(slot, []).append(step)
@@ -116,11 +133,10 @@ class _Finder:
     def roles(self, replicas: Callable[[Slot], Sequence[int]]) -> dict[Slot, Role]:
         found: dict[Slot, Role] = {}
         for move in self.moves():
-            steps = [step for step in (move.cut, move.transfer, move.join) if step is not None]
             shards = tuple(self.shards(move, replicas(move.source)))
-            for step in steps:
-                ends = step is steps[-1]
-                found[step.results[0]] = Role(step is steps[0], shards if ends else None)
+            for step in move.steps:
+                ends = step is move.steps[-1]
+                found[step.results[0]] = Role(step is move.steps[0], shards if ends else None)
         return found
 
     def moves(self) -> list[_Move]:
@@ -143,15 +159,27 @@ class _Finder:
         if transfer.routes is None or not {transfer.src, transfer.dst} <= self.slices:
             return
         found = _Move(self.cut(transfer), transfer, self.join(transfer))
-        steps = (found.cut, found.join)
-        computations = [step.computation for step in steps if step is not None]
+        first, last = found.steps[0], found.steps[-1]
+        launches = [step for step in found.steps if isinstance(step, Launch)]
         if (
-            computations
-            and len((found.cut or transfer).operands) == len((found.join or transfer).results) == 1
+            launches
+            and len(first.operands) == len(last.results) == 1
             and self.apart.isdisjoint({found.source, found.result})
-            and all(self.parts(name) is not None for name in computations)
+            and not self.numbers[id(first)] <= self.ends.get(found.source, -1) <= self.numbers[id(last)]
+            and all(self.parts(launch.computation) is not None for launch in launches)
         ):
             yield found
+
+    def consumed(self, step: Step) -> Iterator[Slot]:
+        """The slots whose arrays a step donates or deletes: XLA could not, while there are views of them."""
+        match step:
+            case Launch():
+                for number in self.plan.computations[step.computation].donated:
+                    yield step.operands[number]
+            case Release():
+                yield from step.delete
+            case Transfer():
+                pass
 
     def cut(self, transfer: Transfer) -> Launch | None:
         """The local launch that made the operands of a transfer, and that only transfers read."""
@@ -206,11 +234,18 @@ def read_parts(module: bytes) -> list[Shard] | None:
     else:
         parsed = ir.Module.parse(module, context)
     block = symbol_table(parsed)["main"].regions[0].blocks[0]
+    values = [*block.arguments, *(value for op in block.operations for value in op.results)]
+    if not all(isinstance(v.type, ir.RankedTensorType) and v.type.has_static_shape for v in values):
+        return None
     known: dict[ir.Value, Shard] = {}
     for number, argument in enumerate(block.arguments):
         everything = _whole(argument.type.shape)
         known[argument] = (Part(number, everything, everything),)
+    seen = 0
     for op in block.operations:
+        seen += sum(len(known[value]) for value in op.operands)
+        if seen > _MOST_PARTS:
+            return None
         match op:
             case stablehlo.SliceOp() if set(op.strides) <= {1}:
                 taken = tuple(zip(op.start_indices, op.limit_indices, strict=True))
@@ -302,17 +337,25 @@ def fill(
     def make(views: Views) -> list[np.ndarray]:
         made = [_empty(shape, dtype) for _ in numbers]
 
-        def copy(some: Sequence[tuple[int, int, Any, Any]]) -> None:
+        def copy(some: _Copies) -> None:
             for number, source, here, there in some:
                 made[number][here] = views[source][there]
 
-        waiting = [_copiers().submit(copy, some) for some in others if some]
+        waiting = [_in_thread(copy, some) for some in others if some]
         copy(mine)
-        for one in waiting:
-            one.result()
+        for wait in waiting:
+            wait()
         return [made[number] for number in order]
 
     return make
+
+
+def _in_thread(copy: Callable[[_Copies], None], some: _Copies) -> Callable[[], None]:
+    """Begins to copy in another thread; returns what waits for it."""
+    try:
+        return _copiers().submit(copy, some).result
+    except RuntimeError:  # The interpreter shuts down, and starts no threads any more.
+        return functools.partial(copy, some)
 
 
 @functools.cache

@@ -280,16 +280,21 @@ def put_together(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Seque
 
 
 def host_views(array: Any) -> Views | None:
-    """The shards of an array on CPU as they lie in memory, without a copy; None when it is not ready.
+    """The shards of an array on CPU as they lie in memory, without a copy; None where there is no value.
 
-    `numpy.asarray` would leave a view in the array, and a donation would then have to copy.
+    There is none yet, or there never will be since its computation failed. `numpy.asarray` would leave a view
+    in the array, as this does in jax 0.11, and a later donation would have to copy.
 
     Raises:
       RuntimeError: when it was deleted.
     """
+    shards = take_apart(array)
     if not array.is_ready():
         return None
-    return Views(shard._single_device_array_to_np_array_did_copy()[0] for shard in take_apart(array))
+    try:
+        return Views(shard._single_device_array_to_np_array_did_copy()[0] for shard in shards)
+    except jax.errors.JaxRuntimeError:
+        return None
 
 
 def from_host(aval: Aval, sharding: jax.sharding.NamedSharding) -> Callable[[Sequence[np.ndarray]], Any]:
@@ -300,8 +305,9 @@ def from_host(aval: Aval, sharding: jax.sharding.NamedSharding) -> Callable[[Seq
     devices = list(sharding.mesh.devices.flat)
 
     def put(shards: Sequence[np.ndarray]) -> Any:
-        # Otherwise JAX may narrow 64 bits, against the aval.
-        return xla_client.batched_device_put(aval, sharding, shards, devices, True, enable_x64=True)
+        # Without x64 JAX may narrow 64 bits, against the aval. To the user, nothing comes from the host here.
+        with jax.transfer_guard_host_to_device("allow"):
+            return xla_client.batched_device_put(aval, sharding, shards, devices, True, enable_x64=True)
 
     return put
 

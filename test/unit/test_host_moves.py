@@ -7,6 +7,9 @@ import functools
 import os
 import threading
 import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +22,7 @@ from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
 from pathways.runtime import executable, host_moves, pjrt, tracing
-from pathways.runtime.host_moves import Part, read_parts
+from pathways.runtime.host_moves import Part, find_roles, read_parts
 from pathways.runtime.lower import plan_of
 from pathways.runtime.plan import Launch, Plan
 from pathways.runtime.resources import bind
@@ -51,6 +54,20 @@ NO_PARTS = {
     "every other element": "%0 = stablehlo.slice %a [0:4:2] : (tensor<4xf32>) -> tensor<2xf32>",
     "arithmetic": """%1 = stablehlo.slice %a [0:2] : (tensor<4xf32>) -> tensor<2xf32>
       %0 = stablehlo.negate %1 : tensor<2xf32>""",
+    "a size that the types do not say": """%1 = stablehlo.slice %a [0:2] : (tensor<4xf32>) -> tensor<?xf32>
+      %2 = stablehlo.concatenate %1, %1, dim = 0 : (tensor<?xf32>, tensor<?xf32>) -> tensor<4xf32>
+      %0 = stablehlo.slice %2 [0:2] : (tensor<4xf32>) -> tensor<2xf32>""",
+    "millions of parts": "\n".join(
+        [
+            "%1 = stablehlo.slice %a [0:1] : (tensor<4xf32>) -> tensor<1xf32>",
+            *(
+                f"%{n + 1} = stablehlo.concatenate %{n}, %{n}, dim = 0 : (tensor<{2 ** (n - 1)}xf32>, "
+                f"tensor<{2 ** (n - 1)}xf32>) -> tensor<{2**n}xf32>"
+                for n in range(1, 40)
+            ),
+            f"%0 = stablehlo.slice %40 [0:2] : (tensor<{2**39}xf32>) -> tensor<2xf32>",
+        ]
+    ),
 }
 
 
@@ -149,14 +166,42 @@ def test_parts_are_read_from_bundles_too():
         assert read_parts(pjrt.portable_artifact(module)) == parts
 
 
+@pytest.fixture
+def moved(monkeypatch) -> list[int]:
+    """For each value that went through the host, how many shards it got."""
+    fill, found = host_moves.fill, []
+
+    def watched(*args: Any) -> Callable[[Any], Any]:
+        make = fill(*args)
+
+        def count(views: Any) -> Any:
+            found.append(len(make(views)))
+            return make(views)
+
+        return count
+
+    monkeypatch.setattr(host_moves, "fill", watched)
+    return found
+
+
 def test_several_threads_fill_large_shards(monkeypatch):
-    monkeypatch.setattr(host_moves, "_LARGE", 0)
-    program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
-    for _ in range(2):
+    with futures.ThreadPoolExecutor() as threads:
+        monkeypatch.setattr(host_moves, "_LARGE", 0)
+        monkeypatch.setattr(host_moves, "_copiers", lambda: threads)
+        program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
         (y,) = program(program.ready())
         np.testing.assert_array_equal(y, X)
-    copying = any(thread.name.startswith("pathways copy") for thread in threading.enumerate())
-    assert copying or os.cpu_count() == 1
+        assert threads._threads or os.cpu_count() == 1
+
+
+def test_one_thread_fills_them_when_the_interpreter_shuts_down(monkeypatch):
+    threads = futures.ThreadPoolExecutor()
+    threads.shutdown()
+    monkeypatch.setattr(host_moves, "_LARGE", 0)
+    monkeypatch.setattr(host_moves, "_copiers", lambda: threads)
+    program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
+    (y,) = program(program.ready())
+    np.testing.assert_array_equal(y, X)
 
 
 @pytest.fixture
@@ -198,20 +243,59 @@ def test_a_trace_waits_for_pieces(late, tmp_path):
     assert all(event.end > 0.05 for event in timeline.events)
 
 
-def test_a_cut_is_left_to_all_that_read_it():
-    """Two transfers read the pieces of one cut, one of them copies them to the same number of devices."""
+def test_a_value_whose_computation_failed_fails_what_depends_on_it():
+    """The program runs, as it does with what fails later."""
+
+    def refuse(x: np.ndarray) -> np.ndarray:
+        raise ValueError("too large")
+
+    program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
+    x = program.ready()
+    call = functools.partial(jax.pure_callback, refuse, jax.ShapeDtypeStruct((6, 8), x.dtype))
+    failed = jax.jit(jax.shard_map(call, mesh=x.sharding.mesh, in_specs=P("x"), out_specs=P("x")))(x)
+    while not failed.is_ready():
+        time.sleep(0.001)
+    (y,) = program(failed)
+    for wait in (y.block_until_ready, jax.effects_barrier):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
+            wait()
+
+
+def test_several_transfers_of_one_cut_go_through_the_host(moved):
     program = Program(
         transfer("y", "x", "a", COLUMNS),
         transfer("z", "x", "b", COLUMNS),
         results={"y": ("a", COLUMNS), "z": ("b", COLUMNS)},
     )
-    for x in (program.ready(), jax.device_put(X, program.source)):
-        for array in program(x):
-            np.testing.assert_array_equal(array, X)
+    for array in program(program.ready()):
+        np.testing.assert_array_equal(array, X)
+    assert moved == [2, 2]
 
 
-def test_a_value_that_is_donated_while_it_moves_arrives_as_it_was():
-    """The views keep its memory, and XLA copies what it cannot write over."""
+def test_a_cut_makes_pieces_for_all_when_one_needs_them(moved):
+    """What arrives on `@b` is cut again there, and is no array that there could be views of."""
+    program = Program(
+        transfer("y", "x", "a", COLUMNS),
+        transfer("z", "x", "b", COLUMNS),
+        transfer("w", "z", "s", ROWS),
+        results={"y": ("a", COLUMNS), "w": ("s", ROWS)},
+    )
+    for array in program(program.ready()):
+        np.testing.assert_array_equal(array, X)
+    assert moved == []
+
+
+def test_slices_on_other_platforms_share_no_memory():
+    plan = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)}).plan
+    (y,) = plan.results[0].slots.values()
+    apart = set(range(len(plan.slot_types))) - {0, y}
+    assert len(find_roles(plan, {"s", "a"}, apart, lambda slot: range(4))) == 3
+    for on_cpu in ({"s"}, {"a"}, set()):
+        assert find_roles(plan, on_cpu, apart, lambda slot: range(4)) == {}
+
+
+def test_a_value_that_is_donated_while_it_moves_goes_in_pieces(moved):
+    """Views of an array would keep XLA from writing over it."""
     program = Program(
         transfer("y", "x", "a", COLUMNS),
         double("z", "x"),
@@ -222,8 +306,13 @@ def test_a_value_that_is_donated_while_it_moves_arrives_as_it_was():
     donating = next(step for step in others if isinstance(step, Launch))
     assert program.plan.computations[donating.computation].donated == (0,)
     others.remove(donating)
+    program(program.ready())
+    assert moved == [2]
     program.load(dataclasses.replace(program.plan, steps=(cut, donating, copy, release, join, *others)))
-    y, z = program(program.ready())
+    x = program.ready()
+    y, z = program(x)
+    assert x.is_deleted()
+    assert moved == [2]
     np.testing.assert_array_equal(y, X)
     np.testing.assert_array_equal(z, X * 2)
 
@@ -236,19 +325,22 @@ def test_an_array_that_was_deleted_is_named():
         program(x)
 
 
-def test_what_arrived_through_the_host_may_be_donated():
+def test_what_arrived_through_the_host_may_be_donated(moved):
     """XLA owns no memory of the host and makes a copy to write into."""
     program = Program(
         transfer("y", "x", "a", COLUMNS),
         transfer("z", "y", "s", ROWS),
         double("w", "z"),
-        results={"w": ("s", ROWS)},
+        results={"y": ("a", COLUMNS), "w": ("s", ROWS)},
     )
-    launches = [s for s in program.plan.steps if isinstance(s, Launch)]
-    assert any(program.plan.computations[s.computation].donated for s in launches)
+    launches = [step for step in program.plan.steps if isinstance(step, Launch)]
+    (donating,) = (step for step in launches if program.plan.computations[step.computation].donated)
+    assert donating.computation.startswith("double")
     for _ in range(2):
-        (w,) = program(program.ready())
+        y, w = program(program.ready())
+        np.testing.assert_array_equal(y, X)
         np.testing.assert_array_equal(w, X * 2)
+    assert moved == [2, 4] * 2
 
 
 def test_64_bits_stay_64_bits():
