@@ -7,7 +7,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent import futures
 from typing import Any
 
@@ -22,9 +22,9 @@ from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
 from pathways.runtime import executable, host_moves, pjrt, tracing
-from pathways.runtime.host_moves import Part, find_roles, read_parts
+from pathways.runtime.host_moves import Part, Role, find_roles, read_parts
 from pathways.runtime.lower import plan_of
-from pathways.runtime.plan import Launch, Plan
+from pathways.runtime.plan import Launch, Plan, Release, Transfer
 from pathways.runtime.resources import bind
 from pathways.runtime.trace_file import read_trace
 from pathways.runtime.virtual import make_virtual_device_set
@@ -285,13 +285,47 @@ def test_a_cut_makes_pieces_for_all_when_one_needs_them(moved):
     assert moved == []
 
 
-def test_slices_on_other_platforms_share_no_memory():
-    plan = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)}).plan
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """A cut, a transfer and a join."""
+    return Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)}).plan
+
+
+def roles(
+    plan: Plan, *, slices: Set[str] = frozenset("sa"), arrays: Sequence[int] = ()
+) -> Mapping[int, Role]:
+    """The roles of its steps, where the first and the last slot hold an array, and `arrays` do."""
     (y,) = plan.results[0].slots.values()
-    apart = set(range(len(plan.slot_types))) - {0, y}
-    assert len(find_roles(plan, {"s", "a"}, apart, lambda slot: range(4))) == 3
-    for on_cpu in ({"s"}, {"a"}, set()):
-        assert find_roles(plan, on_cpu, apart, lambda slot: range(4)) == {}
+    return find_roles(plan, slices, set(range(len(plan.slot_types))) - {0, y, *arrays}, lambda slot: range(4))
+
+
+def test_the_first_step_looks_and_the_last_one_fills(plan):
+    cut, copy, join = (roles(plan)[step.results[0]] for step in moving(plan))
+    assert [cut.begins, copy.begins, join.begins] == [True, False, False]
+    assert cut.shards is copy.shards is None
+    assert [len(shard) for shard in join.shards] == [4, 4]
+
+
+def moving(plan: Plan) -> list[Launch | Transfer]:
+    return [step for step in plan.steps if not isinstance(step, Release)]
+
+
+@pytest.mark.parametrize("on_cpu", [{"s"}, {"a"}, set()], ids=str)
+def test_slices_on_other_platforms_share_no_memory(plan, on_cpu):
+    assert roles(plan, slices=on_cpu) == {}
+
+
+def test_pieces_that_others_need_are_made(plan):
+    cut, copy, join = moving(plan)
+    for slot in (cut.results[0], copy.results[0]):
+        assert roles(plan, arrays=[slot]) == {}
+    again = dataclasses.replace(join, label="again")
+    assert roles(dataclasses.replace(plan, steps=(cut, copy, join, again))) == {}
+
+
+def test_a_computation_that_does_more_has_no_role(plan, monkeypatch):
+    monkeypatch.setattr(host_moves, "read_parts", lambda module: None)
+    assert roles(plan) == {}
 
 
 def test_a_value_that_is_donated_while_it_moves_goes_in_pieces(moved):
