@@ -292,11 +292,14 @@ def plan() -> Plan:
 
 
 def roles(
-    plan: Plan, *, slices: Set[str] = frozenset("sa"), arrays: Sequence[int] = ()
+    plan: Plan,
+    slices: Set[str] = frozenset("sa"),
+    arrays: Sequence[int] = (),
+    replicas: Sequence[int] = range(4),
 ) -> Mapping[int, Role]:
     """The roles of its steps, where the first and the last slot hold an array, and `arrays` do."""
     (y,) = plan.results[0].slots.values()
-    return find_roles(plan, slices, set(range(len(plan.slot_types))) - {0, y, *arrays}, lambda slot: range(4))
+    return find_roles(plan, slices, set(range(len(plan.slot_types))) - {0, y, *arrays}, lambda _: replicas)
 
 
 def test_the_first_step_looks_and_the_last_one_fills(plan):
@@ -304,6 +307,12 @@ def test_the_first_step_looks_and_the_last_one_fills(plan):
     assert [cut.begins, copy.begins, join.begins] == [True, False, False]
     assert cut.shards is copy.shards is None
     assert [len(shard) for shard in join.shards] == [4, 4]
+
+
+def test_replicas_are_taken_for_one_another(plan):
+    """So that devices whose shards come from different replicas share an array."""
+    (join,) = (role for role in roles(plan, replicas=[0, 0, 2, 2]).values() if role.shards is not None)
+    assert {part.source for shard in join.shards for part in shard} == {0, 2}
 
 
 def moving(plan: Plan) -> list[Launch | Transfer]:
