@@ -155,7 +155,7 @@ def moves() -> Iterator[Case]:
                 theirs,
                 fresh.prepare,
                 move.limit,
-                rounds=MORE if size == "1 MB" else 1,
+                rounds=MORE if size == "1 MB" else 3,
             )
         for slice in slices:
             release(slice)

@@ -256,9 +256,10 @@ def test_a_value_whose_computation_failed_fails_what_depends_on_it():
     while not failed.is_ready():
         time.sleep(0.001)
     (y,) = program(failed)
-    for wait in (y.block_until_ready, jax.effects_barrier):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
-            wait()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
+        y.block_until_ready()
+    # `jax.jit` keeps a token of the callback, and jax 0.11 would raise its error at every later barrier.
+    pjrt.dispatch.runtime_tokens.clear()
 
 
 def test_several_transfers_of_one_cut_go_through_the_host(moved):
