@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent import futures
 from typing import Any
@@ -31,6 +32,13 @@ Index = tuple[tuple[int, int], ...]
 
 _LARGE = 4 << 20
 """Bytes that several threads copy, which numpy allows. Below, one is done before another wakes."""
+
+_HEAP = 32 << 20
+"""Bytes above which an allocator gives memory back to the system, which then clears every page anew."""
+
+_KEPT = 256 << 20
+_spare: dict[int, np.ndarray] = {}
+"""At most one, by its size."""
 
 _MOST_PARTS = 1 << 16
 """The parts that the operations of a computation may read: a few can make any number of them."""
@@ -371,6 +379,24 @@ def _slices(index: Index) -> tuple[slice, ...]:
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """An array that XLA can take as it is."""
     size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    raw = _memory(size + _ALIGNMENT)
     begin = -raw.ctypes.data % _ALIGNMENT
     return raw[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _memory(size: int) -> np.ndarray:
+    """Bytes of the host. Of the large ones the last that is not needed any more is kept for the next time."""
+    if not _HEAP < size <= _KEPT:
+        return np.empty(size, np.uint8)
+    memory = _spare.pop(size, None)
+    if memory is None:
+        memory = np.empty(size, np.uint8)
+    # All that looks at the memory keeps this array alive, which does not own it.
+    array = np.frombuffer(memoryview(memory), np.uint8)
+    weakref.finalize(array, _keep, memory).atexit = False
+    return array
+
+
+def _keep(memory: np.ndarray) -> None:
+    _spare.clear()
+    _spare[memory.size] = memory

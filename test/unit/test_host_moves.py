@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import os
 import threading
 import time
@@ -202,6 +203,31 @@ def test_one_thread_fills_them_when_the_interpreter_shuts_down(monkeypatch):
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
     (y,) = program(program.ready())
     np.testing.assert_array_equal(y, X)
+
+
+def test_large_memory_is_used_again_when_nothing_looks_at_it(monkeypatch):
+    monkeypatch.setattr(host_moves, "_HEAP", 0)
+    monkeypatch.setattr(host_moves, "_spare", {})
+    program = Program(transfer("y", "x", "a", WHOLE), results={"y": ("a", WHOLE)})
+
+    def run(x: jax.Array) -> tuple[jax.Array, int]:
+        (y,) = program(x)
+        return y, y.addressable_shards[0].data.unsafe_buffer_pointer()
+
+    x = program.ready()
+    y, first = run(x)
+    seen = np.asarray(y.addressable_shards[1].data)
+    _, second = run(x * 2)
+    assert first != second
+    np.testing.assert_array_equal(y, X)
+    del y
+    gc.collect()
+    _, third = run(x * 3)
+    assert first != third
+    np.testing.assert_array_equal(seen, X)
+    del seen
+    gc.collect()
+    assert run(x * 4)[1] == first
 
 
 @pytest.fixture
