@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways.runtime import codegen, host_moves, memory, pjrt, tracing
+from pathways.runtime import codegen, host_memory, host_moves, memory, pjrt, tracing
 from pathways.runtime.compile_cache import CompileError, Loaded, Progress, Request, load_all
+from pathways.runtime.parts import Shard
 from pathways.runtime.plan import Argument, ArrayType, Launch, Plan, Release, Result, Slot, Transfer
 from pathways.runtime.resources import Binding
 
@@ -392,10 +393,10 @@ class _Target:
         land = None if role.shards is None else self._land(role.shards, step.results[0])
         return host_moves.through_host(views, land, len(step.results), otherwise)
 
-    def _land(self, shards: Sequence[host_moves.Shard], slot: Slot) -> Callable[[host_moves.Views], Any]:
+    def _land(self, shards: Sequence[Shard], slot: Slot) -> Callable[[host_memory.Views], Any]:
         """A function that makes the array in a slot of views of another one's shards."""
         aval, sharding = self.avals[slot], self.shardings[slot]
-        fill = host_moves.fill(shards, sharding.shard_shape(aval.shape), aval.dtype)
+        fill = host_memory.fill(shards, sharding.shard_shape(aval.shape), aval.dtype)
         put = pjrt.from_host(aval, sharding)
         return lambda held: put(fill(held))
 

@@ -25,7 +25,7 @@ from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jaxlib import _jax, lapack, xla_client
 
 from pathways.runtime.bundle import is_artifact
-from pathways.runtime.host_moves import Views
+from pathways.runtime.host_memory import Views
 
 Aval = Any
 """A `jax.core.ShapedArray`, possibly of an extended dtype such as a typed PRNG key."""

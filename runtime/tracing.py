@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from pathways.runtime.host_moves import Views
+from pathways.runtime.host_memory import Views
 from pathways.runtime.plan import Launch, Plan, Release, Slot
 from pathways.runtime.replay import Span, timeline_of
 from pathways.runtime.timeline import SECONDS, Timeline

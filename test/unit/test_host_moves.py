@@ -22,9 +22,10 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime import executable, host_moves, pjrt, tracing
-from pathways.runtime.host_moves import Part, Role, find_roles, read_parts
+from pathways.runtime import executable, host_memory, host_moves, pjrt, tracing
+from pathways.runtime.host_moves import Role, find_roles
 from pathways.runtime.lower import plan_of
+from pathways.runtime.parts import Part, read_parts
 from pathways.runtime.plan import Launch, Plan, Release, Transfer
 from pathways.runtime.resources import bind
 from pathways.runtime.trace_file import read_trace
@@ -170,7 +171,7 @@ def test_parts_are_read_from_bundles_too():
 @pytest.fixture
 def moved(monkeypatch) -> list[int]:
     """For each value that went through the host, how many shards it got."""
-    fill, found = host_moves.fill, []
+    fill, found = host_memory.fill, []
 
     def watched(*args: Any) -> Callable[[Any], Any]:
         make = fill(*args)
@@ -181,14 +182,14 @@ def moved(monkeypatch) -> list[int]:
 
         return count
 
-    monkeypatch.setattr(host_moves, "fill", watched)
+    monkeypatch.setattr(host_memory, "fill", watched)
     return found
 
 
 def test_several_threads_fill_large_shards(monkeypatch):
     with futures.ThreadPoolExecutor() as threads:
-        monkeypatch.setattr(host_moves, "_LARGE", 0)
-        monkeypatch.setattr(host_moves, "_copiers", lambda: threads)
+        monkeypatch.setattr(host_memory, "_LARGE", 0)
+        monkeypatch.setattr(host_memory, "_copiers", lambda: threads)
         program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
         (y,) = program(program.ready())
         np.testing.assert_array_equal(y, X)
@@ -198,16 +199,16 @@ def test_several_threads_fill_large_shards(monkeypatch):
 def test_one_thread_fills_them_when_the_interpreter_shuts_down(monkeypatch):
     threads = futures.ThreadPoolExecutor()
     threads.shutdown()
-    monkeypatch.setattr(host_moves, "_LARGE", 0)
-    monkeypatch.setattr(host_moves, "_copiers", lambda: threads)
+    monkeypatch.setattr(host_memory, "_LARGE", 0)
+    monkeypatch.setattr(host_memory, "_copiers", lambda: threads)
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
     (y,) = program(program.ready())
     np.testing.assert_array_equal(y, X)
 
 
 def test_large_memory_is_used_again_when_nothing_looks_at_it(monkeypatch):
-    monkeypatch.setattr(host_moves, "_HEAP", 0)
-    monkeypatch.setattr(host_moves, "_spare", {})
+    monkeypatch.setattr(host_memory, "_HEAP", 0)
+    monkeypatch.setattr(host_memory, "_spare", {})
     program = Program(transfer("y", "x", "a", WHOLE), results={"y": ("a", WHOLE)})
 
     def run(x: jax.Array) -> tuple[jax.Array, int]:
