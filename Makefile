@@ -40,11 +40,11 @@ types: venv type-links ## mypy
 wheel: venv ## build the wheel, install it elsewhere, use it there
 	@$(BIN)/python test/wheel/check.py
 
-lit: venv ## the .mlir tests (ARGS=test/passes/pw-cse.mlir for one)
+lit: venv ## the .mlir tests (ARGS=test/passes/place/cse.mlir for one)
 	@mkdir -p build/test
 	@$(BIN)/lit -sv --no-progress-bar --timeout=120 --xunit-xml-output build/test/lit.xml $(or $(ARGS),test)
 
-pytest: venv ## the unit and end-to-end tests (ARGS="test/unit -k name" for some)
+pytest: venv ## the unit and end-to-end tests (ARGS="test/runtime -k name" for some)
 	@mkdir -p build/test
 	@$(BIN)/pytest --junitxml=build/test/pytest.xml $(ARGS)
 

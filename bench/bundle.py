@@ -108,7 +108,7 @@ def from_source(mesh: tuple[int, int], save_to: Path | None) -> dict[str, Any]:
 def from_file(path: Path, trust: bool) -> dict[str, Any]:
     """Loads and runs; the parts are those of `pathways.load`, which is timed as a whole too."""
     from pathways.compiler import loaded
-    from pathways.runtime import bundle
+    from pathways.runtime.bundle import file as bundle
 
     clock = Clock()
     read = clock.measure("read", lambda: bundle.read(path))
@@ -210,7 +210,7 @@ def report(options: argparse.Namespace, mesh: tuple[int, int], path: Path) -> No
     for what in ("plan", "executables"):
         same = all(run[what] == saved[what] for run in runs["trust"])
         print(f"{what}: {'the same' if same else 'DIFFERENT'} ({saved[what]})")
-    from pathways.runtime.bundle import read
+    from pathways.runtime.bundle.file import read
 
     code = sum(len(raw) for _, raw in read(path).executables)
     ratio = path.stat().st_size / code

@@ -18,10 +18,11 @@ import numpy as np
 from _ratios import Case, run
 
 import pathways
-from pathways.runtime import pjrt, plan
-from pathways.runtime.executable import Executable, load
-from pathways.runtime.resources import bind
-from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set
+from pathways.runtime.local.executable import Executable, load
+from pathways.runtime.plan import plan
+from pathways.runtime.resources.manager import bind
+from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
+from pathways.runtime.xla import pjrt
 
 LENGTH = 128
 WIDTH = 8

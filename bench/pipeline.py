@@ -28,10 +28,10 @@ import pathways
 from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.pipeline import Options, phases
-from pathways.runtime import pjrt
-from pathways.runtime.cluster import connect
-from pathways.runtime.resources import bind, release
-from pathways.runtime.virtual import make_virtual_device_set
+from pathways.runtime.resources.cluster import connect
+from pathways.runtime.resources.manager import bind, release
+from pathways.runtime.resources.virtual import make_virtual_device_set
+from pathways.runtime.xla import pjrt
 
 RATE = 0.1
 DEVICES = 4

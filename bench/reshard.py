@@ -27,10 +27,10 @@ import pathways
 from pathways.dialect import make_context
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime.executable import load
-from pathways.runtime.lower import plan_of
-from pathways.runtime.resources import bind, release
-from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set
+from pathways.runtime.local.executable import load
+from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.resources.manager import bind, release
+from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 
 PASSES = "pw-lower-transfers,pw-verify-placed,pw-schedule,pw-fuse-launches,pw-plan-memory,pw-verify-schedule"
 SIZES = {"1 MB": (768, 336), "64 MB": (6144, 2688)}

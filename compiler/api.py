@@ -18,9 +18,9 @@ from pathways.compiler.placed import PlacedFunction, active_trace, symbol
 from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered, ProgramError
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule import POLICIES, unknown_policy
-from pathways.runtime.cluster import cluster
-from pathways.runtime.virtual import VirtualSlice
+from pathways.passes.schedule.schedule import POLICIES, unknown_policy
+from pathways.runtime.resources.cluster import cluster
+from pathways.runtime.resources.virtual import VirtualSlice
 
 Fun = Callable[..., Any]
 Numbers = int | Sequence[int] | None

@@ -16,14 +16,16 @@ from pathways.compiler import jax_internals
 from pathways.compiler.stages import Lowered
 from pathways.compiler.structures import argument_roots, tree_of
 from pathways.dialect import make_context, ops_named
-from pathways.runtime import bundle, pjrt, trees
-from pathways.runtime.bundle_program import custom_calls, read_artifact
-from pathways.runtime.compile_cache import code_target, serialize_all
-from pathways.runtime.executable import Executable
-from pathways.runtime.lower import plan_of
-from pathways.runtime.manifest import BundleError, Code, Constant, Leaf, Manifest, Root, Slice
-from pathways.runtime.manifest import Computation as ListedComputation
-from pathways.runtime.plan import Argument, Computation, Plan, Result
+from pathways.runtime.bundle import file as bundle
+from pathways.runtime.bundle import trees
+from pathways.runtime.bundle.manifest import BundleError, Code, Constant, Leaf, Manifest, Root, Slice
+from pathways.runtime.bundle.manifest import Computation as ListedComputation
+from pathways.runtime.bundle.program import custom_calls, read_artifact
+from pathways.runtime.local.executable import Executable
+from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.plan.plan import Argument, Computation, Plan, Result
+from pathways.runtime.xla import pjrt
+from pathways.runtime.xla.compile_cache import code_target, serialize_all
 
 RESULT = "result"
 """The name of the root of all results."""

@@ -15,8 +15,8 @@ import jax
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature, abstract
 from pathways.compiler.lowering import Traced
-from pathways.runtime.executable import Executable, check_alive
-from pathways.runtime.plan import Plan
+from pathways.runtime.local.executable import Executable, check_alive
+from pathways.runtime.plan.plan import Plan
 
 UNLIKE = object()
 """What `Call.go_if_like_last` returns when it did not run."""

@@ -10,9 +10,9 @@ from pathways.compiler.lowering import Traced
 from pathways.compiler.stages import Lowered, ProgramError
 from pathways.dialect import TransferOp, argument_attrs, form_of, ops_named, symbol_table
 from pathways.passes.pipeline import Options
-from pathways.runtime.cluster import cluster
-from pathways.runtime.lower import array_type, mesh_axes
-from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set
+from pathways.runtime.plan.lower import array_type, mesh_axes
+from pathways.runtime.resources.cluster import cluster
+from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 
 
 def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:

@@ -16,19 +16,20 @@ from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.lowering import Traced
 from pathways.compiler.stages import Bound
 from pathways.compiler.structures import key_of
-from pathways.runtime import pjrt, trees
-from pathways.runtime.bundle import Bundle
-from pathways.runtime.bundle import read as read_bundle
-from pathways.runtime.bundle_program import read_program
-from pathways.runtime.cluster import cluster
-from pathways.runtime.compile_cache import code_target
-from pathways.runtime.examine import examine_apart
-from pathways.runtime.executable import Executable
-from pathways.runtime.executable import load as load_executable
-from pathways.runtime.manifest import BundleError, Leaf
-from pathways.runtime.plan import Launch, Plan
-from pathways.runtime.resources import bind
-from pathways.runtime.virtual import VirtualSlice, make_virtual_device_set
+from pathways.runtime.bundle import trees
+from pathways.runtime.bundle.examine import examine_apart
+from pathways.runtime.bundle.file import Bundle
+from pathways.runtime.bundle.file import read as read_bundle
+from pathways.runtime.bundle.manifest import BundleError, Leaf
+from pathways.runtime.bundle.program import read_program
+from pathways.runtime.local.executable import Executable
+from pathways.runtime.local.executable import load as load_executable
+from pathways.runtime.plan.plan import Launch, Plan
+from pathways.runtime.resources.cluster import cluster
+from pathways.runtime.resources.manager import bind
+from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
+from pathways.runtime.xla import pjrt
+from pathways.runtime.xla.compile_cache import code_target
 
 
 def load(

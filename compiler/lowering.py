@@ -27,10 +27,10 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.shardings import read_mesh
-from pathways.passes.import_ import FRONTEND_ATTRIBUTES, call_metadata
-from pathways.passes.ir_utils import unique_name
-from pathways.passes.propagate_shardings import SPEC
-from pathways.runtime.virtual import VirtualSlice
+from pathways.passes.import_.import_ import FRONTEND_ATTRIBUTES, call_metadata
+from pathways.passes.shard.propagate_shardings import SPEC
+from pathways.passes.util.ir_utils import unique_name
+from pathways.runtime.resources.virtual import VirtualSlice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pathways.compiler.jax_internals import Tracer, placed_call
 from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
-from pathways.runtime.virtual import VirtualSlice
+from pathways.runtime.resources.virtual import VirtualSlice
 
 _slices: weakref.WeakValueDictionary[str, VirtualSlice] = weakref.WeakValueDictionary()
 

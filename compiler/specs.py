@@ -9,8 +9,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways.dialect.shardings import Mesh, Sharding
-from pathways.passes.propagate_shardings import check_spec
-from pathways.runtime.virtual import VirtualSlice
+from pathways.passes.shard.propagate_shardings import check_spec
+from pathways.runtime.resources.virtual import VirtualSlice
 
 Spec = PartitionSpec | None
 """How an array lies over its slice; None where nothing is said."""

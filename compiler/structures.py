@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from pathways.runtime import trees
-from pathways.runtime.manifest import BundleError, Root
+from pathways.runtime.bundle import trees
+from pathways.runtime.bundle.manifest import BundleError, Root
 
 
 def argument_roots(tree: Any, paths: Sequence[str]) -> tuple[tuple[Root, ...], tuple[Root, ...]]:

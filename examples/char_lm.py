@@ -41,8 +41,8 @@ from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 import pathways as pw
-from pathways.runtime.timeline import Timeline
-from pathways.runtime.trace_file import read_trace
+from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.timelines.trace_file import read_trace
 
 VOCABULARY = 128  # ASCII; every other byte is mapped to the last, unused code
 WIDTH, HEADS, BLOCKS, STAGES = 128, 4, 4, 4

@@ -1,1 +1,1 @@
-"""The passes, one file each, and what runs them. Never imports jax."""
+"""The passes, in a room for each phase, and what runs them. Imports the dialect alone; never jax."""

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 
-from pathways.passes.accumulate import Accumulate
 from pathways.passes.base import Pass
-from pathways.passes.cse import Cse
-from pathways.passes.dce import Dce
-from pathways.passes.fuse_launches import FuseLaunches
-from pathways.passes.import_ import Import
-from pathways.passes.infer_placement import InferPlacement
-from pathways.passes.insert_transfers import InsertTransfers
-from pathways.passes.lower_transfers import LowerTransfers
-from pathways.passes.outline import Outline
-from pathways.passes.plan_memory import PlanMemory
-from pathways.passes.propagate_shardings import PropagateShardings
-from pathways.passes.schedule import Schedule
-from pathways.passes.sink_loop_reductions import SinkLoopReductions
-from pathways.passes.unroll_microbatches import UnrollMicrobatches
-from pathways.passes.verify_placed import VerifyPlaced
-from pathways.passes.verify_schedule import VerifySchedule
+from pathways.passes.import_.import_ import Import
+from pathways.passes.place.cse import Cse
+from pathways.passes.place.dce import Dce
+from pathways.passes.place.infer_placement import InferPlacement
+from pathways.passes.place.insert_transfers import InsertTransfers
+from pathways.passes.place.outline import Outline
+from pathways.passes.place.sink_loop_reductions import SinkLoopReductions
+from pathways.passes.place.verify_placed import VerifyPlaced
+from pathways.passes.schedule.accumulate import Accumulate
+from pathways.passes.schedule.fuse_launches import FuseLaunches
+from pathways.passes.schedule.plan_memory import PlanMemory
+from pathways.passes.schedule.schedule import Schedule
+from pathways.passes.schedule.unroll_microbatches import UnrollMicrobatches
+from pathways.passes.schedule.verify_schedule import VerifySchedule
+from pathways.passes.shard.lower_transfers import LowerTransfers
+from pathways.passes.shard.propagate_shardings import PropagateShardings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,22 +7,22 @@ import importlib
 from pathways.passes.base import Pass
 
 MODULES = {
-    "pw-import": "import_",
-    "pw-infer-placement": "infer_placement",
-    "pw-sink-loop-reductions": "sink_loop_reductions",
-    "pw-outline": "outline",
-    "pw-cse": "cse",
-    "pw-dce": "dce",
-    "pw-insert-transfers": "insert_transfers",
-    "pw-propagate-shardings": "propagate_shardings",
-    "pw-lower-transfers": "lower_transfers",
-    "pw-unroll-microbatches": "unroll_microbatches",
-    "pw-schedule": "schedule",
-    "pw-accumulate": "accumulate",
-    "pw-fuse-launches": "fuse_launches",
-    "pw-plan-memory": "plan_memory",
-    "pw-verify-placed": "verify_placed",
-    "pw-verify-schedule": "verify_schedule",
+    "pw-import": "import_.import_",
+    "pw-infer-placement": "place.infer_placement",
+    "pw-sink-loop-reductions": "place.sink_loop_reductions",
+    "pw-outline": "place.outline",
+    "pw-cse": "place.cse",
+    "pw-dce": "place.dce",
+    "pw-insert-transfers": "place.insert_transfers",
+    "pw-propagate-shardings": "shard.propagate_shardings",
+    "pw-lower-transfers": "shard.lower_transfers",
+    "pw-unroll-microbatches": "schedule.unroll_microbatches",
+    "pw-schedule": "schedule.schedule",
+    "pw-accumulate": "schedule.accumulate",
+    "pw-fuse-launches": "schedule.fuse_launches",
+    "pw-plan-memory": "schedule.plan_memory",
+    "pw-verify-placed": "place.verify_placed",
+    "pw-verify-schedule": "schedule.verify_schedule",
 }
 """The module of `pathways.passes` that holds each pass, in the order in which a program meets them."""
 

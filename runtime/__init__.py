@@ -6,30 +6,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathways.runtime.cluster import Cluster, Device, Host, Island, connect
-    from pathways.runtime.compile_cache import CompileError
-    from pathways.runtime.executable import Executable, Port, load
-    from pathways.runtime.resources import Binding, ResourceError, ResourceManager, bind, release
-    from pathways.runtime.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
+    from pathways.runtime.local.executable import Executable, Port, load
+    from pathways.runtime.resources.cluster import Cluster, Device, Host, Island, connect
+    from pathways.runtime.resources.manager import Binding, ResourceError, ResourceManager, bind, release
+    from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
+    from pathways.runtime.xla.compile_cache import CompileError
 
 _MODULES = {
-    "Binding": "resources",
-    "Cluster": "cluster",
-    "CompileError": "compile_cache",
-    "Device": "cluster",
-    "Executable": "executable",
-    "Host": "cluster",
-    "Island": "cluster",
-    "Port": "executable",
-    "ResourceError": "resources",
-    "ResourceManager": "resources",
-    "VirtualDeviceSet": "virtual",
-    "VirtualSlice": "virtual",
-    "bind": "resources",
-    "connect": "cluster",
-    "load": "executable",
-    "make_virtual_device_set": "virtual",
-    "release": "resources",
+    "Binding": "resources.manager",
+    "Cluster": "resources.cluster",
+    "CompileError": "xla.compile_cache",
+    "Device": "resources.cluster",
+    "Executable": "local.executable",
+    "Host": "resources.cluster",
+    "Island": "resources.cluster",
+    "Port": "local.executable",
+    "ResourceError": "resources.manager",
+    "ResourceManager": "resources.manager",
+    "VirtualDeviceSet": "resources.virtual",
+    "VirtualSlice": "resources.virtual",
+    "bind": "resources.manager",
+    "connect": "resources.cluster",
+    "load": "local.executable",
+    "make_virtual_device_set": "resources.virtual",
+    "release": "resources.manager",
 }
 
 __all__ = [

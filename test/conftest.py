@@ -21,8 +21,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pathways.runtime import executable, pjrt, plan, resources
-from pathways.runtime.virtual import VirtualSlice
+from pathways.runtime.local import executable
+from pathways.runtime.plan import plan
+from pathways.runtime.resources import manager as resources
+from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.xla import pjrt
 
 jax.config.update("jax_num_cpu_devices", 8)
 atexit.register(shutil.rmtree, os.environ["PW_CACHE_DIR"], ignore_errors=True)

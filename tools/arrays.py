@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pathways.runtime.plan import ArrayType
+from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.files import UserError, write_output
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -8,8 +8,8 @@ from jaxlib.mlir import ir
 
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import TransferOp, make_context, ops_named
-from pathways.runtime.plan import Launch, Plan, Transfer
-from pathways.runtime.tables import percent, size, table
+from pathways.runtime.plan.plan import Launch, Plan, Transfer
+from pathways.runtime.timelines.tables import percent, size, table
 
 
 def explain(lowered: Lowered, compiled: Compiled) -> str:

@@ -7,9 +7,9 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 
-from pathways.runtime.bundle import Bundle, read
-from pathways.runtime.manifest import MANIFEST, BundleError, Leaf
-from pathways.runtime.tables import size, table
+from pathways.runtime.bundle.file import Bundle, read
+from pathways.runtime.bundle.manifest import MANIFEST, BundleError, Leaf
+from pathways.runtime.timelines.tables import size, table
 from pathways.tools import supervisor
 from pathways.tools.arguments import Parser, version_of
 from pathways.tools.files import UserError, write_output
@@ -56,7 +56,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _verify(bundle: Bundle) -> str:
-    from pathways.runtime.examine import examine
+    from pathways.runtime.bundle.examine import examine
 
     with _allowance(bundle):
         examine(bundle)
@@ -75,7 +75,7 @@ def _inspect(bundle: Bundle, options: argparse.Namespace) -> str:
 
 
 def _computation(bundle: Bundle, name: str) -> str:
-    from pathways.runtime.bundle_program import artifact_of
+    from pathways.runtime.bundle.program import artifact_of
 
     if name not in bundle.artifacts():
         raise UserError(f"there is no computation '{name}'; there are {', '.join(bundle.artifacts())}")
@@ -87,7 +87,7 @@ def _computation(bundle: Bundle, name: str) -> str:
 @contextlib.contextmanager
 def _allowance(bundle: Bundle) -> Iterator[None]:
     """Limits what MLIR may take of time and memory, as when the bundle is loaded, in a process of its own."""
-    from pathways.runtime.examine import allowance, memory_of_at_most
+    from pathways.runtime.bundle.examine import allowance, memory_of_at_most
 
     if not supervisor.supervised():
         yield

@@ -121,7 +121,7 @@ def _process(source: Source, items: list[Item], options: argparse.Namespace, tim
 
 def _output(module: ir.Module, options: argparse.Namespace) -> bytes:
     if options.emit_schedule:
-        from pathways.passes.schedule import schedule_of
+        from pathways.passes.schedule.schedule import schedule_of
 
         with module.context:
             return schedule_of(module).encode()

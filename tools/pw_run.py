@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pathways.runtime.bundle import Bundle, read
-from pathways.runtime.manifest import BundleError, Leaf
-from pathways.runtime.plan import ArrayType
+from pathways.runtime.bundle.file import Bundle, read
+from pathways.runtime.bundle.manifest import BundleError, Leaf
+from pathways.runtime.plan.plan import ArrayType
 from pathways.tools import supervisor
 from pathways.tools.arguments import MOST_CPU_DEVICES, Parser, count, cpu_devices, version_of
 from pathways.tools.arrays import made_up, read_arrays, write_arrays
@@ -115,7 +115,7 @@ def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
     import jax
 
     from pathways.compiler.loaded import load_bundle
-    from pathways.runtime.cluster import connect
+    from pathways.runtime.resources.cluster import connect
 
     manifest = bundle.manifest
     if any(leaf.dtype in _WIDE for leaf in (*manifest.arguments, *manifest.results)):
@@ -224,7 +224,7 @@ def _tracing(path: str | None) -> contextlib.AbstractContextManager[None]:
     """Records all steps in a file, if that is wanted."""
     if path is None:
         return contextlib.nullcontext()
-    from pathways.runtime.tracing import trace
+    from pathways.runtime.local.tracing import trace
 
     try:
         with Path(path).open("ab"):

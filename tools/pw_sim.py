@@ -12,7 +12,7 @@ from pathways.tools import scheduled
 from pathways.tools.files import UserError, write_output
 
 if TYPE_CHECKING:
-    from pathways.runtime.timeline import Timeline
+    from pathways.runtime.timelines.timeline import Timeline
 
 _DESCRIPTION = """\
 Replays a program in scheduled form and prints its step time, the bubble (the part of the step in which a

@@ -11,7 +11,7 @@ from pathways.tools import scheduled
 from pathways.tools.files import UserError, write_output
 
 if TYPE_CHECKING:
-    from pathways.runtime.timeline import Timeline
+    from pathways.runtime.timelines.timeline import Timeline
 
 _DESCRIPTION = """\
 Draws slices by time, with the memory of each slice below it, on one page that needs nothing else. FILE is a
@@ -46,7 +46,7 @@ def _main(arguments: Sequence[str]) -> int:
     for path in options.traces:
         timelines += _chosen(scheduled.read_timelines([path]), options.step, path)
 
-    from pathways.tools.page import page_of
+    from pathways.runtime.timelines.page import page_of
 
     write_output(options.output, page_of(timelines).encode())
     return 0
@@ -54,7 +54,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _of_program(options: argparse.Namespace) -> list[Timeline] | None:
     """The planned timeline of a program, and the simulated one if it is another."""
-    from pathways.runtime.times import Link, Times
+    from pathways.runtime.simulate.times import Link, Times
 
     plan = scheduled.read_plan(options.input)
     if plan is None:

@@ -11,9 +11,9 @@ from pathways.tools import supervisor
 from pathways.tools.files import UserError, read_input
 
 if TYPE_CHECKING:
-    from pathways.runtime.plan import Plan
-    from pathways.runtime.timeline import Timeline
-    from pathways.runtime.times import Link, Times
+    from pathways.runtime.plan.plan import Plan
+    from pathways.runtime.simulate.times import Link, Times
+    from pathways.runtime.timelines.timeline import Timeline
 
 TIMES_HELP = """\
 times:
@@ -60,8 +60,8 @@ def read_plan(path: str) -> Plan | None:
     from pathways.dialect import form_of, make_context
     from pathways.passes.base import PassFailure
     from pathways.passes.driver import Diagnostics, run_passes
-    from pathways.passes.verify_schedule import VerifySchedule
-    from pathways.runtime.lower import plan_of
+    from pathways.passes.schedule.verify_schedule import VerifySchedule
+    from pathways.runtime.plan.lower import plan_of
     from pathways.tools.diagnostics import Printer
     from pathways.tools.source import Source, parse
 
@@ -90,8 +90,8 @@ def read_plan(path: str) -> Plan | None:
 
 def _check_sorted(module: object) -> None:
     """Refuses a block that is not sorted by the order of its slices."""
-    from pathways.passes._order import events_of
     from pathways.passes.base import fail, main_function
+    from pathways.passes.schedule.order import events_of
 
     for n, event in enumerate(events_of(module, main_function(module))):
         if any(other > n for other in event.waits_for):
@@ -104,7 +104,7 @@ def read_model(options: argparse.Namespace, plan: Plan) -> tuple[Times, Link]:
     Raises:
       UserError: names the file and the entry that is wrong.
     """
-    from pathways.runtime.times import Times, TimesError, read_link
+    from pathways.runtime.simulate.times import Times, TimesError, read_link
 
     times = Times() if options.times is None else _read_times(options.times, plan)
     try:
@@ -114,8 +114,8 @@ def read_model(options: argparse.Namespace, plan: Plan) -> tuple[Times, Link]:
 
 
 def _read_times(path: str, plan: Plan) -> Times:
-    from pathways.runtime.times import TimesError, measured_times, read_times
-    from pathways.runtime.trace_file import TraceError, read_trace
+    from pathways.runtime.simulate.times import TimesError, measured_times, read_times
+    from pathways.runtime.timelines.trace_file import TraceError, read_trace
 
     data = read_input(path)
     try:
@@ -139,7 +139,7 @@ def read_timelines(paths: Sequence[str]) -> list[Timeline]:
     Raises:
       UserError: names the file.
     """
-    from pathways.runtime.trace_file import TraceError, read_trace
+    from pathways.runtime.timelines.trace_file import TraceError, read_trace
 
     found: list[Timeline] = []
     for path in paths:
@@ -156,8 +156,8 @@ def simulated(plan: Plan, times: Times, link: Link, title: str = "") -> Timeline
     Raises:
       UserError: when the durations say nothing of a launch.
     """
-    from pathways.runtime.replay import simulate
-    from pathways.runtime.times import TimesError
+    from pathways.runtime.simulate.replay import simulate
+    from pathways.runtime.simulate.times import TimesError
 
     try:
         return simulate(plan, times, link, title)

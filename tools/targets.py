@@ -25,11 +25,11 @@ from pathways.dialect import make_context
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule import POLICIES
-from pathways.runtime.cluster import connect
-from pathways.runtime.executable import CompileError
-from pathways.runtime.manifest import BundleError
-from pathways.runtime.resources import ResourceError
+from pathways.passes.schedule.schedule import POLICIES
+from pathways.runtime.bundle.manifest import BundleError
+from pathways.runtime.local.executable import CompileError
+from pathways.runtime.resources.cluster import connect
+from pathways.runtime.resources.manager import ResourceError
 from pathways.tools.files import UserError, read_input
 from pathways.tools.signatures import Array
 from pathways.tools.source import Source, parse

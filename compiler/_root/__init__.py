@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathways.compiler.api import Program, jit, program
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.stages import Compiled, Lowered, ProgramError
-    from pathways.runtime.cluster import cluster, connect
-    from pathways.runtime.executable import CompileError
-    from pathways.runtime.manifest import BundleError
-    from pathways.runtime.resources import ResourceError
-    from pathways.runtime.tracing import trace
-    from pathways.runtime.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
+    from pathways.runtime.bundle.manifest import BundleError
+    from pathways.runtime.local.executable import CompileError
+    from pathways.runtime.local.tracing import trace
+    from pathways.runtime.resources.cluster import cluster, connect
+    from pathways.runtime.resources.manager import ResourceError
+    from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
 
 __version__ = "0.1.0"
 
@@ -46,24 +46,24 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BundleError": "runtime.manifest",
-    "CompileError": "runtime.executable",
+    "BundleError": "runtime.bundle.manifest",
+    "CompileError": "runtime.local.executable",
     "Compiled": "compiler.stages",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
     "Program": "compiler.api",
     "ProgramError": "compiler.stages",
-    "ResourceError": "runtime.resources",
-    "VirtualDeviceSet": "runtime.virtual",
-    "VirtualSlice": "runtime.virtual",
+    "ResourceError": "runtime.resources.manager",
+    "VirtualDeviceSet": "runtime.resources.virtual",
+    "VirtualSlice": "runtime.resources.virtual",
     "accumulate": "compiler.accumulate",
-    "cluster": "runtime.cluster",
-    "connect": "runtime.cluster",
+    "cluster": "runtime.resources.cluster",
+    "connect": "runtime.resources.cluster",
     "jit": "compiler.api",
     "load": "compiler.loaded",
-    "make_virtual_device_set": "runtime.virtual",
+    "make_virtual_device_set": "runtime.resources.virtual",
     "program": "compiler.api",
-    "trace": "runtime.tracing",
+    "trace": "runtime.local.tracing",
 }
 
 

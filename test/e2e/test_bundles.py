@@ -17,8 +17,11 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime import bundle, compile_cache, examine, resources
-from pathways.runtime.manifest import BundleError
+from pathways.runtime.bundle import examine
+from pathways.runtime.bundle import file as bundle
+from pathways.runtime.bundle.manifest import BundleError
+from pathways.runtime.resources import manager as resources
+from pathways.runtime.xla import compile_cache
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))

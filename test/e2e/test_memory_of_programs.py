@@ -17,7 +17,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime import memory, resources
+from pathways.runtime.local import memory
+from pathways.runtime.resources import manager as resources
 
 
 class Sampler:
@@ -179,7 +180,7 @@ def test_a_program_that_cannot_fit_is_refused_with_a_table(tmp_path):
     text = REFUSED.replace("ones(1000)", "ones(100_000)")
     bad = run(sys.executable, "-c", text)
     *_, error, header, first, second = bad.stderr.strip().splitlines()
-    assert error.startswith("pathways.runtime.resources.ResourceError: program lambda: slice ")
+    assert error.startswith("pathways.runtime.resources.manager.ResourceError: program lambda: slice ")
     assert error.endswith("a device has 1 MiB (1,048,576 bytes)")
     assert [line.split()[0] for line in (header, first, second)] == ["slice", "first", "second"]
     file = tmp_path / "large.py"

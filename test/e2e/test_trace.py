@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import pathways as pw
-from pathways.runtime.plan import Launch, Transfer
-from pathways.runtime.trace_file import read_trace
-from pathways.runtime.tracing import Recorder
+from pathways.runtime.local.tracing import Recorder
+from pathways.runtime.plan.plan import Launch, Transfer
+from pathways.runtime.timelines.trace_file import read_trace
 
 COUNT = 4
 

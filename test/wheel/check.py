@@ -32,7 +32,7 @@ for name in sorted(found):
     importlib.import_module(name)
 for name in pathways.__all__:
     getattr(pathways, name)
-page = importlib.import_module("pathways.tools.page").page_of([])
+page = importlib.import_module("pathways.runtime.timelines.page").page_of([])
 assert "<style>" in page and "<script>" in page
 """
 
@@ -47,10 +47,9 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 def modules() -> list[str]:
     """The modules and packages of the checkout, by their installed names."""
-    names = {f"pathways.{package}" for package in PACKAGES}
-    for package in PACKAGES:
-        names |= {f"pathways.{package}.{file.stem}" for file in (ROOT / package).glob("*.py")}
-    return sorted(name for name in names if not name.endswith("__init__"))
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    names = {".".join(["pathways", *file.relative_to(ROOT).with_suffix("").parts]) for file in files}
+    return sorted(name.removesuffix(".__init__") for name in names if "._root." not in name)
 
 
 def check(work: Path) -> None:

@@ -1,0 +1,73 @@
+"""What a program closes over: large constants become hidden arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import ConstantOp, LaunchOp, symbol_table
+from pathways.passes.base import main_function
+from pathways.passes.util.ir_utils import add_argument, body_block, byte_size, unique_name
+
+
+def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int) -> None:
+    """Makes hidden arguments of `@main` of its constants, and of those of what it launches, above a size.
+
+    Args:
+      module: the module.
+      launches: all launches of `@main`.
+      limit: the bytes of the largest constant that stays where it is.
+    """
+    main, symbols = main_function(module), symbol_table(module)
+    names: dict[ir.Attribute, str] = {}
+    arguments: dict[str, ir.Value] = {}
+    taken = set(symbols)
+
+    def argument_for(value: ir.Attribute, location: ir.Location) -> ir.Value:
+        if value not in names:
+            name = unique_name(f"k{len(names)}", taken)
+            taken.add(name)
+            names[value] = name
+            ConstantOp.build(sym_name=name, value=value, loc=location, ip=ir.InsertionPoint(main))
+            arguments[name] = add_argument(main, value.type, {"pw.constant": ir.FlatSymbolRefAttr.get(name)})
+        return arguments[names[value]]
+
+    launches_of: dict[str, list[LaunchOp]] = {}
+    for launch in launches:
+        launches_of.setdefault(launch.callee, []).append(launch)
+    for function in (main, *(symbols[name] for name in launches_of)):
+        for op in list(body_block(function).operations):
+            if op.operation.name != "stablehlo.constant" or byte_size(op.results[0].type) <= limit:
+                continue
+            try:
+                value = op.attributes["value"]
+            except TypeError:
+                # The bindings cannot hand out complex elements; they stay in the computation.
+                continue
+            if isinstance(value, ir.DenseElementsAttr) and value.is_splat:
+                continue
+            hidden = argument_for(value, op.operation.location)
+            if function is not main:
+                readers = launches_of[function.attributes["sym_name"].value]
+                hidden = _pass_to_callee(function, readers, hidden)
+            op.results[0].replace_all_uses_with(hidden)
+            op.operation.erase()
+
+
+def _pass_to_callee(function: ir.OpView, launches: list[LaunchOp], value: ir.Value) -> ir.Value:
+    """Gives a computation one more argument, and all its launches the value for it."""
+    argument = add_argument(function, value.type, {})
+    for number, launch in enumerate(launches):
+        longer = LaunchOp.build(
+            [*launch.operands, value],
+            [r.type for r in launch.results],
+            **{name: getattr(launch, name) for name in LaunchOp.fields()},
+            loc=launch.operation.location,
+            ip=ir.InsertionPoint(launch),
+        )
+        for old, new in zip(launch.results, longer.results, strict=True):
+            old.replace_all_uses_with(new)
+        launch.operation.erase()
+        launches[number] = longer
+    return argument

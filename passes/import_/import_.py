@@ -1,0 +1,415 @@
+"""`pw-import`: from the StableHLO that JAX lowers a program to, to launches in `@main`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, NoReturn
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy, stablehlo
+
+from pathways.dialect import (
+    SLICE,
+    LaunchOp,
+    ReduceOp,
+    SplitOp,
+    argument_attrs,
+    make_slices,
+    set_argument_attrs,
+    set_form,
+    symbol_table,
+)
+from pathways.passes.base import Pass, fail, main_function, option
+from pathways.passes.import_.closures import hoist_constants
+from pathways.passes.import_.stages import PlacedCall, number_stages
+from pathways.passes.util.ir_utils import (
+    body_block,
+    callees,
+    captured,
+    erase_unused_functions,
+    inlined,
+    nested_ops,
+    unique_name,
+)
+
+FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
+
+_MARKS = frozenset({"pw.slice", "pw.split", "pw.reduce"})
+"""What calls that are not ordinary ones carry."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Import(Pass):
+    """Turns placed calls into launches and inlines everything else that `@main` calls.
+
+    1. Calls without placement that stand in `@main` (jax.numpy helpers, jits of the user that contain
+       placed calls) are inlined; each copy of a `pw.accumulate` is a loop of its own. Sharding constraints on
+       a mesh without axes, which JAX puts on typed PRNG keys, say nothing and are dropped.
+    2. A call with the metadata `pw.slice` becomes a `pw.launch` named by stage and phase; the function
+       it calls gets the name of the user's function.
+    3. The calls with which `pw.accumulate` marks where a microbatch begins and ends become `pw.split` and
+       `pw.reduce`; launches between them name their loop. A reduction of something that is the same for
+       every microbatch is ordinary code.
+    4. A loop or branch whose body holds placed calls of one slice is placed there as a whole; one that
+       touches two slices is an error.
+    5. An `optimization_barrier` over many values is split into one per value, so that none ties slices
+       together; forward launches that read through one are marked `recompute`.
+    6. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
+
+    Requires: a public `@main`; `pw.slice` and `pw.loop` ops for all that the metadata names.
+    Guarantees: form `imported`; every placed call is a launch, no other call stands in `@main`.
+    """
+
+    name: ClassVar[str] = "pw-import"
+    max_constant_bytes: int = option(1024, "constants larger than this become hidden arguments")
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        importer = _Importer(module, main)
+        importer.check_signature()
+        importer.drop_empty_constraints()
+        importer.inline_calls(main)
+        importer.place_regions()
+        importer.mark_loops()
+        importer.make_launches()
+        importer.split_barriers()
+        number_stages(main, importer.calls)
+        hoist_constants(module, [call.launch for call in importer.calls], self.max_constant_bytes)
+        for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
+            del module.operation.attributes[name]
+        erase_unused_functions(module)
+        set_form(module, "imported")
+
+
+class _Importer:
+    def __init__(self, module: ir.Module, main: ir.OpView) -> None:
+        self.module = module
+        self.main = main
+        self.symbols = symbol_table(module)
+        self.flattened: set[str] = set()
+        self.calls: list[PlacedCall] = []
+        self.loops: dict[ir.Value, str] = {}
+        """The loop of each value of a microbatch."""
+
+    def check_signature(self) -> None:
+        attrs = argument_attrs(self.main)
+        for number, (argument, attributes) in enumerate(zip(self.main.arguments, attrs, strict=True)):
+            if not isinstance(argument.type, ir.RankedTensorType):
+                fail(
+                    self.main,
+                    f"argument #{number} is a {argument.type}: ordered side effects "
+                    "(ordered=True) cannot be kept in order over several slices",
+                )
+            for marker in ("tf.aliasing_output", "jax.buffer_donor"):
+                if attributes.pop(marker, None) is not None:
+                    attributes["pw.donated"] = ir.UnitAttr.get()
+        set_argument_attrs(self.main, attrs)
+
+    def drop_empty_constraints(self) -> None:
+        for function in self.symbols.values():
+            for op in list(nested_ops(function)):
+                if op.operation.name != "sdy.sharding_constraint":
+                    continue
+                mesh = sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref
+                if isinstance(mesh, ir.FlatSymbolRefAttr):
+                    mesh = self.symbols[mesh.value].attributes["mesh"]
+                if not sdy.MeshAttr(mesh).axes:
+                    op.results[0].replace_all_uses_with(op.operands[0])
+                    op.operation.erase()
+
+    def inline_calls(self, function: ir.OpView) -> None:
+        """Inlines the unplaced calls of a function, callees first, so that each body is copied once."""
+        for op in list(body_block(function).operations):
+            if op.operation.name != "func.call" or call_metadata(op).keys() & _MARKS:
+                continue
+            callee = self.symbols[op.attributes["callee"].value]
+            name = callee.attributes["sym_name"].value
+            if name in self.flattened:
+                self.renew_loops(callee)
+            else:
+                self.flattened.add(name)
+                self.inline_calls(callee)
+            with ir.InsertionPoint(op), op.operation.location:
+                results = inlined(callee, list(op.operands))
+            for old, new in zip(op.results, results, strict=True):
+                old.replace_all_uses_with(new)
+            op.operation.erase()
+
+    def renew_loops(self, function: ir.OpView) -> None:
+        """Gives a function other loops than its last copy has: each copy works through a batch of its own."""
+        renewed: dict[str, ir.Attribute] = {}
+        for op in nested_ops(function):
+            metadata = call_metadata(op)
+            if "pw.loop" not in metadata:
+                continue
+            loop = metadata["pw.loop"]
+            if loop not in renewed:
+                renewed[loop] = self.copy_loop(loop, metadata["pw.name"])
+            entries = {entry.name: entry.attr for entry in op.attributes[FRONTEND_ATTRIBUTES]}
+            op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries | {"pw.loop": renewed[loop]})
+
+    def copy_loop(self, loop: str, base: str) -> ir.Attribute:
+        name = unique_name(base, self.symbols)
+        copy = self.symbols[loop].operation.clone(ir.InsertionPoint(self.main)).opview
+        copy.attributes["sym_name"] = ir.StringAttr.get(name)
+        self.symbols[name] = copy
+        return copy.attributes["sym_name"]
+
+    def place_regions(self) -> None:
+        for op in body_block(self.main).operations:
+            if not op.regions:
+                continue
+            self.refuse_loops_inside(op)
+            placed = self.placements_inside(op, set())
+            if len(placed) > 1:
+                first, second = list(placed.items())[:2]
+                fail(
+                    second[1],
+                    f"is placed on @{second[0]} inside a loop or branch that also holds a call placed on "
+                    f"@{first[0]}: a loop body must stay on one slice; unroll the loop over slices in Python",
+                )
+            for name in placed:
+                op.attributes[SLICE] = make_slices((self.slice_symbol(op, name),))
+            self.strip_metadata(op)
+
+    def placements_inside(self, op: ir.OpView, seen: set[str]) -> dict[str, ir.OpView]:
+        """The slices of placed calls inside an operation and the functions it calls, with one call each."""
+        placed: dict[str, ir.OpView] = {}
+        for inner in self.calls_inside(op, seen):
+            name = call_metadata(inner).get("pw.slice")
+            if name is not None:
+                placed.setdefault(name, inner)
+        return placed
+
+    def refuse_loops_inside(self, op: ir.OpView) -> None:
+        for inner in self.calls_inside(op, set()):
+            if "pw.loop" in call_metadata(inner):
+                fail(
+                    inner,
+                    "is part of a pw.accumulate inside a loop or branch (jax.lax.scan, while_loop, cond); "
+                    "call pw.accumulate from the program itself",
+                )
+
+    def calls_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
+        """All calls inside an operation and the functions that it calls."""
+        for inner in nested_ops(op):
+            if inner.operation.name == "func.call":
+                yield inner
+                callee = inner.attributes["callee"].value
+                if callee not in seen:
+                    seen.add(callee)
+                    yield from self.calls_inside(self.symbols[callee], seen)
+
+    def mark_loops(self) -> None:
+        """Turns the calls that mark a microbatch into splits and reductions."""
+        reduced: dict[ir.Value, set[str]] = {}
+        for op in list(body_block(self.main).operations):
+            metadata, reads = call_metadata(op), captured(op)
+            before: set[str] = set().union(*(reduced.get(v, set()) for v in reads))
+            loop = self.loop_of(op, reads)
+            if "pw.split" in metadata:
+                if loop is not None:
+                    self.fail_outside(op, loop)
+                op = self.make_split(op, metadata["pw.loop"])
+                loop = op.loop
+            if loop is not None and op.operation.name == "func.return":
+                self.fail_outside(op, loop)
+            if loop in before:
+                fail(
+                    op,
+                    f"reads a result of pw.accumulate of '{loop}' and a value of one of its microbatches: "
+                    "let the function return what is used outside of it",
+                )
+            if "pw.reduce" in metadata:
+                if loop not in (None, metadata["pw.loop"]):
+                    self.fail_outside(op, loop)
+                op = self.reduce_constant(op, metadata) if loop is None else self.make_reduce(op, metadata)
+                before, loop = before | {metadata["pw.loop"]}, None
+            if loop is not None:
+                self.loops.update(dict.fromkeys(op.results, loop))
+            reduced.update(dict.fromkeys(op.results, before))
+
+    def loop_of(self, op: ir.OpView, values: Iterable[ir.Value]) -> str | None:
+        """The loop that an operation is in by the values that it reads."""
+        loops = list(dict.fromkeys(self.loops[v] for v in values if v in self.loops))
+        if len(loops) > 1:
+            # The value of the loop that began first has leaked into the other one.
+            self.fail_outside(op, next(loop for loop in self.loops.values() if loop in loops))
+        return loops[0] if loops else None
+
+    def fail_outside(self, op: ir.OpView, loop: str) -> NoReturn:
+        fail(
+            op,
+            f"uses a value of a microbatch outside of the function '{loop}' that was given to pw.accumulate: "
+            "let the function return it",
+        )
+
+    def make_split(self, call: ir.OpView, loop: str) -> SplitOp:
+        whole, block = call.operands[0], call.results[0]
+        self.check_blocks(call, whole, block, loop)
+        split = SplitOp.build(
+            [whole], [block.type], loop=loop, loc=call.operation.location, ip=ir.InsertionPoint(call)
+        )
+        return _replace(call, split)
+
+    def check_blocks(self, call: ir.OpView, whole: ir.Value, block: ir.Value, loop: str) -> None:
+        """Checks that microbatches are blocks of the leading dimension; jax.vmap puts another in front."""
+        first, *rest = ir.RankedTensorType(block.type).shape
+        if [first * self.symbols[loop].count, *rest] != list(ir.RankedTensorType(whole.type).shape):
+            fail(
+                call,
+                f"is a pw.accumulate under jax.vmap: apply jax.vmap inside its function '{loop}'",
+            )
+
+    def make_reduce(self, call: ir.OpView, metadata: dict[str, str]) -> ir.OpView:
+        if metadata["pw.reduce"] == "concat":
+            self.check_blocks(call, call.results[0], call.operands[0], metadata["pw.loop"])
+        reduction = ReduceOp.build(
+            [call.operands[0]],
+            [call.results[0].type],
+            kind=metadata["pw.reduce"],
+            loop=metadata["pw.loop"],
+            loc=call.operation.location,
+            ip=ir.InsertionPoint(call),
+        )
+        return _replace(call, reduction)
+
+    def reduce_constant(self, call: ir.OpView, metadata: dict[str, str]) -> ir.OpView:
+        """Sums or concatenates a value that every microbatch shares."""
+        value, count = call.operands[0], self.symbols[metadata["pw.loop"]].count
+        if metadata["pw.reduce"] == "concat":
+            self.check_blocks(call, call.results[0], value, metadata["pw.loop"])
+        with ir.InsertionPoint(call), call.operation.location:
+            if metadata["pw.reduce"] == "concat":
+                whole = stablehlo.concatenate([value] * count, 0)
+            else:
+                whole = value
+                for _ in range(count - 1):
+                    whole = stablehlo.add(whole, value)
+        return _replace(call, whole.owner.opview)
+
+    def strip_metadata(self, op: ir.OpView) -> None:
+        """Drops our metadata inside an operation and the functions it calls: it has been read."""
+        pending, seen = [op], set()
+        while pending:
+            current = pending.pop()
+            for inner in nested_ops(current):
+                if inner.operation.name == "func.call":
+                    _drop_metadata(inner)
+            for name in callees(current):
+                if name not in seen:
+                    seen.add(name)
+                    pending.append(self.symbols[name])
+
+    def slice_symbol(self, op: ir.OpView, name: str) -> str:
+        target = self.symbols.get(name)
+        if target is None or target.operation.name != "pw.slice":
+            fail(op, f"is placed on @{name}, but the module has no pw.slice of that name")
+        return name
+
+    def make_launches(self) -> None:
+        renamed: dict[str, str] = {}
+        taken = set(self.symbols)
+        for op in list(body_block(self.main).operations):
+            if op.operation.name != "func.call":
+                continue
+            metadata = call_metadata(op)
+            slice_name = self.slice_symbol(op, metadata["pw.slice"])
+            callee = op.attributes["callee"].value
+            if callee not in renamed:
+                self.check_nested(op, callee, slice_name, metadata.get("pw.name", callee))
+                phase = metadata.get("pw.phase", "fwd")
+                base = metadata.get("pw.name", callee)
+                base = base if phase == "fwd" else f"{base}_{phase}"
+                renamed[callee] = unique_name(base, taken - {callee})
+                taken.add(renamed[callee])
+                self.symbols[callee].attributes["sym_name"] = ir.StringAttr.get(renamed[callee])
+            launch = LaunchOp.build(
+                list(op.operands),
+                [r.type for r in op.results],
+                callee=renamed[callee],
+                slice=slice_name,
+                phase=metadata.get("pw.phase", "fwd"),
+                loop=self.loop_of(op, op.operands),
+                loc=op.operation.location,
+                ip=ir.InsertionPoint(op),
+            )
+            stage = int(metadata["pw.stage"]) if "pw.stage" in metadata else None
+            self.calls.append(PlacedCall(launch, metadata.get("pw.call", ""), stage))
+            for result in op.results:
+                # It is about to go, and another value may get its place in memory.
+                self.loops.pop(result, None)
+            if launch.loop is not None:
+                self.loops.update(dict.fromkeys(launch.results, launch.loop))
+            _replace(op, launch)
+        self.symbols = symbol_table(self.module)
+
+    def check_nested(self, call: ir.OpView, callee: str, slice_name: str, name: str) -> None:
+        for other, inner in self.placements_inside(self.symbols[callee], {callee}).items():
+            if other != slice_name:
+                fail(
+                    inner,
+                    f"'{call_metadata(inner).get('pw.name', '?')}' is placed on @{other} but called inside "
+                    f"'{name}', which is placed on @{slice_name}; call it from the program instead",
+                )
+        self.strip_metadata(self.symbols[callee])
+
+    def split_barriers(self) -> None:
+        through_barrier: set[ir.Value] = set()
+        for op in list(body_block(self.main).operations):
+            tainted = any(v in through_barrier for v in op.operands)
+            if op.operation.name == "stablehlo.optimization_barrier":
+                for source, result in zip(list(op.operands), list(op.results), strict=True):
+                    with ir.InsertionPoint(op), op.operation.location:
+                        single = stablehlo.OptimizationBarrierOp([source]).results[0]
+                    result.replace_all_uses_with(single)
+                    through_barrier.add(single)
+                op.operation.erase()
+                continue
+            if isinstance(op, LaunchOp):
+                # Modules are a barrier already: what a launch reads needs none.
+                for number, value in enumerate(list(op.operands)):
+                    producer = value.owner
+                    if (
+                        not isinstance(producer, ir.Block)
+                        and producer.operation.name == "stablehlo.optimization_barrier"
+                    ):
+                        op.operands[number] = producer.operands[0]
+                if tainted and op.phase == "fwd":
+                    op.phase = "recompute"
+                if op.phase == "bwd":
+                    continue
+            if tainted:
+                through_barrier.update(op.results)
+        for op in list(body_block(self.main).operations):
+            if op.operation.name == "stablehlo.optimization_barrier" and not list(op.results[0].uses):
+                op.operation.erase()
+
+
+def _replace[T: ir.OpView](old: ir.OpView, new: T) -> T:
+    """Puts one operation in the place of another."""
+    for result, replacement in zip(old.results, new.results, strict=True):
+        result.replace_all_uses_with(replacement)
+    old.operation.erase()
+    return new
+
+
+def call_metadata(op: ir.OpView | ir.Operation) -> dict[str, str]:
+    """The metadata that JAX attached to a call."""
+    if FRONTEND_ATTRIBUTES not in op.attributes:
+        return {}
+    return {entry.name: entry.attr.value for entry in op.attributes[FRONTEND_ATTRIBUTES]}
+
+
+def _drop_metadata(op: ir.OpView) -> None:
+    if FRONTEND_ATTRIBUTES in op.attributes:
+        rest = {
+            entry.name: entry.attr
+            for entry in op.attributes[FRONTEND_ATTRIBUTES]
+            if not entry.name.startswith("pw.")
+        }
+        if rest:
+            op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(rest)
+        else:
+            del op.attributes[FRONTEND_ATTRIBUTES]

@@ -1,0 +1,144 @@
+"""`pw-dce`: removes launches, transfers, results, arguments and constants that nothing needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    LaunchOp,
+    MirrorOp,
+    ReduceOp,
+    SplitOp,
+    TransferOp,
+    argument_attrs,
+    ops_named,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
+    symbol_table,
+)
+from pathways.passes.base import Pass, main_function
+from pathways.passes.util.ir_utils import (
+    body_block,
+    erase_unused_functions,
+    has_side_effect,
+    set_signature,
+    unique_name,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dce(Pass):
+    """Removes what nothing needs from `@main`; stock `symbol-dce` leaves unregistered ops alone.
+
+    1. A launch, transfer, mirror, split or reduction whose results nothing reads goes, unless it has side
+       effects.
+    2. Results that nothing reads and arguments that then have no use go from a computation; launches
+       that read different results get variants of it.
+    3. Functions and closed-over constants that nothing refers to go.
+
+    The arguments that callers pass are kept, read or not.
+
+    Requires: no glue in `@main`.
+    """
+
+    name: ClassVar[str] = "pw-dce"
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        pruner = _Pruner(module)
+        for op in reversed(list(body_block(main).operations)):
+            match op:
+                case LaunchOp():
+                    pruner.prune(op)
+                case TransferOp() | MirrorOp() | SplitOp() | ReduceOp():
+                    if not any(True for r in op.results for _ in r.uses):
+                        op.operation.erase()
+        _drop_unused_constants(module, main)
+        erase_unused_functions(module)
+
+
+class _Pruner:
+    def __init__(self, module: ir.Module) -> None:
+        self.symbols = symbol_table(module)
+        self.effects: dict[str, bool] = {}
+        self.variants: dict[tuple[str, tuple[bool, ...]], tuple[str, list[int]]] = {}
+
+    def prune(self, launch: LaunchOp) -> None:
+        used = tuple(any(True for _ in r.uses) for r in launch.results)
+        effect = has_side_effect(self.symbols[launch.callee], self.symbols, self.effects)
+        if not any(used) and not effect:
+            launch.operation.erase()
+            return
+        name, kept = self.variant(launch.callee, used)
+        if name == launch.callee and len(kept) == len(launch.operands):
+            return
+        results = [r for r, keep in zip(launch.results, used, strict=True) if keep]
+        smaller = LaunchOp.build(
+            [launch.operands[n] for n in kept],
+            [r.type for r in results],
+            **{f: getattr(launch, f) for f in LaunchOp.fields() if f != "callee"},
+            callee=name,
+            loc=launch.operation.location,
+            ip=ir.InsertionPoint(launch),
+        )
+        for old, new in zip(results, smaller.results, strict=True):
+            old.replace_all_uses_with(new)
+        launch.operation.erase()
+
+    def variant(self, callee: str, used: tuple[bool, ...]) -> tuple[str, list[int]]:
+        """The name of the computation without unused results, and which arguments it still has."""
+        if (callee, used) not in self.variants:
+            function = self.symbols[callee]
+            arguments = body_block(function).arguments
+            if all(used) and all(any(True for _ in a.uses) for a in arguments):
+                self.variants[callee, used] = (callee, list(range(len(arguments))))
+            else:
+                name = unique_name(callee, self.symbols)
+                copy = function.operation.clone(ir.InsertionPoint(function)).opview
+                copy.attributes["sym_name"] = ir.StringAttr.get(name)
+                self.symbols[name] = copy
+                self.variants[callee, used] = (name, self.shrink(copy, used))
+        return self.variants[callee, used]
+
+    def shrink(self, function: ir.OpView, used: tuple[bool, ...]) -> list[int]:
+        """Removes results, then operations and arguments without use; returns the arguments kept."""
+        block = body_block(function)
+        *operations, terminator = block.operations
+        all_argument_attrs, all_result_attrs = argument_attrs(function), result_attrs(function)
+        returned = [v for v, keep in zip(terminator.operands, used, strict=True) if keep]
+        with ir.InsertionPoint(terminator), terminator.operation.location:
+            ir.Operation.create("func.return", operands=returned)
+        terminator.operation.erase()
+        for op in reversed(operations):
+            if not any(True for r in op.results for _ in r.uses) and not has_side_effect(
+                op, self.symbols, self.effects
+            ):
+                op.operation.erase()
+        kept = [n for n, a in enumerate(block.arguments) if any(True for _ in a.uses)]
+        for n in reversed(range(len(block.arguments))):
+            if n not in kept:
+                block.erase_argument(n)
+        set_signature(function, [a.type for a in block.arguments], [v.type for v in returned])
+        set_argument_attrs(function, [all_argument_attrs[n] for n in kept])
+        set_result_attrs(function, [a for a, keep in zip(all_result_attrs, used, strict=True) if keep])
+        return kept
+
+
+def _drop_unused_constants(module: ir.Module, main: ir.OpView) -> None:
+    """Erases hidden arguments without use, and the constants that no argument receives any more."""
+    block = body_block(main)
+    attrs = argument_attrs(main)
+    for n in reversed(range(len(attrs))):
+        if "pw.constant" in attrs[n] and not any(True for _ in block.arguments[n].uses):
+            block.erase_argument(n)
+            del attrs[n]
+    set_signature(main, [a.type for a in block.arguments], main.type.results)
+    set_argument_attrs(main, attrs)
+    live = {a["pw.constant"].value for a in attrs if "pw.constant" in a}
+    for op in ops_named(module, ["pw.constant"]):
+        if op.sym_name not in live:
+            op.operation.erase()

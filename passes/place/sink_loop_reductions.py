@@ -1,0 +1,99 @@
+"""`pw-sink-loop-reductions`: sums that join slices are taken on each slice before they are joined."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import SLICE, ReduceOp, read_slices, slices_of
+from pathways.passes.base import Pass, main_function
+from pathways.passes.util.ir_utils import body_block
+from pathways.passes.util.loops import values_in_loops
+
+_LINEAR = frozenset(
+    {"stablehlo.add", "stablehlo.subtract", "stablehlo.negate", "stablehlo.transpose", "stablehlo.reshape"}
+)
+"""Operations that may be done once with sums instead of with each term."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkLoopReductions(Pass):
+    """Moves a sum over microbatches in front of the additions that join its slices.
+
+    The gradient of a tied embedding is the sum of what two stages contribute. Added up in each microbatch,
+    one contribution is sent each time; here every slice sums its own over all microbatches, and one sum is
+    sent. The sum passes through additions, subtractions, transposes and reshapes on its way, and only where
+    something crosses: elsewhere the order of additions, and with it the rounding, stays.
+
+    Requires: form `imported`, placed by `pw-infer-placement`.
+    Guarantees: the same value up to rounding; what crosses does so once for each loop.
+    """
+
+    name: ClassVar[str] = "pw-sink-loop-reductions"
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        loops = values_in_loops(main)
+        for op in list(body_block(main).operations):
+            if isinstance(op, ReduceOp) and op.kind == "sum" and _crosses(op.operands[0], loops):
+                op.results[0].replace_all_uses_with(_summed(op.operands[0], op, loops))
+                unused = op.operands[0]
+                op.operation.erase()
+                _erase_unused(unused)
+
+
+def _is_linear(value: ir.Value, loops: dict[ir.Value, str]) -> bool:
+    """Whether a value is a linear function of others of its microbatch, and read only once."""
+    if (
+        isinstance(value, ir.BlockArgument)
+        or value.owner.name not in _LINEAR
+        or SLICE not in value.owner.attributes
+    ):
+        return False
+    return all(v in loops for v in value.owner.operands) and sum(1 for _ in value.uses) == 1
+
+
+def _crosses(value: ir.Value, loops: dict[ir.Value, str]) -> bool:
+    """Whether a term is put together from values of other slices."""
+    if not _is_linear(value, loops):
+        return False
+    op = value.owner
+    here = set(read_slices(op.attributes[SLICE]))
+    return any(not here <= set(slices_of(v) or here) or _crosses(v, loops) for v in op.operands)
+
+
+def _summed(value: ir.Value, reduction: ReduceOp, loops: dict[ir.Value, str]) -> ir.Value:
+    """The sum of a value over all microbatches, in front of `reduction`; taken before anything crosses."""
+    ip = ir.InsertionPoint(reduction)
+    if not _crosses(value, loops):
+        places = slices_of(value) or (reduction.slice,)
+        partial = ReduceOp.build(
+            [value],
+            [value.type],
+            kind="sum",
+            loop=reduction.loop,
+            slice=reduction.slice if reduction.slice in places else places[0],
+            loc=reduction.operation.location,
+            ip=ip,
+        )
+        return partial.results[0]
+    sums = [_summed(v, reduction, loops) for v in value.owner.operands]
+    once = value.owner.clone(ip)
+    for number, total in enumerate(sums):
+        once.operands[number] = total
+    return once.results[0]
+
+
+def _erase_unused(value: ir.Value) -> None:
+    """Erases what only the moved reduction read."""
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, ir.BlockArgument) or current.owner.name not in _LINEAR:
+            continue
+        op = current.owner
+        if op.attached and not any(True for _ in current.uses):
+            pending += op.operands
+            op.erase()

@@ -1,0 +1,280 @@
+"""`pw-plan-memory`: who owns each buffer, when it dies, and how much is alive at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    LaunchOp,
+    MirrorOp,
+    ReleaseOp,
+    TransferOp,
+    argument_attrs,
+    argument_slices,
+    ops_named,
+    set_argument_attrs,
+    slices_of,
+)
+from pathways.dialect.layouts import Layouts
+from pathways.passes.base import Pass, fail, main_function, option
+from pathways.passes.schedule.channels import capacity_for, first_reads
+from pathways.passes.schedule.order import DeadlockError, events_of, sort_block, topological_order
+from pathways.passes.util.ir_utils import body_block, byte_size, unique_name
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanMemory(Pass):
+    """Plans the life of every buffer.
+
+    1. `@main` is sorted by the proved order.
+    2. A launch that is the last reader of a value that the program owns (a donated argument, or an
+       intermediate) and has a result of the same type and sharding takes its buffer for it. Donation is a
+       property of the computation, so such launches get a variant of theirs. A small intermediate is not
+       worth one: it is donated where every launch of the computation can do so. The launches that add to
+       a sum over microbatches can, so that a sum is one buffer.
+    3. Everything else that the program owns is released behind its last reader, which for transfers
+       that follow each other is the last of them: they are issued together.
+    4. Each channel gets the capacity that this order needs, and each slice the peak of its live bytes, over
+       all its devices: arguments, intermediates, results, and the copies that the caller gets of results
+       that are also another result or an argument that was not donated.
+
+    Requires: launches and transfers with `order` and channels.
+    Guarantees: no value is read after its release or donation; every owned value ends exactly once.
+    """
+
+    name: ClassVar[str] = "pw-plan-memory"
+    donate_bytes: int = option(65536, "an intermediate of this size is worth a variant that it is donated to")
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        for op in ops_named_in(main, ReleaseOp):
+            op.operation.erase()
+        _sort(module, main)
+        _set_capacities(module, main)
+        _Lifetimes(module, main, self.donate_bytes).run()
+
+
+def ops_named_in(main: ir.OpView, kind: type) -> list[ir.OpView]:
+    """The operations of one class that stand in a function."""
+    return [op for op in body_block(main).operations if isinstance(op, kind)]
+
+
+def _sort(module: ir.Module, main: ir.OpView) -> None:
+    # Capacities follow from this order. Those of `pw-schedule` may be too small by now: fusion has delayed
+    # the launches that receive.
+    events = events_of(module, main, with_capacities=False)
+    try:
+        order = topological_order(events)
+    except DeadlockError as error:
+        fail(error.cycle[0].op, str(error))
+    if order != list(range(len(order))):
+        sort_block(main, [events[n].op for n in order])
+
+
+def _set_capacities(module: ir.Module, main: ir.OpView) -> None:
+    operations = list(body_block(main).operations)
+    reads = first_reads(operations)
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for n, op in enumerate(operations):
+        if isinstance(op, TransferOp) and op.channel is not None:
+            read = min(reads.get(r, len(operations)) for r in op.results)
+            spans.setdefault(op.channel, []).append((n, read))
+    for channel in ops_named(module, ["pw.channel"]):
+        if channel.sym_name in spans:
+            channel.capacity = capacity_for(spans[channel.sym_name])
+
+
+Aliases = tuple[tuple[int, int], ...]
+"""Which operands of a launch give their buffers to which of its results."""
+
+
+class _Lifetimes:
+    def __init__(self, module: ir.Module, main: ir.OpView, donate_bytes: int) -> None:
+        self.module = module
+        self.donate_bytes = donate_bytes
+        self.layouts = Layouts(module)
+        self.symbols = self.layouts.symbols
+        block = body_block(main)
+        *self.ops, self.terminator = block.operations
+        self.arguments = list(block.arguments)
+        self.slices = argument_slices(main)
+        attrs = argument_attrs(main)
+        self.given = {a for a, attr in zip(self.arguments, attrs, strict=True) if "pw.donated" in attr}
+        self.last_use = {v: n for n, op in enumerate(self.ops) for v in _touched(op)}
+        # Results, and arguments that the caller keeps, outlive the program.
+        self.kept = {v for result in self.terminator.operands for v in _unmirrored(result)}
+        self.kept |= {a for a in self.arguments if a not in self.given}
+        self.variants: dict[tuple[str, Aliases], str] = {}
+        self.launches_of: dict[str, set[Aliases]] = {}
+
+    def run(self) -> None:
+        aliases = self.find_aliases()
+        peaks = _Peaks()
+        for argument, slices in zip(self.arguments, self.slices, strict=True):
+            # What the caller keeps and nothing reads is never brought to its slice.
+            if argument in self.given or any(True for _ in argument.uses):
+                for name in slices or ():
+                    peaks.start(name, self.size(argument, name))
+        self.release_unread(peaks)
+        ended: list[ir.Value] = []
+        for n, op in enumerate(self.ops):
+            taken = {op.operands[a] for a, _ in aliases.get(n, ())}
+            if aliases.get(n):
+                op.callee = self.variant(op.callee, aliases[n])
+            self.count(op, peaks, taken)
+            self.end(taken, peaks)
+            ended += [
+                v for v in _touched(op) if self.last_use[v] == n and v not in self.kept and v not in taken
+            ]
+            following = self.ops[n + 1] if n + 1 < len(self.ops) else self.terminator
+            is_last = not (isinstance(op, TransferOp) and isinstance(following, TransferOp))
+            if ended and is_last:
+                ReleaseOp.build(ended, loc=op.operation.location, ip=ir.InsertionPoint(following))
+                self.end(ended, peaks)
+                ended = []
+        for value, name in self.copied_results():
+            peaks.start(name, self.size(value, name))
+        for op in ops_named(self.module, ["pw.slice"]):
+            op.peak_bytes = peaks.most.get(op.sym_name, 0)
+
+    def size(self, value: ir.Value, place: str) -> int:
+        """Bytes of a value on all devices of a slice together: what is replicated counts once for each."""
+        mesh = self.layouts.mesh(place)
+        return byte_size(value.type) * mesh.size // math.prod(self.layouts.of(value, place).splits(mesh))
+
+    def release_unread(self, peaks: _Peaks) -> None:
+        """Donated arguments that nothing reads die before the first launch."""
+        unread = [
+            a for a in self.arguments if a in self.given and a not in self.last_use and a not in self.kept
+        ]
+        if unread:
+            first = self.ops[0] if self.ops else self.terminator
+            ReleaseOp.build(unread, loc=first.operation.location, ip=ir.InsertionPoint(first))
+            self.end(unread, peaks)
+
+    def count(self, op: ir.OpView, peaks: _Peaks, taken: set[ir.Value]) -> None:
+        """Adds the results of an operation to the live bytes; a donated operand's buffer is one of them."""
+        if isinstance(op, (LaunchOp, TransferOp)):
+            reused = sum(self.size(v, op.slice) for v in taken)
+            peaks.start(op.slice, sum(self.size(r, op.slice) for r in op.results), reused)
+
+    def end(self, values: Iterable[ir.Value], peaks: _Peaks) -> None:
+        """Takes the bytes of values off on each slice that has them."""
+        for value in values:
+            for name in slices_of(value, self.slices) or ():
+                peaks.end(name, self.size(value, name))
+
+    def copied_results(self) -> Iterator[tuple[ir.Value, str]]:
+        """The results of which the caller gets a copy, each with the slice of the copy.
+
+        The caller may donate what it gets, so no buffer is two results, or a result and what the caller kept.
+        """
+        owned: set[tuple[ir.Value, str]] = set()
+        for result in self.terminator.operands:
+            copies = [
+                (value, name) for value in _unmirrored(result) for name in slices_of(value, self.slices) or ()
+            ]
+            for value, name in copies:
+                is_argument = isinstance(value, ir.BlockArgument) and value not in self.given
+                if is_argument or (value, name) in owned:
+                    yield value, name
+            owned.update(copies)
+
+    def find_aliases(self) -> dict[int, Aliases]:
+        """The aliases of each launch, by its position."""
+        launches = {n: op for n, op in enumerate(self.ops) if isinstance(op, LaunchOp)}
+        free: dict[str, set[int]] = {}
+        for n, op in launches.items():
+            found = {number for number, value in enumerate(op.operands) if self.may_be_donated(n, op, value)}
+            free[op.callee] = free[op.callee] & found if op.callee in free else found
+        aliases = {n: self.aliases(n, op, free[op.callee]) for n, op in launches.items()}
+        for n, op in launches.items():
+            self.launches_of.setdefault(op.callee, set()).add(aliases[n])
+        return aliases
+
+    def may_be_donated(self, n: int, op: LaunchOp, value: ir.Value) -> bool:
+        """Whether the launch at a position is the only and last reader of a value that the program owns."""
+        return (
+            len(slices_of(value, self.slices) or ()) == 1
+            and value not in self.kept
+            and self.last_use[value] == n
+            and list(op.operands).count(value) == 1
+        )
+
+    def aliases(self, n: int, op: LaunchOp, free: set[int]) -> Aliases:
+        """Which operand gives its buffer to which result: arguments first, then what costs a variant.
+
+        Args:
+          n: the position of the launch.
+          op: the launch.
+          free: the numbers of operands that cost no variant: all launches of the computation can donate them.
+        """
+        operands = [(k, v) for k, v in enumerate(op.operands) if self.may_be_donated(n, op, v)]
+        given = [(k, v) for k, v in operands if v in self.given]
+        # From behind: pw-accumulate puts sums there, which XLA adds to in place.
+        others = [(k, v) for k, v in reversed(operands) if v not in self.given]
+        large = [(k, v) for k, v in others if byte_size(v.type) >= self.donate_bytes]
+        small = [(k, v) for k, v in others if byte_size(v.type) < self.donate_bytes and k in free]
+        results = dict(enumerate(op.results))
+        found: list[tuple[int, int]] = []
+        for number, value in (*given, *large, *small):
+            layout = self.layouts.of(value, op.slice)
+            fitting = (
+                k
+                for k, result in results.items()
+                if result.type == value.type and self.layouts.of(result, op.slice) == layout
+            )
+            taken = next(fitting, None)
+            if taken is not None:
+                del results[taken]
+                found.append((number, taken))
+        return tuple(sorted(found))
+
+    def variant(self, callee: str, aliases: Aliases) -> str:
+        """The computation that donates these operands; the callee itself when all its launches do."""
+        if (callee, aliases) not in self.variants:
+            function, name = self.symbols[callee], callee
+            if len(self.launches_of[callee]) > 1:
+                name = unique_name(f"{callee}_donating", self.symbols)
+                function = function.operation.clone(ir.InsertionPoint(function)).opview
+                function.attributes["sym_name"] = ir.StringAttr.get(name)
+                self.symbols[name] = function
+            attrs = argument_attrs(function)
+            for number, result in aliases:
+                i32 = ir.IntegerType.get_signless(32)
+                attrs[number]["tf.aliasing_output"] = ir.IntegerAttr.get(i32, result)
+            set_argument_attrs(function, attrs)
+            self.variants[callee, aliases] = name
+        return self.variants[callee, aliases]
+
+
+def _touched(op: ir.OpView) -> dict[ir.Value, None]:
+    """The values that an operation reads or makes, each once."""
+    return {v: None for value in (*op.operands, *op.results) for v in _unmirrored(value)}
+
+
+def _unmirrored(value: ir.Value) -> list[ir.Value]:
+    """The values that a value stands for: itself, or those that a mirror says are equal."""
+    op = None if isinstance(value, ir.BlockArgument) else value.owner.opview
+    return [v for copy in op.operands for v in _unmirrored(copy)] if isinstance(op, MirrorOp) else [value]
+
+
+class _Peaks:
+    """Live bytes of each slice, and their maximum so far."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+
+    def start(self, name: str, size: int, reused: int = 0) -> None:
+        self.now[name] = self.now.get(name, 0) + size
+        # A donated buffer is counted as operand and as result until `end`; it exists once.
+        self.most[name] = max(self.most.get(name, 0), self.now[name] - reused)
+
+    def end(self, name: str, size: int) -> None:
+        self.now[name] -= size

@@ -1,0 +1,265 @@
+"""`pw-schedule`: gives every launch and send its position on its slice, and every transfer a channel."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+from pathlib import Path
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import ChannelOp, LaunchOp, SplitOp, TransferOp, ops_named, symbol_table
+from pathways.dialect.operation import counted
+from pathways.passes.base import Pass, fail, main_function, option, remark
+from pathways.passes.schedule.actions import Action, CycleError, start_times
+from pathways.passes.schedule.channels import Span, capacity_for, first_reads
+from pathways.passes.schedule.order import Event, data_events, device_queues, sort_block
+from pathways.passes.schedule.pipelines import Loop, nearest_before, read_loops, sequence, work_of
+from pathways.passes.schedule.policies import POLICIES, Pipeline, PolicyError, orders_of
+from pathways.passes.schedule.schedule_file import (
+    ScheduleFileError,
+    Work,
+    parts_of,
+    read_schedule,
+    write_schedule,
+)
+from pathways.passes.util.ir_utils import body_block, unique_name
+
+__all__ = ["POLICIES", "Schedule", "schedule_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule(Pass):
+    """Orders the launches and sends of each slice and assigns channels.
+
+    The order of a loop over microbatches comes from a file, or from a policy: the option, else the `schedule`
+    of the `pw.loop`, else `program`.
+
+    - `program` keeps the order of the program.
+    - `gpipe` does all forwards, then all backwards.
+    - `1f1b` does a backward as soon as there is one, and keeps the fewest activations alive.
+    - `interleaved-1f1b` does the same with several stages on each slice, which take turns.
+    - `eager` does first what is furthest from the end of the step.
+
+    A launch of a loop that is neither forward nor backward runs right before the action that first needs it
+    if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
+    before the loops, or behind those whose results they read; those that have nothing to do with any loop run
+    behind all of them. Slices that may share devices have one order together. The block of `@main` is sorted
+    by the order.
+
+    Transfers of one type and sharding between two slices share a channel as long as their values are first
+    read in the order in which they are sent; a channel's capacity is what that order needs so that no send
+    waits for room.
+
+    Requires: placed form, with loops unrolled.
+    Guarantees: every launch and transfer has an `order`, every transfer a `channel`; the order can be met.
+    """
+
+    name: ClassVar[str] = "pw-schedule"
+    policy: str = option("", "the policy of all loops, in place of what each asks for")
+    file: str = option("", "a CSV file with the order of the program's only loop, in place of a policy")
+    max_live: int = option(
+        0, "on how many microbatches a stage may work at once by the policy eager; 0 for any number"
+    )
+
+    def __post_init__(self) -> None:
+        if self.policy and self.file:
+            raise ValueError("policy and file exclude each other")
+        if self.max_live < 0:
+            raise ValueError(f"max-live must not be negative, got {self.max_live}")
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        if self.policy not in ("", *POLICIES):
+            fail(main, f"cannot be scheduled by {unknown_policy(self.policy)}")
+        for op in ops_named(module, ["pw.channel"]):
+            op.operation.erase()
+        for op in body_block(main).operations:
+            if isinstance(op, SplitOp) or (isinstance(op, LaunchOp) and op.loop and op.microbatch is None):
+                fail(op, "is part of a loop that is not unrolled; run pw-unroll-microbatches first")
+        events = data_events(module, main)
+        loops = read_loops(module, events)
+        with_launches = {loop.op.sym_name for loop in loops}
+        for op in ops_named(module, ["pw.loop"]):
+            if op.sym_name not in with_launches:
+                remark(op, "has no launches: nothing that is used depends on the microbatch")
+        if self.file and len(loops) != 1:
+            fail(main, f"has {counted(len(loops), 'loop')}; a schedule file orders exactly 1")
+        times = [self.start_times(module, events, loop) for loop in loops]
+        if any(times):
+            ordered = [events[n] for n in sequence(events, loops, times)]
+            sort_block(main, [event.op for event in ordered])
+        else:
+            ordered = events
+        queues = device_queues(module)
+        counters: dict[str, int] = {}
+        for event in ordered:
+            queue = queues[event.slice]
+            event.op.order = counters.get(queue, 0)
+            counters[queue] = event.op.order + 1
+        _assign_channels(module, main, ordered)
+
+    def start_times(self, module: ir.Module, events: list[Event], loop: Loop) -> dict[Action, int]:
+        """When each action of a loop starts; nothing when it stays in the order of the program."""
+        policy = "" if self.file else self.policy or loop.op.schedule or "program"
+        if policy not in ("", *POLICIES):
+            fail(loop.op, f"asks for {unknown_policy(policy)}")
+        if self.max_live and policy != "eager":
+            fail(loop.op, f"is scheduled by '{policy or self.file}', but max-live is for 'eager' alone")
+        if policy == "program":
+            return {}
+        slices = {events[n].slice for n in loop.members}
+        if len(slices) == 1:
+            remark(loop.op, f"runs on @{slices.pop()} alone: nothing is pipelined")
+        work = work_of(module, events, loop)
+        _check_stage_order(events, loop)
+        orders = self.read_file(loop, work) if self.file else self.apply(policy, loop, work)
+        try:
+            return start_times(orders, work.needs)
+        except CycleError as error:
+            fail(loop.op, f"cannot be scheduled by '{policy}': {error.describe(str, work.slices)}")
+
+    def apply(self, policy: str, loop: Loop, work: Work) -> list[list[Action]]:
+        """The orders of the slices by a policy."""
+        stages = list(work.slices)
+        for stage, following in itertools.pairwise(stages):
+            if work.slices[stage] == work.slices[following] and len(work.rows) > 1:
+                fail(
+                    loop.op,
+                    f"has stages {stage} and {following}, which follow each other, both on "
+                    f"@{work.slices[stage]}; make them one function, or give both the same `stage=`",
+                )
+        pipeline = Pipeline(
+            tuple(work.rows.index(work.slices[stage]) for stage in stages),
+            work.microbatches,
+            any(action.kind != "F" for action in work.needs),
+        )
+        try:
+            orders = orders_of(policy, pipeline, self.max_live) if stages else []
+        except PolicyError as error:
+            fail(loop.op, f"cannot be scheduled by '{policy}', which {error}")
+        return [
+            [
+                part
+                for action in order
+                for part in parts_of(action._replace(stage=stages[action.stage]))
+                if part in work.needs
+            ]
+            for order in orders
+        ]
+
+    def read_file(self, loop: Loop, work: Work) -> list[list[Action]]:
+        """The orders of the slices by the schedule file."""
+        try:
+            # Spreadsheets put a byte order mark in front.
+            return read_schedule(Path(self.file).read_bytes().decode("utf-8-sig"), work)
+        except OSError as error:
+            fail(loop.op, f"cannot be scheduled by '{self.file}': {error.strerror}")
+        except UnicodeDecodeError:
+            fail(loop.op, f"cannot be scheduled by '{self.file}': it is not UTF-8 text")
+        except ScheduleFileError as error:
+            fail(loop.op, f"cannot be scheduled by '{self.file}': {error}")
+
+
+def schedule_of(module: ir.Module) -> str:
+    """The schedule of a program with one loop, as a file that `pw-schedule` reads.
+
+    Raises:
+      PassFailure: when the program is not scheduled, or has been fused since, has no loop or several, or its
+        order has a cycle.
+    """
+    main = main_function(module)
+    events = data_events(module, main)
+    loops = read_loops(module, events)
+    if len(loops) != 1:
+        fail(main, f"has {counted(len(loops), 'loop')}; a schedule file is of exactly 1")
+    (loop,) = loops
+    unordered = next((n for n in loop.members if events[n].order is None), None)
+    if unordered is not None:
+        fail(events[unordered].op, "has no `order`; run pw-schedule first")
+    fused = next((n for n in loop.members if events[n].op.fused), None)
+    if fused is not None:
+        fail(events[fused].op, "is several actions in one; write the schedule before pw-fuse-launches")
+    work = work_of(module, events, loop)
+    in_order = sorted(loop.actions, key=lambda n: events[n].op.order)
+    orders = [
+        list(dict.fromkeys(loop.actions[n] for n in in_order if events[n].slice == row)) for row in work.rows
+    ]
+    try:
+        return write_schedule(orders, work.needs)
+    except CycleError as error:
+        fail(loop.op, error.describe(str, work.slices))
+
+
+def _check_stage_order(events: list[Event], loop: Loop) -> None:
+    """Checks that no forward reads what a later stage makes."""
+    for n, before in enumerate(nearest_before(events, loop)):
+        action = loop.actions.get(n)
+        if action is None or action.kind != "F":
+            continue
+        later = max((other.stage for other in before if other.kind == "F"), default=action.stage)
+        if later > action.stage:
+            fail(
+                events[n].op,
+                f"is of stage {action.stage} and reads results of stage {later}; number stages in the order "
+                "in which a microbatch goes through them",
+            )
+
+
+def unknown_policy(name: str) -> str:
+    """What to say of a policy that does not exist."""
+    near = difflib.get_close_matches(name.lower(), POLICIES, 1)
+    hint = f"did you mean '{near[0]}'?" if near else f"the policies are {', '.join(POLICIES)}"
+    return f"unknown policy '{name}'; {hint}"
+
+
+_Endpoints = tuple[str, str, ir.Type, ir.Attribute | None]
+"""Source and destination of a channel, the type of its values, and how they lie over the destination."""
+
+
+@dataclasses.dataclass
+class _Channel:
+    """A channel in the making: when each value on it is sent and first read, in block positions."""
+
+    name: str
+    last_read: int
+    spans: list[Span]
+
+
+def _assign_channels(module: ir.Module, main: ir.OpView, events: list[Event]) -> None:
+    taken = set(symbol_table(module))
+    operations = [event.op for event in events]
+    first_read = first_reads(operations)
+    channels: dict[_Endpoints, list[_Channel]] = {}
+    endpoints: dict[str, _Endpoints] = {}
+    for n, event in enumerate(events):
+        op = event.op
+        if not isinstance(op, TransferOp):
+            continue
+        key = (event.slice, op.slice, op.results[0].type, op.sharding)
+        read = min(first_read.get(r, len(operations)) for r in op.results)
+        fitting = (c for c in channels.setdefault(key, []) if c.last_read <= read)
+        channel = next(fitting, None)
+        if channel is None:
+            channel = _Channel(unique_name(f"c{len(endpoints)}", taken), read, [])
+            taken.add(channel.name)
+            channels[key].append(channel)
+            endpoints[channel.name] = key
+        channel.last_read = read
+        channel.spans.append((n, read))
+        op.channel = channel.name
+    for group in channels.values():
+        for channel in group:
+            src, dst, value_type, sharding = endpoints[channel.name]
+            ChannelOp.build(
+                sym_name=channel.name,
+                src=src,
+                dst=dst,
+                type=value_type,
+                sharding=sharding,
+                capacity=capacity_for(channel.spans),
+                loc=main.operation.location,
+                ip=ir.InsertionPoint(main),
+            )

@@ -1,0 +1,168 @@
+"""Schedules as files: CSV in the notation of `torch.distributed.pipelining`, one row of actions per slice.
+
+A cell is an action, such as `0F1` for the forward of stage 0 for microbatch 1, or empty where a slice waits.
+Only the order in a row counts: an empty cell delays nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from pathways.passes.schedule.actions import Action, CycleError, Needs, Orders, parse_action, start_times
+
+
+class ScheduleFileError(ValueError):
+    """A schedule file that is malformed or does not fit the program; the message says where and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a schedule has to bring into order.
+
+    Attributes:
+      rows: the slices that have stages.
+      slices: the slice of each stage.
+      microbatches: how many there are.
+      needs: every action of the program with those whose results it reads.
+    """
+
+    rows: Sequence[str]
+    slices: Mapping[int, str]
+    microbatches: int
+    needs: Needs
+
+
+def write_schedule(orders: Orders, needs: Needs) -> str:
+    """The CSV of a schedule; a column is a unit of time, if every action takes one.
+
+    Raises:
+      CycleError: when the orders cannot be met.
+    """
+    times = start_times(orders, needs)
+    width = max(times.values(), default=-1) + 1
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in orders:
+        cells = [""] * width
+        for action in row:
+            cells[times[action]] = str(action)
+        writer.writerow(cells)
+    return out.getvalue()
+
+
+def read_schedule(text: str, work: Work) -> list[list[Action]]:
+    """Reads the order of the actions of each slice, and checks that it can be met.
+
+    Args:
+      text: the CSV; row n is for slice n of `work.rows`.
+      work: what it must bring into order, all of it once. B stands for I and W where a backward is split.
+
+    Raises:
+      ScheduleFileError: at the first mistake.
+    """
+    reader = _Reader(work)
+    orders = reader.read(text)
+    reader.check(orders)
+    return orders
+
+
+class _Reader:
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.found: dict[Action, tuple[int, int]] = {}
+        """Row and column of each action, from 1."""
+
+    def read(self, text: str) -> list[list[Action]]:
+        rows: list[list[str]] = []
+        try:
+            rows += csv.reader(io.StringIO(text, newline=""), strict=True)
+        except csv.Error as error:
+            raise ScheduleFileError(f"row {len(rows) + 1}: {error}") from None
+        while rows and not any(cell.strip() for cell in rows[-1]):
+            rows.pop()
+        if len(rows) != len(self.work.rows):
+            wanted = ", ".join(f"@{name}" for name in self.work.rows)
+            raise ScheduleFileError(f"expected {len(self.work.rows)} rows, for {wanted}, got {len(rows)}")
+        return [
+            [
+                action
+                for column, cell in enumerate(cells, 1)
+                if cell.strip()
+                for action in self.actions(cell.strip(), row, column)
+            ]
+            for row, cells in enumerate(rows, 1)
+        ]
+
+    def actions(self, cell: str, row: int, column: int) -> list[Action]:
+        """The actions that a cell stands for."""
+
+        def fail(message: str) -> NoReturn:
+            raise ScheduleFileError(f"row {row}, column {column}, {cell[:40]}: {message}")
+
+        written = parse_action(cell)
+        if written is None:
+            if re.fullmatch(r"[0-9]+(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*", cell):
+                fail("is communication, which follows from the order; only F, B, I and W are written")
+            fail("is no action; expected a stage, F, B, I or W, and a microbatch, such as 0F1")
+        place = self.work.slices.get(written.stage)
+        if place is None:
+            stages = ", ".join(map(str, self.work.slices))
+            fail(f"there is no stage {written.stage}; the stages are {stages}")
+        if place != self.work.rows[row - 1]:
+            fail(f"stage {written.stage} is on @{place}, row {self.work.rows.index(place) + 1}")
+        if written.microbatch >= self.work.microbatches:
+            fail(f"there is no microbatch {written.microbatch}; the last one is {self.work.microbatches - 1}")
+        actions = [a for a in parts_of(written) if a in self.work.needs]
+        if not actions:
+            fail(self.why_missing(written))
+        for action in actions:
+            if action in self.found:
+                other_row, other_column = self.found[action]
+                fail(f"stands in row {other_row}, column {other_column} already")
+            self.found[action] = (row, column)
+        return actions
+
+    def why_missing(self, action: Action) -> str:
+        """Why a program has no such action, although it has the stage and the microbatch."""
+        if action.kind == "F":
+            return f"stage {action.stage} has no forward"
+        if not any(a.kind != "F" for a in self.work.needs):
+            return "the program has no backward"
+        if not any(a.kind != "F" and a.stage == action.stage for a in self.work.needs):
+            return f"stage {action.stage} has no backward"
+        return f"the backward of stage {action.stage} is not split; write B"
+
+    def check(self, orders: Orders) -> None:
+        """Checks that nothing is missing, and that the order can be met."""
+        missing = sorted(set(self.work.needs) - set(self.found))
+        if missing:
+            row = self.work.rows.index(self.work.slices[missing[0].stage]) + 1
+            what = f"{missing[0]} and {len(missing) - 1} more are" if len(missing) > 1 else f"{missing[0]} is"
+            raise ScheduleFileError(f"row {row}: {what} missing")
+        for actions in orders:
+            position = {action: n for n, action in enumerate(actions)}
+            for action in actions:
+                for need in self.work.needs[action]:
+                    if position.get(need, -1) > position[action]:
+                        raise ScheduleFileError(
+                            f"{self.at(action)} comes before {self.at(need)}, which it needs"
+                        )
+        try:
+            start_times(orders, self.work.needs)
+        except CycleError as error:
+            raise ScheduleFileError(error.describe(self.at, self.work.slices)) from None
+
+    def at(self, action: Action) -> str:
+        """An action with its place."""
+        row, column = self.found[action]
+        return f"{action} (row {row}, column {column})"
+
+
+def parts_of(action: Action) -> list[Action]:
+    """An action itself, and for B also the halves I and W that it stands for where a backward is split."""
+    return [action._replace(kind=kind) for kind in ("BIW" if action.kind == "B" else action.kind)]

@@ -1,0 +1,469 @@
+"""`pw-lower-transfers`: cuts and joins what moves between slices whose shards do not correspond."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy, stablehlo
+
+from pathways.dialect import (
+    LaunchOp,
+    TransferOp,
+    argument_slices,
+    set_argument_attrs,
+    set_result_attrs,
+    slices_of,
+)
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.operation import counted
+from pathways.dialect.shardings import SHARDING, Index, Mesh, Sharding, make_sharding
+from pathways.passes.base import Pass, fail, main_function, option, remark
+from pathways.passes.util.ir_utils import (
+    body_block,
+    byte_size,
+    finish_function,
+    function_of_block,
+    unique_name,
+)
+from pathways.passes.util.loops import values_in_loops
+
+ISLANDS = ("named", "all")
+
+
+@dataclasses.dataclass(frozen=True)
+class LowerTransfers(Pass):
+    """Turns transfers between slices whose shards do not correspond into copies of pieces.
+
+    A transfer is left alone where device i of the source holds just what device i of the target needs.
+    Otherwise:
+
+    1. The shards of both sides are divided by a common grid, in each dimension into the least common
+       multiple of both numbers of shards.
+    2. A launch on the source cuts every shard into the cells of the grid, without communication. Mesh axes
+       over which the source is replicated first share the work, where the target is divided further.
+    3. One transfer with `routes` brings every device of the target its cells. Several devices that hold a
+       cell take turns.
+    4. A launch on the target joins the cells of every shard, without communication.
+
+    A value of more than `gather-bytes` that the target replicates crosses from one island to another once:
+    it is sent in as many parts as there are replicas, along a dimension that they divide, and gathered on
+    the target. Within an island every replica gets a copy of its own.
+
+    A transfer of more than `max-pieces` pieces (63 shards and 64 have 4032 in common) is preceded by a launch
+    on the source that gathers the value, along as few axes as it takes, or splits it along other dimensions.
+
+    A remark says what each such transfer brings over.
+
+    Requires: placed form; shardings from `pw-propagate-shardings`; what they split divides evenly.
+    Guarantees: a transfer without `routes` copies shards as they are.
+    """
+
+    name: ClassVar[str] = "pw-lower-transfers"
+    gather_bytes: int = option(65536, "replicated values above this size cross between islands once")
+    max_pieces: int = option(1024, "a value is gathered on the source first where more copies were needed")
+    islands: str = option(
+        "named", "slices on different islands: those whose `island` differs (named), or all"
+    )
+
+    def __post_init__(self) -> None:
+        if self.islands not in ISLANDS:
+            raise ValueError(f"option 'islands' must be one of {', '.join(ISLANDS)}, got '{self.islands}'")
+        if self.max_pieces < 1:
+            raise ValueError(f"option 'max-pieces' must be at least 1, got {self.max_pieces}")
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        lowering = _Lowering(module, self)
+        arguments = argument_slices(main)
+        for op in list(body_block(main).operations):
+            if isinstance(op, TransferOp) and op.routes is None:
+                lowering.lower(op, arguments)
+
+
+Body = Callable[[list[ir.Value]], list[ir.Value]]
+"""Builds a computation: from its arguments to its results."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """One side of a transfer: a slice, its mesh, and how the value lies over it."""
+
+    slice: str
+    mesh_name: str
+    mesh: Mesh
+    sharding: Sharding
+
+    def with_sharding(self, sharding: Sharding) -> _Side:
+        return dataclasses.replace(self, sharding=sharding)
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        return self.sharding.splits(self.mesh)
+
+    @property
+    def unused(self) -> list[tuple[str, int]]:
+        """The axes over which the value is replicated."""
+        used = {axis for axes in self.sharding.dims for axis in axes}
+        return [(name, size) for name, size in self.mesh.axes if name not in used and size > 1]
+
+    def attribute(self) -> ir.Attribute | None:
+        """The sharding as it is written; nothing for a slice of one device."""
+        return make_sharding(self.mesh_name, self.sharding) if self.mesh.size > 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """How the shards of both sides are divided.
+
+    Attributes:
+      source: the source, its sharding refined by axes that only replicated the value.
+      target: the target.
+      cuts: into how many pieces each dimension of a source shard is cut.
+      joins: of how many pieces each dimension of a target shard is made.
+      cell: the sizes of a piece.
+    """
+
+    source: _Side
+    target: _Side
+    cuts: tuple[int, ...]
+    joins: tuple[int, ...]
+    cell: tuple[int, ...]
+
+    @property
+    def pieces(self) -> int:
+        """How many arrays take part on both sides."""
+        return math.prod(self.cuts) + math.prod(self.joins)
+
+    @property
+    def copies(self) -> int:
+        """How many pieces the devices of the target get, all together."""
+        return self.target.mesh.size * math.prod(self.joins)
+
+
+class _Lowering:
+    def __init__(self, module: ir.Module, options: LowerTransfers) -> None:
+        self.module = module
+        self.options = options
+        self.layouts = Layouts(module)
+        self.functions: dict[object, str] = {}
+        self.cut_values: dict[object, list[ir.Value]] = {}
+        self.gathered_values: dict[object, ir.Value] = {}
+        self.loops = values_in_loops(main_function(module))
+        self.loop: str | None = None
+        """The loop of the transfer at hand."""
+
+    def lower(self, op: TransferOp, arguments: list[tuple[str, ...] | None]) -> None:
+        value = op.operands[0]
+        self.loop = self.loops.get(value)
+        places = slices_of(value, arguments)
+        if not places:
+            fail(op, "moves a value that is not placed; run pw-infer-placement first")
+        source = self.side(places[0], self.layouts.of(value, places[0]))
+        target = self.side(op.slice, self.layouts.of(op.results[0], op.slice))
+        shape = tuple(ir.RankedTensorType(value.type).shape)
+        held, needed = _indices(op, source, shape), _indices(op, target, shape)
+        spread: Iterable[Sharding] = ()
+        if self.crosses_islands(source, target) and byte_size(value.type) > self.options.gather_bytes:
+            spread = _spread(target, shape)
+        arrivals = [target.with_sharding(sharding) for sharding in spread]
+        if held == needed and not arrivals:
+            return
+        cut = min((_cut(source, side, shape) for side in arrivals or [target]), key=lambda cut: cut.pieces)
+        with op.operation.location, ir.InsertionPoint(op):
+            if cut.copies > self.options.max_pieces:
+                few = self.few_pieces(source, arrivals or [target], shape)
+                if few.copies < cut.copies:
+                    remark(op, f"gathers on @{source.slice} first what would move in {cut.copies} pieces")
+                    value, source, cut = self.gather_first(value, source, few.source), few.source, few
+            pieces = self.cut(value, source, cut)
+            arrived = self.move(op, pieces, cut, shape)
+            joined = self.join(op, arrived, cut)
+            result = self.gather(joined, cut.target, target)
+        op.results[0].replace_all_uses_with(result)
+        op.operation.erase()
+
+    def few_pieces(self, source: _Side, arrivals: Sequence[_Side], shape: Sequence[int]) -> _Cut:
+        """A division into few pieces, for which the value has to lie otherwise over the source.
+
+        With few enough pieces, the one that splits it most; else the one with the fewest pieces.
+        """
+        cuts = [_cut(side, arrival, shape) for side in _gathered(source) for arrival in arrivals]
+        enough = [cut for cut in cuts if cut.copies <= self.options.max_pieces]
+        if enough:
+            return max(enough, key=lambda cut: (math.prod(cut.source.splits), -cut.pieces))
+        return min(cuts, key=lambda cut: (cut.copies, cut.pieces))
+
+    def gather_first(self, value: ir.Value, held: _Side, wanted: _Side) -> ir.Value:
+        """A value gathered on the source, once for all its transfers."""
+        key = (value, held.slice, wanted)
+        if key not in self.gathered_values:
+            self.gathered_values[key] = self.gather(value, held, wanted)
+        return self.gathered_values[key]
+
+    def side(self, slice: str, sharding: Sharding) -> _Side:
+        name, mesh = self.layouts.meshes[slice]
+        return _Side(slice, name, mesh, sharding)
+
+    def crosses_islands(self, source: _Side, target: _Side) -> bool:
+        if self.options.islands == "all":
+            return True
+        islands = [self.layouts.symbols[side.slice].island for side in (source, target)]
+        return None not in islands and islands[0] != islands[1]
+
+    def cut(self, value: ir.Value, source: _Side, cut: _Cut) -> list[ir.Value]:
+        """The pieces of a value on the source: for each piece of a shard, all shards' in one array."""
+        if cut.source == source and math.prod(cut.cuts) == 1:
+            return [value]
+        key = (value, source.slice, cut.source, cut.cuts)
+        if key not in self.cut_values:
+            self.cut_values[key] = self.launch(
+                "cut",
+                (source.mesh_name, value.type, source.sharding, cut.source.sharding, cut.cuts),
+                [value],
+                source,
+                cut.source,
+                lambda arguments: _cut_locally(arguments[0], cut),
+            )
+        return self.cut_values[key]
+
+    def move(
+        self, op: TransferOp, pieces: list[ir.Value], cut: _Cut, shape: tuple[int, ...]
+    ) -> list[ir.Value]:
+        """Sends pieces along routes."""
+        routes = _routes(cut, shape)
+        whole = len(pieces) == math.prod(cut.joins) == 1
+        as_it_is = [(0, device) for device in range(cut.source.mesh.size)]
+        arrived = _whole(pieces[0].type, cut.target, cut.cell)
+        moved = TransferOp.build(
+            pieces,
+            [arrived] * math.prod(cut.joins),
+            slice=op.slice,
+            sharding=cut.target.attribute(),
+            routes=None if whole and routes == as_it_is else [n for pair in routes for n in pair],
+        )
+        copies = len(routes)
+        size = copies * byte_size(_sized(arrived, cut.cell))
+        source, target = cut.source, cut.target
+        remark(
+            op,
+            f"moves {counted(size, 'byte')} from @{source.slice} ({counted(source.mesh.size, 'device')}) to "
+            f"@{target.slice} ({counted(target.mesh.size, 'device')}) in {counted(copies, 'piece')}",
+        )
+        return list(moved.results)
+
+    def join(self, op: TransferOp, pieces: list[ir.Value], cut: _Cut) -> ir.Value:
+        """The value on the target."""
+        if len(pieces) == 1:
+            return pieces[0]
+        (joined,) = self.launch(
+            "join",
+            (cut.target.mesh_name, op.results[0].type, cut.target.sharding, cut.joins),
+            pieces,
+            cut.target,
+            cut.target,
+            lambda arguments: _join_locally(arguments, op.results[0].type, cut),
+        )
+        return joined
+
+    def gather(self, value: ir.Value, held: _Side, wanted: _Side) -> ir.Value:
+        """Changes how a value lies over a slice."""
+        if held == wanted:
+            return value
+        key = (held.mesh_name, value.type, held.sharding, wanted.sharding)
+        (gathered,) = self.launch("gather", key, [value], held, wanted, list)
+        return gathered
+
+    def launch(
+        self,
+        base: str,
+        key: tuple[object, ...],
+        operands: list[ir.Value],
+        operand_side: _Side,
+        result_side: _Side,
+        body: Body,
+    ) -> list[ir.Value]:
+        """Launches a computation; equal keys share it."""
+        if (base, key) not in self.functions:
+            self.functions[base, key] = self.function(
+                base, [v.type for v in operands], operand_side, result_side, body
+            )
+        name = self.functions[base, key]
+        function = self.layouts.symbols[name]
+        launch = LaunchOp.build(
+            operands,
+            function.type.results,
+            callee=name,
+            slice=operand_side.slice,
+            phase="glue",
+            loop=self.loop,
+        )
+        return list(launch.results)
+
+    def function(
+        self, base: str, types: list[ir.Type], operand_side: _Side, result_side: _Side, body: Body
+    ) -> str:
+        symbols = self.layouts.symbols
+        name = unique_name(base, symbols)
+        function, block = function_of_block(self.module, name, types, ir.Location.current)
+        with ir.InsertionPoint(block):
+            results = body(list(block.arguments))
+        finish_function(function, results)
+        for set_attrs, side, count in (
+            (set_argument_attrs, operand_side, len(types)),
+            (set_result_attrs, result_side, len(results)),
+        ):
+            attribute = side.attribute()
+            if attribute is not None:
+                set_attrs(function, [{SHARDING: attribute}] * count)
+        symbols[name] = function
+        return name
+
+
+def _indices(op: TransferOp, side: _Side, shape: Sequence[int]) -> list[Index]:
+    try:
+        return side.sharding.indices(shape, side.mesh)
+    except ValueError as error:
+        fail(op, f"cannot be cut: on @{side.slice} {error}")
+
+
+def _cut(source: _Side, target: _Side, shape: Sequence[int]) -> _Cut:
+    """Divides the shards of both sides by a common grid."""
+    grid = [math.lcm(s, t) for s, t in zip(source.splits, target.splits, strict=True)]
+    source = _refined(source, grid)
+    return _Cut(
+        source,
+        target,
+        tuple(g // s for g, s in zip(grid, source.splits, strict=True)),
+        tuple(g // t for g, t in zip(grid, target.splits, strict=True)),
+        tuple(n // g for n, g in zip(shape, grid, strict=True)),
+    )
+
+
+def _refined(side: _Side, grid: Sequence[int]) -> _Side:
+    """Lets axes that replicate a value divide it further, as far as the grid goes: a local operation."""
+    dims = list(side.sharding.dims)
+    for name, size in side.unused:
+        splits = Sharding(tuple(dims)).splits(side.mesh)
+        fits = (d for d, (g, s) in enumerate(zip(grid, splits, strict=True)) if g // s % size == 0)
+        dim = next(fits, None)
+        if dim is not None:
+            dims[dim] = (*dims[dim], name)
+    return side.with_sharding(Sharding(tuple(dims)))
+
+
+def _gathered(side: _Side) -> Iterator[_Side]:
+    """The ways in which a value lies over a side when it is gathered along minor axes of its dimensions."""
+    for kept in itertools.product(*(range(len(axes) + 1) for axes in side.sharding.dims)):
+        dims = zip(side.sharding.dims, kept, strict=True)
+        yield side.with_sharding(Sharding(tuple(axes[:count] for axes, count in dims)))
+
+
+def _spread(target: _Side, shape: Sequence[int]) -> Iterator[Sharding]:
+    """The shardings that divide a value among its replicas, along each dimension that they divide."""
+    axes = tuple(name for name, _ in target.unused)
+    if not axes:
+        return
+    for dim in range(len(shape)):
+        dims = list(target.sharding.dims)
+        dims[dim] = (*dims[dim], *axes)
+        spread = Sharding(tuple(dims))
+        if shape[dim] > 0 and shape[dim] % spread.splits(target.mesh)[dim] == 0:
+            yield spread
+
+
+def _routes(cut: _Cut, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """For each result and each device of the target, a piece and a device of the source that hold it."""
+    holders: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for device, index in enumerate(cut.source.sharding.indices(shape, cut.source.mesh)):
+        for number, start in enumerate(_starts(index, cut.cuts, cut.cell)):
+            holders.setdefault(start, []).append((number, device))
+    needed = cut.target.sharding.indices(shape, cut.target.mesh)
+    wanted = [list(_starts(index, cut.joins, cut.cell)) for index in needed]
+    load = [0] * cut.source.mesh.size
+    routes = []
+    for result in range(math.prod(cut.joins)):
+        for device, starts in enumerate(wanted):
+            # Among equally busy devices the one with the same number, then those behind it.
+            piece, sender = min(
+                holders[starts[result]],
+                key=lambda entry: (load[entry[1]], (entry[1] - device) % len(load)),
+            )
+            load[sender] += 1
+            routes.append((piece, sender))
+    return routes
+
+
+def _starts(index: Index, counts: Sequence[int], cell: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Where the pieces of a shard begin, in row-major order."""
+    for number in _places(counts):
+        yield tuple(start + n * c for (start, _), n, c in zip(index, number, cell, strict=True))
+
+
+def _places(counts: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*(range(count) for count in counts))
+
+
+def _cut_locally(value: ir.Value, cut: _Cut) -> list[ir.Value]:
+    """Cuts every shard of a value into cells."""
+    if math.prod(cut.cuts) == 1:
+        return [sdy.ShardingConstraintOp(value, cut.source.attribute()).result]
+    shard = [a * c for a, c in zip(cut.cuts, cut.cell, strict=True)]
+
+    def body(arguments: list[ir.Value]) -> list[ir.Value]:
+        pieces = []
+        for place in _places(cut.cuts):
+            starts = [n * c for n, c in zip(place, cut.cell, strict=True)]
+            limits = [n + c for n, c in zip(starts, cut.cell, strict=True)]
+            pieces.append(stablehlo.slice(arguments[0], starts, limits, [1] * len(starts)))
+        return pieces
+
+    piece = _whole(value.type, cut.source, cut.cell)
+    return _on_shards([value], shard, [piece] * math.prod(cut.cuts), cut.source, body)
+
+
+def _join_locally(pieces: list[ir.Value], result: ir.Type, cut: _Cut) -> list[ir.Value]:
+    """Joins the cells of every shard: the reverse of `_cut_locally`."""
+
+    def body(parts: list[ir.Value]) -> list[ir.Value]:
+        for dim, count in reversed(list(enumerate(cut.joins))):
+            if count > 1:
+                runs = [parts[n : n + count] for n in range(0, len(parts), count)]
+                parts = [stablehlo.concatenate(run, dim) for run in runs]
+        return parts
+
+    return _on_shards(pieces, cut.cell, [result], cut.target, body)
+
+
+def _on_shards(
+    values: list[ir.Value], shard: Sequence[int], results: list[ir.Type], side: _Side, body: Body
+) -> list[ir.Value]:
+    """Lets every device of a side apply `body` to its shards of the values, which have the same shape."""
+    attribute = side.attribute()
+    if attribute is None:
+        return body(values)
+    computation = sdy.ManualComputationOp(
+        results,
+        values,
+        sdy.TensorShardingPerValueAttr.get([attribute] * len(values)),
+        sdy.TensorShardingPerValueAttr.get([attribute] * len(results)),
+        sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name, _ in side.mesh.axes]),
+    )
+    types = [_sized(value.type, shard) for value in values]
+    block = computation.body.blocks.append(*types)
+    with ir.InsertionPoint(block):
+        sdy.ReturnOp(body(list(block.arguments)))
+    return list(computation.results)
+
+
+def _whole(like: ir.Type, side: _Side, cell: Sequence[int]) -> ir.RankedTensorType:
+    """The type of an array of which every device of a side holds a shard of the size of a cell."""
+    return _sized(like, [parts * size for parts, size in zip(side.splits, cell, strict=True)])
+
+
+def _sized(like: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:
+    return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(like).element_type)

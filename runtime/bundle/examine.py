@@ -1,0 +1,94 @@
+"""Examines the program of a bundle in a process of its own: a hostile file may crash MLIR or keep it busy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from pathways.runtime.bundle.file import Bundle, read
+from pathways.runtime.bundle.manifest import BundleError
+from pathways.runtime.bundle.program import check_artifacts, read_program
+
+
+def allowance(bundle: Bundle) -> tuple[float, int]:
+    """The seconds and the bytes of memory that reading the MLIR of a bundle may take.
+
+    A megabyte of MLIR takes about a second. A few lines of it can name a type whose text fills any memory.
+    """
+    size = sum(map(len, bundle.members.values()))
+    return 30 + size / 1e6, 4 * 2**30 + 64 * size
+
+
+@contextlib.contextmanager
+def memory_of_at_most(size: int) -> Iterator[None]:
+    """Lets the process have no more than so many bytes of address space while the context is entered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [limit for limit in (size, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def examine(bundle: Bundle) -> None:
+    """Checks all that an untrusted bundle hands to MLIR and XLA, in this process.
+
+    Raises:
+      BundleError: says what is wrong.
+    """
+    _, plan = read_program(bundle)
+    check_artifacts(bundle, plan)
+
+
+def examine_apart(bundle: Bundle) -> None:
+    """The same in a new process, so that no input can harm this one.
+
+    Raises:
+      BundleError: says what is wrong; also when the process crashed or took too long.
+    """
+    # -P: what lies beside the file must not be imported.
+    command = [sys.executable, "-P", "-m", "pathways.runtime.bundle.examine", bundle.path]
+    seconds, _ = allowance(bundle)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BundleError(f"{bundle.path}: reading its program takes too long") from None
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise BundleError(f"{bundle.path}: reading its program crashed MLIR ({name})")
+    try:
+        verdict = json.loads(done.stdout)
+    except ValueError:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise BundleError(f"{bundle.path}: its program cannot be read: {last[:500]}") from None
+    if "error" in verdict:
+        raise BundleError(verdict["error"])
+    if verdict["digest"] != bundle.digest:
+        raise BundleError(f"{bundle.path}: the file was changed while it was read")
+
+
+def main() -> int:
+    """Examines the file that the command line names; prints a verdict as JSON."""
+    try:
+        bundle = read(sys.argv[1])
+        with memory_of_at_most(allowance(bundle)[1]):
+            examine(bundle)
+        verdict = {"digest": bundle.digest}
+    except BundleError as error:
+        verdict = {"error": str(error)}
+    except MemoryError:
+        verdict = {"error": f"{sys.argv[1]}: reading its program takes too much memory"}
+    print(json.dumps(verdict))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

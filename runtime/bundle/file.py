@@ -1,0 +1,256 @@
+"""The file format of bundles: a zip of stored members, described in docs/bundle.md.
+
+Reading checks everything that can be checked without MLIR: the layout of the zip, the names, sizes and
+digests of the members, and the manifest. Nothing is unpickled or evaluated. Never imports jax or jaxlib.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
+import numpy as np
+
+from pathways.runtime.bundle import stored_zip
+from pathways.runtime.bundle.manifest import (
+    INDEX,
+    MANIFEST,
+    BundleError,
+    Code,
+    Manifest,
+    read_index,
+    read_manifest,
+    write_index,
+    write_manifest,
+)
+from pathways.runtime.bundle.stored_zip import StoredZipError
+
+PROGRAM = "program.mlir"
+
+_LARGEST_JSON = 16 * 2**20
+_MEMBER = re.compile(
+    r"manifest\.json|program\.mlir|executables/index\.json|"
+    r"(?:computations/[0-9]{4,5}\.stablehlo|(?:constants|executables)/[0-9]{4,5}\.bin)"
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bundle:
+    """A bundle in memory, checked as far as this module can.
+
+    Attributes:
+      path: the file that it was read from.
+      manifest: its manifest.
+      digest: the SHA-256 of the manifest's member, which by its digests stands for the whole program.
+      members: the contents of all members by name.
+      executables: what is said of each serialised executable, with its contents.
+    """
+
+    path: str
+    manifest: Manifest
+    digest: str
+    members: Mapping[str, memoryview]
+    executables: tuple[tuple[Code, memoryview], ...]
+
+    @property
+    def program(self) -> memoryview:
+        """The scheduled program as MLIR text."""
+        return self.members[PROGRAM]
+
+    def artifacts(self) -> dict[str, memoryview]:
+        """Each computation as a StableHLO portable artifact, by name."""
+        return {
+            entry.name: self.members[computation_member(n)]
+            for n, entry in enumerate(self.manifest.computations)
+        }
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """Each constant by name, as an array over the bytes that were read."""
+        return {
+            entry.name: np.frombuffer(self.members[constant_member(n)], np.dtype(entry.dtype)).reshape(
+                entry.shape
+            )
+            for n, entry in enumerate(self.manifest.constants)
+        }
+
+
+def computation_member(number: int) -> str:
+    """The name of the member that holds a computation."""
+    return f"computations/{number:04}.stablehlo"
+
+
+def constant_member(number: int) -> str:
+    """The name of the member that holds a constant."""
+    return f"constants/{number:04}.bin"
+
+
+def code_member(number: int) -> str:
+    """The name of the member that holds an executable."""
+    return f"executables/{number:04}.bin"
+
+
+def is_artifact(data: bytes | memoryview) -> bool:
+    """Whether bytes start as a StableHLO portable artifact: bytecode of MLIR that names its producer."""
+    return bytes(data[:4]) == b"ML\xefR" and bytes(data[5:16]) == b"StableHLO_v"
+
+
+def write(
+    path: str | os.PathLike[str],
+    manifest: Manifest,
+    program: bytes,
+    artifacts: Sequence[bytes],
+    constants: Sequence[bytes],
+    executables: Sequence[tuple[Code, bytes]] = (),
+) -> None:
+    """Writes a bundle; a file is either complete or as it was before.
+
+    Raises:
+      BundleError: something in it has no place in the format, such as more than 4 GiB.
+      OSError: the file cannot be written.
+    """
+    members = {PROGRAM: program}
+    members |= {computation_member(n): data for n, data in enumerate(artifacts)}
+    members |= {constant_member(n): data for n, data in enumerate(constants)}
+    manifest = dataclasses.replace(manifest, digests={name: sha256(data) for name, data in members.items()})
+    described = write_manifest(manifest)
+    if executables:
+        members[INDEX] = write_index(sha256(described), [code for code, _ in executables])
+        members |= {code_member(n): data for n, (_, data) in enumerate(executables)}
+    members = {MANIFEST: described, **members}
+    try:
+        data = stored_zip.pack(members)
+    except StoredZipError as error:
+        advice = "pass large arrays as arguments instead of closing over them"
+        raise BundleError(f"a bundle {error}; {advice}") from None
+    # What cannot be read must not be written.
+    parse(b"".join(data), str(path))
+    target = Path(path).resolve()  # A link stays one.
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.writelines(data)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> Bundle:
+    """Reads a bundle and checks it.
+
+    Raises:
+      BundleError: the file cannot be read, or is no bundle of this version.
+    """
+    name = str(path)
+    try:
+        file = Path(path)
+        if not file.is_file():
+            raise BundleError(f"{name}: {'no such file' if not file.exists() else 'not a file'}")
+        with file.open("rb") as opened:
+            # What is no bundle may be of any size.
+            data = opened.read(len(stored_zip.START))
+            if data == stored_zip.START:
+                opened.seek(0)
+                data = opened.read(stored_zip.LARGEST_FILE + 1)
+    except OSError as error:
+        raise BundleError(f"{name}: {error.strerror or error}") from None
+    except MemoryError:
+        raise BundleError(f"{name}: does not fit into memory") from None
+    return parse(data, name)
+
+
+def parse(data: bytes, name: str) -> Bundle:
+    """Reads a bundle from its bytes; `name` is what to call it in messages.
+
+    Raises:
+      BundleError: it is no bundle of this version.
+    """
+    try:
+        members = _members(memoryview(data))
+        return _bundle(members, name)
+    except (BundleError, StoredZipError) as error:
+        raise BundleError(f"{name}: {error}") from None
+
+
+def _bundle(members: Mapping[str, memoryview], name: str) -> Bundle:
+    if MANIFEST not in members:
+        raise BundleError(f"not a bundle: it has no {MANIFEST}")
+    manifest = read_manifest(members[MANIFEST])
+    expected = {PROGRAM} | {computation_member(n) for n in range(len(manifest.computations))}
+    expected |= {constant_member(n) for n in range(len(manifest.constants))}
+    _check_digests(manifest.digests, expected, members)
+    for n, computation in enumerate(manifest.computations):
+        if not is_artifact(members[computation_member(n)]):
+            raise BundleError(f"computation '{computation.name}' is no portable artifact")
+    for n, constant in enumerate(manifest.constants):
+        size = math.prod(constant.shape) * np.dtype(constant.dtype).itemsize
+        if len(members[constant_member(n)]) != size:
+            raise BundleError(
+                f"constant '{constant.name}' has {len(members[constant_member(n)])} bytes, but its shape and "
+                f"dtype take {size}"
+            )
+    digest = sha256(members[MANIFEST])
+    executables = _executables(members, manifest, digest)
+    expected |= {MANIFEST} | ({INDEX} if INDEX in members else set())
+    expected |= {code_member(n) for n in range(len(executables))}
+    for member in members:
+        if member not in expected:
+            raise BundleError(f"unexpected member {member}")
+    return Bundle(name, manifest, digest, members, executables)
+
+
+def _check_digests(digests: Mapping[str, str], expected: set[str], members: Mapping[str, memoryview]) -> None:
+    if digests.keys() != expected:
+        raise BundleError(f"{MANIFEST}: digests are not those of the program, its computations and constants")
+    for member in sorted(expected):
+        if member not in members:
+            raise BundleError(f"member {member} is missing")
+        if sha256(members[member]) != digests[member]:
+            raise BundleError(f"member {member} is damaged: its digest is not the one in {MANIFEST}")
+
+
+def _executables(
+    members: Mapping[str, memoryview], manifest: Manifest, digest: str
+) -> tuple[tuple[Code, memoryview], ...]:
+    if INDEX not in members:
+        return ()
+    belongs_to, codes = read_index(members[INDEX])
+    if belongs_to != digest:
+        raise BundleError("its executables belong to another bundle")
+    names = {entry.name for entry in manifest.computations}
+    found = []
+    for n, code in enumerate(codes):
+        member = code_member(n)
+        if code.computation not in names:
+            raise BundleError(f"{INDEX}: there is no computation '{code.computation}'")
+        if member not in members:
+            raise BundleError(f"member {member} is missing")
+        if sha256(members[member]) != code.digest:
+            raise BundleError(f"member {member} is damaged: its digest is not the one in {INDEX}")
+        found.append((code, members[member]))
+    return tuple(found)
+
+
+def sha256(data: bytes | memoryview) -> str:
+    """The digest that bundles use, in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _members(data: memoryview) -> dict[str, memoryview]:
+    if len(data) > stored_zip.LARGEST_FILE:
+        raise BundleError("not a bundle: it has 4 GiB or more")
+    if data[: len(stored_zip.START)] != stored_zip.START:
+        raise BundleError("not a bundle: it does not start as one")
+    return stored_zip.unpack(data, _check_member)
+
+
+def _check_member(name: str, size: int) -> None:
+    if not _MEMBER.fullmatch(name):
+        raise BundleError(f"unexpected member {name[:100]!r}")
+    if name in (MANIFEST, INDEX) and size > _LARGEST_JSON:
+        raise BundleError(f"member {name} is too large")

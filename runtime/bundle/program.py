@@ -1,0 +1,327 @@
+"""The MLIR of a bundle: its scheduled program, and the computations as portable artifacts. Never imports jax.
+
+MLIR's C++ trusts its input in places. What comes from a stranger is read here first in a process of its own;
+see `runtime.bundle.examine`.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import itertools
+from collections.abc import Iterable, Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect import donated_arguments, form_of, make_context, ops_named, symbol_table
+from pathways.passes.base import PassFailure
+from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.schedule.verify_schedule import VerifySchedule
+from pathways.runtime.bundle.file import PROGRAM, Bundle
+from pathways.runtime.bundle.manifest import BundleError, Constant, Leaf
+from pathways.runtime.plan.lower import Stored, StoredComputation, array_type, plan_of
+from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Result
+
+_LAPACK = ("potrf", "geqrf", "geev", "gees", "gehrd", "geqp3", "gesdd", "gesvd", "getrf", "gtsv", "trsm")
+_LAPACK_REAL = ("orgqr", "ormqr", "syevd", "sytrd")
+_LAPACK_COMPLEX = ("ungqr", "unmqr", "heevd", "hetrd")
+
+_IDENTITIES = ("Sharding", "xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier")
+"""Marks of a value: one operand, one result, one type. XLA relies on that without asking."""
+
+CUSTOM_CALLS = frozenset(
+    [f"lapack_{kind}{routine}_ffi" for kind, routine in itertools.product("sdcz", _LAPACK)]
+    + [f"lapack_{kind}{routine}_ffi" for kind, routine in itertools.product("sd", _LAPACK_REAL)]
+    + [f"lapack_{kind}{routine}_ffi" for kind, routine in itertools.product("cz", _LAPACK_COMPLEX)]
+    + [
+        f"{vendor}solver_{routine}_ffi"
+        for vendor, routine in itertools.product(
+            ("cu", "hip"),
+            (
+                "getrf",
+                "geqrf",
+                "orgqr",
+                "ormqr",
+                "potrf",
+                "geev",
+                "syevd",
+                "gesvd",
+                "gesvdj",
+                "gesvdp",
+                "sytrd",
+                "syrk",
+            ),
+        )
+    ]
+    + [
+        "tridiagonal_solve_perturbed_ffi",
+        "hipsolver_gesdd_ffi",
+        "cusparse_gtsv2_ffi",
+        "cu_threefry2x32_ffi",
+        "hip_threefry2x32_ffi",
+    ]
+    + ["cu_lu_pivots_to_permutation", "hip_lu_pivots_to_permutation"]
+    # Linear algebra and selection on TPU.
+    + ["Eigh", "Qr", "ProductOfElementaryHouseholderReflectors", "LuDecomposition", "ApproxTopK"]
+    # Marks that XLA itself removes: shardings, and manual parts of a program.
+    + [*_IDENTITIES, "SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.ShardingGroup"]
+    + ["xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"]
+    + ["local_xla.sdy.GlobalToLocalShape", "local_xla.sdy.LocalToGlobalShape"]
+)
+"""The custom calls that an untrusted computation may make: what `jax.numpy` and `jax.lax` lower to, and
+nothing that runs code from the file (Pallas kernels) or calls into Python."""
+
+_FRONTEND = "mhlo.frontend_attributes"
+_DIALECTS = ("builtin", "func", "stablehlo")
+_FORBIDDEN = frozenset(f"stablehlo.{name}" for name in ("infeed", "outfeed", "send", "recv"))
+_STEPS = ("pw.launch", "pw.transfer", "pw.mirror", "pw.release", "func.return")
+
+
+def read_program(bundle: Bundle) -> tuple[ir.Module, Plan]:
+    """The scheduled program of a bundle, proved free of deadlock, and its plan.
+
+    The computations of the plan are the artifacts of the bundle, which are not looked into.
+
+    Raises:
+      BundleError: it is no such program, or not what the manifest says.
+    """
+    try:
+        text = bytes(bundle.program).decode()
+    except UnicodeDecodeError:
+        raise _error(bundle, f"{PROGRAM} is not UTF-8 text") from None
+    context = make_context()
+    with Diagnostics(context) as seen:
+        try:
+            module = ir.Module.parse(text, context)
+            _check_shape(bundle, module)
+            run_passes(module, [VerifySchedule()])
+        except (ir.MLIRError, PassFailure):
+            first = seen.errors[0] if seen.errors else None
+            line = f", line {first.position.line}" if first and first.position else ""
+            what = " ".join(first.message.split()) if first else "cannot be parsed"
+            raise _error(bundle, f"{PROGRAM}{line}: {what[:500]}") from None
+    _check_declarations(bundle, module)
+    artifacts = bundle.artifacts()
+    computations = {
+        entry.name: StoredComputation(bytes(artifacts[entry.name]), entry.local, entry.effects)
+        for entry in bundle.manifest.computations
+    }
+    plan = plan_of(module, bundle.manifest.name, Stored(computations, bundle.constants()))
+    _check_plan(bundle, plan)
+    return module, plan
+
+
+def check_artifacts(bundle: Bundle, plan: Plan) -> None:
+    """Checks that each artifact is the computation that the program declares, and makes no foreign calls.
+
+    Raises:
+      BundleError: names the computation, and the call.
+    """
+    context = make_context()
+    calls: set[str] = set()
+    for name, data in bundle.artifacts().items():
+        what = f"computation '{name}'"
+        computation = _parse_artifact(bundle, what, bytes(data), context)
+        _check_operations(bundle, what, computation)
+        calls |= custom_calls(computation)
+        main = symbol_table(computation).get("main")
+        if main is None or main.operation.name != "func.func" or not main.regions[0].blocks:
+            raise _error(bundle, f"{what} has no function @main")
+        declared = plan.computations[name]
+        types = [tuple(map(array_type, given)) for given in (main.type.inputs, main.type.results)]
+        if types != [declared.operands, declared.results]:
+            raise _error(bundle, f"{what} is of type {main.type}, which is not what the program declares")
+        if sorted(donated_arguments(main)) != list(declared.donated):
+            raise _error(bundle, f"{what} donates other arguments than the program declares")
+    _same(bundle, "custom calls", set(bundle.manifest.custom_calls), calls)
+
+
+def artifact_of(bundle: Bundle, name: str) -> ir.Module:
+    """A computation of a bundle as StableHLO.
+
+    Raises:
+      BundleError: its artifact is none that this release reads.
+    """
+    return _parse_artifact(bundle, f"computation '{name}'", bytes(bundle.artifacts()[name]), make_context())
+
+
+def custom_calls(module: ir.Module) -> set[str]:
+    """The targets of all custom calls in a module of StableHLO."""
+    found = set()
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == "stablehlo.custom_call":
+            found.add(op.attributes["call_target_name"].value)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def read_artifact(data: bytes, context: ir.Context | None = None) -> ir.Module:
+    """The StableHLO of a portable artifact.
+
+    Raises:
+      MLIRError, ValueError, RuntimeError: it is none that this release reads.
+    """
+    return stablehlo.deserialize_portable_artifact(context or make_context(), data)
+
+
+def _error(bundle: Bundle, message: str) -> BundleError:
+    return BundleError(f"{bundle.path}: {message}")
+
+
+def _parse_artifact(bundle: Bundle, what: str, data: bytes, context: ir.Context) -> ir.Module:
+    with Diagnostics(context) as seen:
+        try:
+            return read_artifact(data, context)
+        except (ir.MLIRError, ValueError, RuntimeError) as error:
+            first = seen.errors[0].message if seen.errors else str(error)
+            message = " ".join(first.split())[:300]
+            raise _error(bundle, f"{what} is no artifact that this release reads: {message}") from None
+
+
+def _calls_itself(module: ir.Module) -> bool:
+    """Whether a function of a module calls itself, by others or not; XLA would follow it for ever."""
+    calls: dict[str, set[str]] = {}
+    for function in ops_named(module, ["func.func"]):
+        called = calls[function.attributes["sym_name"].value] = set()
+
+        def visit(op: ir.Operation, called: set[str] = called) -> ir.WalkResult:
+            for attribute in ("callee", "decomposition"):
+                if attribute in op.attributes:
+                    called.add(ir.FlatSymbolRefAttr(op.attributes[attribute]).value)
+            return ir.WalkResult.ADVANCE
+
+        function.operation.walk(visit)
+    try:
+        tuple(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError:
+        return True
+    return False
+
+
+def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
+    names = set()
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        names.add(op.name)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for name in sorted(names):
+        if name.partition(".")[0] not in _DIALECTS or name in _FORBIDDEN:
+            raise _error(bundle, f"{what} has an operation that a bundle may not have: {name}")
+    if _calls_itself(module):
+        raise _error(bundle, f"{what} has a function that calls itself")
+    for target in sorted(custom_calls(module) - CUSTOM_CALLS):
+        raise _error(
+            bundle,
+            f"{what} calls {target[:100]!r}, which is not among the calls that JAX makes by itself; if you "
+            "trust where the bundle comes from, load it with trust=True (--trust)",
+        )
+    _check_marks(bundle, what, module)
+
+
+def _check_marks(bundle: Bundle, what: str, module: ir.Module) -> None:
+    """Checks the marks and attributes of shardings, which XLA reads with less care than MLIR its own."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for op in found:
+        target = op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
+        types = [[value.type for value in values] for values in (op.operands, op.results)]
+        if target in _IDENTITIES and (len(types[0]) != 1 or types[0] != types[1]):
+            raise _error(bundle, f"{what} calls {target!r} on something else than one value")
+        for text in _shardings(op):
+            try:
+                ir.Attribute.parse(text, module.context)
+            except ir.MLIRError:
+                raise _error(bundle, f"{what} has a sharding that is none: {text[:100]!r}") from None
+
+
+def _shardings(op: ir.Operation) -> list[str]:
+    """The attributes of Shardy that an artifact carries as text: on operations and on arguments."""
+    texts: list[str] = []
+    holders = [[op.attributes.get(_FRONTEND)]]
+    for name in ("arg_attrs", "res_attrs"):
+        values = op.attributes.get(name) or ()
+        holders.append([entry.attr for attrs in values for entry in attrs if entry.name == _FRONTEND])
+    for attributes in itertools.chain(*holders):
+        for entry in attributes or ():
+            if entry.name.startswith("xla.sdy."):
+                text = entry.attr
+                texts.append(text.value if isinstance(text, ir.StringAttr) else str(text))
+    return texts
+
+
+def _check_shape(bundle: Bundle, module: ir.Module) -> None:
+    """Checks that the module is a flat program and declarations, before anything relies on it."""
+    if form_of(module) != "scheduled":
+        raise _error(bundle, f"{PROGRAM} is not in the form scheduled")
+    mains = 0
+    for op in module.body.operations:
+        if op.operation.name != "func.func":
+            continue
+        blocks = op.regions[0].blocks
+        if op.attributes["sym_name"].value != "main":
+            if blocks:
+                raise _error(
+                    bundle, f"{PROGRAM} has a body for {op.attributes['sym_name']}; computations are members"
+                )
+            continue
+        mains += 1
+        if len(blocks) != 1:
+            raise _error(bundle, f"{PROGRAM}: @main has {len(blocks)} blocks, not one")
+        for step in blocks[0].operations:
+            if step.operation.name not in _STEPS:
+                raise _error(
+                    bundle, f"{PROGRAM}: @main has a {step.operation.name}, which is no step of a program"
+                )
+    if mains != 1:
+        raise _error(bundle, f"{PROGRAM} has no function @main")
+
+
+def _check_declarations(bundle: Bundle, module: ir.Module) -> None:
+    manifest = bundle.manifest
+    functions = [op.attributes["sym_name"].value for op in ops_named(module, ["func.func"])]
+    _same(bundle, "computations", {c.name for c in manifest.computations}, set(functions) - {"main"})
+    constants = [
+        Constant(op.sym_name, *_shape_and_dtype(array_type(op.value.type)))
+        for op in ops_named(module, ["pw.constant"])
+    ]
+    _same(bundle, "constants", set(manifest.constants), set(constants))
+    overlap = {op.sym_name: bool(op.overlap) for op in ops_named(module, ["pw.slice"])}
+    _same(bundle, "slices", {s.name: s.overlap for s in manifest.slices}, overlap)
+
+
+def _check_plan(bundle: Bundle, plan: Plan) -> None:
+    manifest = bundle.manifest
+    slices = {name: (s.axis_names, s.shape, s.island) for name, s in plan.slices.items()}
+    _same(bundle, "slices", {s.name: (s.axis_names, s.shape, s.island) for s in manifest.slices}, slices)
+    names = {entry.name for entry in manifest.computations}
+    _same(bundle, "computations", names, set(plan.computations))
+    passed = [argument for argument in plan.arguments if argument.constant is None]
+    _same(bundle, "arguments", *_leaves(manifest.arguments, passed))
+    _same(bundle, "results", *_leaves(manifest.results, plan.results))
+
+
+def _leaves(
+    leaves: Iterable[Leaf], values: Iterable[Argument | Result]
+) -> tuple[Sequence[object], Sequence[object]]:
+    said = [(leaf.buffer, leaf.donated, set(leaf.slices)) for leaf in leaves]
+    found = [(v.type, isinstance(v, Argument) and v.donated, set(v.slots)) for v in values]
+    return said, found
+
+
+def _same(bundle: Bundle, what: str, said: object, found: object) -> None:
+    if said != found:
+        raise _error(bundle, f"the {what} in the manifest are not those of the program")
+
+
+def _shape_and_dtype(type_: ArrayType) -> tuple[tuple[int, ...], str]:
+    return type_.shape, type_.dtype

@@ -1,0 +1,1 @@
+"""The backend of this process: binds plans to its JAX devices, and runs them."""

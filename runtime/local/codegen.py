@@ -1,0 +1,357 @@
+"""Turns the steps of a plan into one straight-line Python function.
+
+Everything that a step needs was decided before: the function only launches, copies and forgets. Its
+locals are registers: a slot takes the lowest one that is free, which keeps them few and the bytecode short.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+import linecache
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Step, Transfer
+
+Arrays = list[Any]
+
+_NOTES = 256
+"""How many notes are handed over at once: it wakes threads, which hold up the one that issues steps."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kernel:
+    """One launch as the generated function makes it.
+
+    Attributes:
+      execute: runs the computation on a list of arrays.
+      handlers: one for each result, wraps its buffers; None where `execute` returns the results.
+      keep_token: takes the token of an execution with side effects; None for a computation without any.
+    """
+
+    execute: Callable[..., Any]
+    handlers: Sequence[Any] | None
+    keep_token: Callable[[Any], None] | None = None
+
+
+class Target(Protocol):
+    """What the generated function is bound to. Equal requests should return identical objects."""
+
+    def kernel(self, launch: Launch) -> Kernel:
+        """How to make this launch."""
+
+    def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
+        """The arguments of `copy_arrays`, besides the arrays, that make all these transfers at once."""
+
+    def routed(self, transfer: Transfer) -> Callable[[Arrays], Arrays] | None:
+        """How to make a transfer of pieces; None for one that `copy_arrays` makes."""
+
+    def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
+        """What remains to be done to a result of the program; None for nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of the function: the label of what it does, and the slots that it reads."""
+
+    label: str
+    reads: tuple[Slot, ...]
+
+
+class Record(Protocol):
+    """What one call of a function that reports its steps reports to."""
+
+    def note(self, report: tuple[int, int, tuple[Any, ...]]) -> None:
+        """Takes the number of a step, when it was dispatched, and tokens or arrays to wait for."""
+
+    def hand_over(self) -> None:
+        """Comes behind some of the notes, and behind the last."""
+
+
+class Watch(Protocol):
+    """What a function that reports its steps reports to."""
+
+    def begin(self) -> Record:
+        """Begins the record of a call."""
+
+    def now(self) -> int:
+        """The time of a clock."""
+
+    def lasting(self, slot: Slot) -> bool:
+        """Whether an array can be waited for at any time: no later step donates it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Generated:
+    """The function, its text, and what is done in its lines, by their numbers."""
+
+    run: Callable[[Arrays], Arrays]
+    source: str
+    lines: Mapping[int, Line]
+
+
+def generate(
+    plan: Plan,
+    target: Target,
+    *,
+    copy_arrays: Callable[..., Any],
+    constants: Mapping[Slot, Any],
+    order: Any = None,
+    explain: Callable[[Mapping[int, Line], Exception, Arrays], None] | None = None,
+    watch: Watch | None = None,
+) -> Generated:
+    """Generates `run(arrays) -> results`.
+
+    Args:
+      plan: the plan.
+      target: what its launches, transfers and results are bound to.
+      copy_arrays: copies a list of arrays to devices, as `pjrt.copy_arrays`.
+      constants: the arrays in slots that the caller does not pass.
+      order: a context manager that is held while the steps are issued; None for none.
+      explain: is called with what is done in which line, an exception that stopped the function, and the
+        arrays it was called with; may raise a better one.
+      watch: what each step is reported to; None for a function that reports nothing.
+
+    The function takes one array for each slot of each argument that the caller passes, and returns a list
+    with one for each slot of each result, both in plan order.
+    """
+    writer = _Writer(plan, target, constants) if watch is None else _Reporter(plan, target, constants, watch)
+    copy = writer.value("copy", copy_arrays)
+    depth = 1 + (explain is not None) + (order is not None)
+    writer.line(0, "def run(arrays):")
+    if explain is not None:
+        writer.line(1, "try:")
+    if order is not None:
+        writer.line(depth - 1, f"with {writer.value('order', order)}:")
+    writer.indent = depth
+    writer.begin()
+    writer.arguments()
+    for group in _groups(plan.steps):
+        match group[0]:
+            case Launch() as launch:
+                writer.launch(launch)
+            case _:
+                writer.transfers([step for step in group if isinstance(step, Transfer)], copy)
+                for step in group:
+                    if isinstance(step, Release):
+                        writer.release(step)
+    writer.end()
+    writer.results()
+    if explain is not None:
+        writer.line(1, "except Exception as error:")
+        writer.line(2, f"{writer.value('explain', functools.partial(explain, writer.steps))}(error, arrays)")
+        writer.line(2, "raise")
+    return writer.compile()
+
+
+def _groups(steps: Sequence[Step]) -> list[list[Step]]:
+    """Launches alone; the transfers that follow each other together, with the releases behind them.
+
+    A transfer of what another one brought starts a new group: one call makes all transfers of a group.
+    """
+    groups: list[list[Step]] = []
+    arrived: set[Slot] = set()
+    for step in steps:
+        follows = isinstance(step, Transfer) and not arrived.isdisjoint(step.operands)
+        if isinstance(step, Launch) or follows or not groups or not isinstance(groups[-1][0], Transfer):
+            groups.append([])
+            arrived.clear()
+        groups[-1].append(step)
+        if isinstance(step, Transfer):
+            arrived.update(step.results)
+    return groups
+
+
+class _Writer:
+    """The text of the function, the values that it names, and where each slot is."""
+
+    def __init__(self, plan: Plan, target: Target, constants: Mapping[Slot, Any]) -> None:
+        self.plan = plan
+        self.target = target
+        self.indent = 0
+        self.lines: list[str] = []
+        self.steps: dict[int, Line] = {}
+        self.values: dict[str, Any] = {}
+        self.names: dict[int, str] = {}
+        self.places: dict[Slot, str] = {}
+        self.free: list[int] = []
+        self.registers = itertools.count()
+        self.constants = {slot: self.value("constant", array) for slot, array in constants.items()}
+        self.places.update(self.constants)
+
+    def value(self, kind: str, value: Any) -> str:
+        """The global name of a value, the same for the same object."""
+        name = self.names.get(id(value))
+        if name is None:
+            name = self.names[id(value)] = f"{kind}{len(self.values)}"
+            self.values[name] = value
+        return name
+
+    def line(self, depth: int, text: str) -> None:
+        self.lines.append("    " * depth + text)
+
+    def step(self, text: str, label: str, reads: Sequence[Slot]) -> None:
+        label = " ".join(label.split())
+        self.lines.append(f"{'    ' * self.indent}{text}  # {label}")
+        self.steps[len(self.lines)] = Line(label, tuple(reads))
+
+    def take(self, slot: Slot) -> str:
+        number = heapq.heappop(self.free) if self.free else next(self.registers)
+        self.places[slot] = f"v{number}"
+        return f"v{number}"
+
+    def read(self, slots: Sequence[Slot]) -> str:
+        return f"[{', '.join(self.places[slot] for slot in slots)}]"
+
+    def write(self, slots: Sequence[Slot]) -> str:
+        return "".join(f"{self.take(slot)}, " for slot in slots) + "= "
+
+    def begin(self) -> None:
+        """Writes what comes before all steps."""
+
+    def end(self) -> None:
+        """Writes what comes behind all steps."""
+
+    def arguments(self) -> None:
+        passed = [
+            slot
+            for argument in self.plan.arguments
+            if argument.constant is None
+            for slot in argument.slots.values()
+        ]
+        if passed:
+            self.line(self.indent, f"{self.write(passed)}arrays")
+
+    def launch(self, launch: Launch) -> None:
+        kernel = self.target.kernel(launch)
+        execute = self.value("launch", kernel.execute)
+        operands = self.read(launch.operands)
+        issued = f"{execute}({operands})"
+        self.before()
+        if self.wants_token(kernel):
+            self.step(f"issued = {execute}({operands}, True)", launch.label, launch.operands)
+            self.take_token(launch, kernel)
+            issued = "issued"
+        if kernel.handlers is not None and launch.results:
+            issued = f"{issued}.consume_with_handlers({self.value('results', kernel.handlers)})"
+        if launch.results:
+            issued = f"{self.write(launch.results)}{issued}"
+        self.step(issued, launch.label, launch.operands)
+        if kernel.handlers is None:
+            self.after([launch])
+
+    def wants_token(self, kernel: Kernel) -> bool:
+        """Whether a launch has to tell when it is done."""
+        return kernel.keep_token is not None
+
+    def take_token(self, launch: Launch, kernel: Kernel) -> None:
+        """Writes what becomes of the token of a launch."""
+        self.step(f"{self.value('keep', kernel.keep_token)}(issued.consume_token())", launch.label, ())
+
+    def before(self) -> None:
+        """Writes what comes before a step that can be reported."""
+
+    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+        """Writes what comes behind steps without a token."""
+
+    def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
+        if transfers:
+            self.before()
+        direct = []
+        for transfer in transfers:
+            routed = self.target.routed(transfer)
+            if routed is None:
+                direct.append(transfer)
+                continue
+            text = f"{self.value('routed', routed)}({self.read(transfer.operands)})"
+            text = f"{self.write(transfer.results)}{text}"
+            self.step(text, _label([transfer]), transfer.operands)
+        if direct:
+            others = ", ".join(self.value("to", value) for value in self.target.copies(direct))
+            sources = [transfer.operands[0] for transfer in direct]
+            text = f"{copy}({self.read(sources)}, {others})"
+            results = self.write([transfer.results[0] for transfer in direct])
+            self.step(f"{results}{text}", _label(direct), sources)
+        self.after(transfers)
+
+    def release(self, release: Release) -> None:
+        for slot in release.delete:
+            self.line(self.indent, f"{self.places[slot]}.delete()")
+        places = [self.places.pop(slot) for slot in release.slots if slot not in self.constants]
+        if places:
+            self.line(self.indent, f"del {', '.join(places)}")
+        for place in places:
+            heapq.heappush(self.free, int(place[1:]))
+
+    def results(self) -> None:
+        values, slots = [], []
+        for number, result in enumerate(self.plan.results):
+            for slice, slot in result.slots.items():
+                finish = self.target.finish(number, slice)
+                place = self.places[slot]
+                values.append(place if finish is None else f"{self.value('finish', finish)}({place})")
+                slots.append(slot)
+        self.step(f"return [{', '.join(values)}]", "results", slots)
+
+    def compile(self) -> Generated:
+        """Compiles the text; tracebacks show its lines as long as the function lives."""
+        filename = f"<pathways program {self.plan.name} {next(_numbers)}>"
+        source = "\n".join(self.lines) + "\n"
+        namespace = dict(self.values)
+        exec(compile(source, filename, "exec"), namespace)
+        run = namespace.pop("run")
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        weakref.finalize(run, functools.partial(linecache.cache.pop, filename, None)).atexit = False
+        return Generated(run, source, self.steps)
+
+
+class _Reporter(_Writer):
+    """The text of a function that reports its steps."""
+
+    def __init__(self, plan: Plan, target: Target, constants: Mapping[Slot, Any], watch: Watch) -> None:
+        super().__init__(plan, target, constants)
+        self.watch = watch
+        # By identity: launches without results may be equal.
+        self.numbers = {id(step): n for n, step in enumerate(plan.steps)}
+        self.noted = 0
+
+    def begin(self) -> None:
+        self.line(self.indent, f"record = {self.value('begin', self.watch.begin)}()")
+        self.line(self.indent, "note = record.note")
+
+    def end(self) -> None:
+        self.line(self.indent, "record.hand_over()")
+
+    def before(self) -> None:
+        self.line(self.indent, f"at = {self.value('now', self.watch.now)}()")
+
+    def wants_token(self, kernel: Kernel) -> bool:
+        return kernel.handlers is not None
+
+    def take_token(self, launch: Launch, kernel: Kernel) -> None:
+        self.step("token = issued.consume_token()", launch.label, ())
+        if kernel.keep_token is not None:
+            self.step(f"{self.value('keep', kernel.keep_token)}(token)", launch.label, ())
+        self.report(launch, "token, ")
+
+    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+        for step in steps:
+            lasting = [slot for slot in step.results if self.watch.lasting(slot)]
+            self.report(step, "".join(f"{self.places[slot]}, " for slot in lasting))
+
+    def report(self, step: Launch | Transfer, waited_for: str) -> None:
+        self.line(self.indent, f"note(({self.numbers[id(step)]}, at, ({waited_for})))")
+        self.noted += 1
+        if self.noted % _NOTES == 0:
+            self.end()
+
+
+_numbers = itertools.count()
+
+
+def _label(transfers: Sequence[Transfer]) -> str:
+    return ", ".join(dict.fromkeys(f"{transfer.src} -> {transfer.dst}" for transfer in transfers))

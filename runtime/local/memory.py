@@ -1,0 +1,207 @@
+"""How much memory a program takes on the devices of its slices, and whether they have as much."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Transfer
+from pathways.runtime.resources.manager import Binding, ResourceError
+from pathways.runtime.timelines.tables import size, table
+from pathways.runtime.xla import pjrt
+
+Executables = Mapping[tuple[str, str], pjrt.LoadedExecutable]
+"""The executable of each computation on each slice, by their names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceMemory:
+    """The memory that one call of a program takes on a slice, in bytes over all its devices together.
+
+    Every device of a slice has an equal part of it. The names are those of
+    `jax.stages.Compiled.memory_analysis()`.
+
+    Attributes:
+      devices: the number of devices.
+      argument_size_in_bytes: the arguments that are read there, and the arrays that the program closes over.
+      output_size_in_bytes: the results.
+      alias_size_in_bytes: the arguments that are donated: their buffers are reused for what has the same type
+        and sharding, or freed.
+      temp_size_in_bytes: the temporaries of the launch that has the most of them, by XLA's own analysis. They
+        live as long as their launch.
+      generated_code_size_in_bytes: the code of the computations; not part of the peak.
+      peak_memory_in_bytes: the most that is alive at once, when the steps of the plan run in its order:
+        arguments, intermediates, results, and the temporaries of the running launch.
+    """
+
+    devices: int
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    generated_code_size_in_bytes: int
+    peak_memory_in_bytes: int
+
+
+class MemoryAnalysis(dict[str, SliceMemory]):
+    """The memory of each slice of a program, by the name of the slice; `str` makes a table of it."""
+
+    def __str__(self) -> str:
+        header = (
+            "slice",
+            "devices",
+            "arguments",
+            "results",
+            "donated",
+            "temporaries",
+            "code",
+            "peak",
+            "peak of a device",
+        )
+        rows = [
+            (
+                name,
+                str(memory.devices),
+                size(memory.argument_size_in_bytes),
+                size(memory.output_size_in_bytes),
+                size(memory.alias_size_in_bytes),
+                size(memory.temp_size_in_bytes),
+                size(memory.generated_code_size_in_bytes),
+                size(memory.peak_memory_in_bytes),
+                size(memory.peak_memory_in_bytes // memory.devices),
+            )
+            for name, memory in self.items()
+        ]
+        return table([header, *rows])
+
+
+def analyze(plan: Plan, executables: Executables) -> MemoryAnalysis:
+    """The memory that one call of a program takes.
+
+    Args:
+      plan: the program.
+      executables: its computations. Without them, or where the platform does not analyse them, temporaries
+        and code count as nothing.
+    """
+    stats = _stats(executables)
+    names = list(plan.slices)
+    peaks = dict(zip(names, _peaks(plan, stats, [[name] for name in names]), strict=True))
+    analysis = MemoryAnalysis()
+    for name, spec in plan.slices.items():
+        arguments = {a.slots[name]: a.donated for a in plan.arguments if name in a.slots}
+        results = [result.slots[name] for result in plan.results if name in result.slots]
+        nbytes = {slot: plan.shard_type(slot, name).nbytes for slot in (*arguments, *results)}
+        found = [value for (_, on), value in stats.items() if on == name]
+        of_a_device = {
+            "argument_size_in_bytes": sum(nbytes[slot] for slot in arguments),
+            "output_size_in_bytes": sum(nbytes[slot] for slot in results),
+            "alias_size_in_bytes": sum(nbytes[slot] for slot, donated in arguments.items() if donated),
+            "temp_size_in_bytes": max((value.temp_size_in_bytes for value in found), default=0),
+            "generated_code_size_in_bytes": sum(value.generated_code_size_in_bytes for value in found),
+            "peak_memory_in_bytes": peaks[name],
+        }
+        sizes = {field: spec.size * count for field, count in of_a_device.items()}
+        analysis[name] = SliceMemory(spec.size, **sizes)
+    return analysis
+
+
+def check_fits(plan: Plan, bindings: Mapping[str, Binding], executables: Executables | None) -> None:
+    """Checks that the devices of a program have the memory that one call of it takes.
+
+    What else lies on the devices is not known here and does not count. Nothing is checked on devices that do
+    not say how much memory they have.
+
+    Args:
+      plan: the program.
+      bindings: the devices of its slices.
+      executables: its computations; None before they are compiled, when temporaries do not count yet.
+
+    Raises:
+      ResourceError: they have less; names the slice, and lists the memory of all slices.
+    """
+    if all(binding.device_memory is None for binding in bindings.values()):
+        return
+    compiled = executables or {}
+    groups = _sharing(bindings)
+    for group, need in zip(groups, _peaks(plan, _stats(compiled), groups), strict=True):
+        limits = [m for name in group if (m := bindings[name].device_memory) is not None]
+        if limits and need > min(limits):
+            who = f"slice {group[0]} needs"
+            if len(group) > 1:
+                who = f"slices {', '.join(group)}, which share devices, need"
+            without = ", without the temporaries of its computations" if executables is None else ""
+            raise ResourceError(
+                f"program {plan.name}: {who} {_exactly(need)} on each device{without}; a device has "
+                f"{_exactly(min(limits))}\n{analyze(plan, compiled)}"
+            )
+
+
+def _stats(executables: Executables) -> dict[tuple[str, str], Any]:
+    """XLA's analysis of each computation on each slice, where there is one."""
+    stats = {pair: pjrt.memory_stats(executable) for pair, executable in executables.items()}
+    return {pair: found for pair, found in stats.items() if found is not None}
+
+
+def _exactly(count: int) -> str:
+    return f"{size(count)} ({count:,} bytes)"
+
+
+def _sharing(bindings: Mapping[str, Binding]) -> list[list[str]]:
+    """The slices that are on one device together, for each device; each such group once."""
+    on_device: dict[int, list[str]] = {}
+    for name, binding in bindings.items():
+        for position in binding.positions:
+            on_device.setdefault(position, []).append(name)
+    return [list(group) for group in dict.fromkeys(map(tuple, on_device.values()))]
+
+
+def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Sequence[str]]) -> list[int]:
+    """The most bytes alive at once on one device, for each group of slices that share it.
+
+    Args:
+      plan: the program.
+      stats: XLA's analysis of computations on slices, for the temporaries of their launches.
+      groups: names of slices.
+    """
+    members = {name: [n for n, group in enumerate(groups) if name in group] for name in plan.slices}
+    alive: dict[Slot, tuple[str, int]] = {}
+    now, most = [0] * len(groups), [0] * len(groups)
+
+    def add(name: str, count: int) -> None:
+        for n in members[name]:
+            now[n] += count
+            most[n] = max(most[n], now[n])
+
+    def make(slot: Slot, name: str) -> None:
+        alive[slot] = name, plan.shard_type(slot, name).nbytes
+        add(*alive[slot])
+
+    def end(slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            name, count = alive.pop(slot)
+            add(name, -count)
+
+    for argument in plan.arguments:
+        for name, slot in argument.slots.items():
+            make(slot, name)
+    for step in plan.steps:
+        match step:
+            case Launch():
+                # First: a donated operand and the result in its place are one buffer.
+                end([step.operands[n] for n in plan.computations[step.computation].donated])
+                for slot in step.results:
+                    make(slot, step.slice)
+                if (found := stats.get((step.computation, step.slice))) is not None:
+                    add(step.slice, found.temp_size_in_bytes)
+                    add(step.slice, -found.temp_size_in_bytes)
+            case Transfer():
+                for slot in step.results:
+                    make(slot, step.dst)
+            case Release():
+                end(step.slots)
+    for number, result in enumerate(plan.results):
+        for name, slot in result.slots.items():
+            if plan.own_slots.get(slot) != number:
+                add(name, plan.shard_type(slot, name).nbytes)
+    return most

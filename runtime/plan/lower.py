@@ -1,0 +1,409 @@
+"""Makes a plan from the scheduled form of a program. Reads IR, knows no devices, never imports jax."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import re
+from collections.abc import Mapping
+
+import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, sdy
+from jaxlib.mlir.passmanager import PassManager
+
+from pathways.dialect import (
+    LaunchOp,
+    MirrorOp,
+    ReleaseOp,
+    SliceOp,
+    TransferOp,
+    argument_attrs,
+    argument_slices,
+    donated_arguments,
+    form_of,
+    ops_named,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
+    slices_of,
+)
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.shardings import (
+    SHARDING,
+    make_sharding,
+    mesh_of,
+    read_mesh,
+    read_sharding,
+    replicated,
+)
+from pathways.runtime.plan.plan import (
+    Argument,
+    ArrayType,
+    Computation,
+    Launch,
+    Plan,
+    Release,
+    Result,
+    SliceSpec,
+    Slot,
+    Step,
+    Transfer,
+)
+
+_LOCAL = frozenset({"stablehlo.concatenate", "stablehlo.slice"})
+_MESH = re.compile(r"<@(\w+)")
+_SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings", "arg_attrs", "res_attrs")
+_DTYPES = {"i1": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredComputation:
+    """A computation that the module only declares; see `Computation`."""
+
+    module: bytes
+    local: bool
+    effects: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What a bundle keeps outside of the module, by name: computations, and the arrays of constants."""
+
+    computations: Mapping[str, StoredComputation]
+    constants: Mapping[str, object]
+
+
+def plan_of(module: ir.Module, name: str, stored: Stored | None = None) -> Plan:
+    """Flattens a program in scheduled form to a plan.
+
+    Args:
+      module: a module in the form `scheduled`, proved by `pw-verify-schedule`.
+      name: the name of the program, for messages and traces.
+      stored: computations and constants that the module only declares.
+
+    Raises:
+      ValueError: when the module is in another form.
+    """
+    if form_of(module) != "scheduled":
+        raise ValueError(f"program '{name}' is in form '{form_of(module)}', not 'scheduled'")
+    with module.context, ir.Location.unknown(module.context):
+        return _Flattener(module, name, stored).plan()
+
+
+class _Flattener:
+    def __init__(self, module: ir.Module, name: str, stored: Stored | None) -> None:
+        self.module = module
+        self.name = name
+        self.stored = stored
+        self.layouts = Layouts(module)
+        self.symbols = self.layouts.symbols
+        self.main = self.symbols["main"]
+        block = self.main.regions[0].blocks[0]
+        *self.ops, self.terminator = block.operations
+        self.arguments = list(block.arguments)
+        self.slices = argument_slices(self.main)
+        self.slot_types: list[ArrayType] = []
+        self.slot_shardings: list[tuple[tuple[str, ...], ...]] = []
+        self.slots: dict[ir.Value, dict[str, Slot]] = {}
+
+    def new_slot(self, value: ir.Value, slice_name: str) -> Slot:
+        self.slot_types.append(array_type(value.type))
+        self.slot_shardings.append(self.layouts.of(value, slice_name).dims)
+        slot = len(self.slot_types) - 1
+        self.slots.setdefault(value, {})[slice_name] = slot
+        return slot
+
+    def plan(self) -> Plan:
+        arguments = self.flatten_arguments()
+        computations = {
+            name: self.computation(name)
+            for name in {op.callee: None for op in self.ops if isinstance(op, LaunchOp)}
+        }
+        steps: list[Step] = []
+        for op in self.ops:
+            match op:
+                case LaunchOp():
+                    steps.append(self.launch(op))
+                case TransferOp():
+                    steps.append(self.transfer(op))
+                case ReleaseOp():
+                    steps.append(self.release(op))
+                case MirrorOp():
+                    joined: dict[str, Slot] = {}
+                    for value in op.operands:
+                        joined |= self.slots[value]
+                    self.slots[op.results[0]] = joined
+        return Plan(
+            name=self.name,
+            slices={op.sym_name: self.slice_spec(op) for op in ops_named(self.module, ["pw.slice"])},
+            computations=computations,
+            arguments=tuple(arguments),
+            results=tuple(Result(array_type(v.type), self.slots[v]) for v in self.terminator.operands),
+            steps=tuple(steps),
+            slot_types=tuple(self.slot_types),
+            slot_shardings=tuple(self.slot_shardings),
+            constants={
+                op.sym_name: self.stored.constants[op.sym_name] if self.stored else _array(op.value)
+                for op in ops_named(self.module, ["pw.constant"])
+            },
+            peak_bytes={op.sym_name: op.peak_bytes or 0 for op in ops_named(self.module, ["pw.slice"])},
+            channels={op.sym_name: op.capacity for op in ops_named(self.module, ["pw.channel"])},
+        )
+
+    def flatten_arguments(self) -> list[Argument]:
+        self.given: set[ir.Value] = set()
+        found = []
+        for argument, attrs, slices in zip(
+            self.arguments, argument_attrs(self.main), self.slices, strict=True
+        ):
+            donated = "pw.donated" in attrs
+            if donated:
+                self.given.add(argument)
+            # What nothing reads need not be brought to its slice.
+            if donated or any(True for _ in argument.uses):
+                for slice_name in slices or ():
+                    self.new_slot(argument, slice_name)
+            constant = attrs["pw.constant"].value if "pw.constant" in attrs else None
+            found.append(Argument(array_type(argument.type), self.slots.get(argument, {}), donated, constant))
+        return found
+
+    def slice_spec(self, op: SliceOp) -> SliceSpec:
+        names, sizes = mesh_axes(self.symbols[op.mesh])
+        return SliceSpec(op.sym_name, names, sizes, op.island, bool(op.overlap))
+
+    def launch(self, op: LaunchOp) -> Launch:
+        operands = tuple(self.slots[v][op.slice] for v in op.operands)
+        results = tuple(self.new_slot(r, op.slice) for r in op.results)
+        label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
+        return Launch(
+            op.callee,
+            op.slice,
+            operands,
+            results,
+            label,
+            stage=op.stage,
+            phase=op.phase,
+            microbatch=op.microbatch,
+            part=op.part,
+            fused=tuple(op.fused or ()),
+        )
+
+    def transfer(self, op: TransferOp) -> Transfer:
+        slices = slices_of(op.operands[0], self.slices) or ()
+        src = self.symbols[op.channel].src if op.channel is not None else slices[0]
+        operands = tuple(self.slots[v][src] for v in op.operands)
+        results = tuple(self.new_slot(r, op.slice) for r in op.results)
+        routes = None
+        if op.routes is not None:
+            pairs = list(zip(op.routes[::2], op.routes[1::2], strict=True))
+            devices = self.layouts.mesh(op.slice).size
+            routes = tuple(tuple(pairs[n : n + devices]) for n in range(0, len(pairs), devices))
+        return Transfer(operands, results, src, op.slice, routes, op.channel)
+
+    def release(self, op: ReleaseOp) -> Release:
+        slots = tuple(slot for v in op.operands for slot in self.slots[v].values())
+        delete = tuple(slot for v in op.operands if v in self.given for slot in self.slots[v].values())
+        return Release(slots, delete)
+
+    def computation(self, name: str) -> Computation:
+        function = self.symbols[name]
+        if self.stored is not None:
+            return self.declared(name, function, self.stored.computations[name])
+        if self.is_local(function):
+            return _local_computation(name, function)
+        text, callbacks, effects = self.extract(name)
+        return Computation(
+            name=name,
+            module=text,
+            operands=tuple(array_type(t) for t in function.type.inputs),
+            results=tuple(array_type(t) for t in function.type.results),
+            donated=tuple(sorted(donated_arguments(function))),
+            callbacks=callbacks,
+            effects=effects,
+        )
+
+    def declared(self, name: str, function: ir.OpView, stored: StoredComputation) -> Computation:
+        """A computation of which the module has the types, shardings and donation."""
+        types = []
+        for attrs, given in (
+            (argument_attrs(function), function.type.inputs),
+            (result_attrs(function), function.type.results),
+        ):
+            whole = [array_type(type_) for type_ in given]
+            types.append(
+                [self.shard(t, a.get(SHARDING)) for t, a in zip(whole, attrs, strict=True)]
+                if stored.local
+                else whole
+            )
+        return Computation(
+            name=name,
+            module=stored.module,
+            operands=tuple(types[0]),
+            results=tuple(types[1]),
+            donated=tuple(sorted(donated_arguments(function))),
+            effects=stored.effects,
+            local=stored.local,
+        )
+
+    def shard(self, type_: ArrayType, sharding: ir.Attribute | None) -> ArrayType:
+        """The type of what each device holds of an array."""
+        if sharding is None:
+            return type_
+        sizes = dict(read_mesh(self.symbols[mesh_of(sharding)]).axes)
+        parts = [math.prod(sizes[axis] for axis in axes) for axes in read_sharding(sharding).dims]
+        return ArrayType(tuple(n // k for n, k in zip(type_.shape, parts, strict=True)), type_.dtype)
+
+    def is_local(self, function: ir.OpView) -> bool:
+        """Whether a function is one `sdy.manual_computation` that only moves data within each device.
+
+        Its operands are the arguments as they lie, its results are returned as they lie. Not if the
+        function donates: the arrays of its callers end as a whole.
+        """
+        block = function.regions[0].blocks[0]
+        computation, *others = block.operations
+        if not isinstance(computation, sdy.ManualComputationOp) or len(others) != 1:
+            return False
+        (returned,) = others
+        held = [attrs[SHARDING] for attrs in argument_attrs(function) if SHARDING in attrs]
+        wanted = [attrs[SHARDING] for attrs in result_attrs(function) if SHARDING in attrs]
+        if not held:
+            return False
+        axes = {name for name, _ in read_mesh(self.symbols[mesh_of(held[0])]).axes}
+        return (
+            list(computation.operands) == list(block.arguments)
+            and list(returned.operands) == list(computation.results)
+            and held == list(sdy.TensorShardingPerValueAttr(computation.in_shardings).shardings)
+            and wanted == list(sdy.TensorShardingPerValueAttr(computation.out_shardings).shardings)
+            and axes == set(sdy.ManualAxesAttr(computation.manual_axes))
+            and all(op.operation.name in _LOCAL for op in list(computation.body.blocks[0].operations)[:-1])
+            and not donated_arguments(function)
+        )
+
+    def extract(self, name: str) -> tuple[bytes, bool, bool]:
+        """A computation and what it calls as a module of its own; has it callbacks, and side effects?"""
+        extracted = ir.Module.create()
+        extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+        pending, seen, meshes = [name], {name}, set[str]()
+        callbacks = effects = False
+        while pending:
+            current = pending.pop()
+            with ir.InsertionPoint(extracted.body):
+                copy = self.symbols[current].operation.clone().opview
+            if current == name:
+                _lay_out(copy)
+                copy.attributes["sym_name"] = ir.StringAttr.get("main")
+                copy.attributes["sym_visibility"] = ir.StringAttr.get("public")
+
+            def visit(op: ir.Operation) -> ir.WalkResult:
+                nonlocal callbacks, effects
+                if op.name == "func.call":
+                    callee = op.attributes["callee"].value
+                    if callee not in seen:
+                        seen.add(callee)
+                        pending.append(callee)
+                elif op.name == "stablehlo.custom_call":
+                    callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
+                    effects = effects or (
+                        "has_side_effect" in op.attributes and op.attributes["has_side_effect"].value
+                    )
+                for key in _SHARDINGS:
+                    if key in op.attributes:
+                        meshes.update(_MESH.findall(str(op.attributes[key])))
+                return ir.WalkResult.ADVANCE
+
+            copy.operation.walk(visit)
+        with ir.InsertionPoint.at_block_begin(extracted.body):
+            for mesh in sorted(meshes):
+                self.symbols[mesh].operation.clone()
+        return _bytecode(extracted), callbacks, effects
+
+
+def _local_computation(name: str, function: ir.OpView) -> Computation:
+    """What a function that is local does on one device, with its shards."""
+    extracted = ir.Module.create()
+    extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+    with ir.InsertionPoint(extracted.body):
+        copy = function.operation.clone()
+        body = copy.regions[0].blocks[0].operations[0].regions[0].blocks[0]
+        returned = body.operations[len(body.operations) - 1]
+        operands, results = ([v.type for v in values] for values in (body.arguments, returned.operands))
+        main = func.FuncOp("main", ir.FunctionType.get(operands, results))
+    with ir.InsertionPoint(returned):
+        func.ReturnOp(list(returned.operands))
+    returned.operation.erase()
+    body.append_to(main.body)
+    copy.erase()
+    return Computation(
+        name=name,
+        module=_bytecode(extracted),
+        operands=tuple(map(array_type, operands)),
+        results=tuple(map(array_type, results)),
+        local=True,
+    )
+
+
+def _bytecode(module: ir.Module) -> bytes:
+    """A module as bytecode, without source locations.
+
+    Locations hold file paths: without them equal computations have equal bytes everywhere.
+    """
+    PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def _lay_out(function: ir.OpView) -> None:
+    """Writes what a missing sharding means; XLA would take it as leave to choose."""
+    arguments, results = argument_attrs(function), result_attrs(function)
+    meshes = {mesh_of(attrs[SHARDING]) for attrs in (*arguments, *results) if SHARDING in attrs}
+    if not meshes:
+        return
+    for all_attrs, types in ((arguments, function.type.inputs), (results, function.type.results)):
+        for attrs, type_ in zip(all_attrs, types, strict=True):
+            rank = ir.RankedTensorType(type_).rank
+            attrs.setdefault(SHARDING, make_sharding(min(meshes), replicated(rank)))
+    set_argument_attrs(function, arguments)
+    set_result_attrs(function, results)
+
+
+def array_type(tensor_type: ir.Type) -> ArrayType:
+    """The plan's type of a ranked tensor."""
+    tensor = ir.RankedTensorType(tensor_type)
+    return ArrayType(tuple(tensor.shape), _dtype(tensor.element_type))
+
+
+def mesh_axes(mesh: ir.OpView) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The axis names and sizes of an `sdy.mesh`."""
+    axes = [sdy.MeshAxisAttr(a) for a in sdy.MeshAttr(mesh.attributes["mesh"]).axes]
+    return tuple(a.name for a in axes), tuple(a.size for a in axes)
+
+
+def _dtype(element: ir.Type) -> str:
+    """The numpy or ml_dtypes name of an element type: `i8` is int8, `ui8` uint8, `f8E4M3FN` float8_e4m3fn."""
+    text = str(element)
+    if text in _DTYPES:
+        return _DTYPES[text]
+    if isinstance(element, ir.ComplexType):
+        return {"f32": "complex64", "f64": "complex128"}[str(element.element_type)]
+    if text.startswith("ui"):
+        return f"uint{text[2:]}"
+    if text.startswith("i"):
+        return f"int{text[1:]}"
+    head, _, tail = text[1:].partition("E")
+    return f"float{head}_e{tail.lower()}"
+
+
+def _array(value: ir.Attribute) -> np.ndarray:
+    """The array of an elements attribute, with its shape."""
+    tensor = ir.RankedTensorType(value.type)
+    try:
+        flat = np.array(value)
+    except TypeError:
+        # The bindings do not convert bfloat16 and smaller floats, but print them as hexadecimal bytes.
+        _, _, digits = str(value).partition('"0x')
+        flat = np.frombuffer(bytes.fromhex(digits.partition('"')[0]), np.dtype(_dtype(tensor.element_type)))
+    return flat.reshape(tuple(tensor.shape))

@@ -1,0 +1,231 @@
+"""The plan: a scheduled program flattened to numbered slots, independent of devices and of JAX.
+
+A slot holds one logical array on one slice. A mirrored value has one slot per slice. Making a plan reads
+the scheduled form of the IR; `runtime.local` binds it to devices and generates the function that
+runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+
+import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
+import numpy as np
+
+Slot = int
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayType:
+    """The type of a logical array: its global shape and the name of its numpy (or ml_dtypes) dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceSpec:
+    """A virtual slice: the mesh that it needs, named axes in major-to-minor order.
+
+    Slices with `overlap` may share devices, so that their work stands in one queue.
+    """
+
+    name: str
+    axis_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    island: str | None = None
+    overlap: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """One XLA module.
+
+    Attributes:
+      name: the name of the callee in the program.
+      module: MLIR bytecode of StableHLO with one public function `main`, donation as argument attributes.
+      operands: types of the arguments of `main`.
+      results: types of its results.
+      donated: numbers of the arguments that it consumes.
+      callbacks: whether it calls back into Python.
+      effects: whether it does more than compute its results, such as print.
+      local: whether the module is what each device does with its own shards, for which it needs no other
+        device; operands and results are then the types of shards.
+    """
+
+    name: str
+    module: bytes
+    operands: tuple[ArrayType, ...]
+    results: tuple[ArrayType, ...]
+    donated: tuple[int, ...] = ()
+    callbacks: bool = False
+    effects: bool = False
+    local: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Runs a computation on all devices of a slice.
+
+    Attributes:
+      computation: the name of the computation.
+      slice: the slice.
+      operands: the slots that it reads.
+      results: the slots that it fills.
+      label: names it in traces and errors.
+      stage: the pipeline stage, None for glue between stages.
+      phase: `fwd`, `bwd`, `recompute` or `glue`.
+      microbatch: the microbatch that it works on, None outside loops.
+      part: `input` or `weight` for half of a split backward.
+      fused: the phases of the placed calls that it was fused of, when there are several.
+    """
+
+    computation: str
+    slice: str
+    operands: tuple[Slot, ...]
+    results: tuple[Slot, ...]
+    label: str
+    stage: int | None = None
+    phase: str | None = None
+    microbatch: int | None = None
+    part: str | None = None
+    fused: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """Copies arrays on slice `src` to new slots on slice `dst`.
+
+    Without routes there is one operand and one result, and each device gets the shard of the device with
+    the same number.
+
+    Attributes:
+      operands: the slots of the arrays to copy from.
+      results: the slots they go to.
+      src: the slice of the operands.
+      dst: the slice of the results.
+      routes: for each result, and for each device of `dst`, the position of an operand and the number of
+        the device of `src` whose shard of it is copied; None for a copy shard by shard.
+      channel: the channel that it takes.
+    """
+
+    operands: tuple[Slot, ...]
+    results: tuple[Slot, ...]
+    src: str
+    dst: str
+    routes: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    channel: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Forgets slots. A slot in `delete` belongs to the caller, who donated it: its buffer is freed."""
+
+    slots: tuple[Slot, ...]
+    delete: tuple[Slot, ...] = ()
+
+
+Step = Launch | Transfer | Release
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An argument of the program.
+
+    Attributes:
+      type: its type.
+      slots: the slot that receives it, by slice; several slices for a mirrored argument, none for one
+        that nothing reads.
+      donated: whether the program consumes it.
+      constant: the name of the program constant it is, None for one that the caller passes.
+    """
+
+    type: ArrayType
+    slots: Mapping[str, Slot]
+    donated: bool = False
+    constant: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A result of the program: the slot that holds it, by slice; several slices for a mirrored result."""
+
+    type: ArrayType
+    slots: Mapping[str, Slot]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A scheduled program.
+
+    Attributes:
+      name: the name of the program.
+      slices: the slices it needs, by name.
+      computations: its XLA modules, by name.
+      arguments: all arguments, those that the caller passes first, then constants.
+      results: its results.
+      steps: launches, transfers and releases in an order that was proved free of deadlock.
+      slot_types: the type of the array in each slot.
+      slot_shardings: for each slot and dimension the mesh axes that split it; an empty tuple for a slot
+        is replicated in all dimensions.
+      constants: the bytes-like arrays (numpy) of program constants, by name.
+      peak_bytes: the most bytes alive at once on each slice, without temporaries inside computations.
+      channels: how many values each channel has room for, by its name.
+    """
+
+    name: str
+    slices: Mapping[str, SliceSpec]
+    computations: Mapping[str, Computation]
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    steps: tuple[Step, ...]
+    slot_types: tuple[ArrayType, ...]
+    slot_shardings: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    channels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def sharding(self, slot: Slot) -> tuple[tuple[str, ...], ...]:
+        """The mesh axes that split each dimension of the array in a slot."""
+        written = self.slot_shardings[slot] if self.slot_shardings else ()
+        return written or ((),) * len(self.slot_types[slot].shape)
+
+    def shard_type(self, slot: Slot, slice: str) -> ArrayType:
+        """The type of the part of the array in a slot that each device of its slice holds."""
+        spec, type_ = self.slices[slice], self.slot_types[slot]
+        sizes = dict(zip(spec.axis_names, spec.shape, strict=True))
+        parts = [math.prod(sizes[axis] for axis in axes) for axes in self.sharding(slot)]
+        shape = tuple(size // n for size, n in zip(type_.shape, parts, strict=True))
+        return ArrayType(shape, type_.dtype)
+
+    @functools.cached_property
+    def own_slots(self) -> Mapping[Slot, int]:
+        """The slots that become results as they are, each with the first of its results.
+
+        Of any other slot the caller gets a copy. It may donate each array that it gets, and no other array
+        may die with it: no constant, no argument that it kept, and no other result.
+        """
+        kept = {slot for a in self.arguments if not a.donated for slot in a.slots.values()}
+        own: dict[Slot, int] = {}
+        for number, result in enumerate(self.results):
+            for slot in set(result.slots.values()) - kept:
+                own.setdefault(slot, number)
+        return own
+
+    def bytes_moved(self, transfer: Transfer) -> int:
+        """The bytes that a transfer brings over: those of all shards that it fills."""
+        shards = (self.shard_type(slot, transfer.dst) for slot in transfer.results)
+        return self.slices[transfer.dst].size * sum(shard.nbytes for shard in shards)

@@ -1,0 +1,1 @@
+"""Virtual slices, islands of devices, and which slice has which devices. Never imports jax."""

@@ -1,0 +1,261 @@
+"""The resource manager: which physical devices each virtual slice has."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from pathways.runtime.resources import cluster as clusters
+from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, Island
+from pathways.runtime.resources.virtual import VirtualSlice
+
+
+class ResourceError(RuntimeError):
+    """A program needs more than there is: more devices, or more memory on them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Binding:
+    """The devices of a slice.
+
+    Attributes:
+      devices: JAX's devices in an array of the shape of the slice.
+      mesh: the same as a JAX mesh with the names of its axes.
+      positions: their positions in the cluster, flattened.
+      island: the island that they lie in.
+      program: the program that asked first.
+      device_memory: bytes of memory that each of the devices has, None where that is not known.
+    """
+
+    devices: np.ndarray
+    mesh: jax.sharding.Mesh
+    positions: tuple[int, ...]
+    island: str
+    program: str
+    device_memory: int | None = None
+
+
+class ResourceManager:
+    """Binds virtual slices to physical devices, once for each slice, for all programs of the process.
+
+    A slice keeps its devices until it is released or forgotten, so that programs share its arrays. Slices
+    of one program share no device; different programs may take turns on one.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        # Reentrant: making a mesh may run the garbage collector, and with it anything.
+        self._lock = threading.RLock()
+        self._bound: weakref.WeakKeyDictionary[VirtualSlice, Binding] = weakref.WeakKeyDictionary()
+
+    def bind(self, slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
+        """Returns the devices of all slices of a program, choosing those of slices that have none yet.
+
+        Free devices come first, then those of other device sets with the fewest slices on them. Either
+        all slices are bound or none.
+
+        Raises:
+          ResourceError: not enough devices, or two slices that were bound before share a device.
+        """
+        wanted = list(dict.fromkeys(slices))
+        with self._lock:
+            held = {slice: self._bound[slice] for slice in wanted if slice in self._bound}
+            _check_disjoint(held, program)
+            new = [slice for slice in wanted if slice not in held]
+            # The largest first: what is left over then still fits the small ones.
+            ordered = sorted(new, key=lambda slice: (slice.island is None, -slice.size))
+            chosen = self._place(ordered, self._free(held.values()), set())
+            if chosen is None:
+                chosen = self._place_sharing(ordered, held)
+            if chosen is None:
+                raise ResourceError(self._shortage(wanted, program))
+            for slice in new:
+                self._bound[slice] = _binding(slice, chosen[slice], program)
+            return {slice: self._bound[slice] for slice in wanted}
+
+    def _free(self, taken_by: Iterable[Binding]) -> list[list[Device]]:
+        """The devices of each island that none of these bindings has."""
+        taken = {position for binding in taken_by for position in binding.positions}
+        return [
+            [device for device in island.devices if device.position not in taken]
+            for island in self.cluster.islands
+        ]
+
+    def _place_sharing(
+        self, slices: Sequence[VirtualSlice], held: Mapping[VirtualSlice, Binding]
+    ) -> dict[VirtualSlice, list[Device]] | None:
+        """Devices for each slice when those with `overlap` may share: they go on what the others leave."""
+        sharing = [slice for slice in slices if slice.overlap]
+        if not sharing:
+            return None
+        free = self._free(binding for slice, binding in held.items() if not slice.overlap)
+        alone = self._free(held.values())
+        chosen = self._place([slice for slice in slices if not slice.overlap], alone, set())
+        if chosen is None:
+            return None
+        taken = {device.position for devices in chosen.values() for device in devices}
+        load: collections.Counter[int] = collections.Counter()
+        for binding in held.values():
+            load.update(binding.positions)
+        for slice in sharing:
+            rooms = [
+                sorted(
+                    (device for device in devices if device.position not in taken),
+                    key=lambda device: (load[device.position], device.position),
+                )
+                for island, devices in zip(self.cluster.islands, free, strict=True)
+                if slice.island in (None, island.name)
+            ]
+            room = next((room for room in rooms if len(room) >= slice.size), None)
+            if room is None:
+                return None
+            chosen[slice] = sorted(room[: slice.size], key=lambda device: device.position)
+            load.update(device.position for device in chosen[slice])
+        return chosen
+
+    def release(self, slice: VirtualSlice) -> None:
+        """Gives the devices of a slice back; programs that were loaded on them keep running there.
+
+        Nothing happens when it has none.
+        """
+        with self._lock:
+            self._bound.pop(slice, None)
+
+    def holders(self) -> Mapping[VirtualSlice, Binding]:
+        """Every slice that has devices."""
+        with self._lock:
+            return dict(self._bound.items())
+
+    def _place(
+        self,
+        slices: Sequence[VirtualSlice],
+        islands: list[list[Device]],
+        failed: set[tuple[int, ...]],
+    ) -> dict[VirtualSlice, list[Device]] | None:
+        """Devices for each slice out of those left in each island, by depth-first search.
+
+        `failed` holds the numbers of slices and of devices left that were tried without success.
+        """
+        if not slices:
+            return {}
+        state = (len(slices), *map(len, islands))
+        if state in failed:
+            return None
+        first, *rest = slices
+        costs = self._costs(first)
+        candidates = []
+        for number, (island, free) in enumerate(zip(self.cluster.islands, islands, strict=True)):
+            if first.island in (None, island.name) and len(free) >= first.size:
+                ranked = sorted(free, key=lambda device: (costs[device.position], device.position))
+                best = sorted(ranked[: first.size], key=lambda device: device.position)
+                candidates.append((sorted(costs[device.position] for device in best)[::-1], number, best))
+        for _, number, best in sorted(candidates, key=lambda candidate: candidate[:2]):
+            left = list(islands)
+            left[number] = [device for device in islands[number] if device not in best]
+            found = self._place(rest, left, failed)
+            if found is not None:
+                return {first: best, **found}
+        failed.add(state)
+        return None
+
+    def _costs(self, slice: VirtualSlice) -> dict[int, tuple[int, int]]:
+        """For each device, how many slices of the same set and how many in all are on it."""
+        same: collections.Counter[int] = collections.Counter()
+        all_: collections.Counter[int] = collections.Counter()
+        for other, binding in self._bound.items():
+            all_.update(binding.positions)
+            if other.device_set is slice.device_set:
+                same.update(binding.positions)
+        return {
+            device.position: (same[device.position], all_[device.position]) for device in self.cluster.devices
+        }
+
+    def _shortage(self, wanted: Sequence[VirtualSlice], program: str) -> str:
+        devices, needed = len(self.cluster.devices), sum(slice.size for slice in wanted)
+        lines = [
+            f"program {program}: not enough devices: it needs {needed}, no two of its slices on one device "
+            f"({', '.join(_need(slice) for slice in wanted)}); there are {devices} "
+            f"({', '.join(_room(island) for island in self.cluster.islands)})"
+        ]
+        lines += [
+            f"  {slice.name} of program {binding.program} holds devices {_ranges(binding.positions)}"
+            for slice, binding in self._bound.items()
+        ]
+        if self.cluster.platform == "cpu":
+            lines.append("  " + MORE_CPU_DEVICES.format(wanted=max(needed, devices + 1)))
+        return "\n".join(lines)
+
+
+_lock = threading.Lock()
+_manager: ResourceManager | None = None
+
+
+def manager() -> ResourceManager:
+    """The resource manager of the current cluster."""
+    global _manager
+    current = clusters.cluster()
+    with _lock:
+        if _manager is None or _manager.cluster is not current:
+            _manager = ResourceManager(current)
+        return _manager
+
+
+def bind(slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
+    """`ResourceManager.bind` on the current cluster."""
+    return manager().bind(slices, program)
+
+
+def release(slice: VirtualSlice) -> None:
+    """`ResourceManager.release` on the current cluster."""
+    manager().release(slice)
+
+
+def bound_slices() -> list[str]:
+    """The names of the slices that have devices; asks for no cluster when there is none yet."""
+    with _lock:
+        return [] if _manager is None else [slice.name for slice in _manager.holders()]
+
+
+def _check_disjoint(held: Mapping[VirtualSlice, Binding], program: str) -> None:
+    for (left, a), (right, b) in itertools.combinations(held.items(), 2):
+        if left.overlap and right.overlap:
+            continue
+        if shared := sorted(set(a.positions) & set(b.positions)):
+            raise ResourceError(
+                f"program {program}: its slices {left.name} and {right.name} were bound apart "
+                f"and share devices {_ranges(shared)}; release one of them with pathways.release, or make "
+                "both from one device set before either is used"
+            )
+
+
+def _binding(slice: VirtualSlice, devices: Sequence[Device], program: str) -> Binding:
+    handles = np.empty(len(devices), dtype=object)
+    handles[:] = [device.handle for device in devices]
+    mesh = jax.sharding.Mesh(handles.reshape(slice.shape), slice.axis_names)
+    positions = tuple(device.position for device in devices)
+    memory = min((device.memory for device in devices if device.memory is not None), default=None)
+    return Binding(mesh.devices, mesh, positions, devices[0].island, program, memory)
+
+
+def _need(slice: VirtualSlice) -> str:
+    return f"{slice.name}: {slice.size}" + ("" if slice.island is None else f" on {slice.island}")
+
+
+def _room(island: Island) -> str:
+    return f"{island.name}: {len(island.devices)}"
+
+
+def _ranges(positions: Sequence[int]) -> str:
+    """Positions as text: 0-3, 6."""
+    parts = []
+    for _, group in itertools.groupby(enumerate(sorted(positions)), key=lambda pair: pair[1] - pair[0]):
+        run = [position for _, position in group]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(parts)

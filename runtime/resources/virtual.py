@@ -1,0 +1,188 @@
+"""Virtual devices: what a program asks for, before it is known which devices it gets."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import re
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+
+from pathways.runtime.plan.plan import SliceSpec
+
+_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class _Names:
+    """Names of slices, unique in the process and never used again: JAX caches traces that hold them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: set[str] = set()
+        self._counter = itertools.count()
+
+    def take(self, wanted: str | None) -> str:
+        with self._lock:
+            name = next(name for name in self._candidates(wanted) if name not in self._taken)
+            self._taken.add(name)
+        return name
+
+    def _candidates(self, wanted: str | None) -> Iterator[str]:
+        if wanted is None:
+            return (f"s{number}" for number in self._counter)
+        return itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(1)))
+
+
+_names = _Names()
+_numbers = itertools.count()
+
+
+class VirtualSlice:
+    """Devices that a program asks for, arranged as a mesh with named axes; equal only to itself.
+
+    Made by `VirtualDeviceSet.add_slice`.
+
+    Attributes:
+      name: its name in the IR, unique in the process.
+      shape: the sizes of its axes, major to minor.
+      axis_names: their names.
+      size: its number of devices.
+      number: how many slices the process made before it.
+      island: the name of the island that it must lie in, None for any.
+      overlap: whether it may share devices with other slices of a program that may.
+      device_set: the set it belongs to.
+    """
+
+    __slots__ = ("__weakref__", "axis_names", "device_set", "island", "name", "number", "overlap", "shape")
+
+    name: str
+    shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    island: str | None
+    device_set: VirtualDeviceSet
+    number: int
+    overlap: bool
+
+    def __init__(
+        self,
+        device_set: VirtualDeviceSet,
+        shape: int | Sequence[int],
+        axis_names: str | Sequence[str],
+        name: str | None = None,
+        island: str | None = None,
+        overlap: bool = False,
+    ) -> None:
+        self.overlap = overlap
+        self.device_set = device_set
+        self.shape = _checked_shape(shape)
+        self.axis_names = _checked_axes(axis_names, self.shape)
+        self.island = island
+        if name is not None and not _SYMBOL.fullmatch(name):
+            raise ValueError(f"slice name {name!r}: expected a letter or _, then letters, digits and _")
+        self.name = _names.take(name)
+        self.number = next(_numbers)
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.shape)
+
+    @property
+    def spec(self) -> SliceSpec:
+        """What a plan says about this slice."""
+        return SliceSpec(self.name, self.axis_names, self.shape, self.island)
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{axis}={size}" for axis, size in zip(self.axis_names, self.shape, strict=True))
+        island = "" if self.island is None else f", island={self.island!r}"
+        overlap = ", overlap=True" if self.overlap else ""
+        return f"VirtualSlice({self.name!r}, {axes}{island}{overlap})"
+
+
+class VirtualDeviceSet:
+    """Slices that are meant to be used together: as long as there is room they get different devices.
+
+    Example:
+      devices = make_virtual_device_set()
+      encoder = devices.add_slice(shape=(2, 2), axis_names=("data", "model"), name="encoder")
+    """
+
+    __slots__ = ("__weakref__", "_slices")
+
+    def __init__(self) -> None:
+        self._slices: list[weakref.ref[VirtualSlice]] = []
+
+    def add_slice(
+        self,
+        shape: int | Sequence[int],
+        axis_names: str | Sequence[str],
+        *,
+        name: str | None = None,
+        island: str | None = None,
+        overlap: bool = False,
+    ) -> VirtualSlice:
+        """Asks for one more slice.
+
+        Args:
+          shape: the size of each axis, major to minor; a number for a single axis.
+          axis_names: one name for each axis.
+          name: its name in the IR and in messages; `name_1` and so on when that is taken. By default s0,
+            s1, ...
+          island: the name of the island that it must lie in; by default any.
+          overlap: let it share devices with other slices of the program that also may. By default no two
+            slices of a program do.
+
+        Raises:
+          TypeError: a size that is not an integer, or an axis name that is not a string.
+          ValueError: no axis, a size below one, a wrong number of axis names, an axis or slice name that
+            cannot be used.
+        """
+        added = VirtualSlice(self, shape, axis_names, name, island, overlap)
+        # Only weak: a slice that the program forgot gives its devices back.
+        self._slices = [ref for ref in self._slices if ref() is not None] + [weakref.ref(added)]
+        return added
+
+    @property
+    def slices(self) -> tuple[VirtualSlice, ...]:
+        """The slices that are still in use, in the order in which they were added."""
+        return tuple(found for ref in self._slices if (found := ref()) is not None)
+
+    def __repr__(self) -> str:
+        return f"VirtualDeviceSet({', '.join(map(repr, self.slices))})"
+
+
+def make_virtual_device_set() -> VirtualDeviceSet:
+    """Returns a new, empty set of virtual devices."""
+    return VirtualDeviceSet()
+
+
+def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    try:
+        sizes = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        raise TypeError(f"slice shape {shape!r}: expected an integer or a tuple of integers") from None
+    if not sizes:
+        raise ValueError("slice shape (): expected at least one axis; a single device is shape=(1,)")
+    if 0 in sizes:
+        raise ValueError(f"slice shape {sizes}: a slice of zero devices cannot run anything")
+    if min(sizes) < 0:
+        raise ValueError(f"slice shape {sizes}: expected sizes of at least 1")
+    return sizes
+
+
+def _checked_axes(axis_names: str | Sequence[str], shape: tuple[int, ...]) -> tuple[str, ...]:
+    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"axis names {names!r}: expected strings")
+    if len(names) != len(shape):
+        raise ValueError(
+            f"slice shape {shape} has {len(shape)} axes, but axis names {names} has {len(names)}"
+        )
+    if len(set(names)) != len(names):
+        raise ValueError(f"axis names {names}: expected distinct names")
+    if "" in names:
+        raise ValueError(f"axis names {names}: expected names that are not empty")
+    return names

@@ -1,0 +1,1 @@
+"""What ran where and when: figures, pages and trace files of one step. Imports `runtime.plan`; never jax."""

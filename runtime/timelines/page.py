@@ -1,0 +1,252 @@
+"""Timelines as one HTML page: slices by time, in SVG, with nothing to load from anywhere.
+
+What is drawn here lies in parts of the whole width; `page.js` brings it to the width of the window, writes
+names where there is room, and zooms.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from pathways.runtime.timelines.tables import duration, percent, size
+from pathways.runtime.timelines.timeline import Event, Timeline
+
+_WHOLE = 1000.0
+"""The width of the whole time axis in the coordinates of the drawings."""
+_AXIS, _LANE, _MEMORY, _GAP = 22, 28, 20, 12
+"""Heights in pixels: of the axis, of the launches of a slice, of its memory, and between slices."""
+_SHADES = 4
+"""How many stages on one slice differ in colour."""
+
+_KINDS = {
+    "fwd": "forward",
+    "bwd": "backward",
+    "weight": "backward, weights",
+    "recompute": "recomputed forward",
+    "glue": "update and glue",
+    "other": "launch",
+    "transfer": "transfer",
+    "idle": "idle",
+    "memory": "live bytes",
+}
+
+
+def page_of(timelines: Sequence[Timeline]) -> str:
+    """Draws timelines below each other, in the same colours and with the same rows.
+
+    Those with one unit of time have one scale. Returns the text of the page.
+    """
+    assets = importlib.resources.files("pathways.runtime.timelines")
+    style, script = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    programs = ", ".join(dict.fromkeys(timeline.program for timeline in timelines))
+    rows = list(dict.fromkeys(name for timeline in timelines for name in timeline.slices))
+    body = [
+        f"<h1>{escape(programs)}</h1>",
+        *_summary(timelines),
+        *_legend(timelines),
+        *(line for timeline in timelines for line in _panel(timeline, rows, timelines)),
+    ]
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8"/>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+            f"<title>{escape(programs)}: timeline</title>",
+            f"<style>\n{style}</style></head><body>",
+            *body,
+            '<div id="tip" hidden="hidden"></div>',
+            f"<script>/*<![CDATA[*/\n{script}/*]]>*/</script>",
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def _summary(timelines: Sequence[Timeline]) -> Iterator[str]:
+    heads = ("timeline", "step time", "bubble", "peak memory", "launches", "transfers", "bytes moved")
+    yield '<table class="summary"><thead><tr>'
+    yield "".join(f"<th>{head}</th>" for head in heads)
+    yield "</tr></thead><tbody>"
+    for timeline in timelines:
+        cells = (
+            timeline.title,
+            _time(timeline.step_time, timeline),
+            percent(timeline.mean_bubble),
+            size(max(map(timeline.peak_bytes, timeline.slices), default=0)),
+            str(len(timeline.launches)),
+            str(len(timeline.transfers)),
+            size(sum(event.nbytes for event in timeline.transfers)),
+        )
+        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    yield "</tbody></table>"
+
+
+def _legend(timelines: Sequence[Timeline]) -> Iterator[str]:
+    present = {"idle"}
+    for timeline in timelines:
+        present |= {_kind(event, phase) for event in timeline.launches for phase, _ in event.parts}
+        present |= {"transfer"} if timeline.transfers else set()
+        present |= {"memory"} if any(timeline.memory.values()) else set()
+    yield '<div class="bar"><span class="legend">'
+    for kind, text in _KINDS.items():
+        if kind in present:
+            yield f'<span><i class="{kind}"></i>{text}</span>'
+    if any(shade for timeline in timelines for shade in _shades(timeline).values()):
+        yield "<span>shades tell the stages on a slice apart</span>"
+    yield '</span><span class="tools">'
+    yield '<label><input type="checkbox" id="sends" checked="checked"/> transfers</label>'
+    yield '<label><input type="checkbox" id="fit"/> each fills the width</label>'
+    yield '<button id="out">&#8722;</button><button id="in">+</button><button id="all">whole step</button>'
+    yield "</span></div>"
+    yield '<p class="hint">Drag to move, Ctrl and wheel or + and &#8722; to zoom, 0 for all of it.</p>'
+
+
+def _panel(timeline: Timeline, rows: Sequence[str], timelines: Sequence[Timeline]) -> Iterator[str]:
+    """One timeline: a caption, the names and figures of the slices, and the drawing between them."""
+    whole = max(t.step_time for t in timelines if t.unit == timeline.unit) or 1.0
+    height = _AXIS + len(rows) * (_LANE + _MEMORY + _GAP)
+    unit = timeline.unit if timeline.unit == "s" else "units"
+    yield f'<section data-whole="{whole!r}" data-own="{timeline.step_time!r}" data-unit="{unit}">'
+    yield f"<h2>{escape(timeline.title)} <small>{escape(_caption(timeline))}</small></h2>"
+    yield f'<div class="panel" style="height:{height}px">'
+    for n, name in enumerate(rows):
+        place = f'style="top:{_top(n)}px;height:{_LANE}px"'
+        yield f'<div class="name" {place}>{escape(name)}</div>'
+        if name in timeline.slices:
+            figures = f"bubble {percent(timeline.bubble(name))}<br/>peak {size(timeline.peak_bytes(name))}"
+            yield f'<div class="figures" {place}>{figures}</div>'
+    yield f'<svg class="plot" height="{height}" xmlns="http://www.w3.org/2000/svg">'
+    yield (
+        f'<svg class="shapes" viewBox="0 0 {_WHOLE:g} {height}" width="100%" height="{height}" '
+        'preserveAspectRatio="none">'
+    )
+    scale = _WHOLE / whole
+    yield from _lanes(timeline, rows, scale)
+    yield from _curves(timeline, rows, scale)
+    yield '<g class="sends">'
+    yield from _sends(timeline, rows, scale)
+    yield "</g>"
+    yield from _boxes(timeline, rows, scale)
+    yield '</svg><g class="texts"></g></svg></div></section>'
+
+
+def _lanes(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[str]:
+    """The idle background of each slice, as long as the step."""
+    width = timeline.step_time * scale
+    for n, name in enumerate(rows):
+        if name in timeline.slices:
+            yield f'<rect class="idle" x="0" y="{_top(n)}" width="{_number(width)}" height="{_LANE}"/>'
+
+
+def _boxes(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[str]:
+    """The launches; one that several calls were fused into has a part for each."""
+    shades = _shades(timeline)
+    for event in timeline.launches:
+        shade = shades.get((event.slice, event.stage), 0)
+        top, tip = _top(rows.index(event.slice)), _tip(event, timeline)
+        width = event.duration * scale / len(event.parts)
+        for n, (phase, name) in enumerate(event.parts):
+            left = _number(event.start * scale + n * width)
+            yield (
+                f'<rect class="launch {_kind(event, phase)} shade{shade}" x="{left}" y="{top}" '
+                f'width="{_number(width)}" height="{_LANE}" data-name="{escape(name)}" data-tip="{tip}"/>'
+            )
+
+
+def _sends(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[str]:
+    """The transfers, as lines from the slice that sends to the one that receives."""
+    for event in timeline.transfers:
+        assert event.dst is not None
+        src, dst = rows.index(event.slice), rows.index(event.dst)
+        down = dst > src
+        y1, y2 = _top(src) + (_LANE if down else 0), _top(dst) + (0 if down else _LANE)
+        x1, x2 = _number(event.start * scale), _number(event.end * scale)
+        yield (
+            f'<path class="transfer" d="M{x1} {y1}L{x2} {y2}" data-tip="{_tip(event, timeline)}" '
+            'vector-effect="non-scaling-stroke"/>'
+        )
+
+
+def _curves(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[str]:
+    """The live bytes of each slice, all to one scale."""
+    most = max(map(timeline.peak_bytes, timeline.slices), default=0)
+    if not most:
+        return
+    for name, curve in timeline.memory.items():
+        base = _top(rows.index(name)) + _LANE + _MEMORY
+        path, height = [f"M0 {base}"], 0.0
+        for time, nbytes in _steps(curve):
+            height = (_MEMORY - 3) * nbytes / most
+            path.append(f"H{_number(max(0.0, time * scale))}V{_number(base - height)}")
+        path.append(f"H{_number(timeline.step_time * scale)}V{base}Z")
+        tip = escape(f"live bytes of {name}\nat most {size(timeline.peak_bytes(name))}")
+        yield (
+            f'<path class="memory" d="{"".join(path)}" data-tip="{tip}" vector-effect="non-scaling-stroke"/>'
+        )
+
+
+def _steps(curve: Iterable[tuple[float, int]]) -> Iterator[tuple[float, int]]:
+    """A curve with the most bytes of each moment before the last of them, and no more points of it."""
+    moments: dict[float, tuple[int, int]] = {}
+    for time, nbytes in curve:
+        most, _ = moments.get(time, (0, 0))
+        moments[time] = max(most, nbytes), nbytes
+    for time, (most, last) in moments.items():
+        if most > last:
+            yield time, most
+        yield time, last
+
+
+def _kind(event: Event, phase: str | None) -> str:
+    """The colour of a launch, or of one of its parts."""
+    if event.part == "weight":
+        return "weight"
+    return phase if phase is not None and phase in _KINDS else "other"
+
+
+def _shades(timeline: Timeline) -> dict[tuple[str, int | None], int]:
+    """Which shade each stage on a slice has."""
+    stages: dict[str, set[int]] = {}
+    for event in timeline.launches:
+        if event.stage is not None:
+            stages.setdefault(event.slice, set()).add(event.stage)
+    return {(name, s): n % _SHADES for name, some in stages.items() for n, s in enumerate(sorted(some))}
+
+
+def _tip(event: Event, timeline: Timeline) -> str:
+    """What is shown when the pointer is on an event."""
+    lines = [event.label if event.kind == "launch" else f"transfer {event.label}"]
+    if event.stage is not None:
+        lines.append(f"stage {event.stage}")
+    phases = event.fused or ((event.phase,) if event.phase else ())
+    if phases:
+        lines.append(
+            ", ".join(_KINDS[phase] for phase in phases) + (f" ({event.part})" if event.part else "")
+        )
+    if event.microbatch is not None:
+        lines.append(f"microbatch {event.microbatch}")
+    if event.kind == "transfer":
+        lines.append(size(event.nbytes))
+    lines.append(f"{_time(event.start, timeline)} to {_time(event.end, timeline)}")
+    lines.append(f"takes {_time(event.duration, timeline)}")
+    return escape("\n".join(lines)).replace("\n", "&#10;")
+
+
+def _caption(timeline: Timeline) -> str:
+    return f"{_time(timeline.step_time, timeline)}, bubble {percent(timeline.mean_bubble)}"
+
+
+def _time(value: float, timeline: Timeline) -> str:
+    text = duration(value, timeline.unit)
+    return text if timeline.unit == "s" else f"{text} units"
+
+
+def _top(row: int) -> int:
+    """Where the lane of a slice begins."""
+    return _AXIS + row * (_LANE + _MEMORY + _GAP)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}".rstrip("0").rstrip(".")

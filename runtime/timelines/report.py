@@ -1,0 +1,69 @@
+"""A timeline as text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from pathways.runtime.timelines.tables import duration, percent, size, table
+from pathways.runtime.timelines.timeline import Event, Timeline
+
+_SHOWN = 6
+"""How many launches in a row on one slice the critical path names before it leaves some out."""
+
+
+def report(timeline: Timeline) -> str:
+    """The figures of a timeline as text."""
+
+    def time(value: float) -> str:
+        return duration(value, timeline.unit)
+
+    moved = sum(event.nbytes for event in timeline.transfers)
+    slices = [
+        (
+            name,
+            str(sum(event.slice == name for event in timeline.launches)),
+            time(timeline.busy(name)),
+            percent(timeline.bubble(name)),
+            size(timeline.peak_bytes(name)),
+        )
+        for name in timeline.slices
+    ]
+    path = [
+        (where, _names([_name(event) for event in run]), f"{time(run[0].start)} to {time(run[-1].end)}")
+        for where, run in _runs(timeline)
+    ]
+    lines = [
+        f"program {timeline.program}, {timeline.title}",
+        table(
+            [
+                ("step time", time(timeline.step_time) + (" units" if timeline.unit != "s" else "")),
+                ("bubble", percent(timeline.mean_bubble)),
+                ("launches", str(len(timeline.launches))),
+                ("transfers", f"{len(timeline.transfers)}, {size(moved)}"),
+            ]
+        ),
+        "",
+        table([("slice", "launches", "busy", "bubble", "peak memory"), *slices]),
+    ]
+    if path:
+        lines += ["", "critical path", table(path)]
+    return "\n".join(lines)
+
+
+def _runs(timeline: Timeline) -> Iterator[tuple[str, list[Event]]]:
+    """The critical path in runs of events on one slice or one link."""
+    path = [timeline.events[n] for n in timeline.critical_path]
+    timed = [event for event in path if event.duration > 0]
+    for where, run in itertools.groupby(timed, lambda e: e.slice if e.kind == "launch" else e.label):
+        yield where, list(run)
+
+
+def _name(event: Event) -> str:
+    return event.name if event.kind == "launch" else size(event.nbytes)
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) <= _SHOWN:
+        return " ".join(names)
+    return f"{' '.join(names[: _SHOWN - 2])} ... {names[-1]} ({len(names)})"

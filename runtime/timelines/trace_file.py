@@ -1,0 +1,284 @@
+"""Timelines as trace files, for Perfetto (ui.perfetto.dev), `chrome://tracing` and `pw-viz`.
+
+The format is the JSON array of Chrome's trace events, one event per line. Each slice is a process: a row of
+launches, rows of what it sends, and a counter of its live bytes; arrows lead from the launch that makes a
+value over its transfer to the launch that reads it. Steps are appended as they come. The closing bracket may
+be missing, so that the file of a process that was killed is a trace all the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pathways.runtime.timelines.timeline import SECONDS, UNITS, Event, Timeline
+
+_TICKS = {SECONDS: 1e6, UNITS: 1e3}
+"""Microseconds of the trace in one unit of time: a unit of the schedule is shown as a millisecond."""
+
+_LAUNCHES = 1
+"""The number of the row of launches; those of sends follow."""
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+_HEADER = "pathways step"
+_OPTIONAL = ("stage", "phase", "microbatch", "part", "dst", "after")
+
+
+class TraceError(ValueError):
+    """A trace file that cannot be read; the message says why."""
+
+
+class TraceFile:
+    """A trace file that is written step by step.
+
+    Args:
+      path: where; an existing file is replaced.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
+        self._processes: dict[str, int] = {}
+        self._flows = 0
+        self._separator = "\n"
+        self._file.write("[")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def append(self, timeline: Timeline, at: float = 0.0) -> None:
+        """Writes one step.
+
+        Args:
+          timeline: the step.
+          at: when it began, in the unit of the timeline.
+        """
+        for event in self._events(timeline, at):
+            self._file.write(self._separator + _encode(event))
+            self._separator = ",\n"
+        self._file.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        if not self._file.closed:
+            self._file.write("\n]\n")
+            self._file.close()
+
+    def _events(self, timeline: Timeline, at: float) -> Iterator[dict[str, Any]]:
+        tick = _TICKS[timeline.unit]
+        for name in timeline.slices:
+            if name not in self._processes:
+                self._processes[name] = pid = len(self._processes) + 1
+                yield _metadata("process_name", pid, 0, name=name)
+                yield _metadata("process_sort_index", pid, 0, sort_index=pid)
+                yield _metadata("thread_name", pid, _LAUNCHES, name="launches")
+        about = {field: getattr(timeline, field) for field in ("program", "title", "unit", "slices")}
+        yield {
+            "name": _HEADER,
+            "ph": "i",
+            "s": "g",
+            "ts": at * tick,
+            "pid": 1,
+            "tid": 0,
+            "args": {**about, "events": len(timeline.events)},
+        }
+        rows = _rows(timeline)
+        for event, row in zip(timeline.events, rows, strict=True):
+            yield {
+                "name": event.name,
+                "cat": event.kind,
+                "ph": "X",
+                "ts": (at + event.start) * tick,
+                "dur": event.duration * tick,
+                "pid": self._processes[event.slice],
+                "tid": row,
+                "args": _args(event),
+            }
+        for name, curve in timeline.memory.items():
+            for time, nbytes in curve:
+                yield {
+                    "name": "live bytes",
+                    "ph": "C",
+                    "ts": (at + time) * tick,
+                    "pid": self._processes[name],
+                    "args": {"bytes": nbytes},
+                }
+        yield from self._arrows(timeline, at, rows)
+
+    def _arrows(self, timeline: Timeline, at: float, rows: list[int]) -> Iterator[dict[str, Any]]:
+        """From each launch over each transfer of its results to the first launch that reads it."""
+        readers: dict[int, int] = {}
+        for n, event in enumerate(timeline.events):
+            for read in event.reads:
+                readers.setdefault(read, n)
+        for n, event in enumerate(timeline.events):
+            if event.kind != "transfer":
+                continue
+            stops = [("s", event.reads[0])] if event.reads else []
+            stops.append(("t" if stops else "s", n))
+            if n in readers:
+                stops.append(("f", readers[n]))
+            self._flows += 1
+            for phase, stop in stops:
+                yield {
+                    "name": event.label,
+                    "cat": "transfer",
+                    "ph": phase,
+                    "bp": "e",
+                    "id": self._flows,
+                    "ts": (at + timeline.events[stop].start) * _TICKS[timeline.unit],
+                    "pid": self._processes[timeline.events[stop].slice],
+                    "tid": rows[stop],
+                }
+
+
+def _metadata(name: str, pid: int, tid: int, /, **args: object) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}
+
+
+def _args(event: Event) -> dict[str, Any]:
+    """What a trace says of an event besides its name and times."""
+    args: dict[str, Any] = {"label": event.label, "slice": event.slice, "reads": list(event.reads)}
+    args |= {name: getattr(event, name) for name in _OPTIONAL if getattr(event, name) is not None}
+    if event.fused:
+        args["fused"] = list(event.fused)
+    if event.kind == "transfer":
+        args["nbytes"] = event.nbytes
+    return args
+
+
+def _rows(timeline: Timeline) -> list[int]:
+    """The row of each event in its process: transfers under way at once need several."""
+    rows = [_LAUNCHES] * len(timeline.events)
+    by_slice: dict[str, list[int]] = {}
+    for n, event in enumerate(timeline.events):
+        if event.kind == "transfer":
+            by_slice.setdefault(event.slice, []).append(n)
+    for sends in by_slice.values():
+        free: list[int] = []
+        under_way: list[tuple[float, int]] = []
+        for n in sorted(sends, key=lambda n: timeline.events[n].start):
+            while under_way and under_way[0][0] <= timeline.events[n].start:
+                heapq.heappush(free, heapq.heappop(under_way)[1])
+            rows[n] = heapq.heappop(free) if free else _LAUNCHES + 1 + len(under_way)
+            heapq.heappush(under_way, (timeline.events[n].end, rows[n]))
+    return rows
+
+
+def read_trace(text: str | bytes) -> list[Timeline]:
+    """The steps in a trace file, those that are whole.
+
+    Raises:
+      TraceError: when it is none of ours.
+    """
+    events = _parse(text)
+    steps: list[_Step] = []
+    processes: dict[object, str] = {}
+    try:
+        for event in events:
+            args = event.get("args", {})
+            if event["ph"] == "M" and event["name"] == "process_name":
+                processes[event["pid"]] = args["name"]
+            elif event["name"] == _HEADER:
+                steps.append(_Step(event["ts"], args))
+            elif steps:
+                steps[-1].add(event, args, processes)
+        found = [step.timeline() for step in steps if step.whole]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise TraceError(f"damaged: {type(error).__name__}: {error}") from None
+    if not found:
+        raise TraceError("holds no whole step of a pathways program")
+    return found
+
+
+class _Step:
+    """One step of a file that is being read."""
+
+    def __init__(self, began: float, about: Mapping[str, Any]) -> None:
+        self.began = began
+        self.about = about
+        self.tick = _TICKS[about["unit"]]
+        self.events: list[Event] = []
+        self.memory: dict[str, list[tuple[float, int]]] = {name: [] for name in about["slices"]}
+
+    def add(self, event: Mapping[str, Any], args: Mapping[str, Any], processes: Mapping[object, str]) -> None:
+        if event["ph"] == "C":
+            self.memory[processes[event["pid"]]].append((self.time(event["ts"]), int(args["bytes"])))
+        elif event["ph"] == "X":
+            start = self.time(event["ts"])
+            more = {name: args[name] for name in (*_OPTIONAL, "label", "slice", "nbytes") if name in args}
+            more |= {name: tuple(args.get(name, ())) for name in ("reads", "fused")}
+            end = start + _finite(event["dur"]) / self.tick
+            self.events.append(Event(kind=event["cat"], start=start, end=end, **more))
+
+    def time(self, ts: float) -> float:
+        return (_finite(ts) - self.began) / self.tick
+
+    @property
+    def whole(self) -> bool:
+        return len(self.events) == self.about["events"]
+
+    def timeline(self) -> Timeline:
+        slices = tuple(self.about["slices"])
+        for n, event in enumerate(self.events):
+            before = [*event.reads, *(() if event.after is None else (event.after,))]
+            if event.kind not in ("launch", "transfer") or {event.slice, event.dst} - {*slices, None}:
+                raise ValueError(f"event {n} is no launch or transfer of the program")
+            if not all(0 <= other < n for other in before):
+                raise ValueError(f"event {n} waits for one that comes later")
+        memory = {name: tuple(curve) for name, curve in self.memory.items()}
+        return Timeline(
+            str(self.about["program"]),
+            str(self.about["title"]),
+            self.about["unit"],
+            slices,
+            tuple(self.events),
+            memory,
+        )
+
+
+def _finite(number: Any) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"time {number} is not finite")
+    return float(number)
+
+
+def _parse(text: str | bytes) -> list[dict[str, Any]]:
+    """The events of a file; of one that ends early, all that are whole."""
+    try:
+        decoded = text.decode() if isinstance(text, bytes) else text
+    except UnicodeDecodeError:
+        raise TraceError("is no UTF-8 text") from None
+    try:
+        found = json.loads(decoded)
+    except (ValueError, RecursionError):
+        found = _whole_lines(decoded)
+    if isinstance(found, dict):
+        found = found.get("traceEvents")
+    if not isinstance(found, list) or not all(isinstance(event, dict) for event in found):
+        raise TraceError("is no trace in Chrome's JSON format")
+    return found
+
+
+def _whole_lines(text: str) -> list[Any] | None:
+    """The events of an array that was not closed; None for anything else."""
+    head, *lines = text.split("\n")
+    if head != "[":
+        return None
+    found: list[Any] = []
+    for line in lines:
+        try:
+            found.append(json.loads(line.removesuffix(",")))
+        except (ValueError, RecursionError):
+            break
+    return found

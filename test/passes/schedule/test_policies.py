@@ -1,0 +1,185 @@
+"""Policies give orders that can be met, with the idle time and memory that their papers promise."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathways.passes.schedule.actions import Action, CycleError, start_times
+from pathways.passes.schedule.policies import POLICIES, Pipeline, PolicyError, orders_of
+
+LISTED = [policy for policy in POLICIES if policy != "program"]
+
+shapes = st.tuples(st.integers(1, 8), st.integers(1, 16))
+"""Stages, one on each slice, and microbatches."""
+
+
+@st.composite
+def pipelines(draw) -> Pipeline:
+    """Pipelines of any shape: slices own any stages, as long as each owns one."""
+    slices = draw(st.integers(1, 4))
+    extra = draw(st.lists(st.integers(0, slices - 1), max_size=4))
+    owners = draw(st.permutations([*range(slices), *extra]))
+    return Pipeline(tuple(owners), draw(st.integers(1, 9)), draw(st.booleans()))
+
+
+def simulate(orders: list[list[Action]], stages: int) -> tuple[list[dict[Action, int]], int]:
+    """Runs slices as processes in lockstep, an action a tick; returns when each ends what, and the last tick.
+
+    Fails when nothing can run although something is left.
+    """
+    ends: list[dict[Action, int]] = [{} for _ in orders]
+    clock = 0
+    while any(len(end) < len(order) for end, order in zip(ends, orders, strict=True)):
+        done = {action for end in ends for action in end}
+        clock += 1
+        for end, order in zip(ends, orders, strict=True):
+            if len(end) == len(order):
+                continue
+            stage, kind, microbatch = order[len(end)]
+            if kind == "F":
+                needed = {("F", stage - 1)} if stage else set()
+            else:
+                needed = {("F", stage), *([("B", stage + 1)] if stage + 1 < stages else [])}
+            if all((s, k, microbatch) in done for k, s in needed):
+                end[order[len(end)]] = clock
+        assert len({action for end in ends for action in end}) > len(done), "the pipeline is stuck"
+    return ends, clock
+
+
+def most_live(order: list[Action], stage: int) -> int:
+    """The most microbatches that a stage has done forward and not yet backward."""
+    live = most = 0
+    for action in order:
+        if action.stage == stage:
+            live += 1 if action.kind == "F" else -1
+            most = max(most, live)
+    return most
+
+
+def idle(orders: list[list[Action]], stages: int) -> Fraction:
+    """The part of its time that the busiest slice idles; all slices have equally many actions."""
+    _, clock = simulate(orders, stages)
+    return Fraction(clock - len(orders[0]), clock)
+
+
+@pytest.mark.parametrize("policy", ["gpipe", "1f1b", "eager"])
+@settings(deadline=None)
+@given(pipeline=pipelines())
+def test_every_pipeline_gets_an_order_that_can_be_met(policy: str, pipeline: Pipeline):
+    orders = orders_of(policy, pipeline)
+    kinds = "FB" if pipeline.backward else "F"
+    for place, order in enumerate(orders):
+        assert sorted(order) == sorted(
+            Action(stage, kind, m)
+            for stage in pipeline.stages_of(place)
+            for kind in kinds
+            for m in range(pipeline.microbatches)
+        )
+    simulate(orders, len(pipeline.slices))
+
+
+@pytest.mark.parametrize("policy", ["gpipe", "1f1b", "interleaved-1f1b"])
+@settings(deadline=None)
+@given(shape=shapes, backward=st.booleans())
+def test_one_stage_a_slice_idles_as_little_as_the_papers_say(
+    policy: str, shape: tuple[int, int], backward: bool
+):
+    stages, microbatches = shape
+    orders = orders_of(policy, Pipeline(tuple(range(stages)), microbatches, backward))
+    assert idle(orders, stages) == Fraction(stages - 1, microbatches + stages - 1)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 4), st.booleans())
+def test_interleaving_divides_the_idle_time(width: int, rounds: int, groups: int, backward: bool):
+    stages, microbatches = width * rounds, width * groups
+    pipeline = Pipeline(tuple(range(width)) * rounds, microbatches, backward)
+    orders = orders_of("interleaved-1f1b", pipeline)
+    assert idle(orders, stages) == Fraction(width - 1, rounds * microbatches + width - 1)
+
+
+@settings(deadline=None)
+@given(shapes)
+def test_gpipe_keeps_all_microbatches_alive(shape: tuple[int, int]):
+    stages, microbatches = shape
+    orders = orders_of("gpipe", Pipeline(tuple(range(stages)), microbatches))
+    assert [most_live(order, k) for k, order in enumerate(orders)] == [microbatches] * stages
+
+
+@settings(deadline=None)
+@given(shapes)
+def test_1f1b_is_a_warm_up_and_then_turns(shape: tuple[int, int]):
+    stages, microbatches = shape
+    orders = orders_of("1f1b", Pipeline(tuple(range(stages)), microbatches))
+    for stage, order in enumerate(orders):
+        warm_up = min(stages - stage, microbatches)
+        turns = "BF" * (microbatches - warm_up)
+        assert "".join(action.kind for action in order) == "F" * warm_up + turns + "B" * warm_up
+        assert most_live(order, stage) == warm_up
+
+
+@settings(deadline=None)
+@given(pipelines(), st.integers(1, 4))
+def test_bounds_on_live_microbatches_hold(pipeline: Pipeline, bound: int):
+    stages = len(pipeline.slices)
+    one_each = orders_of("1f1b", pipeline)
+    eager = orders_of("eager", pipeline, bound)
+    simulate(eager, stages)
+    if pipeline.backward:
+        for stage, place in enumerate(pipeline.slices):
+            assert most_live(one_each[place], stage) <= min(stages - stage, pipeline.microbatches)
+            assert most_live(eager[place], stage) <= bound
+
+
+@settings(deadline=None)
+@given(pipelines())
+def test_start_times_are_those_of_a_run_in_lockstep(pipeline: Pipeline):
+    orders = orders_of("1f1b", pipeline)
+    needs = {action: pipeline.needs(action) for order in orders for action in order}
+    ends, _ = simulate(orders, len(pipeline.slices))
+    assert start_times(orders, needs) == {action: end - 1 for row in ends for action, end in row.items()}
+
+
+def test_four_stages_by_1f1b():
+    orders = orders_of("1f1b", Pipeline((0, 1, 2, 3), 4))
+    assert [" ".join(map(str, order)) for order in orders] == [
+        "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3",
+        "1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3",
+        "2F0 2F1 2B0 2F2 2B1 2F3 2B2 2B3",
+        "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3",
+    ]
+
+
+def test_two_slices_of_two_stages_interleaved():
+    orders = orders_of("interleaved-1f1b", Pipeline((0, 1, 0, 1), 4))
+    assert [" ".join(map(str, order)) for order in orders] == [
+        "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
+        "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slices", "microbatches", "message"),
+    [
+        ((0, 1, 0, 1), 3, "needs a multiple of 2 microbatches, the number of slices, got 3"),
+        ((0, 1, 2, 1, 0), 3, "needs slices that take turns"),
+        ((0, 1, 0), 2, "needs slices that take turns"),
+        ((0, 1, 1, 0), 2, "needs slices that take turns"),
+    ],
+)
+def test_interleaving_says_what_it_needs(slices: tuple[int, ...], microbatches: int, message: str):
+    with pytest.raises(PolicyError, match=message):
+        orders_of("interleaved-1f1b", Pipeline(slices, microbatches))
+
+
+def test_orders_that_wait_for_each_other_are_a_cycle():
+    first, second = Action(0, "F", 0), Action(0, "F", 1)
+    on_next = [Action(1, "F", 0), Action(1, "F", 1)]
+    needs = {first: [on_next[1]], second: [], on_next[0]: [first], on_next[1]: []}
+    with pytest.raises(CycleError) as caught:
+        start_times([[first, second], on_next], needs)
+    assert caught.value.cycle == [(first, True), (on_next[1], False), (on_next[0], True)]

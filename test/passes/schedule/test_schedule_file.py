@@ -1,0 +1,137 @@
+"""Schedule files: what is written can be read back, and every mistake names its place."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies import Pipeline, orders_of
+from pathways.passes.schedule.schedule_file import ScheduleFileError, Work, read_schedule, write_schedule
+
+
+def work_of(pipeline: Pipeline) -> Work:
+    """The work of a plain pipeline, whose slices are `s0`, `s1`, ..."""
+    kinds = "FB" if pipeline.backward else "F"
+    stages = range(len(pipeline.slices))
+    actions = [Action(s, k, m) for s in stages for k in kinds for m in range(pipeline.microbatches)]
+    return Work(
+        [f"s{n}" for n in range(pipeline.width)],
+        {stage: f"s{place}" for stage, place in enumerate(pipeline.slices)},
+        pipeline.microbatches,
+        {action: pipeline.needs(action) for action in actions},
+    )
+
+
+def error_of(text: str, work: Work) -> str:
+    with pytest.raises(ScheduleFileError) as caught:
+        read_schedule(text, work)
+    return str(caught.value)
+
+
+TWO = work_of(Pipeline((0, 1), 2))
+"""Two slices of one stage each, two microbatches."""
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["gpipe", "1f1b", "eager"]),
+    st.lists(st.integers(0, 3), max_size=3).map(lambda extra: (0, 1, 2, 3, *extra)),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_what_is_written_is_read_back(
+    policy: str, slices: tuple[int, ...], microbatches: int, backward: bool
+):
+    pipeline = Pipeline(slices, microbatches, backward)
+    orders, work = orders_of(policy, pipeline), work_of(pipeline)
+    assert read_schedule(write_schedule(orders, work.needs), work) == orders
+
+
+def test_columns_are_time():
+    orders = orders_of("1f1b", Pipeline((0, 1), 2))
+    assert write_schedule(orders, TWO.needs) == "0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1",
+        "0F0,0F1,,,0B0,0B1,,\r\n, 1F0 ,1B0,1F1,1B1\r\n\r\n",
+        '"0F0","0F1",0B0,0B1\n1F0,1B0,1F1,1B1\n,,\n',
+    ],
+)
+def test_layout_does_not_count(text: str):
+    assert read_schedule(text, TWO) == orders_of("1f1b", Pipeline((0, 1), 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected 2 rows, for @s0, @s1, got 0"),
+        ("0F0", "expected 2 rows, for @s0, @s1, got 1"),
+        ("0F0\n1F0\n2F0", "expected 2 rows, for @s0, @s1, got 3"),
+        ('0F0,"0F1\n', "row 1: unexpected end of data"),
+        (
+            "0F0,F1\n1F0",
+            "row 1, column 2, F1: is no action; expected a stage, F, B, I or W, and a microbatch",
+        ),
+        ("0F0,0f1\n1F0", "row 1, column 2, 0f1: is no action"),
+        ("0F0\n1F\u0661", "row 2, column 1, 1F\u0661: is no action"),
+        ("0F0,0SEND_F0\n1F0", "row 1, column 2, 0SEND_F0: is communication, which follows from the order"),
+        ("0F0,2F0\n1F0", "row 1, column 2, 2F0: there is no stage 2; the stages are 0, 1"),
+        ("0F0,1F0\n1F0", "row 1, column 2, 1F0: stage 1 is on @s1, row 2"),
+        ("0F0\n1F0,,1F2", "row 2, column 3, 1F2: there is no microbatch 2; the last one is 1"),
+        ("0F0\n1F0,1I0", "row 2, column 2, 1I0: the backward of stage 1 is not split; write B"),
+        ("0F0,0F1,0F0\n1F0", "row 1, column 3, 0F0: stands in row 1, column 1 already"),
+        ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1", "row 1: 0B1 is missing"),
+        ("0F0,0F1,0B0,0B1\n1F0", "row 2: 1B0 and 2 more are missing"),
+        (
+            "0F0,0F1,0B0,0B1\n1B0,1F0,1F1,1B1",
+            "1B0 (row 2, column 1) comes before 1F0 (row 2, column 2), which it needs",
+        ),
+        (
+            "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
+            "deadlock: the order has a cycle\n"
+            "  0B0 (row 1, column 2) waits for 1B0 (row 2, column 3): it reads its result\n"
+            "  1B0 (row 2, column 3) waits for 1F1 (row 2, column 2): @s1 runs in this order\n"
+            "  1F1 (row 2, column 2) waits for 0F1 (row 1, column 3): it reads its result\n"
+            "  0F1 (row 1, column 3) waits for 0B0 (row 1, column 2): @s0 runs in this order",
+        ),
+    ],
+)
+def test_mistakes_have_a_place(text: str, message: str):
+    assert error_of(text, TWO).startswith(message)
+
+
+def test_a_backward_that_the_program_does_not_have():
+    assert error_of("0F0,0B0\n1F0", work_of(Pipeline((0, 1), 1, backward=False))) == (
+        "row 1, column 2, 0B0: the program has no backward"
+    )
+
+
+def test_a_stage_that_has_no_backward():
+    needs = {a: [n for n in need if n.stage] for a, need in TWO.needs.items() if a.stage or a.kind == "F"}
+    frozen = Work(TWO.rows, TWO.slices, 2, needs)
+    assert error_of("0F0,0F1,0B0\n1F0", frozen) == "row 1, column 3, 0B0: stage 0 has no backward"
+
+
+@pytest.mark.parametrize("written", ["0B0", "0I0,0W0"])
+def test_a_split_backward_is_written_whole_or_in_halves(written: str):
+    forward, inputs, weights = (Action(0, kind, 0) for kind in "FIW")
+    work = Work(["s0"], {0: "s0"}, 1, {forward: [], inputs: [forward], weights: [inputs]})
+    assert read_schedule(f"0F0,{written}", work) == [[forward, inputs, weights]]
+    assert error_of("0F0,0W0,0I0", work).startswith(
+        "0W0 (row 1, column 2) comes before 0I0 (row 1, column 3)"
+    )
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from('01FBIWX,\n\r" \0\u0661'), max_size=40))
+def test_any_text_is_a_schedule_or_a_mistake(text: str):
+    try:
+        orders = read_schedule(text, TWO)
+    except ScheduleFileError:
+        return
+    assert sorted(action for order in orders for action in order) == sorted(TWO.needs)

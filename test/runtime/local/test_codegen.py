@@ -1,0 +1,185 @@
+"""The generated function: its text, its registers, and what happens when it is interrupted."""
+
+import gc
+import linecache
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+from pathways.runtime.local import codegen
+from pathways.runtime.plan import plan
+
+
+class Recorder:
+    """A target whose launches and copies compute on tuples of names, so that a test sees what was called."""
+
+    def __init__(self, fail: str = "") -> None:
+        self.fail = fail
+        self.calls: list[str] = []
+
+    def kernel(self, launch: plan.Launch) -> codegen.Kernel:
+        def execute(arrays: list[str]) -> "Issued":
+            if launch.computation == self.fail:
+                raise KeyboardInterrupt
+            self.calls.append(launch.computation)
+            return Issued([f"{launch.computation}({', '.join(arrays)})"])
+
+        return codegen.Kernel(execute, ())
+
+    def copies(self, transfers):
+        return (tuple(transfer.dst for transfer in transfers),)
+
+    def routed(self, transfer):
+        if transfer.routes is None:
+            return None
+        return lambda arrays: [f"{' '.join(arrays)}#{n}" for n in range(len(transfer.results))]
+
+    def finish(self, result, slice):
+        return None
+
+
+class Issued:
+    def __init__(self, values: list[str]) -> None:
+        self.values = values
+
+    def consume_with_handlers(self, handlers) -> list[str]:
+        return self.values
+
+
+def copy(arrays: list[str], targets: tuple[str, ...]) -> list[str]:
+    return [f"{array}@{target}" for array, target in zip(arrays, targets, strict=True)]
+
+
+TYPE = plan.ArrayType((), "float32")
+
+
+def make(steps, results, slots, arguments=(0,), fail="", **options):
+    made = plan.Plan(
+        name="f",
+        slices={},
+        computations={},
+        arguments=tuple(plan.Argument(TYPE, {"s0": slot}) for slot in arguments),
+        results=tuple(plan.Result(TYPE, {"s0": slot}) for slot in results),
+        steps=tuple(steps),
+        slot_types=(TYPE,) * slots,
+    )
+    options.setdefault("constants", {})
+    return codegen.generate(made, Recorder(fail), copy_arrays=copy, **options)
+
+
+def launch(name: str, operands: tuple[int, ...], result: int) -> plan.Launch:
+    return plan.Launch(name, "s0", operands, (result,), f"{name} on s0")
+
+
+def test_the_function_is_a_straight_line():
+    steps = [
+        launch("a", (0,), 1),
+        plan.Transfer((1,), (2,), "s0", "s1"),
+        plan.Release((1,)),
+        plan.Transfer((0,), (3,), "s0", "s1"),
+        launch("b", (2, 3), 4),
+        plan.Release((2, 3)),
+    ]
+    generated = make(steps, (4,), 5)
+    assert generated.run(["x"]) == ["b(a(x)@s1, x@s1)"]
+    assert generated.source == (
+        "def run(arrays):\n"
+        "    v0, = arrays\n"
+        "    v1, = launch1([v0]).consume_with_handlers(results2)  # a on s0\n"
+        "    v2, v3, = copy0([v1, v0], to3)  # s0 -> s1\n"
+        "    del v1\n"
+        "    v1, = launch4([v2, v3]).consume_with_handlers(results2)  # b on s0\n"
+        "    del v2, v3\n"
+        "    return [v1]  # results\n"
+    )
+
+
+def test_a_transfer_of_what_a_transfer_brought_is_a_call_of_its_own():
+    steps = [plan.Transfer((0,), (1,), "s0", "s1"), plan.Transfer((1,), (2,), "s1", "s2")]
+    generated = make(steps, (2,), 3)
+    assert generated.run(["x"]) == ["x@s1@s2"]
+    assert generated.source.count("copy0(") == 2
+
+
+def test_a_transfer_of_pieces_is_a_call_of_its_own():
+    steps = [
+        plan.Transfer((0,), (1,), "s0", "s1"),
+        plan.Transfer((0, 2), (3, 4), "s0", "s1", (((0, 0),), ((1, 0),))),
+        plan.Release((0, 2)),
+    ]
+    generated = make(steps, (1, 3, 4), 5, arguments=(0, 2))
+    assert generated.run(["x", "y"]) == ["x@s1", "x y#0", "x y#1"]
+    assert "    v2, v3, = routed1([v0, v1])  # s0 -> s1\n" in generated.source
+
+
+def test_a_donated_argument_of_the_caller_is_deleted():
+    class Array(str):
+        deleted = False
+
+        def delete(self) -> None:
+            self.deleted = True
+
+    x = Array("x")
+    generated = make([launch("a", (0,), 1), plan.Release((0,), delete=(0,))], (1,), 2)
+    assert generated.run([x]) == ["a(x)"]
+    assert x.deleted
+
+
+def test_constants_have_a_name_and_no_register():
+    generated = make([launch("a", (0, 1), 2), plan.Release((1,))], (2,), 3, constants={1: "c"})
+    assert generated.run(["x"]) == ["a(x, c)"]
+    assert generated.run(["y"]) == ["a(y, c)"]
+
+
+def test_an_interrupt_leaves_the_lock_free_and_the_function_usable():
+    class Lock:
+        held = 0
+
+        def __enter__(self):
+            self.held += 1
+
+        def __exit__(self, *_):
+            self.held -= 1
+
+    lock = Lock()
+    generated = make([launch("a", (0,), 1), launch("b", (1,), 2)], (2,), 3, order=lock, fail="b")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            generated.run(["x"])
+        assert lock.held == 0
+    assert any("# b on s0" in line for line in traceback.format_tb(caught.tb))
+
+
+def test_an_error_is_explained_with_its_step():
+    seen = []
+
+    def explain(lines, error, arrays):
+        seen.append((lines[error.__traceback__.tb_lineno], arrays))
+
+    generated = make([launch("a", (0,), 1), launch("b", (1,), 2)], (2,), 3, explain=explain)
+    generated.run.__globals__["launch3"] = lambda arrays: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        generated.run(["x"])
+    assert seen == [(codegen.Line("b on s0", (1,)), ["x"])]
+
+
+def test_its_lines_are_forgotten_with_it():
+    generated = make([launch("a", (0,), 1)], (1,), 2)
+    filename = generated.run.__code__.co_filename
+    assert linecache.getline(filename, 3).strip().endswith("# a on s0")
+    del generated
+    gc.collect()
+    assert filename not in linecache.cache
+
+
+def test_a_plan_of_4000_steps_compiles_fast_and_needs_few_registers():
+    steps = []
+    for number in range(2000):
+        steps += [launch(f"c{number % 50}", (number,), number + 1), plan.Release((number,))]
+    began = time.perf_counter()
+    generated = make(steps, (2000,), 2001)
+    assert time.perf_counter() - began < 2
+    assert generated.run.__code__.co_nlocals == 3
+    assert np.size(generated.run(["x"])) == 1

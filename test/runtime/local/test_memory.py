@@ -1,0 +1,154 @@
+"""The memory that a plan takes: what counts, what is refused, and how it reads."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from pathways.runtime.local import executable, memory
+from pathways.runtime.resources import manager as resources
+from pathways.runtime.resources.virtual import make_virtual_device_set
+from pathways.runtime.timelines.tables import size
+
+
+def double(x):
+    return x * 2
+
+
+def add(x, y):
+    return x + y
+
+
+def peaks(plan, executables=None):
+    found = memory.analyze(plan, executables or {})
+    return [found[name].peak_memory_in_bytes for name in plan.slices]
+
+
+def temporaries(slice, **sizes):
+    """Executables of computations on a slice that need so many bytes of temporaries on each device."""
+    return {
+        (f"{name}_", slice.name): SimpleNamespace(
+            get_compiled_memory_stats=lambda count=count: SimpleNamespace(
+                temp_size_in_bytes=count, generated_code_size_in_bytes=1
+            )
+        )
+        for name, count in sizes.items()
+    }
+
+
+@pytest.fixture
+def slices():
+    devices = make_virtual_device_set()
+    return devices.add_slice(2, "x"), devices.add_slice(1, "x")
+
+
+def test_temporaries_count_only_while_their_launch_runs(plan_builder, slices):
+    """Of 10 floats each, first x and y are alive, then y and z."""
+    left, _ = slices
+    build = plan_builder(left)
+    x = build.argument((10,), left, donated=True)
+    y = build.launch(double, left, x)
+    build.release(x, delete=(x,))
+    z = build.launch(add, left, y, y)
+    plan = build.finish(z)
+    # Two devices, and everything is replicated on them.
+    assert peaks(plan) == [2 * 80]
+    assert peaks(plan, temporaries(left, double=5)) == [2 * 85]
+    found = memory.analyze(plan, temporaries(left, double=5, add=7))
+    assert found[left.name] == memory.SliceMemory(
+        devices=2,
+        argument_size_in_bytes=80,
+        output_size_in_bytes=80,
+        alias_size_in_bytes=80,
+        temp_size_in_bytes=14,
+        generated_code_size_in_bytes=4,
+        peak_memory_in_bytes=174,
+    )
+
+
+def test_a_donated_operand_and_its_result_are_one_buffer(plan_builder, slices):
+    _, right = slices
+    build = plan_builder(right)
+    x = build.argument((10,), right, donated=True)
+    assert peaks(build.finish(build.launch(double, right, x, donated=(0,)))) == [40]
+
+
+def test_what_is_split_counts_once(plan_builder, slices):
+    left, _ = slices
+    build = plan_builder(left)
+    y = build.launch(double, left, build.argument((10,), left))
+    plan = dataclasses.replace(build.finish(y), slot_shardings=((("x",),), ()))
+    assert peaks(plan) == [40 + 2 * 40]
+
+
+def test_the_table(plan_builder, slices):
+    left, right = slices
+    build = plan_builder(left, right)
+    y = build.transfer(build.argument((256,), left), right)
+    plan = build.finish(build.launch(double, right, y))
+    table = str(memory.analyze(plan, temporaries(right, double=1536))).splitlines()
+    assert [" ".join(line.split()) for line in table] == [
+        "slice devices arguments results donated temporaries code peak peak of a device",
+        f"{left.name} 2 2 KiB 0 B 0 B 0 B 0 B 2 KiB 1 KiB",
+        f"{right.name} 1 0 B 1 KiB 0 B 1.5 KiB 1 B 3.5 KiB 3.5 KiB",
+    ]
+
+
+def bound(slices, plan, limit):
+    return {
+        slice.name: dataclasses.replace(binding, device_memory=limit)
+        for slice, binding in resources.bind(slices, plan.name).items()
+    }
+
+
+def test_a_program_that_does_not_fit_is_refused_before_it_is_compiled(plan_builder, slices, monkeypatch):
+    left, right = slices
+    build = plan_builder(left, right)
+    y = build.transfer(build.argument((256,), left), right)
+    plan = build.finish(build.launch(double, right, y))
+    assert executable.load(plan, bound(slices, plan, 2048))
+    monkeypatch.setattr(executable, "load_all", None)
+    wanted = (
+        rf"program program: slice {right.name} needs 2 KiB \(2,048 bytes\) on each device, without the "
+        r"temporaries of its computations; a device has [\d.]+ KiB \(2,047 bytes\)\n  slice .*\n"
+        rf"  {left.name} .*\n  {right.name} "
+    )
+    with pytest.raises(resources.ResourceError, match=wanted):
+        executable.load(plan, bound(slices, plan, 2047))
+
+
+def test_temporaries_are_asked_for_when_xla_knows_them(plan_builder, slices):
+    _, right = slices
+    build = plan_builder(right)
+    plan = build.finish(build.launch(double, right, build.argument((256,), right)))
+    bindings = bound([right], plan, 2048)
+    memory.check_fits(plan, bindings, temporaries(right, double=0))
+    with pytest.raises(resources.ResourceError, match=r"needs .* \(2,049 bytes\) on each device; a device"):
+        memory.check_fits(plan, bindings, temporaries(right, double=1))
+
+
+def test_slices_that_share_a_device_must_fit_together(plan_builder):
+    devices = make_virtual_device_set()
+    slices = [devices.add_slice(8, "x", overlap=True) for _ in range(2)]
+    build = plan_builder(*slices)
+    x, y = (build.argument((256,), slice) for slice in slices)
+    plan = build.finish(*(build.launch(double, s, a) for s, a in zip(slices, (x, y), strict=True)))
+    memory.check_fits(plan, bound(slices, plan, 4096), {})
+    names = ", ".join(slice.name for slice in slices)
+    with pytest.raises(resources.ResourceError, match=f"slices {names}, which share devices, need 4 KiB"):
+        memory.check_fits(plan, bound(slices, plan, 4095), {})
+
+
+def test_nothing_is_refused_where_memory_is_not_known(plan_builder, slices):
+    """As on CPU devices that `connect` was told nothing about."""
+    build = plan_builder(*slices)
+    plan = build.finish(build.launch(double, slices[0], build.argument((256,), slices[0])))
+    bindings = {slice.name: binding for slice, binding in resources.bind(slices, plan.name).items()}
+    memory.check_fits(plan, bindings, temporaries(slices[0], double=1 << 60))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 60, "3072 PiB")]
+)
+def test_sizes(count, text):
+    assert size(count) == text

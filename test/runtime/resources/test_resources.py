@@ -1,0 +1,194 @@
+"""The resource manager: slices get devices, share them between programs, and give them back."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import jax
+import pytest
+
+from pathways.runtime.resources import cluster as clusters
+from pathways.runtime.resources.manager import ResourceError, ResourceManager
+from pathways.runtime.resources.virtual import make_virtual_device_set
+
+
+def manager_of(devices: int = 8, islands: int = 1) -> ResourceManager:
+    """A manager of its own, of the first devices of the process."""
+    return ResourceManager(clusters._discover(devices, islands, None))
+
+
+def test_slices_of_one_program_share_no_device():
+    devices = make_virtual_device_set()
+    s0, s1 = devices.add_slice((2, 2), ("x", "y")), devices.add_slice(2, "x")
+    bound = manager_of().bind([s0, s1], "f")
+    assert bound[s0].positions == (0, 1, 2, 3)
+    assert bound[s1].positions == (4, 5)
+    assert bound[s0].devices.shape == (2, 2)
+    assert bound[s0].mesh == jax.sharding.Mesh(bound[s0].devices, ("x", "y"))
+
+
+def test_a_slice_keeps_its_devices_for_the_next_program():
+    manager, devices = manager_of(), make_virtual_device_set()
+    s0, s1 = devices.add_slice(2, "x"), devices.add_slice(2, "x")
+    first = manager.bind([s0], "f")[s0]
+    bound = manager.bind([s1, s0], "g")
+    assert bound[s0] is first
+    assert not set(bound[s1].positions) & set(first.positions)
+
+
+def test_programs_take_turns_on_the_least_loaded_devices():
+    manager = manager_of(4)
+    slices = [make_virtual_device_set().add_slice(size, "x") for size in (3, 2, 4)]
+    positions = [manager.bind([slice], f"f{slice.size}")[slice].positions for slice in slices]
+    assert positions == [(0, 1, 2), (0, 3), (0, 1, 2, 3)]
+
+
+def test_slices_of_one_device_set_avoid_each_other():
+    manager, devices = manager_of(4), make_virtual_device_set()
+    s0 = devices.add_slice(2, "x")
+    others = [make_virtual_device_set().add_slice(2, "x") for _ in range(2)]
+    manager.bind([s0], "f")
+    for other in others:
+        manager.bind([other], "g")
+    s1 = devices.add_slice(2, "x")
+    assert manager.bind([s1], "f")[s1].positions == (2, 3)
+
+
+def test_released_and_forgotten_slices_give_their_devices_back():
+    manager = manager_of(4)
+    s0 = make_virtual_device_set().add_slice(2, "x")
+    s1 = make_virtual_device_set().add_slice(2, "x")
+    manager.bind([s0, s1], "f")
+    manager.release(s0)
+    assert list(manager.holders()) == [s1]
+    del s1
+    assert not manager.holders()
+
+
+def test_a_slice_lies_within_one_island():
+    manager, devices = manager_of(8, islands=2), make_virtual_device_set()
+    slices = [devices.add_slice(size, "x") for size in (1, 3, 3, 1)]
+    bound = manager.bind(slices, "f")
+    assert sorted(p for binding in bound.values() for p in binding.positions) == list(range(8))
+    for binding in bound.values():
+        assert len({position // 4 for position in binding.positions}) == 1
+
+
+def test_packing_looks_further_than_the_first_fit():
+    """Best first would put 2 and 3 together and leave no room for the last 2."""
+    manager, devices = manager_of(8, islands=2), make_virtual_device_set()
+    fixed = devices.add_slice(1, "x", island="island1")
+    slices = [devices.add_slice(size, "x") for size in (2, 3, 2)]
+    bound = manager.bind([*slices, fixed], "f")
+    assert bound[fixed].island == "island1"
+    assert sorted(p for binding in bound.values() for p in binding.positions) == list(range(8))
+
+
+def test_an_error_says_who_holds_what_and_how_to_get_more():
+    manager, devices = manager_of(4), make_virtual_device_set()
+    s0, s1 = devices.add_slice(2, "x", name="left"), devices.add_slice(3, "x", name="right")
+    manager.bind([s0], "f")
+    with pytest.raises(ResourceError) as caught:
+        manager.bind([s0, s1], "g")
+    assert str(caught.value).splitlines() == [
+        "program g: not enough devices: it needs 5, no two of its slices on one device "
+        "(left: 2, right: 3); there are 4 (island0: 4)",
+        "  left of program f holds devices 0-1",
+        "  for more CPU devices set PW_CPU_DEVICES=5 in the environment, or call "
+        "pathways.connect(cpu_devices=5) before anything else uses JAX",
+    ]
+    assert list(manager.holders()) == [s0]
+
+
+def test_an_island_that_is_not_there_is_an_error():
+    slice = make_virtual_device_set().add_slice(1, "x", name="lost", island="atlantis")
+    with pytest.raises(ResourceError, match=r"lost: 1 on atlantis"):
+        manager_of().bind([slice], "f")
+
+
+def test_slices_that_were_bound_onto_each_other_cannot_join_in_one_program():
+    manager = manager_of(2)
+    s0 = make_virtual_device_set().add_slice(2, "x", name="east")
+    s1 = make_virtual_device_set().add_slice(1, "x", name="west")
+    manager.bind([s0], "f")
+    manager.bind([s1], "g")
+    with pytest.raises(ResourceError, match="east and west were bound apart and share devices 0;"):
+        manager.bind([s0, s1], "h")
+
+
+def test_threads_never_get_one_slice_twice():
+    manager, devices = manager_of(), make_virtual_device_set()
+    slices = [devices.add_slice(1, "x") for _ in range(8)]
+    found = []
+
+    def bind() -> None:
+        found.append([manager.bind([slice], "f")[slice].positions for slice in slices])
+
+    threads = [threading.Thread(target=bind) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(positions == found[0] for positions in found)
+    assert sorted(found[0]) == [(number,) for number in range(8)]
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, env={**os.environ, **environment}
+    )
+
+
+def test_the_environment_describes_the_cluster():
+    code = "import pathways as pw; print([len(island.devices) for island in pw.cluster().islands])"
+    done = run_python(code, PW_CPU_DEVICES="6", PW_ISLANDS="3")
+    assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n")
+
+
+def test_connect_makes_cpu_devices_before_jax_starts():
+    code = "from pathways.runtime import connect; print(len(connect(cpu_devices=5).devices))"
+    assert run_python(code).stdout == "5\n"
+
+
+def test_more_devices_than_jax_started_with_is_an_error():
+    jax.devices()
+    with pytest.raises(RuntimeError, match=r"JAX has started with 8 CPU devices; .*PW_CPU_DEVICES=9"):
+        clusters._discover(9, 1, None)
+
+
+def test_islands_must_be_equal():
+    with pytest.raises(ValueError, match="8 devices do not divide into equal islands"):
+        clusters._discover(8, 3, None)
+
+
+def test_connect_refuses_to_move_bound_slices():
+    code = (
+        "from pathways.runtime import connect, bind, make_virtual_device_set as m\n"
+        "s = m().add_slice(1, 'x'); bind([s], 'f'); connect(cpu_devices=1)"
+    )
+    done = run_python(code)
+    assert "RuntimeError: connect: slices s0 are bound to devices" in done.stderr
+
+
+def test_slices_share_devices_only_when_they_ask_to():
+    devices = make_virtual_device_set()
+    count = 8
+    first = devices.add_slice(count, "x", overlap=True)
+    second = devices.add_slice(count, "x", overlap=True)
+    bound = manager_of().bind([first, second], "step")
+    assert bound[first].positions == bound[second].positions
+
+    alone = devices.add_slice(1, "x")
+    with pytest.raises(ResourceError, match="not enough devices"):
+        manager_of().bind([first, alone], "step")
+
+
+def test_sharing_slices_leave_the_others_their_devices():
+    devices = make_virtual_device_set()
+    count = 8
+    alone = devices.add_slice(count - 1, "x")
+    sharing = [devices.add_slice(1, "x", overlap=True) for _ in range(3)]
+    bound = manager_of().bind([*sharing, alone], "step")
+    assert {bound[s].positions for s in sharing} == {(count - 1,)}
+    assert set(bound[alone].positions) == set(range(count - 1))

@@ -1,0 +1,119 @@
+"""The page of timelines: well formed, self-contained, and showing every event where it belongs."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from pipelines import gpipe, interleaved, one_f_one_b, pipeline
+
+from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.simulate.replay import simulate
+from pathways.runtime.simulate.times import Link, Times
+from pathways.runtime.timelines.page import page_of
+from pathways.runtime.timelines.timeline import Event, Timeline
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def timelines():
+    plan = plan_of(pipeline(one_f_one_b, 3, 4), "step")
+    slow = Times(phases={"fwd": 1.0, "bwd": 2.0})
+    return [simulate(plan), simulate(plan, slow, Link(0.5), 'with <slow> links & "quotes"')]
+
+
+def parsed(page: str) -> ElementTree.Element:
+    doctype, _, rest = page.partition("\n")
+    assert doctype == "<!DOCTYPE html>"
+    return ElementTree.fromstring(rest)
+
+
+def numbers(element, *names):
+    return [float(element.get(name)) for name in names]
+
+
+def test_the_page_needs_nothing_else(timelines):
+    page = page_of(timelines)
+    root = parsed(page)
+    tags = {element.tag.removeprefix(SVG) for element in root.iter()}
+    assert not tags & {"link", "img", "iframe", "object", "image", "use"}
+    assert not [element for element in root.iter() if {"src", "href"} & set(element.keys())]
+    without_names = page.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?:|//\w+\.|url\(|@import|fetch\(|XMLHttpRequest|import\(", without_names)
+
+
+def test_every_event_is_drawn_in_its_row_and_at_its_time(timelines):
+    sections = list(parsed(page_of(timelines)).iter("section"))
+    assert len(sections) == len(timelines)
+    whole = max(timeline.step_time for timeline in timelines)
+    for section, timeline in zip(sections, timelines, strict=True):
+        boxes = [r for r in section.iter(f"{SVG}rect") if "launch" in r.get("class").split()]
+        rows = sorted({box.get("y") for box in boxes}, key=float)
+        for box, event in zip(boxes, timeline.launches, strict=True):
+            x, width = numbers(box, "x", "width")
+            assert x == pytest.approx(event.start / whole * 1000, abs=1e-3)
+            assert width == pytest.approx(event.duration / whole * 1000, abs=1e-3)
+            assert rows.index(box.get("y")) == timeline.slices.index(event.slice)
+            assert box.get("data-name") == event.name
+            assert event.phase in box.get("class").split()
+            assert event.label in box.get("data-tip").splitlines()[0]
+        lines = [p for p in section.iter(f"{SVG}path") if p.get("class") == "transfer"]
+        assert len(lines) == len(timeline.transfers)
+        memory = [p for p in section.iter(f"{SVG}path") if p.get("class") == "memory"]
+        assert len(memory) == len(timeline.slices)
+
+
+def test_the_table_says_what_the_timelines_say(timelines):
+    rows = [
+        [cell.text for cell in row.iter("td")]
+        for row in parsed(page_of(timelines)).iter("tr")
+        if row.find("td") is not None
+    ]
+    assert rows[0][:3] == ["planned", "12 units", "33.3 %"]
+    assert [row[0] for row in rows] == [timeline.title for timeline in timelines]
+
+
+def test_the_parts_of_a_fused_launch_are_drawn_one_after_the_other():
+    event = Event("launch", "s0", "f[2]", 1.0, 3.0, phase="fwd", microbatch=2, fused=("fwd", "bwd"))
+    page = parsed(page_of([Timeline("step", "planned", "units", ("s0",), (event,))]))
+    boxes = [r for r in page.iter(f"{SVG}rect") if "launch" in r.get("class")]
+    assert [(box.get("data-name"), box.get("class").split()[1]) for box in boxes] == [
+        ("F2", "fwd"),
+        ("B2", "bwd"),
+    ]
+    assert float(boxes[1].get("x")) == pytest.approx(sum(numbers(boxes[0], "x", "width")), abs=1e-3)
+
+
+def test_stages_on_one_slice_have_different_shades():
+    timeline = simulate(plan_of(pipeline(interleaved, 2, 4, 2), "step"))
+    boxes = [r for r in parsed(page_of([timeline])).iter(f"{SVG}rect") if "launch" in r.get("class")]
+    shades = {
+        (e.slice, e.stage): b.get("class").split()[2] for b, e in zip(boxes, timeline.launches, strict=True)
+    }
+    assert shades == {("s0", 0): "shade0", ("s0", 2): "shade1", ("s1", 1): "shade0", ("s1", 3): "shade1"}
+
+
+def test_colours_leave_dark_text_readable():
+    """The contrast of every fill with the text on it, by the formula of WCAG."""
+    page = page_of([])
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+        red, green, blue = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    fills = set(re.findall(r"\{ fill: (#\w{6})", page))
+    assert len(fills) > 10
+    for fill in fills:
+        assert (luminance(fill) + 0.05) / (luminance("#1b1f24") + 0.05) >= 7, fill
+
+
+def test_a_program_that_takes_no_time_has_a_page():
+    timeline = Timeline("empty", "planned", "units", ("s0",), ())
+    parsed(
+        page_of(
+            [timeline, simulate(plan_of(pipeline(gpipe, 1, 1), "step"), Times(phases={"fwd": 0, "bwd": 0}))]
+        )
+    )

@@ -1,0 +1,114 @@
+"""Trace files: valid for Perfetto, read back as they were written, and readable when cut off."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pipelines import one_f_one_b, pipeline
+
+from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.simulate.replay import simulate
+from pathways.runtime.simulate.times import Link, Times
+from pathways.runtime.timelines.trace_file import TraceError, TraceFile, read_trace
+
+
+@pytest.fixture(scope="module")
+def timeline():
+    plan = plan_of(pipeline(one_f_one_b, 3, 4), "step")
+    return simulate(plan, Times(phases={"fwd": 1.0, "bwd": 2.0}), Link(0.25, 64))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "trace.json"
+
+
+def test_a_trace_is_read_back_as_it_was_written(timeline, path):
+    with TraceFile(path) as file:
+        file.append(timeline)
+        file.append(timeline, at=timeline.step_time)
+    for read in read_trace(path.read_bytes()):
+        assert read.slices == timeline.slices
+        assert read.step_time == pytest.approx(timeline.step_time)
+        assert read.critical_path == timeline.critical_path
+        for event, other in zip(read.events, timeline.events, strict=True):
+            assert (event.name, event.start, event.end) == (
+                other.name,
+                pytest.approx(other.start),
+                pytest.approx(other.end),
+            )
+            assert (event.reads, event.dst, event.nbytes) == (other.reads, other.dst, other.nbytes)
+        assert [read.peak_bytes(s) for s in read.slices] == [timeline.peak_bytes(s) for s in timeline.slices]
+
+
+def test_a_trace_is_in_the_format_of_trace_events(timeline, path):
+    timeline.save_trace(path)
+    events = json.loads(path.read_text())
+    named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert list(named.values()) == list(timeline.slices)
+    whole = [e for e in events if e["ph"] == "X"]
+    assert len(whole) == len(timeline.events)
+    # Rows hold no two things at once: viewers would nest them.
+    rows = {}
+    for event in sorted(whole, key=lambda e: e["ts"]):
+        row = (event["pid"], event["tid"])
+        assert rows.get(row, 0) <= event["ts"] + 1e-6
+        rows[row] = event["ts"] + event["dur"]
+    arrows = {}
+    for event in events:
+        if event["ph"] in "stf":
+            arrows.setdefault(event["id"], []).append((event["ph"], event["ts"], named[event["pid"]]))
+    assert len(arrows) == len(timeline.transfers)
+    for stops in arrows.values():
+        assert [ph for ph, _, _ in stops] == ["s", "t", "f"]
+        assert [ts for _, ts, _ in stops] == sorted(ts for _, ts, _ in stops)
+        assert stops[0][2] != stops[2][2]
+    assert {e["name"] for e in events if e["ph"] == "C"} == {"live bytes"}
+
+
+def test_what_a_killed_process_wrote_is_a_trace_up_to_there(timeline, path):
+    file = TraceFile(path)
+    file.append(timeline)
+    unclosed = path.read_text()
+    file.append(timeline)
+    two = path.read_text()
+    file.close()
+    assert len(read_trace(unclosed)) == 1
+    assert len(read_trace(two)) == 2
+    assert len(read_trace(two[: len(unclosed) + 5000])) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no trace in Chrome's JSON format"),
+        ("{}", "is no trace in Chrome's JSON format"),
+        ("[1]", "is no trace in Chrome's JSON format"),
+        (b"\xff\xfe", "is no UTF-8 text"),
+        ("[]", "holds no whole step of a pathways program"),
+        ('[{"ph": "X"}]', "damaged: KeyError"),
+        ("[" * 100_000, "is no trace in Chrome's JSON format"),
+    ],
+)
+def test_other_files_are_refused(text, message):
+    with pytest.raises(TraceError, match=message):
+        read_trace(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"reads":[0]', '"reads":[9999]'),
+        ('"dur":1000.0', '"dur":NaN'),
+        ('"unit":"units"', '"unit":"days"'),
+        ('"slice":"s1"', '"slice":"elsewhere"'),
+        ('"cat":"launch"', '"cat":"lunch"'),
+    ],
+)
+def test_damage_is_found(old, new, timeline, path):
+    timeline.save_trace(path)
+    text = path.read_text()
+    assert old in text
+    with pytest.raises(TraceError, match="damaged"):
+        read_trace(text.replace(old, new))

@@ -1,0 +1,180 @@
+"""Compiled code is found again by later processes, and only where it is the same code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import pytest
+
+import pathways as pw
+from pathways.runtime.xla import compile_cache, pjrt
+
+Load = Callable[..., int]
+"""Loads a program of one function, checks what it computes, and returns how often XLA compiled."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the stored code."""
+    monkeypatch.setenv("PW_CACHE_DIR", str(tmp_path))
+    return tmp_path / "executables"
+
+
+@pytest.fixture
+def load(folder: Path, plan_builder, runner, monkeypatch: pytest.MonkeyPatch) -> Load:
+    compiled: list[object] = []
+    compile_ = pjrt.compile_and_load
+    monkeypatch.setattr(pjrt, "compile_and_load", lambda *args: compiled.append(args) or compile_(*args))
+
+    def load(fn=jnp.sin, slices: int = 1, size: int = 1) -> int:
+        compiled.clear()
+        devices = pw.make_virtual_device_set()
+        chosen = [devices.add_slice(shape=(size,), axis_names=("x",)) for _ in range(slices)]
+        build = plan_builder(*chosen)
+        y = build.argument((8,), chosen[0])
+        expected = np.arange(8, dtype=np.float32)
+        for slice in chosen:
+            y = build.launch(fn, slice, build.transfer(y, slice) if slice is not chosen[0] else y)
+            expected = np.asarray(jax.jit(fn)(expected))
+        loaded = runner.load(build, y)
+        (value,) = loaded.run(runner.place(loaded, np.arange(8, dtype=np.float32)))
+        np.testing.assert_array_equal(value, expected)
+        return len(compiled)
+
+    return load
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_later_load_compiles_nothing(load: Load, folder: Path, size: int) -> None:
+    """The program is gone between the loads, and with it its code in this process."""
+    assert load(size=size) == 1
+    (path,) = folder.iterdir()
+    assert load(size=size) == 0
+    assert load(slices=3, size=size) == 0
+    assert list(folder.iterdir()) == [path]
+
+
+def test_a_slice_that_comes_later_finds_stored_code_too(load: Load, plan_builder, runner) -> None:
+    assert load() == 1
+    devices = pw.make_virtual_device_set()
+    s0 = devices.add_slice(shape=(1,), axis_names=("x",))
+    build = plan_builder(s0)
+    kept = runner.load(build, build.launch(jnp.sin, s0, build.argument((8,), s0)))
+    assert load() == 0
+    del kept
+
+
+def test_other_code_is_compiled(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load() == 1
+    assert load(jnp.cos) == 1
+    assert load(size=2) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(jaxlib, "__version__", "0.0.0")
+        assert load() == 1
+        assert load() == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "__version__", "0.0.0")
+        assert load() == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_cache, "_FORMAT", b"other")
+        assert load() == 1
+    with monkeypatch.context() as patch:
+        patch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_math=true")
+        assert load() == 1
+    assert load() == 0
+    assert len(list(folder.iterdir())) == 7
+
+
+def test_another_option_of_the_compiler_is_other_code(load: Load) -> None:
+    assert load() == 1
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        assert load() == 1
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+    assert load() == 0
+
+
+def test_turned_off(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PW_CACHE_DIR", "")
+    assert load() == 1
+    assert load() == 1
+    assert not folder.exists()
+
+
+def test_a_damaged_file_is_compiled_and_written_again(load: Load, folder: Path) -> None:
+    assert load() == 1
+    (path,) = folder.iterdir()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    assert load() == 1
+    assert load() == 0
+
+
+def test_code_that_xla_does_not_take_is_compiled_and_written_again(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(pjrt, "serialize", lambda executable: b"no executable")
+        assert load() == 1
+    assert load() == 1
+    assert load() == 0
+
+
+def test_the_limit_is_kept(load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load()
+    (path,) = folder.iterdir()
+    monkeypatch.setenv("PW_CACHE_LIMIT", str(int(path.stat().st_size * 1.5)))
+    os.utime(path, (0, 0))
+    assert load(jnp.cos) == 1
+    assert not path.exists()
+    assert load(jnp.cos) == 0
+
+
+def test_what_belongs_to_this_process_is_not_stored(folder: Path, plan_builder, runner) -> None:
+    def observed(x):
+        return jax.pure_callback(lambda x: np.asarray(x) + 1, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    s0 = pw.make_virtual_device_set().add_slice(shape=(1,), axis_names=("x",))
+    build = plan_builder(s0)
+    loaded = runner.load(build, build.launch(observed, s0, build.argument((2,), s0)))
+    (value,) = loaded.run(runner.place(loaded, np.ones(2, np.float32)))
+    np.testing.assert_array_equal(value, [2, 2])
+    assert not folder.exists()
+
+
+def test_another_process_compiles_nothing(folder: Path) -> None:
+    program = """if True:
+        import jax, jax.numpy as jnp
+        import pathways as pw
+        from pathways.runtime.xla import pjrt
+        compile_, compiled = pjrt.compile_and_load, []
+        pjrt.compile_and_load = lambda *args: compiled.append(args) or compile_(*args)
+        pw.connect(cpu_devices=3)
+        devices = pw.make_virtual_device_set()
+        s0 = devices.add_slice(shape=(2,), axis_names=("x",))
+        s1 = devices.add_slice(shape=(1,), axis_names=("x",))
+        f = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=s0, in_shardings=(None, jax.P("x")))
+        g = pw.jit(lambda x: (x ** 2).sum(), devices=s1)
+        step = pw.program(lambda w, x: jax.value_and_grad(lambda w: g(f(w, x)))(w))
+        loss, gradient = step(jnp.ones((4, 4)), jnp.arange(8.0).reshape(2, 4) / 8)
+        print(float(loss).hex(), [float(x).hex() for x in gradient.ravel()])
+        print(len(compiled))
+    """
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.splitlines())
+    (first, compiled), (second, compiled_again) = outputs
+    assert first == second
+    assert (int(compiled) > 0, int(compiled_again)) == (True, 0)
+    assert len(list(folder.iterdir())) == int(compiled)

@@ -1,0 +1,385 @@
+"""`pw-run` and `pw-bundle` as processes, and `pw-compile -o` that makes what they read."""
+
+import dataclasses
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pathways.runtime.bundle import file as bundle
+from pathways.runtime.plan.plan import ArrayType
+from pathways.tools.arrays import read_arrays
+from pathways.tools.files import UserError
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+MODEL = """
+import jax, jax.numpy as jnp
+import pathways as pw
+devices = pw.make_virtual_device_set()
+front = pw.jit(lambda w, x: x @ w, devices=devices.add_slice(2, "x"), in_shardings=(None, jax.P("x")))
+back = pw.jit(lambda y: y - 1, devices=devices.add_slice(1, "x"))
+
+@pw.program(donate_argnums=0)
+def step(state, x):
+    y = back(front(state["w"], x))
+    return {"w": state["w"] * 2, "n": state["n"] + 1}, y.sum()
+"""
+ARGUMENTS = {"args": [{"n": "i32[]", "w": "bf16[4,2]"}, "bf16[8,4]"]}
+
+
+def run(tool, *arguments, cwd, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", f"pathways.tools.{tool}", *map(str, arguments)],
+        **{"cwd": cwd, "env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": 120, **kwargs},
+    )
+
+
+def output_of(tool, *arguments, cwd):
+    done = run(tool, *arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def error_of(tool, *arguments, cwd):
+    done = run(tool, *arguments, cwd=cwd)
+    assert done.returncode == 1, done
+    assert "Traceback" not in done.stderr
+    name = tool.replace("_", "-")
+    (line,) = [text for text in done.stderr.splitlines() if text.startswith(f"{name}: error: ")]
+    return line.removeprefix(f"{name}: error: ")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a bundle in it, and nothing that it was made of."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("run")
+    (source / "model.py").write_text(MODEL)
+    (source / "args.json").write_text(json.dumps(ARGUMENTS))
+    options = ("--args-file", "args.json", "-o", folder / "step.pwb", "--executables")
+    assert output_of("pw_compile", "model.py:step", *options, cwd=source) == ""
+    return folder
+
+
+@pytest.mark.parametrize("trust", [[], ["--trust"]])
+def test_steps_feed_each_other(folder, trust, tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "state.n": np.int32(5),
+        "state.w": rng.integers(3, size=(4, 2)).astype(np.float32),
+        "x": rng.integers(3, size=(8, 4)).astype(np.float32),
+    }
+    bfloat16 = np.dtype("bfloat16")
+    np.savez(tmp_path / "in.npz", **{k: v.astype(bfloat16) if v.ndim else v for k, v in arrays.items()})
+    text = output_of(
+        "pw_run",
+        *("step.pwb", "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"),
+        *("--steps", 3, "--feed", "result.0:state", *trust),
+        cwd=folder,
+    )
+    assert re.search(
+        r"step: loaded in .* s, ([1-9]) executables stored, 0 compiled" if trust else "0 executables", text
+    )
+    assert re.search(r"3 steps in .* steps/s\neach step: \d launches, 1 transfers, 32 bytes", text)
+    found = np.load(tmp_path / "out.npz", allow_pickle=False)
+    assert sorted(found) == ["result.0.n", "result.0.w", "result.1"]
+    assert found["result.0.n"] == 8
+    assert (found["result.0.w"].view(bfloat16) == arrays["state.w"] * 8).all()
+    assert found["result.1"].view(bfloat16) == (arrays["x"] @ arrays["state.w"] * 4 - 1).sum()
+
+
+def test_inputs_can_be_made(folder, tmp_path):
+    results = []
+    for options in (["--zeros"], ["--random", 1], ["--random", 1]):
+        path = tmp_path / "out.npz"
+        output_of("pw_run", "step.pwb", "--trust", "--outputs", path, *options, cwd=folder)
+        results.append(np.load(path)["result.1"].view("bfloat16"))
+    assert results[0] == -16
+    assert results[1] == results[2] != results[0]
+
+
+def test_steps_can_be_traced(folder, tmp_path):
+    path = tmp_path / "trace.json"
+    output_of("pw_run", "step.pwb", "--trust", "--zeros", "--steps", 2, "--trace", path, cwd=folder)
+    assert "s0 -> s1" in path.read_text()
+    problem = error_of("pw_run", "step.pwb", "--zeros", "--trace", "no/trace.json", cwd=folder)
+    assert "cannot write trace 'no/trace.json'" in problem
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "expected a bundle; see pw-run --help"),
+        (["nothing.pwb"], "nothing.pwb: no such file"),
+        (["step.pwb"], "no input for state.n, state.w, x; give --inputs FILE, --zeros or --random SEED"),
+        (["step.pwb", "--zeros", "--steps", "0"], "--steps 0: expected at least 1"),
+        (["step.pwb", "--zeros", "--feed", "result.0"], "--feed result.0: expected OUT:IN"),
+        (["step.pwb", "--zeros", "--feed", "result.7:x"], "--feed result.7:x: there is no result result.7"),
+        (["step.pwb", "--zeros", "--feed", "result.1:x"], "result.1 is bfloat16[], but x is bfloat16[8, 4]"),
+        (
+            ["step.pwb", "--zeros", "--feed", "result:state"],
+            "only one of the two has result.0.n",
+        ),
+        (
+            ["step.pwb", "--zeros", "--feed", "result.0:state", "--feed", "result.0.n:state.n"],
+            "--feed result.0.n:state.n: state.n is fed already, with result.0.n",
+        ),
+        (["step.pwb", "--zeros", "--cpu-devices", "4097"], "must be from 1 to 4096, got 4097"),
+        (["step.pwb", "--zeros", "--trace", "."], "cannot write trace '.': Is a directory"),
+        (["step.pwb", "--inputs", "."], ".: cannot read arrays: not a file"),
+        (["step.pwb", "--inputs", "nothing.npz"], "nothing.npz: cannot read arrays: No such file"),
+        (["step.pwb", "--zero"], "unexpected argument '--zero'; did you mean '--zeros'?"),
+        (["step.pwb", "--zeros", "--cpu-devices", "1"], "not enough devices: it needs 3"),
+        (["step.pwb", "--inputs", "step.pwb"], "step.pwb: "),
+        (["step.pwb", "--inputs", "text.npz"], "text.npz: cannot read arrays: "),
+        (
+            ["step.pwb", "--inputs", "other.npz"],
+            "other.npz: the program has no argument y",
+        ),
+        (["step.pwb", "--inputs", "shape.npz"], "x is float32[3], but the program takes bfloat16[8, 4]"),
+        (
+            ["step.pwb", "--inputs", "pickle.npz"],
+            "x is object[1], but the program takes bfloat16[8, 4]",
+        ),
+        (["text.npz"], "text.npz: not a bundle"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(folder, arguments, problem):
+    (folder / "text.npz").write_text("nothing")
+    save(folder / "other.npz", y=np.zeros(1))
+    save(folder / "shape.npz", x=np.zeros(3, np.float32))
+    save(folder / "pickle.npz", x=np.array([print], dtype=object))
+    assert problem in error_of("pw_run", *arguments, cwd=folder)
+
+
+def npy(shape, header=None):
+    raw = io.BytesIO()
+    np.lib.format.write_array_header_1_0(raw, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    raw = raw.getvalue()
+    return raw if header is None else raw[:8] + len(header).to_bytes(2, "little") + header
+
+
+def packed(*members, method=zipfile.ZIP_STORED):
+    raw = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(raw, "w", method) as file:
+        warnings.simplefilter("ignore")  # Of names that are there twice.
+        for name, content in members:
+            file.writestr(name, content)
+    return raw.getvalue()
+
+
+def encrypted(data):
+    raw = bytearray(data)
+    raw[6] |= 1
+    raw[data.index(b"PK\1\2") + 8] |= 1
+    return bytes(raw)
+
+
+GOOD = npy((2,)) + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (GOOD, "cannot read arrays"),
+        (packed(("x.npy", npy((10**12,)))), "x is float32[1000000000000], but the program takes float32[2]"),
+        (packed(("x.npy", GOOD[:-1])), "cannot read arrays"),
+        (packed(("x.npy", b"text")), "cannot read arrays"),
+        (packed(("x", b"text")), "cannot read arrays"),
+        (packed(("x.npy", GOOD), ("x.npy", GOOD)), "x is there twice"),
+        (packed(("x\n\x1b[2J.npy", GOOD)), r"no argument 'x\n\x1b[2J'"),
+        (packed(("x.npy", npy((2,), header=b"(" * 60))), "cannot read arrays"),
+        (packed(("x.npy", npy((2,), header=b"-" * 8000))), "cannot read arrays"),
+        (packed(("x.npy", b"\x93NUMPY\x03\0" + GOOD[8:])), "x is in version 3.0 of numpy's format"),
+        (encrypted(packed(("x.npy", GOOD))), "is encrypted"),
+        (
+            packed(("x.npy", GOOD), method=zipfile.ZIP_LZMA).replace(b"]\0\0", b"\xff" * 3),
+            "cannot read arrays",
+        ),
+    ],
+)
+def test_files_of_arrays_that_are_none(tmp_path, content, problem):
+    (tmp_path / "in.npz").write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read_arrays(str(tmp_path / "in.npz"), {"x": ArrayType((2,), "float32")})
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_arrays_may_be_compressed_and_in_any_order(tmp_path):
+    array = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    np.savez_compressed(tmp_path / "in.npz", x=array)
+    found = read_arrays(str(tmp_path / "in.npz"), {"x": ArrayType((2, 3), "float32")})
+    np.testing.assert_array_equal(found["x"], array)
+
+
+def test_feeds_can_be_given_one_by_one(folder, tmp_path):
+    both = ["--feed", "result.0.n:state.n", "--feed", "result.0.w:state.w"]
+    for name, feeds in (("one", ["--feed", "result.0:state"]), ("both", both)):
+        path = tmp_path / f"{name}.npz"
+        output_of("pw_run", "step.pwb", "--random", 0, "--steps", 3, *feeds, "--outputs", path, cwd=folder)
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "both.npz").read_bytes()
+
+
+def test_keys_are_not_fed_with_their_bits(tmp_path):
+    (tmp_path / "model.py").write_text("""
+import jax, pathways as pw
+s0 = pw.make_virtual_device_set().add_slice(1, "x")
+f = pw.jit(lambda key: (jax.random.key_data(key), jax.random.split(key)[0]), devices=s0)
+""")
+    output_of("pw_compile", "model.py:f", "--args", "key[]", "-o", "f.pwb", cwd=tmp_path)
+    output_of("pw_run", "f.pwb", "--zeros", "--steps", 2, "--feed", "result.1:key", cwd=tmp_path)
+    assert "result.0 is uint32[2], but key is key<threefry2x32>[]" in error_of(
+        "pw_run", "f.pwb", "--zeros", "--feed", "result.0:key", cwd=tmp_path
+    )
+
+
+def test_a_run_without_memory_is_told_in_one_line(tmp_path):
+    (tmp_path / "model.py").write_text("""
+import jax.numpy as jnp, pathways as pw
+s0 = pw.make_virtual_device_set().add_slice(1, "x")
+f = pw.jit(lambda x: jnp.broadcast_to(x, (2**24, 2**24)) + 0, devices=s0)
+""")
+    output_of("pw_compile", "model.py:f", "--args", "f32[]", "-o", "f.pwb", cwd=tmp_path)
+    assert "Out of memory" in error_of("pw_run", "f.pwb", "--zeros", cwd=tmp_path)
+
+
+def test_a_failed_run_writes_nothing(folder, tmp_path):
+    error_of("pw_run", "step.pwb", "--zeros", "--outputs", tmp_path / "no" / "out.npz", cwd=folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect(folder):
+    text = output_of("pw_bundle", "inspect", "step.pwb", cwd=folder)
+    assert re.search(r"program step\n  platform +cpu\n", text)
+    assert re.search(r"  state.w +bfloat16\[4, 2\] +\w+ +donated\n", text)
+    assert (
+        json.loads(output_of("pw_bundle", "inspect", "step.pwb", "--manifest", cwd=folder))["name"] == "step"
+    )
+    program = output_of("pw_bundle", "inspect", "step.pwb", "--program", cwd=folder)
+    assert program.startswith("module @step")
+    (name, *_) = re.findall(r"func.func private @(\w+)", program)
+    assert "stablehlo." in output_of("pw_bundle", "inspect", "step.pwb", "--computation", name, cwd=folder)
+    assert "there is no computation 'x'; there are" in error_of(
+        "pw_bundle", "inspect", "step.pwb", "--computation", "x", cwd=folder
+    )
+
+
+def test_verify(folder, tmp_path):
+    assert "step.pwb: sound" in output_of("pw_bundle", "verify", "step.pwb", cwd=folder)
+    data = bytearray((folder / "step.pwb").read_bytes())
+    data[data.index(b"module @step")] ^= 1
+    (tmp_path / "bad.pwb").write_bytes(data)
+    assert (
+        error_of("pw_bundle", "verify", "bad.pwb", cwd=tmp_path) == "bad.pwb: member program.mlir is damaged"
+    )
+
+
+def test_verify_survives_a_crash_of_mlir(folder, tmp_path):
+    old = bundle.read(folder / "step.pwb")
+    artifacts = [bytes(raw) for raw in old.artifacts().values()]
+    program = b"module { " * 200_000
+    bundle.write(tmp_path / "bad.pwb", old.manifest, program, artifacts, [])
+    assert re.search("MLIR crashed|program.mlir", error_of("pw_bundle", "verify", "bad.pwb", cwd=tmp_path))
+
+
+@pytest.mark.parametrize("arguments", [("pw_bundle", "verify", "bad.pwb"), ("pw_run", "bad.pwb", "--zeros")])
+def test_types_that_fill_any_memory_are_refused(folder, tmp_path, arguments):
+    """Each names the one before twice; MLIR prints them in its messages."""
+    old = bundle.read(folder / "step.pwb")
+    artifacts = [bytes(raw) for raw in old.artifacts().values()]
+    types = "".join(f"!a{n + 1} = tuple<!a{n}, !a{n}>\n" for n in range(59))
+    program = bytes(old.program).replace(b"attributes {", b"attributes {a = !a59, ", 1)
+    bundle.write(tmp_path / "bad.pwb", old.manifest, f"!a0 = i1\n{types}".encode() + program, artifacts, [])
+    problem = error_of(*arguments, cwd=tmp_path)
+    assert re.search("too much memory|takes too long|out of memory|did not return|crashed", problem)
+
+
+def test_outrageous_bundles_are_refused(folder, tmp_path):
+    """Before a device or an array is made."""
+    old = bundle.read(folder / "step.pwb")
+    artifacts = [bytes(raw) for raw in old.artifacts().values()]
+
+    def write(**changes):
+        manifest = dataclasses.replace(old.manifest, **changes)
+        bundle.write(tmp_path / "bad.pwb", manifest, bytes(old.program), artifacts, [])
+        return error_of("pw_run", "bad.pwb", "--zeros", cwd=tmp_path)
+
+    first, *rest = old.manifest.slices
+    assert "needs 1048577 devices" in write(slices=(dataclasses.replace(first, shape=(2**20,)), *rest))
+    first, *rest = old.manifest.arguments
+    problem = write(arguments=(dataclasses.replace(first, shape=(2**20, 2**28)), *rest))
+    assert re.search("do not fit into memory|not those of the program", problem)
+
+
+@pytest.mark.parametrize("tool", ["pw_run", "pw_bundle", "pw_compile"])
+def test_help_and_version(tool, tmp_path):
+    assert output_of(tool, "--help", cwd=tmp_path).startswith(f"usage: {tool.replace('_', '-')} ")
+    assert output_of(tool, "--version", cwd=tmp_path).startswith(f"{tool.replace('_', '-')} ")
+
+
+@pytest.mark.parametrize("phase", ["stablehlo", "imported", "placed", "sharded", "scheduled"])
+def test_programs_may_start_as_mlir(phase, tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "args.toml").write_text('args = [{n = "i32[]", w = "bf16[4,2]"}, "bf16[8,4]"]')
+    given = ("--args-file", "args.toml")
+    output_of("pw_compile", "model.py:step", *given, f"--compile-to={phase}", "-o", "a.mlir", cwd=tmp_path)
+    expected = output_of("pw_compile", "model.py:step", *given, cwd=tmp_path)
+    assert output_of("pw_compile", "a.mlir", cwd=tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["model.mlir", "-o", "x.pwb", "--compile-to=placed"],
+            "x.pwb is a bundle, which --compile-to",
+        ),
+        (["model.mlir", "--executables"], "--executables are for a bundle; write one with -o FILE.pwb"),
+        (["model.mlir", "--args", "f32[]"], "model.mlir says itself what it takes; it gets no arguments"),
+        (["model.mlir", "--compile-to=imported"], "program 'm' starts in a form behind 'imported'"),
+        (["none.mlir"], "cannot open input file 'none.mlir'"),
+        (["bad.mlir"], "bad.mlir:1:"),
+        (["empty.mlir"], "program 'empty' has no function @main"),
+        (["model.mlir", "--args-file", "bad.mlir"], "bad.mlir: not JSON"),
+        (["model.mlir", "--args-file", "list.json"], "list.json: expected an object of 'args'"),
+        (["model.mlir", "--args-file", "text.json"], "args[0]: 'f33[]', column 1: unknown dtype 'f33'"),
+        (["model.mlir", "--args-file", "text.json", "--args", "f32[]"], "give one of them"),
+    ],
+)
+def test_mistakes_of_pw_compile(arguments, problem, tmp_path):
+    (tmp_path / "model.mlir").write_text(
+        'module @m attributes {pw.form = "placed"} {\n'
+        'sdy.mesh @mesh = <["x"=1]>\n"pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()\n'
+        "func.func public @main(%x: tensor<f32> {pw.slice = @s0}) -> (tensor<f32> {pw.slice = @s0}) "
+        "{ return %x : tensor<f32> } }"
+    )
+    (tmp_path / "bad.mlir").write_text("module {")
+    (tmp_path / "empty.mlir").write_text("module {}")
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "text.json").write_text('{"args": ["f33[]"]}')
+    assert problem in error_of("pw_compile", *arguments, cwd=tmp_path)
+
+
+def test_arguments_may_be_given_by_several_flags(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    state, x = '{"n": i32[], "w": bf16[4,2]}', "bf16[8,4]"
+    once = output_of("pw_compile", "model.py:step", "--args", state, x, cwd=tmp_path)
+    assert once == output_of("pw_compile", "model.py:step", "--args", state, "--args", x, cwd=tmp_path)
+    named = output_of("pw_compile", "model.py:step", "--kwargs", f"state={state}", f"x={x}", cwd=tmp_path)
+    split = ["--kwargs", f"state={state}", "--kwargs", f"x={x}"]
+    assert named == output_of("pw_compile", "model.py:step", *split, cwd=tmp_path)
