@@ -51,7 +51,7 @@ pytest: venv ## the unit and end-to-end tests (ARGS="test/runtime -k name" for s
 bench: venv ## run the benchmarks (ARGS is handed to each)
 	@for bench in $(BENCHES); do echo "--- $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done
 
-docs: venv ## write docs/pw_ops.md and docs/pw_passes.md anew
+docs: venv ## write docs/pw_ops.md, pw_forms.md and pw_passes.md anew
 	@$(BIN)/python docs/generate.py
 
 format: venv ## format, and fix what ruff can fix

@@ -58,7 +58,7 @@ def _body(microbatches: int) -> Iterator[str]:
     def call(function: str, s: int, m: int, phase: str) -> str:
         return (
             f'@{function} {{mhlo.frontend_attributes = {{pw.slice = "s{s}", pw.name = "stage", '
-            f'pw.phase = "{phase}", pw.call = "{m}.{s}"}}}}'
+            f'pw.kind = "{phase}", pw.call = "{m}.{s}"}}}}'
         )
 
     for m in range(microbatches):

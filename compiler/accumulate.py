@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from pathways.compiler.jax_internals import metadata_call
 from pathways.compiler.placed import active_trace, symbol
+from pathways.dialect.metadata import CallMetadata
 
 REDUCTIONS = ("mean", "sum", "concat")
 
@@ -177,20 +179,20 @@ class _Loop:
 
     def _in_program(self, of_block: Callable[[Any], Any], batch: Any) -> Any:
         """Traces one microbatch, between calls that mark where it begins and ends."""
-        loop = {"pw.loop": str(next(_numbers)), "pw.name": self.name, "pw.count": str(self.count)}
+        loop = CallMetadata(name=self.name, loop=str(next(_numbers)), count=self.count)
+
+        def marked(mark: Callable[..., Any], **changes: Any) -> Callable[..., Any]:
+            return metadata_call(mark, dataclasses.replace(loop, **changes).strings())
 
         def split(array: jax.Array) -> jax.Array:
             return jax.lax.slice_in_dim(array, 0, array.shape[0] // self.count)
 
         def join(kind: str, value: jax.Array) -> jax.Array:
             if kind == "concat":
-                mark = metadata_call(
-                    lambda v: jnp.concatenate([v] * self.count), loop | {"pw.reduce": "concat"}
-                )
-                return mark(value)
-            return _total(kind, metadata_call(lambda v: v, loop | {"pw.reduce": "sum"})(value), self.count)
+                return marked(lambda v: jnp.concatenate([v] * self.count), reduce="concat")(value)
+            return _total(kind, marked(lambda v: v, reduce="sum")(value), self.count)
 
-        results = of_block(jax.tree.map(metadata_call(split, loop | {"pw.split": ""}), batch))
+        results = of_block(jax.tree.map(marked(split, split=True), batch))
         results = jax.tree.map(_as_array, results)
         return jax.tree.map(lambda k, v: _without_gradient(join(k, v)), self._kinds(results), results)
 

@@ -53,7 +53,7 @@ def save(path: str | os.PathLike[str], lowered: Lowered, executable: Executable 
 def _save(path: str | os.PathLike[str], lowered: Lowered, executable: Executable | None) -> None:
     traced = lowered._traced
     module = ir.Module.parse(lowered._forms["scheduled"], lowered._module.context)
-    plan = plan_of(module, lowered.name)
+    plan = plan_of(module, lowered.name, proved=True)
     for computation in plan.computations.values():
         _refuse_callbacks(computation)
     positional, named = argument_roots(lowered._signature.tree, traced.argument_paths)

@@ -8,7 +8,8 @@ from jaxlib.mlir import ir
 from pathways.compiler.arguments import Signature
 from pathways.compiler.lowering import Traced
 from pathways.compiler.stages import Lowered, ProgramError
-from pathways.dialect import TransferOp, argument_attrs, form_of, ops_named, symbol_table
+from pathways.dialect import argument_attrs, form_of, ops_named, symbol_table
+from pathways.dialect.names import ARGUMENT_INFO, CONSTANT
 from pathways.passes.pipeline import Options
 from pathways.runtime.plan.lower import array_type, mesh_axes
 from pathways.runtime.resources.cluster import cluster
@@ -22,7 +23,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
 
     Args:
       module: a module that the verifier of the dialect accepts: StableHLO with the metadata of placed calls,
-        or one in the form imported, placed or scheduled.
+        or one in any of its forms.
       name: what to call the program if the module has no name.
       options: of the compiler.
 
@@ -36,14 +37,14 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     if main is None or main.operation.name != "func.func" or not main.regions[0].blocks:
         raise ProgramError(f"program '{name}' has no function @main with a body")
     attributes = argument_attrs(main)
-    passed = [n for n, attrs in enumerate(attributes) if "pw.constant" not in attrs]
+    passed = [n for n, attrs in enumerate(attributes) if CONSTANT not in attrs]
     in_avals = tuple(_aval(main.type.inputs[n]) for n in passed)
     out_avals = tuple(map(_aval, main.type.results))
     traced = Traced(
         module=module,
         slices=_slices(module, symbols),
         argument_paths=tuple(
-            attributes[n]["jax.arg_info"].value if "jax.arg_info" in attributes[n] else f"args[{n}]"
+            attributes[n][ARGUMENT_INFO].value if ARGUMENT_INFO in attributes[n] else f"args[{n}]"
             for n in passed
         ),
         in_avals=in_avals,
@@ -54,16 +55,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
         platform=cluster().platform,
     )
     signature = Signature(jax.tree.structure(((0,) * len(passed), {})), in_avals, (), None)
-    return Lowered(name, traced, signature, options, start=_phase(module, main))
-
-
-def _phase(module: ir.Module, main: ir.OpView) -> str:
-    """The phase that a module has gone through last."""
-    form = form_of(module) or "stablehlo"
-    # The attribute does not tell placed from sharded, and only transfers in pieces cannot go through twice.
-    transfers = [op for op in main.regions[0].blocks[0].operations if isinstance(op, TransferOp)]
-    in_pieces = any(op.routes is not None for op in transfers)
-    return "sharded" if form == "placed" and in_pieces else form
+    return Lowered(name, traced, signature, options, start=form_of(module) or "stablehlo")
 
 
 def _aval(type_: ir.Type) -> jax.core.ShapedArray:

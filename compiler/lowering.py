@@ -26,10 +26,10 @@ from pathways.dialect import (
     set_result_attrs,
     symbol_table,
 )
+from pathways.dialect.metadata import CallMetadata
+from pathways.dialect.names import ARGUMENT_INFO, DONOR, MAIN, SPEC
 from pathways.dialect.shardings import read_mesh
-from pathways.passes.import_.import_ import FRONTEND_ATTRIBUTES, call_metadata
-from pathways.passes.shard.propagate_shardings import SPEC
-from pathways.passes.util.ir_utils import unique_name
+from pathways.passes.util.functions import unique_name
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
@@ -159,7 +159,7 @@ def _declare_slices(module: ir.Module) -> dict[str, VirtualSlice]:
     found: dict[str, VirtualSlice] = {}
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        name = call_metadata(op).get("pw.slice")
+        name = CallMetadata.read(op).slice
         if name is not None:
             found.setdefault(name, slice_named(name))
         return ir.WalkResult.ADVANCE
@@ -199,17 +199,14 @@ def _declare_loops(module: ir.Module, schedule: str | None) -> None:
     ip = ir.InsertionPoint.at_block_begin(module.body)
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        metadata = call_metadata(op)
-        if "pw.loop" in metadata:
-            number = metadata["pw.loop"]
-            if number not in names:
-                names[number] = unique_name(metadata["pw.name"], taken)
-                taken.add(names[number])
-                count = int(metadata["pw.count"])
-                LoopOp.build(sym_name=names[number], count=count, schedule=schedule, loc=op.location, ip=ip)
-            entries = {name: ir.StringAttr.get(value) for name, value in metadata.items()}
-            entries["pw.loop"] = ir.StringAttr.get(names[number])
-            op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries)
+        metadata = CallMetadata.read(op)
+        if metadata.loop is None:
+            return ir.WalkResult.ADVANCE
+        if metadata.loop not in names:
+            name = names[metadata.loop] = unique_name(metadata.name, taken)
+            taken.add(name)
+            LoopOp.build(sym_name=name, count=metadata.count, schedule=schedule, loc=op.location, ip=ip)
+        dataclasses.replace(metadata, loop=names[metadata.loop]).write(op)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
@@ -219,14 +216,14 @@ def _describe_arguments(
     module: ir.Module, paths: Sequence[str], donated: Sequence[bool], specs: Sequence[Spec]
 ) -> None:
     """Notes on each argument of `@main` what the caller calls it, whether it is donated, and how it lies."""
-    main = symbol_table(module)["main"]
+    main = symbol_table(module)[MAIN]
     attrs = argument_attrs(main)
     offset = len(attrs) - len(paths)
     wishes = specs or [None] * len(paths)
     for entry, path, given, spec in zip(attrs[offset:], paths, donated, wishes, strict=True):
-        entry["jax.arg_info"] = ir.StringAttr.get(path)
+        entry[ARGUMENT_INFO] = ir.StringAttr.get(path)
         if given:
-            entry["jax.buffer_donor"] = ir.BoolAttr.get(True)
+            entry[DONOR] = ir.BoolAttr.get(True)
         if spec is not None:
             entry[SPEC] = _spec_attribute(spec)
     set_argument_attrs(main, attrs)
@@ -234,7 +231,7 @@ def _describe_arguments(
 
 def _describe_results(module: ir.Module, specs: Sequence[Spec]) -> None:
     """Notes on each result of `@main` how the user wants it to lie over its slice."""
-    main = symbol_table(module)["main"]
+    main = symbol_table(module)[MAIN]
     attrs = result_attrs(main)
     for entry, spec in zip(attrs, specs, strict=True):
         if spec is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import weakref
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from pathways.compiler.jax_internals import Tracer, placed_call
 from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
+from pathways.dialect.metadata import CallMetadata
 from pathways.runtime.resources.virtual import VirtualSlice
 
 _slices: weakref.WeakValueDictionary[str, VirtualSlice] = weakref.WeakValueDictionary()
@@ -121,14 +123,13 @@ class PlacedFunction:
                         "instead of jax.jit, and transformations such as jax.grad inside it"
                     )
             return self._alone(*args, **kwargs)
-        metadata = {"pw.slice": self.devices.name, "pw.name": self.name, "pw.call": str(active_trace.calls)}
-        active_trace.calls += 1
-        if self.stage is not None:
-            metadata["pw.stage"] = str(self.stage)
-        fun, args, kwargs = self._bind_static(args, kwargs)
-        return placed_call(fun, metadata | {"pw.phase": "fwd"}, metadata | {"pw.phase": "bwd"})(
-            *args, **kwargs
+        metadata = CallMetadata(
+            name=self.name, slice=self.devices.name, call=str(active_trace.calls), stage=self.stage
         )
+        active_trace.calls += 1
+        fun, args, kwargs = self._bind_static(args, kwargs)
+        backward = dataclasses.replace(metadata, kind="bwd")
+        return placed_call(fun, metadata.strings(), backward.strings())(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program of one launch; see `Program.lower`."""

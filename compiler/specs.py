@@ -8,8 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways.dialect.shardings import Mesh, Sharding
-from pathways.passes.shard.propagate_shardings import check_spec
+from pathways.dialect.meshes import Mesh, Sharding
 from pathways.runtime.resources.virtual import VirtualSlice
 
 Spec = PartitionSpec | None
@@ -72,7 +71,7 @@ def checked(spec: Spec, shape: Sequence[int], virtual: VirtualSlice, what: str) 
     """
     if spec is not None:
         mesh = Mesh(tuple(zip(virtual.axis_names, virtual.shape, strict=True)))
-        problem = check_spec(dims_of(spec), list(shape), mesh)
+        problem = dims_of(spec).problem(shape, mesh)
         if problem:
             raise ValueError(f"{what} is {spec} on slice {virtual.name}: {problem}")
 

@@ -15,9 +15,10 @@ from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature
 from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.lowering import Traced
+from pathways.dialect import form_of
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
-from pathways.passes.pipeline import Options, phases
+from pathways.passes.pipeline import Options, phases_behind
 from pathways.runtime.local.executable import Executable, load
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
@@ -102,7 +103,7 @@ class Lowered:
             they have too little memory; says what each slice takes.
           CompileError: when XLA refuses a computation; names it.
         """
-        plan = plan_of(self._module, self.name)
+        plan = plan_of(self._module, self.name, proved=True)
         bindings = bind(self._traced.slices.values(), program=self.name)
         executable = load(
             plan,
@@ -115,14 +116,12 @@ class Lowered:
 
     def _run(self, options: Options, start: str) -> None:
         directory = os.environ.get("PW_DUMP_TO")
-        self._keep(start, directory)
-        done = PHASES[: PHASES.index(start) + 1]
+        if start in PHASES:
+            self._keep(start, directory)
         with Diagnostics(self._module.context) as seen:
-            for phase in phases(options):
-                if phase.name in done:
-                    continue
+            for phase in phases_behind(options, form_of(self._module)):
                 try:
-                    # From the placed form on, each phase ends with a pass that verifies its form.
+                    # From the placed form on, each phase ends with a pass that closes its form.
                     run_passes(self._module, phase.passes, verify_each=False)
                 except PassFailure:
                     error = seen.errors[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, NamedTuple, cast, overload
 
 from jaxlib.mlir import ir
 
-if TYPE_CHECKING:
-    from pathways.dialect.operation import PwOp
+from pathways.dialect.origins import KINDS, PARTS, Origin
+from pathways.dialect.shardings import is_sharding
 
 
 class Kind[T]:
@@ -34,8 +34,10 @@ class Kind[T]:
         """Constraints of MLIR's IRDL dialect, one of which the attribute meets; see `dialect/irdl.py`."""
 
 
-def _is_i64(attribute: ir.Attribute) -> bool:
-    return isinstance(attribute, ir.IntegerAttr) and str(attribute.type) == "i64"
+def _is_natural(attribute: ir.Attribute) -> bool:
+    if not isinstance(attribute, ir.IntegerAttr) or not isinstance(attribute.type, ir.IntegerType):
+        return False
+    return attribute.type.is_signless and attribute.type.width == 64 and attribute.value >= 0
 
 
 def _is_elements(attribute: ir.Attribute) -> bool:
@@ -72,9 +74,9 @@ def one_of(*choices: str) -> Kind[str]:
     )
 
 
-I64: Kind[int] = Kind(
-    "64-bit signless integer attribute",
-    _is_i64,
+NATURAL: Kind[int] = Kind(
+    "64-bit signless integer attribute of at least 0",
+    _is_natural,
     lambda a: a.value,
     lambda v: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), v),
     irdl=['base "#builtin.integer"'],
@@ -109,33 +111,67 @@ ELEMENTS: Kind[ir.Attribute] = Kind(
 )
 SHARDING: Kind[ir.Attribute] = Kind(
     "`#sdy.sharding` attribute",
-    lambda a: str(a).startswith("#sdy.sharding<"),
+    is_sharding,
     lambda a: a,
     lambda a: a,
     irdl=["any"],  # A stock mlir-opt does not know Shardy.
 )
 
 
-def several_of(*choices: str) -> Kind[Sequence[str]]:
-    """An array of strings from a fixed list."""
-    return Kind(
-        "array of strings, each one of " + ", ".join(f'"{c}"' for c in choices),
-        lambda a: (
-            isinstance(a, ir.ArrayAttr)
-            and all(isinstance(entry, ir.StringAttr) and entry.value in choices for entry in a)
-        ),
-        lambda a: tuple(entry.value for entry in a),
-        lambda v: ir.ArrayAttr.get([ir.StringAttr.get(entry) for entry in v]),
-        irdl=['base "#builtin.array"'],
+class Route(NamedTuple):
+    """Where a piece comes from: the number of the operand, and of the device of the source that holds it."""
+
+    operand: int
+    device: int
+
+
+ROUTES: Kind[Sequence[Route]] = Kind(
+    "array of pairs of 64-bit integers",
+    lambda a: isinstance(a, ir.DenseI64ArrayAttr) and len(a) % 2 == 0,
+    lambda a: tuple(map(Route, *(list(a)[start::2] for start in (0, 1)))),
+    lambda routes: ir.DenseI64ArrayAttr.get([n for route in routes for n in route]),
+    irdl=['base "#builtin.dense_array"'],
+)
+
+
+def _is_origin(attribute: ir.Attribute) -> bool:
+    if not isinstance(attribute, ir.DictAttr):
+        return False
+    fields = {entry.name: entry.attr for entry in attribute}
+    numbers = [fields.pop(name) for name in ("stage", "microbatch") if name in fields]
+    words = {
+        name: value.value if isinstance(value := fields.pop(name), ir.StringAttr) else ""
+        for name in ("kind", "part")
+        if name in fields
+    }
+    return (
+        not fields
+        and all(map(_is_natural, numbers))
+        and words.get("kind") in KINDS
+        and words.get("part", PARTS[0]) in PARTS
     )
 
 
-INTEGERS: Kind[Sequence[int]] = Kind(
-    "array of 64-bit integers",
-    lambda a: isinstance(a, ir.DenseI64ArrayAttr),
-    tuple,
-    lambda v: ir.DenseI64ArrayAttr.get(list(v)),
-    irdl=['base "#builtin.dense_array"'],
+def _make_origin(origin: Origin) -> ir.Attribute:
+    fields: dict[str, ir.Attribute] = {"kind": ir.StringAttr.get(origin.kind)}
+    fields |= {
+        name: NATURAL.make(number)
+        for name, number in (("stage", origin.stage), ("microbatch", origin.microbatch))
+        if number is not None
+    }
+    if origin.part is not None:
+        fields["part"] = ir.StringAttr.get(origin.part)
+    return ir.DictAttr.get(fields)
+
+
+ORIGINS: Kind[Sequence[Origin]] = Kind(
+    "non-empty array of dictionaries, each with a `kind` (one of "
+    + ", ".join(f'"{kind}"' for kind in KINDS)
+    + ") and perhaps `stage`, `microbatch` and `part`",
+    lambda a: isinstance(a, ir.ArrayAttr) and len(a) > 0 and all(map(_is_origin, a)),
+    lambda a: tuple(Origin(**{entry.name: entry.attr.value for entry in origin}) for origin in a),
+    lambda origins: ir.ArrayAttr.get([_make_origin(origin) for origin in origins]),
+    irdl=['base "#builtin.array"'],
 )
 
 
@@ -154,35 +190,47 @@ class Attr[T]:
         self.doc = doc
         self.name = ""
 
+    def is_absent(self, value: Any) -> bool:
+        """Whether a value is said by leaving the attribute out."""
+        return value is None
+
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     @overload
     def __get__(self, op: None, owner: type) -> Attr[T]: ...
     @overload
-    def __get__(self, op: PwOp, owner: type) -> T: ...
-    def __get__(self, op: PwOp | None, owner: type) -> Attr[T] | T:
+    def __get__(self, op: ir.OpView, owner: type) -> T: ...
+    def __get__(self, op: ir.OpView | None, owner: type) -> Attr[T] | T:
         if op is None:
             return self
         return self.kind.read(op.attributes[self.name])
 
-    def __set__(self, op: PwOp, value: T) -> None:
+    def __set__(self, op: ir.OpView, value: T) -> None:
         op.attributes[self.name] = self.kind.make(value)
 
 
 class OptionalAttr[T](Attr[T]):
-    """An attribute that may be missing: reads as None, and is removed by assigning None."""
+    """An attribute that may be missing: reads as its default then, and is removed by assigning that."""
 
     required = False
 
-    def __get__(self, op: PwOp | None, owner: type) -> Any:
+    def __init__(self, kind: Kind[T], doc: str, default: Any = None) -> None:
+        super().__init__(kind, doc)
+        self.default = default
+
+    def is_absent(self, value: Any) -> bool:
+        # The bindings refuse to compare attributes with anything else.
+        return value is None or (self.default is not None and value == self.default)
+
+    def __get__(self, op: ir.OpView | None, owner: type) -> Any:
         if op is None:
             return self
-        return self.kind.read(op.attributes[self.name]) if self.name in op.attributes else None
+        return self.kind.read(op.attributes[self.name]) if self.name in op.attributes else self.default
 
-    def __set__(self, op: PwOp, value: T | None) -> None:
-        if value is not None:
-            op.attributes[self.name] = self.kind.make(value)
+    def __set__(self, op: ir.OpView, value: T | None) -> None:
+        if not self.is_absent(value):
+            op.attributes[self.name] = self.kind.make(cast(T, value))
         elif self.name in op.attributes:
             del op.attributes[self.name]
 

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.operation import ops_named, symbol_table
-from pathways.dialect.ops import MirrorOp
+from pathways.dialect.meshes import Mesh, Sharding, replicated
+from pathways.dialect.names import SHARDING
+from pathways.dialect.operation import op_has, ops_named, symbol_table
 from pathways.dialect.placement import argument_attrs, slices_of
-from pathways.dialect.shardings import (
-    SHARDING,
-    Mesh,
-    Sharding,
-    mesh_of,
-    read_mesh,
-    read_sharding,
-    replicated,
-    sharding_of,
-    slice_meshes,
-)
+from pathways.dialect.shardings import mesh_of, read_mesh, read_sharding, sharding_of, slice_meshes
+from pathways.dialect.traits import Trait
 
 
 class Layouts:
@@ -60,7 +52,7 @@ class Layouts:
                 self._arguments[name] = argument_attrs(function)
             return self._arguments[name][value.arg_number].get(SHARDING)
         op = value.owner.opview
-        if isinstance(op, MirrorOp):
+        if op_has(op, Trait.JOINS):
             copy = next(v for v in op.operands if slice in (slices_of(v) or ()))
             return self._attribute(copy, slice)
         return sharding_of(value, self.symbols, [])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 from jaxlib.mlir import ir
 
 from pathways.dialect.bindings import register_dialect, register_operation
 from pathways.dialect.fields import Attr, Values
+from pathways.dialect.traits import Trait
 
 
 @register_dialect
@@ -37,7 +38,7 @@ class PwOp(ir.OpView):
 
     inputs: ClassVar[Values] = Values("None.", 0)
     outputs: ClassVar[Values] = Values("None.", 0)
-    is_symbol: ClassVar[bool] = False
+    traits: ClassVar[frozenset[Trait]] = frozenset()
 
     @classmethod
     @functools.cache
@@ -67,10 +68,44 @@ class PwOp(ir.OpView):
             results=list(result_types),
             operands=list(operands),
             attributes={
-                name: fields[name].kind.make(value) for name, value in attributes.items() if value is not None
+                name: fields[name].kind.make(value)
+                for name, value in attributes.items()
+                if not fields[name].is_absent(value)
             },
             loc=loc,
             ip=ip,
+        )
+        return operation.opview
+
+    def rebuilt(
+        self,
+        operands: Sequence[ir.Value] | None = None,
+        result_types: Sequence[ir.Type] | None = None,
+        *,
+        ip: ir.InsertionPoint | None = None,
+        **changes: Any,
+    ) -> Self:
+        """Creates a copy of the operation, with all that it says of itself but for what is changed.
+
+        Args:
+          operands: the operands; the same unless given.
+          result_types: the types of the results; the same unless given.
+          ip: where; in front of the operation unless given.
+          **changes: attributes as Python values, None for one that goes.
+        """
+        fields = self.fields()
+        attributes = {name: self.attributes[name] for name in self.attributes}
+        for name, value in changes.items():
+            attributes.pop(name, None)
+            if not fields[name].is_absent(value):
+                attributes[name] = fields[name].kind.make(value)
+        operation = ir.Operation.create(
+            self.OPERATION_NAME,
+            results=[r.type for r in self.results] if result_types is None else list(result_types),
+            operands=list(self.operands) if operands is None else list(operands),
+            attributes=attributes,
+            loc=self.operation.location,
+            ip=ir.InsertionPoint(self) if ip is None else ip,
         )
         return operation.opview
 
@@ -88,6 +123,11 @@ def operation[O: type[PwOp]](name: str) -> Callable[[O], O]:
         return cls
 
     return declare
+
+
+def op_has(op: ir.OpView, trait: Trait) -> bool:
+    """Whether an operation, of this dialect or another, has a trait."""
+    return isinstance(op, PwOp) and trait in op.traits
 
 
 def counted(number: int, noun: str) -> str:
@@ -110,6 +150,19 @@ def symbol_table(module: ir.Module) -> dict[str, ir.OpView]:
     """All symbols of a module by name; unlike `ir.SymbolTable` it knows the symbols of `pw` ops."""
     named = ((symbol_name(op), op) for op in module.body.operations)
     return {name: op for name, op in named if name is not None}
+
+
+def nested_ops(op: ir.OpView) -> Iterator[ir.OpView]:
+    """All operations inside the regions of an operation."""
+    # Without recursion: text may nest deeper than Python's stack.
+    waiting = [op]
+    while waiting:
+        for region in waiting.pop().regions:
+            for block in region.blocks:
+                for inner in block.operations:
+                    yield inner
+                    if inner.regions:
+                        waiting.append(inner)
 
 
 def ops_named(module: ir.Module, names: Iterable[str]) -> list[ir.OpView]:

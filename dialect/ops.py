@@ -6,8 +6,9 @@ from jaxlib.mlir import ir
 
 from pathways.dialect.fields import (
     ELEMENTS,
-    I64,
-    INTEGERS,
+    NATURAL,
+    ORIGINS,
+    ROUTES,
     SHARDING,
     STRING,
     TENSOR_TYPE,
@@ -16,13 +17,28 @@ from pathways.dialect.fields import (
     OptionalAttr,
     Values,
     one_of,
-    several_of,
     symbol,
 )
-from pathways.dialect.operation import Emit, PwOp, counted, operation
+from pathways.dialect.names import MOST_MICROBATCHES
+from pathways.dialect.operation import OPERATIONS, Emit, PwOp, counted, operation
+from pathways.dialect.origins import Origin
 from pathways.dialect.shardings import read_mesh
+from pathways.dialect.traits import Trait
 
-PHASES = ("fwd", "bwd", "recompute", "glue")
+__all__ = [
+    "OPERATIONS",
+    "ChannelOp",
+    "ConstantOp",
+    "LaunchOp",
+    "LoopOp",
+    "MirrorOp",
+    "ReduceOp",
+    "ReleaseOp",
+    "SliceOp",
+    "SplitOp",
+    "TransferOp",
+]
+
 REDUCTIONS = ("sum", "concat")
 
 _SLICE = symbol("pw.slice")
@@ -52,9 +68,9 @@ class SliceOp(PwOp):
         UNIT, "The slice may share devices with the others that carry this; all their work has one order."
     )
     peak_bytes = OptionalAttr(
-        I64, "The most bytes alive on the slice at once, over all its devices, set by `pw-plan-memory`."
+        NATURAL, "The most bytes alive on the slice at once, over all its devices, set by `pw-plan-memory`."
     )
-    is_symbol = True
+    traits = frozenset({Trait.SYMBOL})
 
 
 @operation("channel")
@@ -65,7 +81,8 @@ class ChannelOp(PwOp):
     post their side ahead of the data. Values arrive in the order in which they were sent.
 
     ```mlir
-    "pw.channel"() {capacity = 1, dst = @s1, src = @s0, sym_name = "c0", type = tensor<8x4xf32>} : () -> ()
+    "pw.channel"() {capacity = 1, dst = @s1, src = @s0, sym_name = "c0",
+        value_type = tensor<8x4xf32>} : () -> ()
     ```
 
     Invariants: `src` and `dst` differ; `capacity` is at least 1.
@@ -74,10 +91,10 @@ class ChannelOp(PwOp):
     sym_name = Attr(STRING, "The name of the channel.")
     src = Attr(_SLICE, "The slice that sends.")
     dst = Attr(_SLICE, "The slice that receives.")
-    type = Attr(TENSOR_TYPE, "The type of every value that passes.")
-    capacity = Attr(I64, "How many values may be under way or waiting for their first use.")
+    value_type = Attr(TENSOR_TYPE, "The type of every value that passes.")
+    capacity = Attr(NATURAL, "How many values may be under way or not yet received.")
     sharding = OptionalAttr(SHARDING, "How a value is laid out over the receiving slice.")
-    is_symbol = True
+    traits = frozenset({Trait.SYMBOL})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if self.src == self.dst:
@@ -100,7 +117,7 @@ class ConstantOp(PwOp):
 
     sym_name = Attr(STRING, "The name of the constant.")
     value = Attr(ELEMENTS, "The array.")
-    is_symbol = True
+    traits = frozenset({Trait.SYMBOL})
 
 
 @operation("launch")
@@ -112,8 +129,9 @@ class LaunchOp(PwOp):
     `tf.aliasing_output` or `jax.buffer_donor` consumes the operand.
 
     ```mlir
-    %h = "pw.launch"(%w, %x) {callee = @embed, microbatch = 0, order = 3, phase = "fwd",
-        slice = @s0, stage = 0} : (tensor<4x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
+    %h = "pw.launch"(%w, %x) {callee = @embed, loop = @batch, microbatch = 0, order = 3,
+        origins = [{kind = "fwd", microbatch = 0, stage = 0}], slice = @s0}
+        : (tensor<4x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
     ```
 
     Invariants: operand and result types equal the callee's signature; once transfers are inserted, every
@@ -124,20 +142,26 @@ class LaunchOp(PwOp):
     outputs = Values("Its results; all live on `slice`.")
     callee = Attr(_FUNC, "The computation.")
     slice = Attr(_SLICE, "The slice whose devices all take part.")
-    stage = OptionalAttr(I64, "The pipeline stage: runs of placed calls on one slice, in topological order.")
-    phase = OptionalAttr(
-        one_of(*PHASES),
-        "What the launch is for: a forward or backward placed call, a forward one repeated by "
-        "`jax.checkpoint`, or the code between placed calls.",
+    origins = OptionalAttr(
+        ORIGINS,
+        "The placed calls that it stands for, one after the other; none for the code between placed calls "
+        "(glue), several once `pw-fuse-launches` has made one launch of them.",
+        default=(),
     )
-    loop = OptionalAttr(_LOOP, "The loop over microbatches that it is part of.")
-    microbatch = OptionalAttr(I64, "Which microbatch of the loop it works on, once the loop is unrolled.")
-    part = OptionalAttr(one_of("input", "weight"), "Which half of a split backward it is.")
-    fused = OptionalAttr(
-        several_of(*PHASES),
-        "The phases of the placed calls that `pw-fuse-launches` made it of, when there are several.",
-    )
-    order = OptionalAttr(I64, "Its position among the launches and sends of its slice.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that it is part of.")
+    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it works on, once the loop is unrolled.")
+    order = OptionalAttr(NATURAL, "Its position among the launches and sends of its slice.")
+    traits = frozenset({Trait.EXECUTES, Trait.STAYS, Trait.ORDERED, Trait.OF_LOOP})
+
+    @property
+    def is_glue(self) -> bool:
+        """Whether it stands for no placed call of the program."""
+        return "origins" not in self.attributes
+
+    @property
+    def origin(self) -> Origin | None:
+        """The first placed call that it stands for; None for glue."""
+        return next(iter(self.origins), None)
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         signature = symbols[self.callee].type
@@ -179,12 +203,21 @@ class TransferOp(PwOp):
     slice = Attr(_SLICE, "The slice to move to.")
     sharding = OptionalAttr(SHARDING, "How each result is laid out over `slice`.")
     routes = OptionalAttr(
-        INTEGERS,
+        ROUTES,
         "Pairs (number of the operand, number of the source device): result by result, and for each of "
         "them device by device of the destination.",
     )
+    memory_kind = OptionalAttr(
+        STRING,
+        "The memory of the devices that the results lie in, as JAX names it; the default one if absent.",
+    )
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
+    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of, once the loop is unrolled.")
     channel = OptionalAttr(_CHANNEL, "The path it takes, given by `pw-schedule`.")
-    order = OptionalAttr(I64, "The position of the send among the launches and sends of the source slice.")
+    order = OptionalAttr(
+        NATURAL, "The position of the send among the launches and sends of the source slice."
+    )
+    traits = frozenset({Trait.MOVES, Trait.PURE, Trait.ORDERED, Trait.OF_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if self.routes is None:
@@ -198,8 +231,8 @@ class TransferOp(PwOp):
         moved = self.results[0].type
         if channel.dst != self.slice:
             emit(f"goes to @{self.slice}, but channel @{self.channel} leads to @{channel.dst}")
-        if channel.type != moved:
-            emit(f"moves {moved}, but channel @{self.channel} carries {channel.type}")
+        if channel.value_type != moved:
+            emit(f"moves {moved}, but channel @{self.channel} carries {channel.value_type}")
 
     def check_whole(self, emit: Emit) -> None:
         """Checks a transfer of one value, shard by shard."""
@@ -219,13 +252,15 @@ class TransferOp(PwOp):
                 emit(f"expected {what}s of one type with `routes`, got {len(types)}")
                 return
         devices = read_mesh(symbols[symbols[self.slice].mesh]).size
-        expected = 2 * devices * len(self.results)
-        if len(self.routes) != expected:
+        expected = devices * len(self.results)
+        routes = self.routes
+        if len(routes) != expected:
             pairs = f"{counted(devices, 'device')} and {counted(len(self.results), 'result')}"
             emit(
-                f"expected {expected} numbers in `routes`, a pair for each of {pairs}, got {len(self.routes)}"
+                f"expected {2 * expected} numbers in `routes`, a pair for each of {pairs}, "
+                f"got {2 * len(routes)}"
             )
-        elif not all(0 <= n < len(self.operands) for n in self.routes[::2]):
+        elif not all(0 <= route.operand < len(self.operands) for route in routes):
             emit(f"`routes` names an operand it does not have; it has {len(self.operands)}")
 
 
@@ -245,6 +280,7 @@ class MirrorOp(PwOp):
 
     inputs = Values("Equal values on different slices.", one_type=True)
     outputs = Values("The mirrored value.", 1)
+    traits = frozenset({Trait.JOINS, Trait.PURE})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if len(self.operands) < 2:
@@ -266,6 +302,7 @@ class ReleaseOp(PwOp):
     """
 
     inputs = Values("The values to release; each is one logical buffer, whatever the number of shards.")
+    traits = frozenset({Trait.ENDS})
 
 
 @operation("loop")
@@ -281,17 +318,24 @@ class LoopOp(PwOp):
     "pw.loop"() {count = 8, schedule = "1f1b", sym_name = "batch"} : () -> ()
     ```
 
-    Invariants: `count` is at least 1.
+    Invariants: `count` is at least 1; no loop is inside of itself.
     """
 
     sym_name = Attr(STRING, "The name of the loop.")
-    count = Attr(I64, "How many microbatches there are.")
+    count = Attr(NATURAL, "How many microbatches there are.")
     schedule = OptionalAttr(STRING, "The pipeline schedule that the program asks for.")
-    is_symbol = True
+    parent = OptionalAttr(_LOOP, "The loop that it is inside of.")
+    traits = frozenset({Trait.SYMBOL})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
-        if self.count < 1:
-            emit(f"expected a count of at least 1, got {self.count}")
+        if not 1 <= self.count <= MOST_MICROBATCHES:
+            emit(f"expected a count of 1 to {MOST_MICROBATCHES}, got {self.count}")
+        ancestor, seen = self.parent, {self.sym_name}
+        while ancestor is not None and ancestor not in seen:
+            seen.add(ancestor)
+            ancestor = symbols[ancestor].parent
+        if ancestor is not None:
+            emit(f"is inside of itself, by @{ancestor}")
 
 
 @operation("split")
@@ -313,6 +357,7 @@ class SplitOp(PwOp):
     loop = Attr(_LOOP, "The loop.")
     slice = OptionalAttr(_SLICE, "The slice on which the value is split, given by `pw-infer-placement`.")
     sharding = OptionalAttr(SHARDING, "How the block is laid out over `slice`.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.OPENS_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         _check_blocks(self.operands[0], self.results[0], symbols[self.loop].count, "operand", emit)
@@ -339,6 +384,7 @@ class ReduceOp(PwOp):
     loop = Attr(_LOOP, "The loop.")
     slice = OptionalAttr(_SLICE, "The slice on which the value is reduced, given by `pw-infer-placement`.")
     sharding = OptionalAttr(SHARDING, "How the result is laid out over `slice`.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.CLOSES_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         count = symbols[self.loop].count
@@ -359,11 +405,17 @@ class ReduceOp(PwOp):
 
 def _check_blocks(whole: ir.Value, block: ir.Value, count: int, what: str, emit: Emit) -> None:
     """Checks that a value consists of `count` blocks along its leading dimension."""
-    block_type = ir.RankedTensorType(block.type)
-    if block_type.rank == 0:
+    if not all(isinstance(v.type, ir.RankedTensorType) and v.type.has_static_shape for v in (whole, block)):
+        emit(f"expected ranked tensors of static shape, got {whole.type} and {block.type}")
+        return
+    shape = list(block.type.shape)
+    if not shape:
         emit("a scalar has no leading dimension to divide into microbatches")
         return
-    shape = [block_type.shape[0] * count, *block_type.shape[1:]]
-    expected = ir.RankedTensorType.get(shape, block_type.element_type, loc=ir.Location.unknown(block.context))
-    if whole.type != expected:
-        emit(f"{what} has type {whole.type}, expected {expected}: {count} blocks of {block_type}")
+    expected = [shape[0] * count, *shape[1:]]
+    if list(whole.type.shape) != expected or whole.type.element_type != block.type.element_type:
+        dims = "".join(f"{size}x" for size in expected)
+        emit(
+            f"{what} has type {whole.type}, expected tensor<{dims}{block.type.element_type}>: "
+            f"{count} blocks of {block.type}"
+        )

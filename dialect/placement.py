@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.ops import LaunchOp, MirrorOp, ReduceOp, SplitOp, TransferOp
-
-SLICE = "pw.slice"
-"""The discardable attribute that places an argument, a result, or an op that is not a `pw` op."""
+from pathways.dialect.names import ALIASING, DONOR, SLICE
+from pathways.dialect.operation import PwOp, op_has
+from pathways.dialect.traits import Trait
 
 Slices = tuple[str, ...]
 
@@ -76,13 +75,16 @@ def slices_of(value: ir.Value, arguments: Sequence[Slices | None] | None = None)
             return None
         return argument_slices(function)[ir.BlockArgument(value).arg_number]
     op = owner.operation.opview
-    match op:
-        case LaunchOp() | TransferOp():
-            return (op.slice,)
-        case MirrorOp():
-            return joined_slices([slices_of(v, arguments) for v in op.operands])
-        case SplitOp() | ReduceOp():
-            return None if op.slice is None else (op.slice,)
+    if op_has(op, Trait.JOINS):
+        return joined_slices([slices_of(v, arguments) for v in op.operands])
+    return slices_of_op(op)
+
+
+def slices_of_op(op: ir.OpView) -> Slices | None:
+    """The slices that an operation runs on, or moves to; None where it is not placed yet."""
+    if isinstance(op, PwOp):
+        name = op.attributes.get("slice")
+        return None if name is None else (name.value,)
     return read_slices(op.attributes[SLICE]) if SLICE in op.attributes else None
 
 
@@ -96,7 +98,5 @@ def joined_slices(slices: Sequence[Slices | None]) -> Slices | None:
 def donated_arguments(function: ir.OpView) -> frozenset[int]:
     """The arguments that a computation consumes: those that carry an aliasing or donor attribute."""
     return frozenset(
-        number
-        for number, attrs in enumerate(argument_attrs(function))
-        if "tf.aliasing_output" in attrs or "jax.buffer_donor" in attrs
+        number for number, attrs in enumerate(argument_attrs(function)) if ALIASING in attrs or DONOR in attrs
     )

@@ -1,77 +1,14 @@
-"""Shardings as values: how an array lies over the devices of a slice, read from `sdy.sharding` attributes."""
+"""Meshes and shardings in the IR: `sdy.mesh` operations and `#sdy.sharding` attributes."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-SHARDING = "sdy.sharding"
-"""The attribute that shards an argument or a result of a function, or the result of an operation."""
-
-Index = tuple[tuple[int, int], ...]
-"""The part of an array that a device holds: first and last-plus-one element of each dimension."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Mesh:
-    """Named axes and their sizes, major to minor; devices are numbered in that order."""
-
-    axes: tuple[tuple[str, int], ...]
-
-    @property
-    def size(self) -> int:
-        """The number of devices."""
-        return math.prod(size for _, size in self.axes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sharding:
-    """For each dimension of an array the mesh axes that split it, major to minor; the rest replicate it."""
-
-    dims: tuple[tuple[str, ...], ...]
-
-    def splits(self, mesh: Mesh) -> tuple[int, ...]:
-        """Into how many parts each dimension is split."""
-        sizes = dict(mesh.axes)
-        return tuple(math.prod(sizes[a] for a in axes) for axes in self.dims)
-
-    def is_replicated(self, mesh: Mesh) -> bool:
-        """Whether every device holds the whole array."""
-        return all(n == 1 for n in self.splits(mesh))
-
-    def indices(self, shape: Sequence[int], mesh: Mesh) -> list[Index]:
-        """The part that each device holds, by device number.
-
-        Raises:
-          ValueError: when a dimension does not divide; says which, and by what.
-        """
-        splits = self.splits(mesh)
-        for dim, (size, parts) in enumerate(zip(shape, splits, strict=True)):
-            if size % parts:
-                raise ValueError(f"dimension {dim} of size {size} does not divide into {parts} parts")
-        found: list[Index] = []
-        names = [name for name, _ in mesh.axes]
-        sizes = dict(mesh.axes)
-        for place in itertools.product(*(range(size) for _, size in mesh.axes)):
-            at = dict(zip(names, place, strict=True))
-            index = []
-            for size, parts, axes in zip(shape, splits, self.dims, strict=True):
-                number = 0
-                for axis in axes:
-                    number = number * sizes[axis] + at[axis]
-                index.append((number * size // parts, (number + 1) * size // parts))
-            found.append(tuple(index))
-        return found
-
-
-def replicated(rank: int) -> Sharding:
-    """The sharding of an array of which every device holds the whole."""
-    return Sharding(((),) * rank)
+from pathways.dialect.meshes import Mesh, Sharding
+from pathways.dialect.names import SHARDING
 
 
 def read_mesh(mesh: ir.OpView) -> Mesh:
@@ -80,19 +17,29 @@ def read_mesh(mesh: ir.OpView) -> Mesh:
     return Mesh(tuple((a.name, a.size) for a in axes))
 
 
-def read_sharding(attribute: ir.Attribute) -> Sharding:
-    """Reads a `#sdy.sharding` attribute; open dimensions count as they stand.
+def is_sharding(attribute: ir.Attribute) -> bool:
+    """Whether an attribute is a `#sdy.sharding`."""
+    return sdy.TensorShardingAttr.isinstance(attribute)
 
-    Raises:
-      ValueError: when it splits an axis, which no part of this compiler makes.
-    """
-    dims = []
-    for dim in sdy.TensorShardingAttr(attribute).dimension_shardings:
-        axes = [sdy.AxisRefAttr(a) for a in sdy.DimensionShardingAttr(dim).axes]
-        if any(a.sub_axis_info is not None for a in axes):
-            raise ValueError(f"{attribute} splits an axis of the mesh")
-        dims.append(tuple(a.name for a in axes))
-    return Sharding(tuple(dims))
+
+def read_sharding(attribute: ir.Attribute) -> Sharding:
+    """Reads a `#sdy.sharding` attribute; open dimensions count as they stand."""
+    dims = sdy.TensorShardingAttr(attribute).dimension_shardings
+    axes = [[sdy.AxisRefAttr(a) for a in sdy.DimensionShardingAttr(dim).axes] for dim in dims]
+    return Sharding(tuple(tuple(a.name for a in dim) for dim in axes))
+
+
+def unsupported(attribute: ir.Attribute) -> str | None:
+    """What of a `#sdy.sharding` this compiler has no meaning for; None when it has one for all."""
+    sharding = sdy.TensorShardingAttr(attribute)
+    if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
+        return "names no mesh of the module"
+    if len(list(sharding.unreduced_axes)):
+        return "has unreduced axes"
+    for dim in sharding.dimension_shardings:
+        if any(sdy.AxisRefAttr(a).sub_axis_info is not None for a in sdy.DimensionShardingAttr(dim).axes):
+            return "splits an axis of the mesh"
+    return None
 
 
 def mesh_of(attribute: ir.Attribute) -> str:

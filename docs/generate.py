@@ -1,4 +1,4 @@
-"""Writes docs/pw_ops.md and docs/pw_passes.md from the docstrings of operations and passes.
+"""Writes docs/pw_ops.md, pw_forms.md and pw_passes.md from what operations, forms and passes declare.
 
 With `--check` it writes nothing, and fails when a page is stale.
 """
@@ -7,10 +7,10 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from pathways.dialect import OPERATIONS, PwOp
+from pathways.dialect import FORMS, OPERATIONS, Form, PwOp, Trait
 from pathways.dialect.fields import Values
 from pathways.passes import registry
 from pathways.passes.base import Pass, options_of
@@ -21,7 +21,7 @@ NOTICE = "<!-- Made by `make docs` from {source}; do not edit. -->\n"
 
 def main(check: bool) -> int:
     """Writes or checks all pages; returns the exit status."""
-    pages = {"pw_ops.md": ops_page(), "pw_passes.md": passes_page()}
+    pages = {"pw_ops.md": ops_page(), "pw_forms.md": forms_page(), "pw_passes.md": passes_page()}
     stale = [name for name, text in pages.items() if read(DOCS / name) != text]
     if check:
         for name in stale:
@@ -46,6 +46,54 @@ def ops_page() -> str:
         *(describe_op(name, op) for name, op in OPERATIONS.items()),
     ]
     return "\n".join(parts)
+
+
+def forms_page() -> str:
+    """The reference of the forms of the IR."""
+    parts = [
+        NOTICE.format(source="`dialect/forms.py`"),
+        "# Forms of the IR\n",
+        "In the order in which a program takes them. In every form, what stands in the module can be read: "
+        "attributes are of their kinds, symbols are there, functions end with `func.return`, numbers are "
+        "bounded. Computations hold StableHLO.\n",
+        contents(FORMS),
+        *map(describe_form, FORMS.values()),
+    ]
+    return "\n".join(parts)
+
+
+def describe_form(form: Form) -> str:
+    """The section of one form."""
+    passes = [(name, registry.load(name)) for name in registry.names()]
+    rows = [
+        ("stands in `@main`", ", ".join([*names_of(form.main), *["other dialects"] * form.glue])),
+        ("stands in the module", ", ".join(names_of(form.symbols))),
+        ("must have", attributes_of(form.needs)),
+        ("has not yet", attributes_of(form.lacks)),
+        (
+            "has together",
+            attributes_of({op: sum(map(tuple, groups), ()) for op, groups in form.together.items()}),
+        ),
+        ("arguments, results", ", ".join(f"`{port}`" for port in form.ports)),
+        ("values", "arrays: ranked tensors of static shape" if form.arrays else ""),
+        ("left by", ", ".join(f"`{name}`" for name, kind in passes if kind.leaves is form)),
+        ("taken by", ", ".join(f"`{name}`" for name, kind in passes if form in kind.takes)),
+    ]
+    relations = [inspect.cleandoc(relation.__doc__ or "") for relation in (*form.relations, *form.proofs)]
+    listed = "".join(f"- {relation}\n" for relation in relations)
+    return "\n".join([f"## `{form.name}`\n", table(("", ""), [row for row in rows if row[1]]), listed])
+
+
+def names_of(chosen: Collection[type[PwOp]]) -> list[str]:
+    """The names of operations in the order of their declaration."""
+    return [f"`{name}`" for name, op in OPERATIONS.items() if op in chosen]
+
+
+def attributes_of(fields: Mapping[type[PwOp], Iterable[str]]) -> str:
+    """Attributes by operation."""
+    return "; ".join(
+        f"`{op.OPERATION_NAME}`: {', '.join(f'`{name}`' for name in names)}" for op, names in fields.items()
+    )
 
 
 def passes_page() -> str:
@@ -77,9 +125,11 @@ def describe_op(name: str, op: type[PwOp]) -> str:
         for what, declared in (("operands", op.inputs), ("results", op.outputs))
         if declared.count != 0
     ]
+    traits = "".join(f"- {trait.value}\n" for trait in Trait if trait in op.traits)
     return section(
         name,
         op,
+        traits,
         table(("attribute", "kind", "", "meaning"), attributes),
         table(("values", "how many", "meaning"), values),
     )
@@ -91,7 +141,10 @@ def describe_pass(name: str, pass_type: type[Pass]) -> str:
         (f"`{field.name.replace('_', '-')}`", f"`{shown(field)}`", field.metadata["help"])
         for field in options_of(pass_type).values()
     ]
-    return section(name, pass_type, table(("option", "default", "meaning"), options))
+    takes = " or ".join(f"`{form.name}`" for form in pass_type.takes)
+    leaves = "the same" if pass_type.leaves is None else f"`{pass_type.leaves.name}`"
+    forms = f"Takes the form {takes}; leaves {leaves}.\n"
+    return section(name, pass_type, forms, table(("option", "default", "meaning"), options))
 
 
 def section(name: str, described: type, *tables: str) -> str:

@@ -2,7 +2,7 @@
 //
 //     pw-opt examples/two_slices.mlir --pw-insert-transfers
 
-module @two_slices attributes {pw.form = "imported"} {
+module @two_slices attributes {pw.form = "outlined"} {
   sdy.mesh @mesh = <["x"=2]>
   "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
   "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from jaxlib.mlir import ir
+
+from pathways.dialect import Form, symbol_table
+from pathways.dialect.names import MAIN
 
 
 class PassFailure(Exception):
@@ -19,10 +23,19 @@ class Pass(ABC):
     """A transformation or check of a whole module.
 
     A subclass is a frozen dataclass with a `name`; its fields, made with `option`, are its options. Its
-    docstring says what the pass does, what it requires and what it guarantees.
+    docstring says what the pass does, what it requires and what it guarantees. `passes/driver.py` checks what
+    it takes and leaves.
+
+    Attributes:
+      takes: the forms of the IR that the pass works on.
+      leaves: the form that it leaves behind; None when that is the one that it took.
+      closes: whether the module is verified behind it even where passes are trusted.
     """
 
     name: ClassVar[str]
+    takes: ClassVar[Sequence[Form]]
+    leaves: ClassVar[Form | None] = None
+    closes: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, module: ir.Module) -> None:
@@ -45,16 +58,26 @@ def fail(op: ir.OpView | ir.Operation, message: str) -> NoReturn:
     raise PassFailure(text)
 
 
-remark_listeners: list[Callable[[ir.Location, str], bool]] = []
-"""Who hears of remarks, innermost last; one that returns True keeps a remark from those around it.
+Listener = Callable[[ir.Location, str], bool]
+"""Hears of a remark; returns True to keep it from those who listen around it."""
+
+_listeners: weakref.WeakKeyDictionary[ir.Context, list[Listener]] = weakref.WeakKeyDictionary()
+"""Who hears of the remarks of a context, innermost last.
 
 The bindings emit errors as diagnostics, but hand remarks to an engine that writes files.
 """
 
 
+def listen(context: ir.Context, listener: Listener) -> Callable[[], None]:
+    """Lets a listener hear of the remarks of a context until what is returned is called."""
+    listeners = _listeners.setdefault(context, [])
+    listeners.append(listener)
+    return lambda: listeners.remove(listener)
+
+
 def remark(op: ir.OpView | ir.Operation, message: str) -> None:
     """Emits a remark at an operation."""
-    for listener in reversed(remark_listeners):
+    for listener in reversed(_listeners.get(op.operation.context, ())):
         if listener(op.operation.location, f"'{op.operation.name}' op {message}"):
             return
 
@@ -65,12 +88,12 @@ def main_function(module: ir.Module) -> ir.OpView:
     Raises:
       PassFailure: when there is none, or it has no body.
     """
-    for op in module.body.operations:
-        if op.operation.name == "func.func" and op.attributes["sym_name"].value == "main":
-            if not op.regions[0].blocks:
-                fail(op, "has no body")
-            return op
-    fail(module.operation, "has no function @main, the program")
+    main = symbol_table(module).get(MAIN)
+    if main is None or main.operation.name != "func.func":
+        fail(module.operation, "has no function @main, the program")
+    if not main.regions[0].blocks:
+        fail(main, "has no body")
+    return main
 
 
 def options_of(pass_type: type[Pass]) -> dict[str, dataclasses.Field[Any]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
-from pathways.dialect import verify
-from pathways.passes.base import PassFailure, fail, remark_listeners
+from pathways.dialect import FORMS, form_of, problems, set_form, verify
+from pathways.passes.base import Pass, PassFailure, fail, listen
 from pathways.passes.text import Builtin, Item, item_name
 
 Hook = Callable[[Item, ir.Module], None]
@@ -95,14 +95,16 @@ class Diagnostics:
         self._captured = self._context.emit_error_diagnostics
         self._context.emit_error_diagnostics = True
         self._handler = self._context.attach_diagnostic_handler(self._collect)
-        remark_listeners.append(self._collect_remark)
+        self._ignore = listen(self._context, self._collect_remark)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        remark_listeners.remove(self._collect_remark)
+        self._ignore()
         self._handler.detach()
+        # The handler holds this object, out of sight of Python's garbage collector.
+        del self._handler, self._ignore
         self._context.emit_error_diagnostics = self._captured
 
     def _collect(self, diagnostic: ir.Diagnostic) -> bool:
@@ -134,7 +136,7 @@ def _copy(diagnostic: ir.Diagnostic) -> Diagnostic:
 
 def run_passes(
     module: ir.Module,
-    items: Iterable[Item],
+    items: Sequence[Item],
     *,
     verify_each: bool = True,
     before_each: Hook | None = None,
@@ -142,10 +144,14 @@ def run_passes(
 ) -> None:
     """Runs passes over a module in place, and verifies it first and after each.
 
+    A pass runs on the forms that it takes: those that the module claims, or, when it claims none, those that
+    it turns out to be in. Then the module claims the form that the pass leaves.
+
     Args:
       module: the module; its context must come from `pathways.dialect.make_context`.
       items: the passes, in order.
-      verify_each: False skips all verification, for callers that know the input to be well formed.
+      verify_each: False checks claims, and what a pass closes; for callers that know the input to be well
+        formed.
       before_each: called right before each pass.
       after_each: called right after each pass that succeeded, before the module is verified again.
 
@@ -154,15 +160,43 @@ def run_passes(
     """
     with module.context, Diagnostics(module.context, forward=True) as seen:
         if verify_each:
-            _verify(module, seen)
+            _verify_mlir(module, seen)
+        verified = False
         for item in items:
+            if isinstance(item, Pass):
+                _check_form(item, module, seen, verify_each and not verified)
+            elif verify_each and not verified:
+                _verify(module, seen)
             if before_each is not None:
                 before_each(item, module)
             _run(item, module, seen)
             if after_each is not None:
                 after_each(item, module)
-            if verify_each:
+            if verify_each or (isinstance(item, Pass) and item.closes):
+                _verify_mlir(module, seen)
                 _verify(module, seen)
+                # What claims no form is checked anew as what the next pass takes it for.
+                verified = form_of(module) is not None
+        if verify_each and not items:
+            _verify(module, seen)
+
+
+def _check_form(item: Pass, module: ir.Module, seen: Diagnostics, verify_it: bool) -> None:
+    """Checks that a module is in a form that a pass takes."""
+    claim = form_of(module)
+    if claim is not None and claim in FORMS and FORMS[claim] not in item.takes:
+        expected = " or ".join(f"'{form.name}'" for form in item.takes)
+        fail(module.operation, f"'{item.name}' expects the form {expected}, got '{claim}'")
+    if not verify_it:
+        return
+    if claim is not None:
+        _verify(module, seen)
+        return
+    candidates = [problems(module, form) for form in item.takes]
+    if all(candidates):
+        for problem in candidates[0]:
+            problem.emit()
+        _raise_if_any(seen)
 
 
 def _run(item: Item, module: ir.Module, seen: Diagnostics) -> None:
@@ -174,6 +208,8 @@ def _run(item: Item, module: ir.Module, seen: Diagnostics) -> None:
             manager.run(module.operation)
         else:
             item.run(module)
+            if item.leaves is not None:
+                set_form(module, item.leaves)
     except (PassFailure, ir.MLIRError) as failure:
         if not seen.errors:
             module.operation.location.emit_error(str(failure))
@@ -193,13 +229,16 @@ def _check_for_shardy(item: Builtin, module: ir.Module) -> None:
             fail(op, f"has no body, and {item.text} needs one")
 
 
-def _verify(module: ir.Module, seen: Diagnostics) -> None:
+def _verify_mlir(module: ir.Module, seen: Diagnostics) -> None:
     try:
         module.operation.verify()
     except ir.MLIRError:
         _raise_if_any(seen)
         raise
-    # Ours takes for granted what MLIR's has checked.
+
+
+def _verify(module: ir.Module, seen: Diagnostics) -> None:
+    # MLIR's own verifier has passed: ours takes for granted what it checks.
     verify(module)
     _raise_if_any(seen)
 

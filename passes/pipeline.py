@@ -21,6 +21,7 @@ from pathways.passes.schedule.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.passes.shard.lower_transfers import LowerTransfers
 from pathways.passes.shard.propagate_shardings import PropagateShardings
+from pathways.passes.shard.verify_sharded import VerifySharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ def phases(options: Options) -> list[Phase]:
                 PropagateShardings(),
                 # Before scheduling: cutting and joining are launches that stand in the order of their slice.
                 LowerTransfers(),
-                VerifyPlaced(),
+                VerifySharded(),
             ),
         ),
         Phase(
@@ -93,3 +94,21 @@ def phases(options: Options) -> list[Phase]:
             ),
         ),
     ]
+
+
+def phases_behind(options: Options, form: str | None) -> list[Phase]:
+    """The phases that a module in a form has before it; of the first perhaps only the last passes.
+
+    Args:
+      options: of the compiler.
+      form: the form; None for what JAX lowers to.
+    """
+    every = phases(options)
+    for n in reversed(range(len(every))):
+        passes = every[n].passes
+        for k in reversed(range(len(passes))):
+            leaves = passes[k].leaves
+            if leaves is not None and leaves.name == form:
+                rest = [dataclasses.replace(every[n], passes=passes[k + 1 :])] if k + 1 < len(passes) else []
+                return [*rest, *every[n + 1 :]]
+    return every

@@ -22,6 +22,7 @@ MODULES = {
     "pw-fuse-launches": "schedule.fuse_launches",
     "pw-plan-memory": "schedule.plan_memory",
     "pw-verify-placed": "place.verify_placed",
+    "pw-verify-sharded": "shard.verify_sharded",
     "pw-verify-schedule": "schedule.verify_schedule",
 }
 """The module of `pathways.passes` that holds each pass, in the order in which a program meets them."""

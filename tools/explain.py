@@ -74,7 +74,7 @@ def _channels(module: ir.Module, plan: Plan) -> list[tuple[str, ...]]:
         moved[op.channel] += plan.bytes_moved(step)
     rows: list[tuple[str, ...]] = []
     for op in ops_named(module, ["pw.channel"]):
-        type_ = str(op.type).removeprefix("tensor<").removesuffix(">")
+        type_ = str(op.value_type).removeprefix("tensor<").removesuffix(">")
         name = op.sym_name
         rows.append((name, op.src, op.dst, type_, str(count[name]), size(moved[name])))
     return rows

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from jaxlib.mlir import ir
 
 from pathways.dialect import ConstantOp, LaunchOp, symbol_table
+from pathways.dialect.names import CONSTANT
 from pathways.passes.base import main_function
-from pathways.passes.util.ir_utils import add_argument, body_block, byte_size, unique_name
+from pathways.passes.util.functions import add_arguments, body_block, unique_name
+from pathways.passes.util.operations import byte_size
 
 
 def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int) -> None:
@@ -30,7 +32,8 @@ def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int)
             taken.add(name)
             names[value] = name
             ConstantOp.build(sym_name=name, value=value, loc=location, ip=ir.InsertionPoint(main))
-            arguments[name] = add_argument(main, value.type, {"pw.constant": ir.FlatSymbolRefAttr.get(name)})
+            attrs = {CONSTANT: ir.FlatSymbolRefAttr.get(name)}
+            (arguments[name],) = add_arguments(main, [value.type], [attrs])
         return arguments[names[value]]
 
     launches_of: dict[str, list[LaunchOp]] = {}
@@ -57,15 +60,9 @@ def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int)
 
 def _pass_to_callee(function: ir.OpView, launches: list[LaunchOp], value: ir.Value) -> ir.Value:
     """Gives a computation one more argument, and all its launches the value for it."""
-    argument = add_argument(function, value.type, {})
+    (argument,) = add_arguments(function, [value.type], [{}])
     for number, launch in enumerate(launches):
-        longer = LaunchOp.build(
-            [*launch.operands, value],
-            [r.type for r in launch.results],
-            **{name: getattr(launch, name) for name in LaunchOp.fields()},
-            loc=launch.operation.location,
-            ip=ir.InsertionPoint(launch),
-        )
+        longer = launch.rebuilt([*launch.operands, value])
         for old, new in zip(launch.results, longer.results, strict=True):
             old.replace_all_uses_with(new)
         launch.operation.erase()

@@ -10,33 +10,31 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways.dialect import (
-    SLICE,
     LaunchOp,
+    LoopOp,
+    Origin,
     ReduceOp,
     SplitOp,
     argument_attrs,
+    loop_of,
+    loop_of_op,
     make_slices,
+    nested_ops,
+    op_has,
     set_argument_attrs,
-    set_form,
+    set_loop,
     symbol_table,
 )
+from pathways.dialect.forms import IMPORTED, TRACED
+from pathways.dialect.metadata import CallMetadata, MetadataError
+from pathways.dialect.names import ALIASING, DONATED, DONOR, SLICE
+from pathways.dialect.traits import Trait
+from pathways.dialect.wellformed import type_problem
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.import_.closures import hoist_constants
 from pathways.passes.import_.stages import PlacedCall, number_stages
-from pathways.passes.util.ir_utils import (
-    body_block,
-    callees,
-    captured,
-    erase_unused_functions,
-    inlined,
-    nested_ops,
-    unique_name,
-)
-
-FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
-
-_MARKS = frozenset({"pw.slice", "pw.split", "pw.reduce"})
-"""What calls that are not ordinary ones carry."""
+from pathways.passes.util.functions import body_block, callees, erase_unused_functions, inlined, unique_name
+from pathways.passes.util.operations import captured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +60,8 @@ class Import(Pass):
     """
 
     name: ClassVar[str] = "pw-import"
+    takes = (TRACED,)
+    leaves = IMPORTED
     max_constant_bytes: int = option(1024, "constants larger than this become hidden arguments")
 
     def run(self, module: ir.Module) -> None:
@@ -79,7 +79,7 @@ class Import(Pass):
         for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
             del module.operation.attributes[name]
         erase_unused_functions(module)
-        set_form(module, "imported")
+        importer.check_types()
 
 
 class _Importer:
@@ -89,8 +89,6 @@ class _Importer:
         self.symbols = symbol_table(module)
         self.flattened: set[str] = set()
         self.calls: list[PlacedCall] = []
-        self.loops: dict[ir.Value, str] = {}
-        """The loop of each value of a microbatch."""
 
     def check_signature(self) -> None:
         attrs = argument_attrs(self.main)
@@ -101,10 +99,18 @@ class _Importer:
                     f"argument #{number} is a {argument.type}: ordered side effects "
                     "(ordered=True) cannot be kept in order over several slices",
                 )
-            for marker in ("tf.aliasing_output", "jax.buffer_donor"):
+            for marker in (ALIASING, DONOR):
                 if attributes.pop(marker, None) is not None:
-                    attributes["pw.donated"] = ir.UnitAttr.get()
+                    attributes[DONATED] = ir.UnitAttr.get()
         set_argument_attrs(self.main, attrs)
+
+    def check_types(self) -> None:
+        """Checks that all values between launches are arrays, which alone have a place on a slice."""
+        for op in body_block(self.main).operations:
+            for result in op.results:
+                problem = type_problem(result.type)
+                if problem is not None:
+                    fail(op, f"makes a {result.type}, {problem}: only arrays can stand between placed calls")
 
     def drop_empty_constraints(self) -> None:
         for function in self.symbols.values():
@@ -121,7 +127,7 @@ class _Importer:
     def inline_calls(self, function: ir.OpView) -> None:
         """Inlines the unplaced calls of a function, callees first, so that each body is copied once."""
         for op in list(body_block(function).operations):
-            if op.operation.name != "func.call" or call_metadata(op).keys() & _MARKS:
+            if op.operation.name != "func.call" or not metadata_of(op).is_ordinary:
                 continue
             callee = self.symbols[op.attributes["callee"].value]
             name = callee.attributes["sym_name"].value
@@ -138,23 +144,22 @@ class _Importer:
 
     def renew_loops(self, function: ir.OpView) -> None:
         """Gives a function other loops than its last copy has: each copy works through a batch of its own."""
-        renewed: dict[str, ir.Attribute] = {}
+        renewed: dict[str, str] = {}
         for op in nested_ops(function):
-            metadata = call_metadata(op)
-            if "pw.loop" not in metadata:
+            metadata = metadata_of(op)
+            if metadata.loop is None:
                 continue
-            loop = metadata["pw.loop"]
-            if loop not in renewed:
-                renewed[loop] = self.copy_loop(loop, metadata["pw.name"])
-            entries = {entry.name: entry.attr for entry in op.attributes[FRONTEND_ATTRIBUTES]}
-            op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries | {"pw.loop": renewed[loop]})
+            if metadata.loop not in renewed:
+                renewed[metadata.loop] = self.copy_loop(op, metadata)
+            dataclasses.replace(metadata, loop=renewed[metadata.loop]).write(op)
 
-    def copy_loop(self, loop: str, base: str) -> ir.Attribute:
-        name = unique_name(base, self.symbols)
-        copy = self.symbols[loop].operation.clone(ir.InsertionPoint(self.main)).opview
-        copy.attributes["sym_name"] = ir.StringAttr.get(name)
+    def copy_loop(self, call: ir.OpView, metadata: CallMetadata) -> str:
+        loop = self.loop_symbol(call, metadata)
+        name = unique_name(metadata.name or loop.sym_name, self.symbols)
+        copy = loop.operation.clone(ir.InsertionPoint(self.main)).opview
+        copy.sym_name = name
         self.symbols[name] = copy
-        return copy.attributes["sym_name"]
+        return name
 
     def place_regions(self) -> None:
         for op in body_block(self.main).operations:
@@ -177,14 +182,14 @@ class _Importer:
         """The slices of placed calls inside an operation and the functions it calls, with one call each."""
         placed: dict[str, ir.OpView] = {}
         for inner in self.calls_inside(op, seen):
-            name = call_metadata(inner).get("pw.slice")
+            name = metadata_of(inner).slice
             if name is not None:
                 placed.setdefault(name, inner)
         return placed
 
     def refuse_loops_inside(self, op: ir.OpView) -> None:
         for inner in self.calls_inside(op, set()):
-            if "pw.loop" in call_metadata(inner):
+            if metadata_of(inner).loop is not None:
                 fail(
                     inner,
                     "is part of a pw.accumulate inside a loop or branch (jax.lax.scan, while_loop, cond); "
@@ -202,16 +207,16 @@ class _Importer:
                     yield from self.calls_inside(self.symbols[callee], seen)
 
     def mark_loops(self) -> None:
-        """Turns the calls that mark a microbatch into splits and reductions."""
+        """Turns calls that mark a microbatch into splits and reductions, and notes what is of which loop."""
         reduced: dict[ir.Value, set[str]] = {}
         for op in list(body_block(self.main).operations):
-            metadata, reads = call_metadata(op), captured(op)
+            metadata, reads = metadata_of(op), captured(op)
             before: set[str] = set().union(*(reduced.get(v, set()) for v in reads))
-            loop = self.loop_of(op, reads)
-            if "pw.split" in metadata:
+            loop = self.loop_read(op, reads)
+            if metadata.split:
                 if loop is not None:
                     self.fail_outside(op, loop)
-                op = self.make_split(op, metadata["pw.loop"])
+                op = self.make_split(op, metadata)
                 loop = op.loop
             if loop is not None and op.operation.name == "func.return":
                 self.fail_outside(op, loop)
@@ -221,21 +226,24 @@ class _Importer:
                     f"reads a result of pw.accumulate of '{loop}' and a value of one of its microbatches: "
                     "let the function return what is used outside of it",
                 )
-            if "pw.reduce" in metadata:
-                if loop not in (None, metadata["pw.loop"]):
+            if metadata.reduce is not None:
+                name = self.loop_symbol(op, metadata).sym_name
+                if loop not in (None, name):
                     self.fail_outside(op, loop)
-                op = self.reduce_constant(op, metadata) if loop is None else self.make_reduce(op, metadata)
-                before, loop = before | {metadata["pw.loop"]}, None
-            if loop is not None:
-                self.loops.update(dict.fromkeys(op.results, loop))
+                make = self.reduce_constant if loop is None else self.make_reduce
+                reduced.setdefault(make(op, metadata), before | {name})
+                continue
+            if loop is not None and not op_has(op, Trait.OPENS_LOOP):
+                set_loop(op, loop)
             reduced.update(dict.fromkeys(op.results, before))
 
-    def loop_of(self, op: ir.OpView, values: Iterable[ir.Value]) -> str | None:
+    def loop_read(self, op: ir.OpView, values: Iterable[ir.Value]) -> str | None:
         """The loop that an operation is in by the values that it reads."""
-        loops = list(dict.fromkeys(self.loops[v] for v in values if v in self.loops))
+        loops = list(dict.fromkeys(loop for value in values if (loop := loop_of(value)) is not None))
         if len(loops) > 1:
             # The value of the loop that began first has leaked into the other one.
-            self.fail_outside(op, next(loop for loop in self.loops.values() if loop in loops))
+            splits = (o.loop for o in body_block(self.main).operations if op_has(o, Trait.OPENS_LOOP))
+            self.fail_outside(op, next(loop for loop in splits if loop in loops))
         return loops[0] if loops else None
 
     def fail_outside(self, op: ir.OpView, loop: str) -> NoReturn:
@@ -245,49 +253,70 @@ class _Importer:
             "let the function return it",
         )
 
-    def make_split(self, call: ir.OpView, loop: str) -> SplitOp:
+    def loop_symbol(self, op: ir.OpView, metadata: CallMetadata) -> LoopOp:
+        target = self.symbols.get(metadata.loop or "")
+        if not isinstance(target, LoopOp):
+            fail(op, f"is of the loop '{metadata.loop}', but the module has no pw.loop of that name")
+        return target
+
+    def make_split(self, call: ir.OpView, metadata: CallMetadata) -> SplitOp:
+        loop = self.loop_symbol(call, metadata)
+        if len(call.operands) != 1 or len(call.results) != 1:
+            fail(call, "marks where a microbatch begins, but has not one operand and one result")
         whole, block = call.operands[0], call.results[0]
         self.check_blocks(call, whole, block, loop)
         split = SplitOp.build(
-            [whole], [block.type], loop=loop, loc=call.operation.location, ip=ir.InsertionPoint(call)
+            [whole], [block.type], loop=loop.sym_name, loc=call.operation.location, ip=ir.InsertionPoint(call)
         )
         return _replace(call, split)
 
-    def check_blocks(self, call: ir.OpView, whole: ir.Value, block: ir.Value, loop: str) -> None:
+    def check_blocks(self, call: ir.OpView, whole: ir.Value, block: ir.Value, loop: LoopOp) -> None:
         """Checks that microbatches are blocks of the leading dimension; jax.vmap puts another in front."""
-        first, *rest = ir.RankedTensorType(block.type).shape
-        if [first * self.symbols[loop].count, *rest] != list(ir.RankedTensorType(whole.type).shape):
+        shapes = [
+            list(v.type.shape) if isinstance(v.type, ir.RankedTensorType) else [] for v in (whole, block)
+        ]
+        if not shapes[1] or [shapes[1][0] * loop.count, *shapes[1][1:]] != shapes[0]:
             fail(
                 call,
-                f"is a pw.accumulate under jax.vmap: apply jax.vmap inside its function '{loop}'",
+                f"is a pw.accumulate under jax.vmap: apply jax.vmap inside its function '{loop.sym_name}'",
             )
 
-    def make_reduce(self, call: ir.OpView, metadata: dict[str, str]) -> ir.OpView:
-        if metadata["pw.reduce"] == "concat":
-            self.check_blocks(call, call.results[0], call.operands[0], metadata["pw.loop"])
+    def make_reduce(self, call: ir.OpView, metadata: CallMetadata) -> ir.Value:
+        loop = self.loop_symbol(call, metadata)
+        self.check_reduce(call, metadata, loop)
         reduction = ReduceOp.build(
             [call.operands[0]],
             [call.results[0].type],
-            kind=metadata["pw.reduce"],
-            loop=metadata["pw.loop"],
+            kind=metadata.reduce,
+            loop=loop.sym_name,
             loc=call.operation.location,
             ip=ir.InsertionPoint(call),
         )
-        return _replace(call, reduction)
+        return _replace(call, reduction).results[0]
 
-    def reduce_constant(self, call: ir.OpView, metadata: dict[str, str]) -> ir.OpView:
+    def check_reduce(self, call: ir.OpView, metadata: CallMetadata, loop: LoopOp) -> None:
+        if len(call.operands) != 1 or len(call.results) != 1:
+            fail(call, "marks where a microbatch ends, but has not one operand and one result")
+        if metadata.reduce == "concat":
+            self.check_blocks(call, call.results[0], call.operands[0], loop)
+        elif call.operands[0].type != call.results[0].type:
+            fail(call, f"sums {call.operands[0].type}, but the result is {call.results[0].type}")
+
+    def reduce_constant(self, call: ir.OpView, metadata: CallMetadata) -> ir.Value:
         """Sums or concatenates a value that every microbatch shares."""
-        value, count = call.operands[0], self.symbols[metadata["pw.loop"]].count
-        if metadata["pw.reduce"] == "concat":
-            self.check_blocks(call, call.results[0], value, metadata["pw.loop"])
+        loop = self.loop_symbol(call, metadata)
+        self.check_reduce(call, metadata, loop)
+        value = call.operands[0]
         with ir.InsertionPoint(call), call.operation.location:
-            if metadata["pw.reduce"] == "concat":
-                whole = stablehlo.concatenate([value] * count, 0)
+            if metadata.reduce == "concat":
+                whole = stablehlo.concatenate([value] * loop.count, 0)
             else:
                 whole = value
-                for _ in range(count - 1):
+                for _ in range(loop.count - 1):
                     whole = stablehlo.add(whole, value)
-        return _replace(call, whole.owner.opview)
+        call.results[0].replace_all_uses_with(whole)
+        call.operation.erase()
+        return whole
 
     def strip_metadata(self, op: ir.OpView) -> None:
         """Drops our metadata inside an operation and the functions it calls: it has been read."""
@@ -296,7 +325,7 @@ class _Importer:
             current = pending.pop()
             for inner in nested_ops(current):
                 if inner.operation.name == "func.call":
-                    _drop_metadata(inner)
+                    CallMetadata().write(inner)
             for name in callees(current):
                 if name not in seen:
                     seen.add(name)
@@ -314,14 +343,13 @@ class _Importer:
         for op in list(body_block(self.main).operations):
             if op.operation.name != "func.call":
                 continue
-            metadata = call_metadata(op)
-            slice_name = self.slice_symbol(op, metadata["pw.slice"])
+            metadata = metadata_of(op)
+            slice_name = self.slice_symbol(op, metadata.slice or "")
             callee = op.attributes["callee"].value
             if callee not in renamed:
-                self.check_nested(op, callee, slice_name, metadata.get("pw.name", callee))
-                phase = metadata.get("pw.phase", "fwd")
-                base = metadata.get("pw.name", callee)
-                base = base if phase == "fwd" else f"{base}_{phase}"
+                base = metadata.name or callee
+                self.check_nested(op, callee, slice_name, base)
+                base = base if metadata.kind == "fwd" else f"{base}_{metadata.kind}"
                 renamed[callee] = unique_name(base, taken - {callee})
                 taken.add(renamed[callee])
                 self.symbols[callee].attributes["sym_name"] = ir.StringAttr.get(renamed[callee])
@@ -330,18 +358,12 @@ class _Importer:
                 [r.type for r in op.results],
                 callee=renamed[callee],
                 slice=slice_name,
-                phase=metadata.get("pw.phase", "fwd"),
-                loop=self.loop_of(op, op.operands),
+                origins=(Origin(metadata.kind, metadata.stage),),
+                loop=loop_of_op(op),
                 loc=op.operation.location,
                 ip=ir.InsertionPoint(op),
             )
-            stage = int(metadata["pw.stage"]) if "pw.stage" in metadata else None
-            self.calls.append(PlacedCall(launch, metadata.get("pw.call", ""), stage))
-            for result in op.results:
-                # It is about to go, and another value may get its place in memory.
-                self.loops.pop(result, None)
-            if launch.loop is not None:
-                self.loops.update(dict.fromkeys(launch.results, launch.loop))
+            self.calls.append(PlacedCall(launch, metadata.call))
             _replace(op, launch)
         self.symbols = symbol_table(self.module)
 
@@ -350,7 +372,7 @@ class _Importer:
             if other != slice_name:
                 fail(
                     inner,
-                    f"'{call_metadata(inner).get('pw.name', '?')}' is placed on @{other} but called inside "
+                    f"'{metadata_of(inner).name or '?'}' is placed on @{other} but called inside "
                     f"'{name}', which is placed on @{slice_name}; call it from the program instead",
                 )
         self.strip_metadata(self.symbols[callee])
@@ -362,9 +384,10 @@ class _Importer:
             if op.operation.name == "stablehlo.optimization_barrier":
                 for source, result in zip(list(op.operands), list(op.results), strict=True):
                     with ir.InsertionPoint(op), op.operation.location:
-                        single = stablehlo.OptimizationBarrierOp([source]).results[0]
-                    result.replace_all_uses_with(single)
-                    through_barrier.add(single)
+                        single = stablehlo.OptimizationBarrierOp([source])
+                        set_loop(single, loop_of(source))
+                    result.replace_all_uses_with(single.results[0])
+                    through_barrier.add(single.results[0])
                 op.operation.erase()
                 continue
             if isinstance(op, LaunchOp):
@@ -376,9 +399,10 @@ class _Importer:
                         and producer.operation.name == "stablehlo.optimization_barrier"
                     ):
                         op.operands[number] = producer.operands[0]
-                if tainted and op.phase == "fwd":
-                    op.phase = "recompute"
-                if op.phase == "bwd":
+                (origin,) = op.origins
+                if tainted and origin.kind == "fwd":
+                    op.origins = (dataclasses.replace(origin, kind="recompute"),)
+                if origin.kind == "bwd":
                     continue
             if tainted:
                 through_barrier.update(op.results)
@@ -395,21 +419,13 @@ def _replace[T: ir.OpView](old: ir.OpView, new: T) -> T:
     return new
 
 
-def call_metadata(op: ir.OpView | ir.Operation) -> dict[str, str]:
-    """The metadata that JAX attached to a call."""
-    if FRONTEND_ATTRIBUTES not in op.attributes:
-        return {}
-    return {entry.name: entry.attr.value for entry in op.attributes[FRONTEND_ATTRIBUTES]}
+def metadata_of(op: ir.OpView) -> CallMetadata:
+    """The metadata that JAX attached to a call.
 
-
-def _drop_metadata(op: ir.OpView) -> None:
-    if FRONTEND_ATTRIBUTES in op.attributes:
-        rest = {
-            entry.name: entry.attr
-            for entry in op.attributes[FRONTEND_ATTRIBUTES]
-            if not entry.name.startswith("pw.")
-        }
-        if rest:
-            op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(rest)
-        else:
-            del op.attributes[FRONTEND_ATTRIBUTES]
+    Raises:
+      PassFailure: it is none that the front end writes.
+    """
+    try:
+        return CallMetadata.read(op)
+    except MetadataError as error:
+        fail(op, str(error))

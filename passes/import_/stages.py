@@ -7,18 +7,35 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp
-from pathways.passes.util.ir_utils import body_block, captured
-from pathways.passes.util.loops import values_in_loops
+from pathways.dialect import LaunchOp, loop_of, loop_of_op
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import captured
 
 
 @dataclasses.dataclass
 class PlacedCall:
-    """A launch with what its metadata said: which call of the trace it stems from, and its stage."""
+    """A launch, and the call of the trace that it stems from."""
 
     launch: LaunchOp
     call: str
-    stage: int | None
+
+    @property
+    def kind(self) -> str:
+        """Whether it is forward, backward or repeated."""
+        (origin,) = self.launch.origins
+        return origin.kind
+
+    @property
+    def stage(self) -> int | None:
+        """Its stage, None where it has none yet."""
+        (origin,) = self.launch.origins
+        return origin.stage
+
+    def set_stage(self, stage: int) -> None:
+        """Gives it a stage, unless the user chose one."""
+        if self.stage is None:
+            (origin,) = self.launch.origins
+            self.launch.origins = (dataclasses.replace(origin, stage=stage),)
 
 
 _Level = tuple[int, str]
@@ -36,39 +53,39 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
       main: the function that launches.
       placed: all its launches, in order.
     """
-    loops = values_in_loops(main)
     level_of: dict[ir.Value, _Level] = {}
     forward: list[tuple[PlacedCall, _Level]] = []
     # Where only gradients are asked for, `jax.checkpoint` leaves no forward call but the repeated one.
-    run_forward = {call.call for call in placed if call.launch.phase == "fwd"}
+    run_forward = {call.call for call in placed if call.kind == "fwd"}
     calls = iter(placed)
     for op in body_block(main).operations:
-        in_loop = any(r in loops for r in op.results)
-        read = [v for v in op.operands if v in loops] if in_loop else op.operands
+        in_loop = loop_of_op(op) is not None
+        read = [v for v in op.operands if loop_of(v) is not None] if in_loop else op.operands
         incoming = [level_of[v] for v in read if v in level_of]
         if isinstance(op, LaunchOp):
             call = next(calls)
-            if op.phase == "fwd" or (op.phase == "recompute" and call.call not in run_forward):
+            if call.kind == "fwd" or (call.kind == "recompute" and call.call not in run_forward):
                 here = max((lvl + (s != op.slice) for lvl, s in incoming), default=0)
                 forward.append((call, (here, op.slice)))
                 incoming = [(here, op.slice)]
         if incoming:
             level_of.update(dict.fromkeys(op.results, max(incoming)))
     forward = _with_readers(main, forward)
-    keys = sorted({key for _, key in forward}, key=lambda k: k[0])
+    keys = sorted(dict.fromkeys(key for _, key in forward), key=lambda level: level[0])
     numbers = {key: n for n, key in enumerate(keys)}
     by_call: dict[str, list[int]] = {}
     for call, key in forward:
-        call.launch.stage = numbers[key] if call.stage is None else call.stage
-        by_call.setdefault(call.call, []).append(call.launch.stage)
+        call.set_stage(numbers[key])
+        by_call.setdefault(call.call, []).append(call.stage or 0)
     # Backward calls meet the forward calls they stem from in reverse.
+    numbered = {id(call) for call, _ in forward}
     for call in placed:
         stages = by_call.get(call.call, [])
-        if call.launch.stage is not None or not stages:
+        if id(call) in numbered or not stages:
             continue
-        if call.launch.phase == "bwd":
+        if call.kind == "bwd":
             stages.insert(0, stages.pop())
-        call.launch.stage = stages[0] if call.stage is None else call.stage
+        call.set_stage(stages[0])
 
 
 def _with_readers(

@@ -9,33 +9,29 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import (
     LaunchOp,
-    MirrorOp,
-    ReduceOp,
-    SplitOp,
-    TransferOp,
     argument_attrs,
+    op_has,
     ops_named,
     result_attrs,
     set_argument_attrs,
     set_result_attrs,
     symbol_table,
 )
+from pathways.dialect.forms import OUTLINED, PLACED, SHARDED, UNROLLED
+from pathways.dialect.names import CONSTANT
+from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, main_function
-from pathways.passes.util.ir_utils import (
-    body_block,
-    erase_unused_functions,
-    has_side_effect,
-    set_signature,
-    unique_name,
-)
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import body_block, erase_unused_functions, set_signature
+from pathways.passes.util.operations import has_side_effect
 
 
 @dataclasses.dataclass(frozen=True)
 class Dce(Pass):
     """Removes what nothing needs from `@main`; stock `symbol-dce` leaves unregistered ops alone.
 
-    1. A launch, transfer, mirror, split or reduction whose results nothing reads goes, unless it has side
-       effects.
+    1. A pure operation (transfer, mirror, split, reduction) whose results nothing reads goes, and so does a
+       launch without side effects.
     2. Results that nothing reads and arguments that then have no use go from a computation; launches
        that read different results get variants of it.
     3. Functions and closed-over constants that nothing refers to go.
@@ -46,17 +42,16 @@ class Dce(Pass):
     """
 
     name: ClassVar[str] = "pw-dce"
+    takes = (OUTLINED, PLACED, SHARDED, UNROLLED)
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         pruner = _Pruner(module)
         for op in reversed(list(body_block(main).operations)):
-            match op:
-                case LaunchOp():
-                    pruner.prune(op)
-                case TransferOp() | MirrorOp() | SplitOp() | ReduceOp():
-                    if not any(True for r in op.results for _ in r.uses):
-                        op.operation.erase()
+            if op_has(op, Trait.EXECUTES):
+                pruner.prune(op)
+            elif op_has(op, Trait.PURE) and not any(True for r in op.results for _ in r.uses):
+                op.operation.erase()
         _drop_unused_constants(module, main)
         erase_unused_functions(module)
 
@@ -64,6 +59,7 @@ class Dce(Pass):
 class _Pruner:
     def __init__(self, module: ir.Module) -> None:
         self.symbols = symbol_table(module)
+        self.computations = Computations(module, self.symbols)
         self.effects: dict[str, bool] = {}
         self.variants: dict[tuple[str, tuple[bool, ...]], tuple[str, list[int]]] = {}
 
@@ -77,14 +73,7 @@ class _Pruner:
         if name == launch.callee and len(kept) == len(launch.operands):
             return
         results = [r for r, keep in zip(launch.results, used, strict=True) if keep]
-        smaller = LaunchOp.build(
-            [launch.operands[n] for n in kept],
-            [r.type for r in results],
-            **{f: getattr(launch, f) for f in LaunchOp.fields() if f != "callee"},
-            callee=name,
-            loc=launch.operation.location,
-            ip=ir.InsertionPoint(launch),
-        )
+        smaller = launch.rebuilt([launch.operands[n] for n in kept], [r.type for r in results], callee=name)
         for old, new in zip(results, smaller.results, strict=True):
             old.replace_all_uses_with(new)
         launch.operation.erase()
@@ -97,10 +86,8 @@ class _Pruner:
             if all(used) and all(any(True for _ in a.uses) for a in arguments):
                 self.variants[callee, used] = (callee, list(range(len(arguments))))
             else:
-                name = unique_name(callee, self.symbols)
-                copy = function.operation.clone(ir.InsertionPoint(function)).opview
-                copy.attributes["sym_name"] = ir.StringAttr.get(name)
-                self.symbols[name] = copy
+                copy = self.computations.variant(callee, callee)
+                name = copy.attributes["sym_name"].value
                 self.variants[callee, used] = (name, self.shrink(copy, used))
         return self.variants[callee, used]
 
@@ -133,12 +120,12 @@ def _drop_unused_constants(module: ir.Module, main: ir.OpView) -> None:
     block = body_block(main)
     attrs = argument_attrs(main)
     for n in reversed(range(len(attrs))):
-        if "pw.constant" in attrs[n] and not any(True for _ in block.arguments[n].uses):
+        if CONSTANT in attrs[n] and not any(True for _ in block.arguments[n].uses):
             block.erase_argument(n)
             del attrs[n]
     set_signature(main, [a.type for a in block.arguments], main.type.results)
     set_argument_attrs(main, attrs)
-    live = {a["pw.constant"].value for a in attrs if "pw.constant" in a}
+    live = {a[CONSTANT].value for a in attrs if CONSTANT in a}
     for op in ops_named(module, ["pw.constant"]):
         if op.sym_name not in live:
             op.operation.erase()

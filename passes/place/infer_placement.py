@@ -9,12 +9,10 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import (
-    SLICE,
-    LaunchOp,
-    ReduceOp,
-    SplitOp,
     argument_attrs,
+    loop_of,
     make_slices,
+    op_has,
     ops_named,
     read_slices,
     result_attrs,
@@ -22,17 +20,17 @@ from pathways.dialect import (
     set_result_attrs,
     symbol_table,
 )
+from pathways.dialect.forms import IMPORTED, LOCATED
+from pathways.dialect.names import DONATED, MIRRORED, SLICE
+from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.place.cut import Edge, multiway_cut
 from pathways.passes.place.partials import sum_on_each_slice
-from pathways.passes.util.ir_utils import EXPENSIVE, body_block, byte_size, captured, has_side_effect
-from pathways.passes.util.loops import values_in_loops
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import EXPENSIVE, byte_size, captured, has_side_effect
 
 _MAX_REPEATED = 64
 """How many small operations are looked at to save a value its way back."""
-
-MIRRORED = "pw.mirrored"
-"""Marks operations that depend only on small arguments and constants: each reader computes its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +57,8 @@ class InferPlacement(Pass):
     """
 
     name: ClassVar[str] = "pw-infer-placement"
+    takes = (IMPORTED,)
+    leaves = LOCATED
     mirror_bytes: int = option(1024, "values up to this size may be mirrored")
 
     def run(self, module: ir.Module) -> None:
@@ -103,14 +103,13 @@ class _Placer:
         *self.ops, terminator = body_block(self.main).operations
         self.reads = [captured(op) for op in self.ops]
         self.returned = list(terminator.operands)
-        self.loops = values_in_loops(self.main)
 
     def is_small(self, values: Iterable[ir.Value]) -> bool:
         return all(byte_size(v.type) <= self.mirror_bytes for v in values)
 
     def fixed_label(self, op: ir.OpView) -> int | None:
         """The slice of an operation that has one before anything is inferred."""
-        if isinstance(op, LaunchOp):
+        if op_has(op, Trait.EXECUTES):
             return self.number[op.slice]
         if SLICE in op.attributes:
             return self.number[read_slices(op.attributes[SLICE])[0]]
@@ -136,7 +135,7 @@ class _Placer:
         for op in self.ops:
             if self.is_mirrored_op(op):
                 continue
-            if isinstance(op, SplitOp):
+            if op_has(op, Trait.OPENS_LOOP):
                 copied = self.is_given_freely(op.operands[0])
             else:
                 copied = op.operation.name == "stablehlo.broadcast_in_dim" and self.is_small(op.operands)
@@ -147,7 +146,7 @@ class _Placer:
 
     def is_given_freely(self, value: ir.Value) -> bool:
         """Whether the caller can bring a value to every slice that reads it."""
-        return isinstance(value, ir.BlockArgument) and "pw.donated" not in self.attrs[value.arg_number]
+        return isinstance(value, ir.BlockArgument) and DONATED not in self.attrs[value.arg_number]
 
     def is_mirrored_op(self, op: ir.OpView) -> bool:
         return len(op.results) > 0 and op.results[0] in self.mirrored
@@ -168,7 +167,7 @@ class _Placer:
             if label is not None:
                 fixed[len(members)] = label
             for value in reads:
-                if value in node and not (isinstance(op, SplitOp) and self.is_given_freely(value)):
+                if value in node and not (op_has(op, Trait.OPENS_LOOP) and self.is_given_freely(value)):
                     consumers.setdefault(value, {})[len(members)] = None
             node.update(dict.fromkeys(op.results, len(members)))
             members.append(list(op.results))
@@ -186,8 +185,8 @@ class _Placer:
 
     def cost(self, value: ir.Value) -> int:
         """The bytes that cross when a value does."""
-        rounds = self.symbols[self.loops[value]].count if value in self.loops else 1
-        return byte_size(value.type) * rounds
+        loop = loop_of(value)
+        return byte_size(value.type) * (1 if loop is None else self.symbols[loop].count)
 
     def regroup_chains(self) -> None:
         if sum_on_each_slice(self.main, self.home, self.mirrored):
@@ -327,7 +326,7 @@ class _Placer:
     ) -> set[int]:
         if argument in self.mirrored:
             return self.demand.get(argument) or {0}
-        if "pw.donated" in attrs or not read_on:
+        if DONATED in attrs or not read_on:
             return {self.home[argument]}
         return read_on
 
@@ -346,7 +345,7 @@ class _Placer:
         results = result_attrs(self.main)
         for op, places in zip(self.ops, where, strict=True):
             placed.update(dict.fromkeys(op.results, self.slices(places)))
-            if isinstance(op, LaunchOp):
+            if op_has(op, Trait.EXECUTES):
                 continue
             if _is_of_loop(op):
                 op.slice = self.names[min(places)]
@@ -361,7 +360,7 @@ class _Placer:
 
 def _is_of_loop(op: ir.OpView) -> bool:
     """Whether an operation is not code that could be repeated or outlined."""
-    return isinstance(op, (SplitOp, ReduceOp))
+    return op_has(op, Trait.OPENS_LOOP) or op_has(op, Trait.CLOSES_LOOP)
 
 
 def _components(

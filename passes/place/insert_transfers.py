@@ -8,17 +8,18 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import (
-    LaunchOp,
-    ReduceOp,
     Slices,
-    SplitOp,
     TransferOp,
     argument_slices,
+    loop_of,
+    op_has,
     result_slices,
     slices_of,
 )
+from pathways.dialect.forms import OUTLINED, PLACED
+from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, main_function
-from pathways.passes.util.ir_utils import body_block
+from pathways.passes.util.functions import body_block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,8 @@ class InsertTransfers(Pass):
     """
 
     name: ClassVar[str] = "pw-insert-transfers"
+    takes = (OUTLINED,)
+    leaves = PLACED
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -49,20 +52,22 @@ class InsertTransfers(Pass):
                 behind = after.get(value, operations[0])
                 location = operations[0].operation.location if value not in after else value.owner.location
                 moved[value, wanted] = TransferOp.build(
-                    [value], [value.type], slice=wanted, loc=location, ip=ir.InsertionPoint(behind)
+                    [value],
+                    [value.type],
+                    slice=wanted,
+                    loop=loop_of(value),
+                    loc=location,
+                    ip=ir.InsertionPoint(behind),
                 ).results[0]
             return moved[value, wanted]
 
         for op in operations:
-            match op:
-                case LaunchOp():
-                    wanted: list[Slices] = [(op.slice,)] * len(op.operands)
-                case SplitOp() | ReduceOp():
-                    wanted = [(op.slice,)] * len(op.operands)
-                case _ if op.operation.name == "func.return":
-                    wanted = [s or () for s in result_slices(main)]
-                case _:
-                    continue
+            if op_has(op, Trait.STAYS):
+                wanted: list[Slices] = [(op.slice,)] * len(op.operands)
+            elif op is operations[-1]:
+                wanted = [slices or () for slices in result_slices(main)]
+            else:
+                continue
             for number, (value, slices) in enumerate(zip(list(op.operands), wanted, strict=True)):
                 if len(slices) == 1:
                     op.operands[number] = on(value, slices[0])

@@ -9,28 +9,23 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import (
-    SLICE,
     LaunchOp,
     MirrorOp,
-    ReduceOp,
-    SplitOp,
+    PwOp,
+    loop_of_op,
+    nested_ops,
+    op_has,
     read_slices,
     result_slices,
     symbol_table,
 )
-from pathways.passes.base import Pass, fail, main_function
-from pathways.passes.place.infer_placement import MIRRORED
-from pathways.passes.util.ir_utils import (
-    body_block,
-    captured,
-    finish_function,
-    function_of_block,
-    has_side_effect,
-    merge_equal_functions,
-    nested_ops,
-    unique_name,
-)
-from pathways.passes.util.loops import values_in_loops
+from pathways.dialect.forms import LOCATED, OUTLINED
+from pathways.dialect.names import LOOP, MIRRORED, SLICE
+from pathways.dialect.traits import Trait
+from pathways.passes.base import Pass, main_function
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import body_block, merge_equal_functions
+from pathways.passes.util.operations import captured, has_side_effect
 
 Instance = tuple[int, str]
 """An operation, by its position in `@main`, on one slice. A mirrored one has an instance per slice."""
@@ -47,11 +42,13 @@ class Outline(Pass):
     loop is kept apart from what is done once. Work marked `pw.mirrored` is
     repeated in each computation that reads it. Structurally equal computations are merged.
 
-    Requires: form `imported`, with every operation placed by `pw-infer-placement`.
-    Guarantees: `@main` holds only `pw` operations and its return; glue launches have the phase `glue`.
+    Requires: every operation placed by `pw-infer-placement`.
+    Guarantees: `@main` holds only `pw` operations and its return; launches of glue have no origins.
     """
 
     name: ClassVar[str] = "pw-outline"
+    takes = (LOCATED,)
+    leaves = OUTLINED
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -67,13 +64,8 @@ class _Program:
     def __init__(self, module: ir.Module, main: ir.OpView) -> None:
         *self.ops, self.terminator = body_block(main).operations
         self.places = [self._places(op) for op in self.ops]
-        self.stands_alone = [isinstance(op, (LaunchOp, SplitOp, ReduceOp)) for op in self.ops]
-        loops = values_in_loops(main)
-        self.loop = [
-            # What is done for its effect alone belongs to the microbatch that it reads.
-            next((loops[v] for v in op.results or captured(op) if v in loops), None)
-            for op in self.ops
-        ]
+        self.stands_alone = [isinstance(op, PwOp) for op in self.ops]
+        self.loop = [loop_of_op(op) for op in self.ops]
         self.mirrored = [MIRRORED in op.attributes for op in self.ops]
         self.reads = [captured(op) for op in self.ops]
         self.producer = {r: n for n, op in enumerate(self.ops) for r in op.results}
@@ -82,12 +74,9 @@ class _Program:
         self.returned = list(zip(self.terminator.operands, result_slices(main), strict=True))
 
     def _places(self, op: ir.OpView) -> tuple[str, ...]:
-        if isinstance(op, (LaunchOp, SplitOp, ReduceOp)):
-            if op.slice is None:
-                fail(op, "is not placed; run pw-infer-placement before pw-outline")
+        if isinstance(op, PwOp):
             return (op.slice,)
-        if SLICE not in op.attributes:
-            fail(op, "is not placed; run pw-infer-placement before pw-outline")
+        # What is done for its effect alone, and on no value, may stand anywhere.
         return read_slices(op.attributes[SLICE])
 
     def is_mirrored(self, value: ir.Value) -> bool:
@@ -210,7 +199,7 @@ class _Grouping:
                 if program.stands_alone[n]:
                     # The microbatches of a loop begin together, and end together.
                     op = program.ops[n]
-                    unit = n if isinstance(op, LaunchOp) else (op.operation.name, op.loop)
+                    unit = n if op_has(op, Trait.EXECUTES) else (op.operation.name, op.loop)
                     if unit not in units:
                         units[unit] = 1 << bits
                         bits += 1
@@ -344,8 +333,7 @@ class _Emitter:
         self.groups = groups
         self.outputs = groups.outputs()
         self.new_values: dict[tuple[ir.Value, str], ir.Value] = {}
-        self.taken = set(symbol_table(module))
-        self.emitted_groups = 0
+        self.computations = Computations(module, symbol_table(module))
 
     def run(self) -> None:
         for unit in list(self.groups.in_order()):
@@ -379,23 +367,21 @@ class _Emitter:
         outputs = list(self.outputs[group])
         last = group.members[0] if group.members else program.producer[outputs[0]]
         location = program.ops[last].operation.location
-        name = unique_name("glue", self.taken, self.emitted_groups)
-        self.emitted_groups += 1
-        self.taken.add(name)
-        function, block = function_of_block(self.module, name, [v.type for v in inputs], location)
-        mapping = dict(zip(inputs, block.arguments, strict=True))
-        with ir.InsertionPoint(block):
+
+        def body(arguments: list[ir.Value]) -> list[ir.Value]:
+            mapping = dict(zip(inputs, arguments, strict=True))
             for n in reversed(group.members):
                 self.clone_with_inputs(n, mapping)
             for value in group.exports:
                 self.clone_with_inputs(program.producer[value], mapping)
-        finish_function(function, [mapping[v] for v in outputs])
+            return [mapping[value] for value in outputs]
+
+        name = self.computations.make("glue", [v.type for v in inputs], body, location)
         launch = LaunchOp.build(
             [self.value_on(v, group.slice) for v in inputs],
             [v.type for v in outputs],
             callee=name,
             slice=group.slice,
-            phase="glue",
             loop=group.loop,
             loc=location,
             ip=ir.InsertionPoint(program.terminator),
@@ -417,7 +403,7 @@ class _Emitter:
                 continue
             pending.pop()
             copy = op.operation.clone().opview
-            for attribute in (SLICE, MIRRORED):
+            for attribute in (SLICE, MIRRORED, LOOP):
                 if attribute in copy.attributes:
                     del copy.attributes[attribute]
             for inner in (copy, *nested_ops(copy)):

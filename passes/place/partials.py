@@ -6,7 +6,7 @@ import itertools
 
 from jaxlib.mlir import ir
 
-from pathways.passes.util.ir_utils import body_block
+from pathways.passes.util.functions import body_block
 
 ASSOCIATIVE = frozenset(
     {"stablehlo.add", "stablehlo.multiply", "stablehlo.maximum", "stablehlo.minimum"}

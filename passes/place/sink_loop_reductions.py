@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import SLICE, ReduceOp, read_slices, slices_of
+from pathways.dialect import ReduceOp, loop_of, read_slices, set_loop, slices_of
+from pathways.dialect.forms import LOCATED
+from pathways.dialect.names import SLICE
 from pathways.passes.base import Pass, main_function
-from pathways.passes.util.ir_utils import body_block
-from pathways.passes.util.loops import values_in_loops
+from pathways.passes.util.functions import body_block
 
 _LINEAR = frozenset(
     {"stablehlo.add", "stablehlo.subtract", "stablehlo.negate", "stablehlo.transpose", "stablehlo.reshape"}
@@ -27,24 +28,24 @@ class SinkLoopReductions(Pass):
     sent. The sum passes through additions, subtractions, transposes and reshapes on its way, and only where
     something crosses: elsewhere the order of additions, and with it the rounding, stays.
 
-    Requires: form `imported`, placed by `pw-infer-placement`.
+    Requires: placement from `pw-infer-placement`.
     Guarantees: the same value up to rounding; what crosses does so once for each loop.
     """
 
     name: ClassVar[str] = "pw-sink-loop-reductions"
+    takes = (LOCATED,)
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        loops = values_in_loops(main)
         for op in list(body_block(main).operations):
-            if isinstance(op, ReduceOp) and op.kind == "sum" and _crosses(op.operands[0], loops):
-                op.results[0].replace_all_uses_with(_summed(op.operands[0], op, loops))
+            if isinstance(op, ReduceOp) and op.kind == "sum" and _crosses(op.operands[0]):
+                op.results[0].replace_all_uses_with(_summed(op.operands[0], op))
                 unused = op.operands[0]
                 op.operation.erase()
                 _erase_unused(unused)
 
 
-def _is_linear(value: ir.Value, loops: dict[ir.Value, str]) -> bool:
+def _is_linear(value: ir.Value) -> bool:
     """Whether a value is a linear function of others of its microbatch, and read only once."""
     if (
         isinstance(value, ir.BlockArgument)
@@ -52,22 +53,22 @@ def _is_linear(value: ir.Value, loops: dict[ir.Value, str]) -> bool:
         or SLICE not in value.owner.attributes
     ):
         return False
-    return all(v in loops for v in value.owner.operands) and sum(1 for _ in value.uses) == 1
+    return all(loop_of(v) is not None for v in value.owner.operands) and sum(1 for _ in value.uses) == 1
 
 
-def _crosses(value: ir.Value, loops: dict[ir.Value, str]) -> bool:
+def _crosses(value: ir.Value) -> bool:
     """Whether a term is put together from values of other slices."""
-    if not _is_linear(value, loops):
+    if not _is_linear(value):
         return False
     op = value.owner
     here = set(read_slices(op.attributes[SLICE]))
-    return any(not here <= set(slices_of(v) or here) or _crosses(v, loops) for v in op.operands)
+    return any(not here <= set(slices_of(v) or here) or _crosses(v) for v in op.operands)
 
 
-def _summed(value: ir.Value, reduction: ReduceOp, loops: dict[ir.Value, str]) -> ir.Value:
+def _summed(value: ir.Value, reduction: ReduceOp) -> ir.Value:
     """The sum of a value over all microbatches, in front of `reduction`; taken before anything crosses."""
     ip = ir.InsertionPoint(reduction)
-    if not _crosses(value, loops):
+    if not _crosses(value):
         places = slices_of(value) or (reduction.slice,)
         partial = ReduceOp.build(
             [value],
@@ -79,8 +80,9 @@ def _summed(value: ir.Value, reduction: ReduceOp, loops: dict[ir.Value, str]) ->
             ip=ip,
         )
         return partial.results[0]
-    sums = [_summed(v, reduction, loops) for v in value.owner.operands]
+    sums = [_summed(v, reduction) for v in value.owner.operands]
     once = value.owner.clone(ip)
+    set_loop(once.opview, None)
     for number, total in enumerate(sums):
         once.operands[number] = total
     return once.results[0]

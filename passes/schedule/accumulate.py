@@ -12,22 +12,17 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 from pathways.dialect import (
     LaunchOp,
     ReduceOp,
+    Trait,
     argument_attrs,
+    op_has,
     result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
     symbol_table,
 )
-from pathways.dialect.shardings import SHARDING
+from pathways.dialect.forms import ORDERED
+from pathways.dialect.names import SHARDING
 from pathways.passes.base import Pass, fail, main_function
-from pathways.passes.util.ir_utils import (
-    body_block,
-    erase_unused_functions,
-    finish_function,
-    function_of_block,
-    inlined,
-    unique_name,
-)
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +38,7 @@ class Accumulate(Pass):
     """
 
     name: ClassVar[str] = "pw-accumulate"
+    takes = (ORDERED,)
 
     def run(self, module: ir.Module) -> None:
         folder = _Folder(module)
@@ -56,9 +52,17 @@ def _sharing_launches(reductions: Sequence[ReduceOp]) -> list[list[ReduceOp]]:
     """Groups sums whose terms are results of the same launches: these are made anew only once."""
     groups: dict[tuple[ir.Value, ...], list[ReduceOp]] = {}
     for op in reductions:
-        producers = [v.owner.opview for v in op.operands]
-        if op.kind != "sum" or len(producers) < 2 or not all(isinstance(p, LaunchOp) for p in producers):
-            fail(op, "is no sum of launches; run pw-unroll-microbatches first")
+        producers = [v.owner.opview for v in op.operands if not isinstance(v, ir.BlockArgument)]
+        if (
+            op.kind != "sum"
+            or not 1 < len(producers) == len(op.operands)
+            or not all(op_has(p, Trait.EXECUTES) for p in producers)
+        ):
+            fail(op, "is no sum of launches, as pw-unroll-microbatches makes them")
+        if len({ir.OpResult(value).result_number for value in op.operands}) > 1:
+            fail(op, "sums different results of its launches")
+        if len(set(op.operands)) < len(op.operands):
+            fail(op, "sums one result of a launch twice")
         groups.setdefault(tuple(p.results[0] for p in producers), []).append(op)
     return list(groups.values())
 
@@ -69,17 +73,13 @@ Variant = tuple[str, tuple[int, ...], frozenset[int]]
 
 class _Folder:
     def __init__(self, module: ir.Module) -> None:
-        self.module = module
         self.symbols = symbol_table(module)
-        self.variants: dict[Variant, str] = {}
+        self.computations = Computations(module, self.symbols)
 
     def fold(self, reductions: Sequence[ReduceOp]) -> None:
         """Replaces sums over the results of the same launches."""
         numbers = tuple(ir.OpResult(op.operands[0]).result_number for op in reductions)
         launches = [v.owner.opview for v in reductions[0].operands]
-        for launch in launches:
-            if launch.order is None:
-                fail(launch, "has no `order`; run pw-schedule first")
         first, *others = sorted(launches, key=lambda op: op.order)
         sums = [first.results[n] for n in numbers]
         replaced = {op.results[0] for op in reductions}
@@ -101,14 +101,7 @@ class _Folder:
         )
         places = _places(len(launch.results), numbers, read)
         name = self.variant((launch.callee, numbers, read), places)
-        longer = LaunchOp.build(
-            [*launch.operands, *sums],
-            self.symbols[name].type.results,
-            **{f: getattr(launch, f) for f in LaunchOp.fields() if f != "callee"},
-            callee=name,
-            loc=launch.operation.location,
-            ip=ir.InsertionPoint(launch),
-        )
+        longer = launch.rebuilt([*launch.operands, *sums], self.symbols[name].type.results, callee=name)
         for old, new in zip(launch.results, longer.results, strict=False):
             old.replace_all_uses_with(new)
         launch.operation.erase()
@@ -116,38 +109,35 @@ class _Folder:
 
     def variant(self, key: Variant, places: Sequence[int]) -> str:
         """The computation that takes the sums so far behind its arguments and returns them with its terms."""
-        if key not in self.variants:
-            self.variants[key] = self.make(key, places)
-        return self.variants[key]
-
-    def make(self, key: Variant, places: Sequence[int]) -> str:
         callee, numbers, _ = key
         original = self.symbols[callee]
         inputs, results = list(original.type.inputs), list(original.type.results)
-        layouts = [result_attrs(original)[n].get(SHARDING) for n in numbers]
-        name = unique_name(f"{callee}_add", self.symbols)
-        location = original.operation.location
-        types = [*inputs, *(results[n] for n in numbers)]
-        function, block = function_of_block(self.module, name, types, location)
-        arguments = list(block.arguments)
-        with ir.InsertionPoint(block), location:
+        taken = [attrs.get(SHARDING) for attrs in argument_attrs(original)]
+        made = [attrs.get(SHARDING) for attrs in result_attrs(original)]
+        layouts = [made[n] for n in numbers]
+
+        def body(arguments: list[ir.Value]) -> list[ir.Value]:
             returned = inlined(original, arguments[: len(inputs)])
             returned += [None] * (max(places) + 1 - len(returned))
             terms = [returned[n] for n in numbers]
-            for place, term, so_far, layout in zip(
-                places, terms, arguments[len(inputs) :], layouts, strict=True
-            ):
+            sums = zip(places, terms, arguments[len(inputs) :], layouts, strict=True)
+            for place, term, so_far, layout in sums:
                 total = stablehlo.add(so_far, term)
                 returned[place] = total if layout is None else sdy.ShardingConstraintOp(total, layout).result
-        finish_function(function, returned)
-        written = [{} if layout is None else {SHARDING: layout} for layout in layouts]
-        set_argument_attrs(function, [*argument_attrs(original), *written])
-        attrs = result_attrs(original) + [{}] * (len(returned) - len(results))
-        for place, entry in zip(places, written, strict=True):
-            attrs[place] = entry
-        set_result_attrs(function, attrs)
-        self.symbols[name] = function
-        return name
+            return returned
+
+        made += [None] * (max(places) + 1 - len(results))
+        for place, layout in zip(places, layouts, strict=True):
+            made[place] = layout
+        return self.computations.make(
+            f"{callee}_add",
+            [*inputs, *(results[n] for n in numbers)],
+            body,
+            original.operation.location,
+            arguments=[*taken, *layouts],
+            results=made,
+            key=key,
+        )
 
 
 def _places(count: int, numbers: Sequence[int], read: frozenset[int]) -> list[int]:

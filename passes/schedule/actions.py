@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from pathways.dialect import graphs
+from pathways.dialect.origins import Origin
+
 
 class Action(NamedTuple):
     """What a stage does for a microbatch; `str` writes it as `torch.distributed.pipelining` does: `0F1`."""
@@ -29,6 +32,14 @@ Orders = Sequence[Sequence[Action]]
 
 Needs = Mapping[Action, Collection[Action]]
 """The actions whose results each action reads."""
+
+
+def action_of(origin: Origin) -> Action | None:
+    """The action that a placed call is part of; None for one without a stage or microbatch, or repeated."""
+    if origin.stage is None or origin.microbatch is None or origin.kind == "recompute":
+        return None
+    kind = "F" if origin.kind == "fwd" else {None: "B", "input": "I", "weight": "W"}[origin.part]
+    return Action(origin.stage, kind, origin.microbatch)
 
 
 def parse_action(text: str) -> Action | None:
@@ -75,31 +86,14 @@ def start_times(orders: Orders, needs: Needs) -> dict[Action, int]:
         for row in orders
         for n, action in enumerate(row)
     }
-    frees: dict[Action, list[Action]] = {}
-    for action, others in waits_for.items():
-        for other in others:
-            frees.setdefault(other, []).append(action)
-    missing = {action: len(others) for action, others in waits_for.items()}
-    times = {action: 0 for action, count in missing.items() if count == 0}
-    for action in (ready := list(times)):
-        for freed in frees.get(action, ()):
-            times[freed] = max(times.get(freed, 0), times[action] + 1)
-            missing[freed] -= 1
-            if missing[freed] == 0:
-                ready.append(freed)
-    if len(ready) < len(waits_for):
-        raise _cycle(
-            {a: {o for o in waits_for[a] if missing[o] > 0} for a, n in missing.items() if n > 0}, needs
-        )
+    try:
+        order = graphs.topological_order(waits_for)
+    except graphs.CycleError as error:
+        after = [*error.cycle[1:], error.cycle[0]]
+        pairs = zip(error.cycle, after, strict=True)
+        raise CycleError([(action, other in needs.get(action, ())) for action, other in pairs]) from None
+    times: dict[Action, int] = {}
+    for action in order:
+        before = (times[other] + 1 for other in waits_for[action] if other in times)
+        times[action] = max(before, default=0)
     return times
-
-
-def _cycle(waits_for: Mapping[Action, Collection[Action]], needs: Needs) -> CycleError:
-    """A cycle among actions that all wait, found by walking back until one repeats."""
-    path = [min(waits_for)]
-    while (before := min(waits_for[path[-1]])) not in path:
-        path.append(before)
-    cycle = path[path.index(before) :]
-    return CycleError(
-        [(action, cycle[(n + 1) % len(cycle)] in needs.get(action, ())) for n, action in enumerate(cycle)]
-    )

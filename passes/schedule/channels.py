@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp
+from pathways.dialect import Trait, op_has
 
 Span = tuple[int, int]
 """When a value is sent and when it is first read, as positions in one order of all operations."""
@@ -16,7 +16,7 @@ def first_reads(operations: Sequence[ir.OpView]) -> dict[ir.Value, int]:
     """The position of the first launch that reads each value."""
     found: dict[ir.Value, int] = {}
     for n, op in enumerate(operations):
-        if isinstance(op, LaunchOp):
+        if op_has(op, Trait.EXECUTES):
             for value in op.operands:
                 found.setdefault(value, n)
     return found

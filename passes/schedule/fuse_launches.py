@@ -11,28 +11,21 @@ from jaxlib.mlir.dialects import sdy
 
 from pathways.dialect import (
     LaunchOp,
-    MirrorOp,
-    TransferOp,
     argument_attrs,
+    nested_ops,
+    op_has,
     ops_named,
     result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
     symbol_table,
 )
-from pathways.dialect.shardings import SHARDING
-from pathways.passes.base import Pass, fail, main_function, option
-from pathways.passes.schedule.order import device_queues
-from pathways.passes.util.ir_utils import (
-    EXPENSIVE,
-    body_block,
-    erase_unused_functions,
-    finish_function,
-    function_of_block,
-    inlined,
-    nested_ops,
-    unique_name,
-)
+from pathways.dialect.forms import ORDERED
+from pathways.dialect.names import SHARDING
+from pathways.dialect.order import device_queues
+from pathways.dialect.traits import Trait
+from pathways.passes.base import Pass, main_function, option
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
+from pathways.passes.util.operations import EXPENSIVE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +43,8 @@ class FuseLaunches(Pass):
     that reads nothing but arguments, or what is worked out before a loop begins, and serves one launch (a
     constant, a PRNG key, a block of the batch) becomes part of it; glue that reads nothing at all is first
     repeated for each launch that it serves.
-    A launch has the stage and phase of the first placed call in it; where it holds several, `fused` lists
-    their phases.
+    A launch has the origins of all that it was made of, and the loop and microbatch of the first placed call
+    among them.
 
     One thing may join a launch whose results leave: the last launch of a loop on its slice takes the glue
     behind the loop along, when that is cheap (an optimizer's update). What leaves does so a little later, for
@@ -62,15 +55,14 @@ class FuseLaunches(Pass):
     """
 
     name: ClassVar[str] = "pw-fuse-launches"
+    takes = (ORDERED,)
     user_calls: bool = option(False, "also fuse the user's own placed calls with each other")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         by_slice: dict[str, list[LaunchOp]] = {}
         for op in body_block(main).operations:
-            if isinstance(op, LaunchOp):
-                if op.order is None:
-                    fail(op, "has no `order`; run pw-schedule first")
+            if op_has(op, Trait.EXECUTES):
                 by_slice.setdefault(op.slice, []).append(op)
         fuser = _Fuser(module)
         by_slice = {name: list(_with_own_constants(launches)) for name, launches in by_slice.items()}
@@ -96,7 +88,7 @@ class FuseLaunches(Pass):
         closed = True
         for launch in launches:
             incoming = {v for v in launch.operands if _is_transfer(v)}
-            is_call = launch.phase != "glue"
+            is_call = not launch.is_glue
             joins = incoming <= arrived and not (
                 is_call and head is not None and not self.joins(head, launch)
             )
@@ -115,22 +107,20 @@ class FuseLaunches(Pass):
         """Whether a placed call may become one with an earlier one."""
         if self.user_calls:
             return True
-        is_one_microbatch = head.loop is not None and (head.loop, head.stage, head.microbatch) == (
-            call.loop,
-            call.stage,
-            call.microbatch,
-        )
-        return is_one_microbatch and head.phase == "fwd" and call.phase == "bwd"
+        first, last = head.origins[-1], call.origins[0]
+        is_one_stage = (first.stage, first.microbatch) == (last.stage, last.microbatch)
+        is_in_loop = head.loop is not None and head.loop == call.loop
+        return is_in_loop and is_one_stage and (first.kind, last.kind) == ("fwd", "bwd")
 
 
 def _leaves(launch: LaunchOp) -> bool:
     """Whether a result of a launch is moved to another slice."""
-    return any(isinstance(use.owner, TransferOp) for r in launch.results for use in r.uses)
+    return any(op_has(use.owner, Trait.MOVES) for r in launch.results for use in r.uses)
 
 
 def _ends_loop(cluster: list[LaunchOp], glue: LaunchOp, symbols: dict[str, ir.OpView]) -> bool:
     """Whether glue is cheap work behind a loop whose last launch is in a cluster."""
-    if glue.phase != "glue" or glue.loop is not None or all(op.loop is None for op in cluster):
+    if not glue.is_glue or glue.loop is not None or all(op.loop is None for op in cluster):
         return False
     inside = nested_ops(symbols[glue.callee])
     return not any(op.operation.name in EXPENSIVE | {"stablehlo.while", "func.call"} for op in inside)
@@ -138,9 +128,8 @@ def _ends_loop(cluster: list[LaunchOp], glue: LaunchOp, symbols: dict[str, ir.Op
 
 class _Fuser:
     def __init__(self, module: ir.Module) -> None:
-        self.module = module
         self.symbols = symbol_table(module)
-        self.fused: dict[object, str] = {}
+        self.computations = Computations(module, self.symbols)
 
     def fuse(self, cluster: list[LaunchOp]) -> None:
         """Replaces a run of launches by one."""
@@ -157,20 +146,15 @@ class _Fuser:
             ),
             tuple(inside[r] for r in outputs),
         )
-        head = next((op for op in cluster if op.phase != "glue"), cluster[0])
-        if wiring not in self.fused:
-            self.fused[wiring] = self.make(cluster, inputs, outputs, f"{head.callee}_fused")
+        head = next((op for op in cluster if not op.is_glue), cluster[0])
         # What leaves must be there for those who move it.
         place = next((op for op in cluster if _leaves(op)), cluster[-1])
-        calls = [phase for op in cluster for phase in op.fused or (op.phase,) if phase not in (None, "glue")]
-        launch = LaunchOp.build(
+        launch = head.rebuilt(
             inputs,
             [r.type for r in outputs],
-            **{f: getattr(head, f) for f in LaunchOp.fields() if f not in ("callee", "fused", "order")},
-            callee=self.fused[wiring],
-            fused=calls if len(calls) > 1 else None,
+            callee=self.make(cluster, inputs, outputs, f"{head.callee}_fused", wiring),
+            origins=tuple(origin for op in cluster for origin in op.origins),
             order=place.order,
-            loc=head.operation.location,
             ip=ir.InsertionPoint(place),
         )
         for old, new in zip(outputs, launch.results, strict=True):
@@ -179,52 +163,57 @@ class _Fuser:
             op.operation.erase()
 
     def make(
-        self, cluster: list[LaunchOp], inputs: list[ir.Value], outputs: list[ir.Value], name: str
+        self,
+        cluster: list[LaunchOp],
+        inputs: list[ir.Value],
+        outputs: list[ir.Value],
+        base: str,
+        wiring: object,
     ) -> str:
-        """Builds the function that does what the launches of a cluster do one after the other."""
-        name = unique_name(name, self.symbols)
-        location = cluster[0].operation.location
-        function, block = function_of_block(self.module, name, [v.type for v in inputs], location)
-        mapping = dict(zip(inputs, block.arguments, strict=True))
+        """Builds the computation that does what the launches of a cluster do one after the other."""
         shardings: dict[ir.Value, ir.Attribute] = {}
         for op in cluster:
             callee = self.symbols[op.callee]
-            with ir.InsertionPoint(block), op.operation.location:
-                results = inlined(callee, [mapping[v] for v in op.operands])
-            mapping.update(zip(op.results, results, strict=True))
             for values, all_attrs in (
                 (op.operands, argument_attrs(callee)),
                 (op.results, result_attrs(callee)),
             ):
                 pairs = zip(values, all_attrs, strict=True)
                 shardings.update((v, attrs[SHARDING]) for v, attrs in pairs if SHARDING in attrs)
-            self.constrain(op, block, mapping, shardings)
-        finish_function(function, [mapping[v] for v in outputs])
-        if shardings:
-            for set_attrs, values in ((set_argument_attrs, inputs), (set_result_attrs, outputs)):
-                set_attrs(function, [{SHARDING: shardings[v]} if v in shardings else {} for v in values])
-        self.symbols[name] = function
-        return name
+
+        def body(arguments: list[ir.Value]) -> list[ir.Value]:
+            mapping = dict(zip(inputs, arguments, strict=True))
+            for op in cluster:
+                with op.operation.location:
+                    results = inlined(self.symbols[op.callee], [mapping[v] for v in op.operands])
+                    mapping.update(zip(op.results, results, strict=True))
+                    self.constrain(op, mapping, shardings)
+            return [mapping[v] for v in outputs]
+
+        return self.computations.make(
+            base,
+            [v.type for v in inputs],
+            body,
+            cluster[0].operation.location,
+            arguments=[shardings.get(v) for v in inputs],
+            results=[shardings.get(v) for v in outputs],
+            key=wiring,
+        )
 
     def constrain(
-        self,
-        op: LaunchOp,
-        block: ir.Block,
-        mapping: dict[ir.Value, ir.Value],
-        shardings: dict[ir.Value, ir.Attribute],
+        self, op: LaunchOp, mapping: dict[ir.Value, ir.Value], shardings: dict[ir.Value, ir.Attribute]
     ) -> None:
         """Holds the results of an inlined computation to the shardings that were written on them."""
-        with ir.InsertionPoint(block), op.operation.location:
-            for value in op.results:
-                if value in shardings:
-                    mapping[value] = sdy.ShardingConstraintOp(mapping[value], shardings[value]).result
+        for value in op.results:
+            if value in shardings:
+                mapping[value] = sdy.ShardingConstraintOp(mapping[value], shardings[value]).result
 
 
 def _with_own_constants(launches: Iterable[LaunchOp]) -> Iterator[LaunchOp]:
     """The launches of a slice, with a copy of glue without operands for each launch that reads it."""
     for launch in launches:
         yield launch
-        if launch.phase != "glue" or list(launch.operands):
+        if not launch.is_glue or list(launch.operands):
             continue
         readers = {_first_result(use.owner): use.owner for r in launch.results for use in r.uses}
         if None in readers:
@@ -244,7 +233,7 @@ def _preparations(launches: list[LaunchOp]) -> tuple[list[LaunchOp], dict[ir.Val
         readers = {_first_result(use.owner) for r in launch.results for use in r.uses}
         reader = readers.pop() if len(readers) == 1 else None
         if (
-            launch.phase == "glue"
+            launch.is_glue
             and reader is not None
             and all(_is_there_before(v, launch) for v in launch.operands)
         ):
@@ -263,22 +252,22 @@ def _is_there_before(value: ir.Value, launch: LaunchOp) -> bool:
     if isinstance(value, ir.BlockArgument):
         return True
     producer = value.owner.opview
-    return launch.loop is not None and isinstance(producer, LaunchOp) and producer.loop is None
+    return launch.loop is not None and op_has(producer, Trait.EXECUTES) and producer.loop is None
 
 
 def _first_result(op: ir.OpView) -> ir.Value | None:
-    return op.results[0] if isinstance(op, LaunchOp) and op.results else None
+    return op.results[0] if op_has(op, Trait.EXECUTES) and op.results else None
 
 
 def _is_transfer(value: ir.Value) -> bool:
-    return not isinstance(value, ir.BlockArgument) and isinstance(value.owner, TransferOp)
+    return not isinstance(value, ir.BlockArgument) and op_has(value.owner.opview, Trait.MOVES)
 
 
 def _move_mirrors(main: ir.OpView) -> None:
     """Moves what only the caller reads to the end: behind launches that fusion has delayed."""
     *operations, terminator = body_block(main).operations
     for op in operations:
-        if isinstance(op, MirrorOp) and all(use.owner == terminator for use in op.results[0].uses):
+        if op_has(op, Trait.JOINS) and all(use.owner == terminator for use in op.results[0].uses):
             op.operation.move_before(terminator)
 
 
@@ -288,11 +277,9 @@ def _renumber(module: ir.Module, main: ir.OpView) -> None:
     source = {c.sym_name: c.src for c in ops_named(module, ["pw.channel"])}
     members: dict[str, list[ir.OpView]] = {}
     for op in body_block(main).operations:
-        match op:
-            case LaunchOp():
-                members.setdefault(queues[op.slice], []).append(op)
-            case TransferOp():
-                members.setdefault(queues[source[op.channel]], []).append(op)
+        if op_has(op, Trait.ORDERED):
+            slice = source[op.channel] if op_has(op, Trait.MOVES) else op.slice
+            members.setdefault(queues[slice], []).append(op)
     for ops in members.values():
         for n, op in enumerate(sorted(ops, key=lambda op: op.order)):
             op.order = n

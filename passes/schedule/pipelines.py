@@ -8,10 +8,11 @@ from typing import NamedTuple, NoReturn
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp, LoopOp, TransferOp, ops_named
+from pathways.dialect import LoopOp, loop_of_op, ops_named
+from pathways.dialect.graphs import CycleError, topological_order
+from pathways.dialect.order import Event
 from pathways.passes.base import fail
-from pathways.passes.schedule.actions import Action
-from pathways.passes.schedule.order import Event
+from pathways.passes.schedule.actions import Action, action_of
 from pathways.passes.schedule.schedule_file import Work
 
 
@@ -22,13 +23,13 @@ class Loop:
     Attributes:
       op: its declaration.
       members: its launches, as numbers of events in block order.
-      actions: the action that a launch is part of; glue and recomputation are part of none.
+      actions: the actions that a launch is, one after the other; glue and what is computed again is none.
       slices: the slice of each stage, by ascending stage.
     """
 
     op: LoopOp
     members: list[int]
-    actions: dict[int, Action]
+    actions: dict[int, tuple[Action, ...]]
     slices: dict[int, str]
 
 
@@ -36,32 +37,29 @@ def read_loops(module: ir.Module, events: Sequence[Event]) -> list[Loop]:
     """The loops that have launches, in an order in which no loop needs a later one.
 
     Raises:
-      PassFailure: when loops need each other, a launch has no microbatch or one that its loop does not have,
-        or a stage is on several slices.
+      PassFailure: when loops need each other, or a stage is on several slices.
     """
     loops: dict[str, Loop] = {
         op.sym_name: Loop(op, [], {}, {}) for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)
     }
     for n, event in enumerate(events):
-        if isinstance(event.op, LaunchOp) and event.op.loop is not None:
-            _add(loops[event.op.loop], n, event.op)
+        name = loop_of_op(event.op)
+        if event.kind == "launch" and name is not None:
+            _add(loops[name], n, event)
     for loop in loops.values():
         loop.slices = dict(sorted(loop.slices.items()))
     return _sorted([loop for loop in loops.values() if loop.members], events)
 
 
-def _add(loop: Loop, n: int, op: LaunchOp) -> None:
-    if op.microbatch is None:
-        fail(op, "is part of a loop that is not unrolled; run pw-unroll-microbatches first")
-    if not 0 <= op.microbatch < loop.op.count:
-        fail(op, f"works on microbatch {op.microbatch}, but @{op.loop} has {loop.op.count}")
+def _add(loop: Loop, n: int, event: Event) -> None:
     loop.members.append(n)
-    if op.stage is None or op.phase not in ("fwd", "bwd"):
-        return
-    if loop.slices.setdefault(op.stage, op.slice) != op.slice:
-        fail(op, f"puts stage {op.stage} on @{op.slice}, but it is on @{loop.slices[op.stage]} already")
-    kind = "F" if op.phase == "fwd" else {None: "B", "input": "I", "weight": "W"}[op.part]
-    loop.actions[n] = Action(op.stage, kind, op.microbatch)
+    actions = tuple(action for origin in event.op.origins if (action := action_of(origin)) is not None)
+    for action in actions:
+        place = loop.slices.setdefault(action.stage, event.slice)
+        if place != event.slice:
+            fail(event.op, f"puts stage {action.stage} on @{event.slice}, but it is on @{place} already")
+    if actions:
+        loop.actions[n] = actions
 
 
 def _sorted(loops: list[Loop], events: Sequence[Event]) -> list[Loop]:
@@ -76,17 +74,11 @@ def _sorted(loops: list[Loop], events: Sequence[Event]) -> list[Loop]:
             needs[number] |= before - {number}
             before |= {number}
         needed.append(before)
-    order: list[int] = []
-    while len(order) < len(loops):
-        free = [n for n in range(len(loops)) if n not in order and needs[n] <= set(order)]
-        if not free:
-            first = next(n for n in range(len(loops)) if n not in order)
-            other = min(needs[first].difference(order))
-            fail(
-                loops[first].op,
-                f"needs results of @{loops[other].op.sym_name}, which needs results of this loop",
-            )
-        order.append(free[0])
+    try:
+        order = topological_order(dict(enumerate(needs)))
+    except CycleError as error:
+        first, other = (loops[n].op for n in (*error.cycle, *error.cycle)[:2])
+        fail(first, f"needs results of @{other.sym_name}, which needs results of this loop")
     return [loops[n] for n in order]
 
 
@@ -96,7 +88,7 @@ def nearest_before(events: Sequence[Event], loop: Loop) -> list[frozenset[Action
     through: list[frozenset[Action]] = []
     for n, event in enumerate(events):
         found.append(frozenset().union(*(through[other] for other in event.waits_for)))
-        through.append(frozenset({loop.actions[n]}) if n in loop.actions else found[n])
+        through.append(frozenset(loop.actions[n]) if n in loop.actions else found[n])
     return found
 
 
@@ -104,7 +96,7 @@ def nearest_after(events: Sequence[Event], loop: Loop) -> list[frozenset[Action]
     """The actions of a loop that read the result of each event, directly or through launches without one."""
     found: list[set[Action]] = [set() for _ in events]
     for n in reversed(range(len(events))):
-        through = {loop.actions[n]} if n in loop.actions else found[n]
+        through = set(loop.actions[n]) if n in loop.actions else found[n]
         for other in events[n].waits_for:
             found[other] |= through
     return [frozenset(actions) for actions in found]
@@ -114,8 +106,9 @@ def work_of(module: ir.Module, events: Sequence[Event], loop: Loop) -> Work:
     """The actions of a loop, and what each of them needs."""
     before = nearest_before(events, loop)
     needs: dict[Action, set[Action]] = {}
-    for n, action in loop.actions.items():
-        needs.setdefault(action, set()).update(before[n] - {action})
+    for n, actions in loop.actions.items():
+        for position, action in enumerate(actions):
+            needs.setdefault(action, set()).update((before[n] | set(actions[:position])) - {action})
     placed = set(loop.slices.values())
     rows = [op.sym_name for op in ops_named(module, ["pw.slice"]) if op.sym_name in placed]
     return Work(rows, loop.slices, loop.op.count, needs)
@@ -165,13 +158,13 @@ def sequence(
     keys: dict[int, Key] = {}
     for n, event in enumerate(events):
         makers = [keys[other] for other in event.waits_for if other in keys]
-        if isinstance(event.op, LaunchOp):
+        if event.kind == "launch":
             keys[n] = Key(segments[n], *instants.get(n, (0, 1)), n, 1, n)
         elif makers:
             keys[n] = max(makers)._replace(rank=2, number=n)
     readers: dict[int, Key] = {}
     for n in reversed(range(len(events))):
-        reader = keys[n] if isinstance(events[n].op, LaunchOp) else readers.get(n)
+        reader = keys[n] if events[n].kind == "launch" else readers.get(n)
         if reader is not None:
             for other in events[n].waits_for:
                 readers[other] = min(readers.get(other, reader), reader)
@@ -192,7 +185,7 @@ def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
         before = max((segments[other] for other in event.waits_for), default=0)
         if n in inside:
             segments.append(inside[n])
-        elif isinstance(event.op, LaunchOp):
+        elif event.kind == "launch":
             segments.append(before + before % 2 if before or n in needed else 2 * len(loops))
         else:
             segments.append(before)
@@ -206,7 +199,7 @@ def _refuse_between(events: Sequence[Event], segments: Sequence[int], n: int, lo
     segment = segments[n]
     while True:
         n = next(other for other in events[n].waits_for if segments[other] > segment)
-        if isinstance(events[n].op, LaunchOp):
+        if events[n].kind == "launch":
             fail(
                 events[n].op,
                 f"is not part of @{loop.op.sym_name}, but reads results of it and makes what it reads",
@@ -234,10 +227,10 @@ class _Instants:
         for n, event in enumerate(self.events):
             read = [found[other] for other in event.waits_for if other in found]
             if n in self.loop.actions:
-                found[n] = (self.start[self.loop.actions[n]], 1)
+                found[n] = (self.start[self.loop.actions[n][0]], 1)
             elif n in members:
                 found[n] = max([self.wanted(n), *read])
-            elif isinstance(event.op, TransferOp) and read:
+            elif event.kind == "send" and read:
                 found[n] = max(read)
         return found
 
@@ -250,10 +243,10 @@ class _Instants:
         needed = min(self.start[a] for a in self.after[n])
         here = any(self.start[a] == needed and self.loop.slices[a.stage] == op.slice for a in self.after[n])
         # What is computed again is meant to live shortly.
-        late = here or op.phase == "recompute"
+        late = here or any(origin.kind == "recompute" for origin in op.origins)
         return (needed, 0) if late else min(ready, (needed, 0))
 
-    def opening(self, op: LaunchOp) -> int:
+    def opening(self, op: ir.OpView) -> int:
         """The first action of the microbatch on the slice, or on any if it has none there."""
         if (op.slice, op.microbatch) in self.first:
             return self.first[op.slice, op.microbatch]

@@ -11,20 +11,24 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import (
     LaunchOp,
-    MirrorOp,
     ReleaseOp,
-    TransferOp,
     argument_attrs,
     argument_slices,
+    op_has,
     ops_named,
     set_argument_attrs,
     slices_of,
 )
+from pathways.dialect.forms import ORDERED
 from pathways.dialect.layouts import Layouts
+from pathways.dialect.names import ALIASING, DONATED
+from pathways.dialect.order import DeadlockError, events_of, proved_order, sort_block
+from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.schedule.channels import capacity_for, first_reads
-from pathways.passes.schedule.order import DeadlockError, events_of, sort_block, topological_order
-from pathways.passes.util.ir_utils import body_block, byte_size, unique_name
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import byte_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,32 +52,29 @@ class PlanMemory(Pass):
     """
 
     name: ClassVar[str] = "pw-plan-memory"
+    takes = (ORDERED,)
     donate_bytes: int = option(65536, "an intermediate of this size is worth a variant that it is donated to")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        for op in ops_named_in(main, ReleaseOp):
-            op.operation.erase()
+        for op in list(body_block(main).operations):
+            if op_has(op, Trait.ENDS):
+                op.operation.erase()
         _sort(module, main)
         _set_capacities(module, main)
         _Lifetimes(module, main, self.donate_bytes).run()
 
 
-def ops_named_in(main: ir.OpView, kind: type) -> list[ir.OpView]:
-    """The operations of one class that stand in a function."""
-    return [op for op in body_block(main).operations if isinstance(op, kind)]
-
-
 def _sort(module: ir.Module, main: ir.OpView) -> None:
     # Capacities follow from this order. Those of `pw-schedule` may be too small by now: fusion has delayed
     # the launches that receive.
-    events = events_of(module, main, with_capacities=False)
+    events = events_of(module, with_capacities=False)
     try:
-        order = topological_order(events)
+        order = proved_order(events)
     except DeadlockError as error:
         fail(error.cycle[0].op, str(error))
     if order != list(range(len(order))):
-        sort_block(main, [events[n].op for n in order])
+        sort_block(main, [events[n].op for n in order if events[n].kind != "receipt"])
 
 
 def _set_capacities(module: ir.Module, main: ir.OpView) -> None:
@@ -81,7 +82,7 @@ def _set_capacities(module: ir.Module, main: ir.OpView) -> None:
     reads = first_reads(operations)
     spans: dict[str, list[tuple[int, int]]] = {}
     for n, op in enumerate(operations):
-        if isinstance(op, TransferOp) and op.channel is not None:
+        if op_has(op, Trait.MOVES):
             read = min(reads.get(r, len(operations)) for r in op.results)
             spans.setdefault(op.channel, []).append((n, read))
     for channel in ops_named(module, ["pw.channel"]):
@@ -99,12 +100,13 @@ class _Lifetimes:
         self.donate_bytes = donate_bytes
         self.layouts = Layouts(module)
         self.symbols = self.layouts.symbols
+        self.computations = Computations(module, self.symbols)
         block = body_block(main)
         *self.ops, self.terminator = block.operations
         self.arguments = list(block.arguments)
         self.slices = argument_slices(main)
         attrs = argument_attrs(main)
-        self.given = {a for a, attr in zip(self.arguments, attrs, strict=True) if "pw.donated" in attr}
+        self.given = {a for a, attr in zip(self.arguments, attrs, strict=True) if DONATED in attr}
         self.last_use = {v: n for n, op in enumerate(self.ops) for v in _touched(op)}
         # Results, and arguments that the caller keeps, outlive the program.
         self.kept = {v for result in self.terminator.operands for v in _unmirrored(result)}
@@ -132,7 +134,7 @@ class _Lifetimes:
                 v for v in _touched(op) if self.last_use[v] == n and v not in self.kept and v not in taken
             ]
             following = self.ops[n + 1] if n + 1 < len(self.ops) else self.terminator
-            is_last = not (isinstance(op, TransferOp) and isinstance(following, TransferOp))
+            is_last = not (op_has(op, Trait.MOVES) and op_has(following, Trait.MOVES))
             if ended and is_last:
                 ReleaseOp.build(ended, loc=op.operation.location, ip=ir.InsertionPoint(following))
                 self.end(ended, peaks)
@@ -159,7 +161,7 @@ class _Lifetimes:
 
     def count(self, op: ir.OpView, peaks: _Peaks, taken: set[ir.Value]) -> None:
         """Adds the results of an operation to the live bytes; a donated operand's buffer is one of them."""
-        if isinstance(op, (LaunchOp, TransferOp)):
+        if op_has(op, Trait.ORDERED):
             reused = sum(self.size(v, op.slice) for v in taken)
             peaks.start(op.slice, sum(self.size(r, op.slice) for r in op.results), reused)
 
@@ -187,7 +189,7 @@ class _Lifetimes:
 
     def find_aliases(self) -> dict[int, Aliases]:
         """The aliases of each launch, by its position."""
-        launches = {n: op for n, op in enumerate(self.ops) if isinstance(op, LaunchOp)}
+        launches = {n: op for n, op in enumerate(self.ops) if op_has(op, Trait.EXECUTES)}
         free: dict[str, set[int]] = {}
         for n, op in launches.items():
             found = {number for number, value in enumerate(op.operands) if self.may_be_donated(n, op, value)}
@@ -240,14 +242,12 @@ class _Lifetimes:
         if (callee, aliases) not in self.variants:
             function, name = self.symbols[callee], callee
             if len(self.launches_of[callee]) > 1:
-                name = unique_name(f"{callee}_donating", self.symbols)
-                function = function.operation.clone(ir.InsertionPoint(function)).opview
-                function.attributes["sym_name"] = ir.StringAttr.get(name)
-                self.symbols[name] = function
+                function = self.computations.variant(callee, f"{callee}_donating")
+                name = function.attributes["sym_name"].value
             attrs = argument_attrs(function)
             for number, result in aliases:
                 i32 = ir.IntegerType.get_signless(32)
-                attrs[number]["tf.aliasing_output"] = ir.IntegerAttr.get(i32, result)
+                attrs[number][ALIASING] = ir.IntegerAttr.get(i32, result)
             set_argument_attrs(function, attrs)
             self.variants[callee, aliases] = name
         return self.variants[callee, aliases]
@@ -260,8 +260,9 @@ def _touched(op: ir.OpView) -> dict[ir.Value, None]:
 
 def _unmirrored(value: ir.Value) -> list[ir.Value]:
     """The values that a value stands for: itself, or those that a mirror says are equal."""
-    op = None if isinstance(value, ir.BlockArgument) else value.owner.opview
-    return [v for copy in op.operands for v in _unmirrored(copy)] if isinstance(op, MirrorOp) else [value]
+    if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.JOINS):
+        return [value]
+    return [v for copy in value.owner.operands for v in _unmirrored(copy)]
 
 
 class _Peaks:

@@ -10,12 +10,13 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import ChannelOp, LaunchOp, SplitOp, TransferOp, ops_named, symbol_table
+from pathways.dialect import ChannelOp, ops_named, symbol_table
+from pathways.dialect.forms import ORDERED, UNROLLED
 from pathways.dialect.operation import counted
+from pathways.dialect.order import Event, data_events, device_queues, sort_block
 from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.schedule.actions import Action, CycleError, start_times
 from pathways.passes.schedule.channels import Span, capacity_for, first_reads
-from pathways.passes.schedule.order import Event, data_events, device_queues, sort_block
 from pathways.passes.schedule.pipelines import Loop, nearest_before, read_loops, sequence, work_of
 from pathways.passes.schedule.policies import POLICIES, Pipeline, PolicyError, orders_of
 from pathways.passes.schedule.schedule_file import (
@@ -25,7 +26,7 @@ from pathways.passes.schedule.schedule_file import (
     read_schedule,
     write_schedule,
 )
-from pathways.passes.util.ir_utils import body_block, unique_name
+from pathways.passes.util.functions import unique_name
 
 __all__ = ["POLICIES", "Schedule", "schedule_of"]
 
@@ -53,11 +54,13 @@ class Schedule(Pass):
     read in the order in which they are sent; a channel's capacity is what that order needs so that no send
     waits for room.
 
-    Requires: placed form, with loops unrolled.
+    Requires: loops unrolled.
     Guarantees: every launch and transfer has an `order`, every transfer a `channel`; the order can be met.
     """
 
     name: ClassVar[str] = "pw-schedule"
+    takes = (UNROLLED, ORDERED)
+    leaves = ORDERED
     policy: str = option("", "the policy of all loops, in place of what each asks for")
     file: str = option("", "a CSV file with the order of the program's only loop, in place of a policy")
     max_live: int = option(
@@ -76,10 +79,7 @@ class Schedule(Pass):
             fail(main, f"cannot be scheduled by {unknown_policy(self.policy)}")
         for op in ops_named(module, ["pw.channel"]):
             op.operation.erase()
-        for op in body_block(main).operations:
-            if isinstance(op, SplitOp) or (isinstance(op, LaunchOp) and op.loop and op.microbatch is None):
-                fail(op, "is part of a loop that is not unrolled; run pw-unroll-microbatches first")
-        events = data_events(module, main)
+        events = data_events(module)
         loops = read_loops(module, events)
         with_launches = {loop.op.sym_name for loop in loops}
         for op in ops_named(module, ["pw.loop"]):
@@ -167,11 +167,10 @@ def schedule_of(module: ir.Module) -> str:
     """The schedule of a program with one loop, as a file that `pw-schedule` reads.
 
     Raises:
-      PassFailure: when the program is not scheduled, or has been fused since, has no loop or several, or its
-        order has a cycle.
+      PassFailure: when the program is not scheduled, has no loop or several, or its order has a cycle.
     """
     main = main_function(module)
-    events = data_events(module, main)
+    events = data_events(module)
     loops = read_loops(module, events)
     if len(loops) != 1:
         fail(main, f"has {counted(len(loops), 'loop')}; a schedule file is of exactly 1")
@@ -179,13 +178,11 @@ def schedule_of(module: ir.Module) -> str:
     unordered = next((n for n in loop.members if events[n].order is None), None)
     if unordered is not None:
         fail(events[unordered].op, "has no `order`; run pw-schedule first")
-    fused = next((n for n in loop.members if events[n].op.fused), None)
-    if fused is not None:
-        fail(events[fused].op, "is several actions in one; write the schedule before pw-fuse-launches")
     work = work_of(module, events, loop)
     in_order = sorted(loop.actions, key=lambda n: events[n].op.order)
     orders = [
-        list(dict.fromkeys(loop.actions[n] for n in in_order if events[n].slice == row)) for row in work.rows
+        list(dict.fromkeys(a for n in in_order if events[n].slice == row for a in loop.actions[n]))
+        for row in work.rows
     ]
     try:
         return write_schedule(orders, work.needs)
@@ -196,7 +193,7 @@ def schedule_of(module: ir.Module) -> str:
 def _check_stage_order(events: list[Event], loop: Loop) -> None:
     """Checks that no forward reads what a later stage makes."""
     for n, before in enumerate(nearest_before(events, loop)):
-        action = loop.actions.get(n)
+        (action, *_) = loop.actions.get(n, (None,))
         if action is None or action.kind != "F":
             continue
         later = max((other.stage for other in before if other.kind == "F"), default=action.stage)
@@ -236,7 +233,7 @@ def _assign_channels(module: ir.Module, main: ir.OpView, events: list[Event]) ->
     endpoints: dict[str, _Endpoints] = {}
     for n, event in enumerate(events):
         op = event.op
-        if not isinstance(op, TransferOp):
+        if event.kind != "send":
             continue
         key = (event.slice, op.slice, op.results[0].type, op.sharding)
         read = min(first_read.get(r, len(operations)) for r in op.results)
@@ -257,7 +254,7 @@ def _assign_channels(module: ir.Module, main: ir.OpView, events: list[Event]) ->
                 sym_name=channel.name,
                 src=src,
                 dst=dst,
-                type=value_type,
+                value_type=value_type,
                 sharding=sharding,
                 capacity=capacity_for(channel.spans),
                 loc=main.operation.location,

@@ -11,35 +11,35 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways.dialect import (
-    SLICE,
     ConstantOp,
     LaunchOp,
     LoopOp,
     ReduceOp,
     SplitOp,
+    loop_of_op,
     make_slices,
+    op_has,
     ops_named,
-    set_argument_attrs,
-    set_result_attrs,
 )
+from pathways.dialect.forms import SHARDED, UNROLLED
 from pathways.dialect.layouts import Layouts
-from pathways.dialect.shardings import SHARDING, Sharding, make_sharding
+from pathways.dialect.meshes import Sharding
+from pathways.dialect.names import CONSTANT, SLICE
+from pathways.dialect.shardings import make_sharding
+from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, fail, main_function
-from pathways.passes.util.ir_utils import (
-    add_argument,
-    body_block,
-    finish_function,
-    function_of_block,
-    unique_name,
-)
-from pathways.passes.util.loops import values_in_loops
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import add_arguments, body_block, unique_name
+
+_MOST_OPERATIONS = 1 << 21
+"""Operations that a loop may be unrolled to."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UnrollMicrobatches(Pass):
     """Repeats what stands between the splits and reductions of a loop, once for each microbatch.
 
-    1. Launches and transfers of the loop are copied; the launches say for which microbatch they are.
+    1. Launches and transfers of the loop are copied, and say for which microbatch they are.
     2. A split becomes a launch in front of each launch that reads it. Its computation takes the whole value
        and the number of the microbatch, so that one computation serves all of them, and fusion makes it part
        of the reader. A value whose leading dimension is split over devices is first laid out so that every
@@ -48,22 +48,37 @@ class UnrollMicrobatches(Pass):
        accumulation is left to `pw-accumulate`, when the order of the launches is known. Other sums are added
        up by launches. A concatenation is one launch.
 
-    Requires: placed form, with shardings decided.
-    Guarantees: no split; every launch of a loop has a `microbatch`; the same values, sums in the order of
-    the microbatches.
+    Requires: shardings decided, transfers cut into pieces.
+    Guarantees: no split; what is of a loop has a `microbatch`; the same values, sums in the order of the
+    microbatches.
     """
 
     name: ClassVar[str] = "pw-unroll-microbatches"
+    takes = (SHARDED,)
+    leaves = UNROLLED
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         splits = [op for op in body_block(main).operations if isinstance(op, SplitOp)]
         loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)]
+        inside = next((loop for loop in loops if loop.parent is not None), None)
+        if inside is not None:
+            fail(inside, f"is inside of @{inside.parent}: loops inside of each other cannot be unrolled yet")
+        for loop in loops:
+            _check_size(main, loop)
         with main.operation.location:
             numbers = _numbers(module, main, loops, splits)
             functions = _Functions(module)
             for loop in loops:
                 _Unroller(main, loop, functions, numbers).run()
+
+
+def _check_size(main: ir.OpView, loop: LoopOp) -> None:
+    """Refuses a loop that asks for more operations than fit into memory."""
+    inside = sum(loop_of_op(op) == loop.sym_name for op in body_block(main).operations)
+    if inside * loop.count > _MOST_OPERATIONS:
+        size = f"{loop.count} x {inside} operations"
+        fail(loop, f"is unrolled to {size}; at most {_MOST_OPERATIONS} are allowed")
 
 
 def _numbers(
@@ -73,15 +88,14 @@ def _numbers(
     places = list(dict.fromkeys(op.slice for op in splits))
     taken = set(Layouts(module).symbols)
     i32 = ir.IntegerType.get_signless(32)
-    numbers = []
+    attrs = []
     for k in range(max((op.count for op in loops), default=0) if places else 0):
         name = unique_name(f"microbatch_{k}", taken)
         taken.add(name)
         value = ir.DenseElementsAttr.get(np.array(k, np.int32), type=i32)
         ConstantOp.build(sym_name=name, value=value, loc=main.operation.location, ip=ir.InsertionPoint(main))
-        attrs = {"pw.constant": ir.FlatSymbolRefAttr.get(name), SLICE: make_slices(places)}
-        numbers.append(add_argument(main, ir.RankedTensorType.get([], i32), attrs))
-    return numbers
+        attrs.append({CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: make_slices(places)})
+    return add_arguments(main, [ir.RankedTensorType.get([], i32)] * len(attrs), attrs)
 
 
 Body = Callable[[list[ir.Value]], ir.Value]
@@ -92,9 +106,8 @@ class _Functions:
     """Computations of this pass; equal ones are shared."""
 
     def __init__(self, module: ir.Module) -> None:
-        self.module = module
         self.layouts = Layouts(module)
-        self.known: dict[object, str] = {}
+        self.computations = Computations(module, self.layouts.symbols)
 
     def attribute(self, slice: str, sharding: Sharding) -> ir.Attribute | None:
         name, mesh = self.layouts.meshes[slice]
@@ -105,58 +118,35 @@ class _Functions:
         base: str,
         operands: Sequence[ir.Value],
         body: Body,
-        like: ir.OpView,
+        like: SplitOp | ReduceOp,
         ip: ir.InsertionPoint,
         results: Sharding,
         microbatch: int | None = None,
     ) -> ir.Value:
         """Launches a computation on the slice, and for the loop, of a split or reduction."""
-        assert isinstance(like, (SplitOp, ReduceOp))
         layouts = [self.layouts.of(v, like.slice) for v in operands]
         types = [v.type for v in operands]
-        key = (
+        mesh = self.layouts.meshes[like.slice]
+        name = self.computations.make(
             base,
-            tuple(types),
-            tuple(layouts),
-            results,
-            self.layouts.meshes[like.slice],
-            like.results[0].type,
+            types,
+            lambda arguments: [body(arguments)],
+            like.operation.location,
+            arguments=[self.attribute(like.slice, layout) for layout in layouts],
+            results=self.attribute(like.slice, results),
+            key=(tuple(types), tuple(layouts), results, mesh, like.results[0].type),
         )
-        if key not in self.known:
-            self.known[key] = self.make(base, types, layouts, results, body, like)
-        function = self.layouts.symbols[self.known[key]]
         launch = LaunchOp.build(
             operands,
-            function.type.results,
-            callee=self.known[key],
+            self.layouts.symbols[name].type.results,
+            callee=name,
             slice=like.slice,
-            phase="glue",
             loop=None if microbatch is None else like.loop,
             microbatch=microbatch,
             loc=like.operation.location,
             ip=ip,
         )
         return launch.results[0]
-
-    def make(
-        self,
-        base: str,
-        types: Sequence[ir.Type],
-        layouts: Sequence[Sharding],
-        results: Sharding,
-        body: Body,
-        like: ir.OpView,
-    ) -> str:
-        name = unique_name(base, self.layouts.symbols)
-        function, block = function_of_block(self.module, name, types, like.operation.location)
-        with ir.InsertionPoint(block), like.operation.location:
-            result = body(list(block.arguments))
-        finish_function(function, [result])
-        for set_attrs, all_layouts in ((set_argument_attrs, layouts), (set_result_attrs, [results])):
-            written = [self.attribute(like.slice, layout) for layout in all_layouts]
-            set_attrs(function, [{} if a is None else {SHARDING: a} for a in written])
-        self.layouts.symbols[name] = function
-        return name
 
 
 class _Unroller:
@@ -169,7 +159,6 @@ class _Unroller:
         self.functions = functions
         self.numbers = numbers
         self.block = body_block(main)
-        self.inside = {v for v, name in values_in_loops(main).items() if name == loop.sym_name}
         self.arranged: dict[ir.Value, ir.Value] = {}
         """What each split takes its blocks from, by its result."""
 
@@ -199,20 +188,15 @@ class _Unroller:
         waiting: set[ir.Value] = set()
         *operations, terminator = self.block.operations
         for op in operations:
-            match op:
-                case SplitOp() if op.loop == self.loop.sym_name:
-                    splits.append(op)
-                case ReduceOp() if op.loop == self.loop.sym_name:
-                    reductions.append(op)
-                    after.append(op)
-                    waiting.update(op.results)
-                case LaunchOp() if op.loop == self.loop.sym_name:
-                    body.append(op)
-                case _ if any(r in self.inside for r in op.results):
-                    body.append(op)
-                case _ if any(v in waiting for v in op.operands):
-                    after.append(op)
-                    waiting.update(op.results)
+            if op_has(op, Trait.CLOSES_LOOP) and op.loop == self.loop.sym_name:
+                reductions.append(op)
+            elif loop_of_op(op) == self.loop.sym_name:
+                (splits if op_has(op, Trait.OPENS_LOOP) else body).append(op)
+                continue
+            elif not any(v in waiting for v in op.operands):
+                continue
+            after.append(op)
+            waiting.update(op.results)
         for op in after:
             op.operation.move_before(terminator)
         return body, splits, reductions
@@ -230,8 +214,9 @@ class _Unroller:
             for number, value in enumerate(op.operands):
                 if value in values or value in taken:
                     copy.operands[number] = taken[value] if value in taken else values[value]
+            copy.microbatch = k
             if isinstance(copy, LaunchOp):
-                copy.microbatch = k
+                copy.origins = tuple(dataclasses.replace(origin, microbatch=k) for origin in copy.origins)
             values.update(zip(op.results, copy.results, strict=True))
         return values
 
@@ -241,14 +226,7 @@ class _Unroller:
         layouts = self.functions.layouts
         have, wanted = layouts.of(whole, split.slice), layouts.of(block, split.slice)
         mesh = layouts.mesh(split.slice)
-        rows, parts = ir.RankedTensorType(block.type).shape[0], wanted.splits(mesh)[0]
-        if rows % parts:
-            fail(
-                split,
-                f"cuts microbatches of {rows} rows, which do not divide by {parts} "
-                f"(axes {', '.join(wanted.dims[0])} of @{split.slice})",
-            )
-        if self.loop.count == 1 or (have.splits(mesh)[0] == 1 and parts == 1):
+        if self.loop.count == 1 or have.splits(mesh)[0] == wanted.splits(mesh)[0] == 1:
             return whole
         shape = [self.loop.count, *ir.RankedTensorType(block.type).shape]
         arranged = ir.RankedTensorType.get(shape, ir.RankedTensorType(block.type).element_type)
@@ -292,14 +270,7 @@ class _Unroller:
                 "concat", values, lambda blocks: stablehlo.concatenate(blocks, 0), reduction, ip, layout
             )
         if isinstance(value.owner.opview, LaunchOp):
-            longer = ReduceOp.build(
-                values,
-                [reduction.results[0].type],
-                **{name: getattr(reduction, name) for name in ReduceOp.fields()},
-                loc=reduction.operation.location,
-                ip=ip,
-            )
-            return longer.results[0]
+            return reduction.rebuilt(values).results[0]
         total = values[0]
         for k, term in enumerate(values[1:], 1):
             total = self.functions.launch(

@@ -5,34 +5,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from pathways.dialect import (
-    LaunchOp,
-    TransferOp,
-    argument_slices,
-    set_argument_attrs,
-    set_result_attrs,
-    slices_of,
-)
+from pathways.dialect import LaunchOp, TransferOp, argument_slices, slices_of
+from pathways.dialect.fields import Route
+from pathways.dialect.forms import PLACED, SHARDED
 from pathways.dialect.layouts import Layouts
+from pathways.dialect.meshes import Block, Mesh, Sharding
 from pathways.dialect.operation import counted
-from pathways.dialect.shardings import SHARDING, Index, Mesh, Sharding, make_sharding
+from pathways.dialect.shardings import make_sharding
 from pathways.passes.base import Pass, fail, main_function, option, remark
-from pathways.passes.util.ir_utils import (
-    body_block,
-    byte_size,
-    finish_function,
-    function_of_block,
-    unique_name,
-)
-from pathways.passes.util.loops import values_in_loops
+from pathways.passes.util.computations import Body, Computations
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import byte_size
 
 ISLANDS = ("named", "all")
+
+_MOST_PIECES = 1 << 20
+"""Pieces that one transfer may move: each is a pair of numbers in the IR."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +58,8 @@ class LowerTransfers(Pass):
     """
 
     name: ClassVar[str] = "pw-lower-transfers"
+    takes = (PLACED,)
+    leaves = SHARDED
     gather_bytes: int = option(65536, "replicated values above this size cross between islands once")
     max_pieces: int = option(1024, "a value is gathered on the source first where more copies were needed")
     islands: str = option(
@@ -83,10 +79,6 @@ class LowerTransfers(Pass):
         for op in list(body_block(main).operations):
             if isinstance(op, TransferOp) and op.routes is None:
                 lowering.lower(op, arguments)
-
-
-Body = Callable[[list[ir.Value]], list[ir.Value]]
-"""Builds a computation: from its arguments to its results."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,16 +142,15 @@ class _Lowering:
         self.module = module
         self.options = options
         self.layouts = Layouts(module)
-        self.functions: dict[object, str] = {}
+        self.computations = Computations(module, self.layouts.symbols)
         self.cut_values: dict[object, list[ir.Value]] = {}
         self.gathered_values: dict[object, ir.Value] = {}
-        self.loops = values_in_loops(main_function(module))
         self.loop: str | None = None
         """The loop of the transfer at hand."""
 
     def lower(self, op: TransferOp, arguments: list[tuple[str, ...] | None]) -> None:
         value = op.operands[0]
-        self.loop = self.loops.get(value)
+        self.loop = op.loop
         places = slices_of(value, arguments)
         if not places:
             fail(op, "moves a value that is not placed; run pw-infer-placement first")
@@ -180,6 +171,8 @@ class _Lowering:
                 if few.copies < cut.copies:
                     remark(op, f"gathers on @{source.slice} first what would move in {cut.copies} pieces")
                     value, source, cut = self.gather_first(value, source, few.source), few.source, few
+            if cut.copies > _MOST_PIECES:
+                fail(op, f"moves in {cut.copies} pieces, even when gathered first; at most {_MOST_PIECES} do")
             pieces = self.cut(value, source, cut)
             arrived = self.move(op, pieces, cut, shape)
             joined = self.join(op, arrived, cut)
@@ -237,14 +230,15 @@ class _Lowering:
         """Sends pieces along routes."""
         routes = _routes(cut, shape)
         whole = len(pieces) == math.prod(cut.joins) == 1
-        as_it_is = [(0, device) for device in range(cut.source.mesh.size)]
+        as_it_is = [Route(0, device) for device in range(cut.source.mesh.size)]
         arrived = _whole(pieces[0].type, cut.target, cut.cell)
         moved = TransferOp.build(
             pieces,
             [arrived] * math.prod(cut.joins),
             slice=op.slice,
             sharding=cut.target.attribute(),
-            routes=None if whole and routes == as_it_is else [n for pair in routes for n in pair],
+            routes=None if whole and routes == as_it_is else routes,
+            loop=op.loop,
         )
         copies = len(routes)
         size = copies * byte_size(_sized(arrived, cut.cell))
@@ -288,47 +282,30 @@ class _Lowering:
         body: Body,
     ) -> list[ir.Value]:
         """Launches a computation; equal keys share it."""
-        if (base, key) not in self.functions:
-            self.functions[base, key] = self.function(
-                base, [v.type for v in operands], operand_side, result_side, body
-            )
-        name = self.functions[base, key]
-        function = self.layouts.symbols[name]
+        name = self.computations.make(
+            base,
+            [v.type for v in operands],
+            body,
+            ir.Location.current,
+            arguments=operand_side.attribute(),
+            results=result_side.attribute(),
+            key=key,
+        )
         launch = LaunchOp.build(
             operands,
-            function.type.results,
+            self.layouts.symbols[name].type.results,
             callee=name,
             slice=operand_side.slice,
-            phase="glue",
             loop=self.loop,
         )
         return list(launch.results)
 
-    def function(
-        self, base: str, types: list[ir.Type], operand_side: _Side, result_side: _Side, body: Body
-    ) -> str:
-        symbols = self.layouts.symbols
-        name = unique_name(base, symbols)
-        function, block = function_of_block(self.module, name, types, ir.Location.current)
-        with ir.InsertionPoint(block):
-            results = body(list(block.arguments))
-        finish_function(function, results)
-        for set_attrs, side, count in (
-            (set_argument_attrs, operand_side, len(types)),
-            (set_result_attrs, result_side, len(results)),
-        ):
-            attribute = side.attribute()
-            if attribute is not None:
-                set_attrs(function, [{SHARDING: attribute}] * count)
-        symbols[name] = function
-        return name
 
-
-def _indices(op: TransferOp, side: _Side, shape: Sequence[int]) -> list[Index]:
-    try:
-        return side.sharding.indices(shape, side.mesh)
-    except ValueError as error:
-        fail(op, f"cannot be cut: on @{side.slice} {error}")
+def _indices(op: TransferOp, side: _Side, shape: Sequence[int]) -> list[Block]:
+    problem = side.sharding.problem(shape, side.mesh)
+    if problem is not None:
+        fail(op, f"cannot be cut: on @{side.slice} {problem}")
+    return side.sharding.blocks(shape, side.mesh)
 
 
 def _cut(source: _Side, target: _Side, shape: Sequence[int]) -> _Cut:
@@ -376,13 +353,13 @@ def _spread(target: _Side, shape: Sequence[int]) -> Iterator[Sharding]:
             yield spread
 
 
-def _routes(cut: _Cut, shape: Sequence[int]) -> list[tuple[int, int]]:
+def _routes(cut: _Cut, shape: Sequence[int]) -> list[Route]:
     """For each result and each device of the target, a piece and a device of the source that hold it."""
-    holders: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for device, index in enumerate(cut.source.sharding.indices(shape, cut.source.mesh)):
+    holders: dict[tuple[int, ...], list[Route]] = {}
+    for device, index in enumerate(cut.source.sharding.blocks(shape, cut.source.mesh)):
         for number, start in enumerate(_starts(index, cut.cuts, cut.cell)):
-            holders.setdefault(start, []).append((number, device))
-    needed = cut.target.sharding.indices(shape, cut.target.mesh)
+            holders.setdefault(start, []).append(Route(number, device))
+    needed = cut.target.sharding.blocks(shape, cut.target.mesh)
     wanted = [list(_starts(index, cut.joins, cut.cell)) for index in needed]
     load = [0] * cut.source.mesh.size
     routes = []
@@ -394,14 +371,14 @@ def _routes(cut: _Cut, shape: Sequence[int]) -> list[tuple[int, int]]:
                 key=lambda entry: (load[entry[1]], (entry[1] - device) % len(load)),
             )
             load[sender] += 1
-            routes.append((piece, sender))
+            routes.append(Route(piece, sender))
     return routes
 
 
-def _starts(index: Index, counts: Sequence[int], cell: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _starts(block: Block, counts: Sequence[int], cell: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Where the pieces of a shard begin, in row-major order."""
     for number in _places(counts):
-        yield tuple(start + n * c for (start, _), n, c in zip(index, number, cell, strict=True))
+        yield tuple(start + n * c for (start, _), n, c in zip(block, number, cell, strict=True))
 
 
 def _places(counts: Iterable[int]) -> Iterator[tuple[int, ...]]:
@@ -445,7 +422,7 @@ def _on_shards(
     """Lets every device of a side apply `body` to its shards of the values, which have the same shape."""
     attribute = side.attribute()
     if attribute is None:
-        return body(values)
+        return list(body(values))
     computation = sdy.ManualComputationOp(
         results,
         values,

@@ -18,6 +18,8 @@ from pathways.dialect import (
     TransferOp,
     argument_attrs,
     argument_slices,
+    loop_of,
+    nested_ops,
     ops_named,
     result_attrs,
     result_slices,
@@ -26,32 +28,20 @@ from pathways.dialect import (
     slices_of,
     symbol_table,
 )
+from pathways.dialect.forms import PLACED
 from pathways.dialect.layouts import Layouts
-from pathways.dialect.shardings import (
-    SHARDING,
-    Mesh,
-    Sharding,
-    make_sharding,
-    read_mesh,
-    read_sharding,
-    replicated,
-    slice_meshes,
-)
+from pathways.dialect.meshes import Mesh, Sharding, replicated
+from pathways.dialect.names import ARGUMENT_INFO, RESULT_INFO, SHARDING, SPEC
+from pathways.dialect.shardings import make_sharding, read_mesh, read_sharding, slice_meshes
 from pathways.passes.base import Pass, fail, main_function, option, remark
-from pathways.passes.util.ir_utils import (
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import (
     body_block,
-    byte_size,
     erase_unused_functions,
-    finish_function,
-    function_of_block,
     merge_equal_functions,
-    nested_ops,
     unique_name,
 )
-from pathways.passes.util.loops import values_in_loops
-
-SPEC = "pw.spec"
-"""What the user says of an argument or result of the program: mesh axes for each dimension, no mesh yet."""
+from pathways.passes.util.operations import byte_size
 
 _LAUNCH = "pw.launch"
 _TRANSFER = "pw.transfer"
@@ -85,6 +75,7 @@ class PropagateShardings(Pass):
     """
 
     name: ClassVar[str] = "pw-propagate-shardings"
+    takes = (PLACED,)
     replicated_bytes: int = option(1 << 20, "remark values of at least this size that are replicated")
 
     def run(self, module: ir.Module) -> None:
@@ -129,7 +120,7 @@ class PropagateShardings(Pass):
         ):
             place = (slices or ("",))[0]
             if is_worth_it(argument, attrs, meshes[place][1]):
-                name = attrs["jax.arg_info"].value if "jax.arg_info" in attrs else f"argument #{number}"
+                name = attrs[ARGUMENT_INFO].value if ARGUMENT_INFO in attrs else f"argument #{number}"
                 remark(main, f"{name} of {byte_size(argument.type)} bytes is replicated over @{place}")
         symbols = symbol_table(module)
         for op in body_block(main).operations:
@@ -164,37 +155,17 @@ def _apply_specs(main: ir.OpView, meshes: Meshes) -> None:
             if spec is None or not places:
                 continue
             name, mesh = meshes[places[0]]
-            info = entry.get("jax.arg_info" if what == "argument" else "jax.result_info")
+            info = entry.get(ARGUMENT_INFO if what == "argument" else RESULT_INFO)
             named = info.value if info is not None else f"#{number}"
             label = named if named.startswith(what) else f"{what} {named}"
             shape = ir.RankedTensorType(value).shape
             dims = tuple(tuple(axis.value for axis in dim) for dim in spec)
             sharding = Sharding(dims + ((),) * (len(shape) - len(dims)))
-            problem = check_spec(sharding, shape, mesh)
+            problem = sharding.problem(shape, mesh)
             if problem:
                 fail(main, f"{label} on @{places[0]}: {problem}")
             entry[SHARDING] = make_sharding(name, sharding)
         store(main, attrs)
-
-
-def check_spec(sharding: Sharding, shape: list[int], mesh: Mesh) -> str | None:
-    """What is wrong with a sharding of an array over a mesh, or None."""
-    known = dict(mesh.axes)
-    used: set[str] = set()
-    if len(sharding.dims) > len(shape):
-        return f"the spec has {len(sharding.dims)} dimensions, the array {len(shape)}"
-    for dim, axes in enumerate(sharding.dims):
-        parts = 1
-        for axis in axes:
-            if axis not in known:
-                return f"axis '{axis}' is not in the mesh, which has {', '.join(known)}"
-            if axis in used:
-                return f"axis '{axis}' is used twice"
-            used.add(axis)
-            parts *= known[axis]
-        if shape[dim] % parts:
-            return f"dimension {dim} of size {shape[dim]} does not divide by {parts} (axes {', '.join(axes)})"
-    return None
 
 
 def _separate_meshes(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
@@ -281,7 +252,9 @@ def _to_calls(main: ir.OpView, meshes: Meshes) -> None:
                     op.attributes[_NUMBER] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
                     continue
                 new = stablehlo.OptimizationBarrierOp([op.operands[0]], loc=loc, ip=ip)
-                new.operation.attributes[_TRANSFER] = ir.StringAttr.get(op.slice)
+                new.operation.attributes[_TRANSFER] = ir.DictAttr.get(
+                    {name: op.attributes[name] for name in op.attributes}
+                )
             case SplitOp() | ReduceOp():
                 new = _as_stablehlo(op, loc, ip)
                 new.operation.attributes[_LOOP_OP] = ir.DictAttr.get(
@@ -393,11 +366,11 @@ def _from_calls(module: ir.Module, main: ir.OpView) -> None:
                 "pw.launch", [r.type for r in op.results], list(op.operands), attributes, loc=loc, ip=ip
             )
         elif kind == "stablehlo.optimization_barrier" and _TRANSFER in op.attributes:
-            place = op.attributes[_TRANSFER].value
-            sharding = _per_value(op.attributes.get(SHARDING), 0)
-            new = TransferOp.build(
-                [op.operands[0]], [op.results[0].type], slice=place, sharding=sharding, loc=loc, ip=ip
-            ).operation
+            attributes = {e.name: e.attr for e in op.attributes[_TRANSFER]}
+            new = ir.Operation.create(
+                "pw.transfer", [op.results[0].type], [op.operands[0]], attributes, loc=loc, ip=ip
+            )
+            new.opview.sharding = _per_value(op.attributes.get(SHARDING), 0)
         elif _LOOP_OP in op.attributes:
             attributes = {e.name: e.attr for e in op.attributes[_LOOP_OP]}
             sharding = _per_value(op.attributes.get(SHARDING), 0)
@@ -429,7 +402,8 @@ def _from_calls(module: ir.Module, main: ir.OpView) -> None:
 
 def _settle(module: ir.Module, main: ir.OpView) -> None:
     """Reshards values on their slice where what reads them wants them to lie in another way."""
-    layouts, loops = Layouts(module), values_in_loops(main)
+    layouts = Layouts(module)
+    computations = Computations(module, layouts.symbols)
     resharded: dict[tuple[ir.Value, str, Sharding], ir.Value] = {}
     slices = argument_slices(main)
     wanted_results = list(zip(result_attrs(main), result_slices(main), strict=True))
@@ -448,41 +422,33 @@ def _settle(module: ir.Module, main: ir.OpView) -> None:
                 continue
             key = (value, place, read_sharding(attrs[SHARDING]))
             if key not in resharded:
-                resharded[key] = _reshard(
-                    module, op, value, place, attrs[SHARDING], layouts, loops.get(value)
-                )
+                resharded[key] = _reshard(op, value, place, attrs[SHARDING], layouts, computations)
             op.operands[number] = resharded[key]
 
 
 def _reshard(
-    module: ir.Module,
     reader: ir.OpView,
     value: ir.Value,
     place: str,
     target: ir.Attribute,
     layouts: Layouts,
-    loop: str | None,
+    computations: Computations,
 ) -> ir.Value:
     """A launch, in front of the first reader, of a computation that changes the sharding of a value."""
     location = reader.operation.location if isinstance(value, ir.BlockArgument) else value.owner.location
-    name = unique_name("reshard", layouts.symbols)
-    function, block = function_of_block(module, name, [value.type], location)
-    layouts.symbols[name] = function
-    finish_function(function, list(block.arguments))
-    have = make_sharding(layouts.meshes[place][0], layouts.of(value, place))
-    set_argument_attrs(function, [{SHARDING: have}])
-    set_result_attrs(function, [{SHARDING: target}])
+    source = make_sharding(layouts.meshes[place][0], layouts.of(value, place))
     launch = LaunchOp.build(
         [value],
         [value.type],
-        callee=name,
+        callee=computations.make(
+            "reshard", [value.type], list, location, arguments=[source], results=[target]
+        ),
         slice=place,
-        phase="glue",
-        loop=loop,
+        loop=loop_of(value),
         loc=location,
         ip=ir.InsertionPoint(reader),
     )
-    remark(launch, f"two shardings meet: {_show(have)} is resharded to {_show(target)} on @{place}")
+    remark(launch, f"two shardings meet: {_show(source)} is resharded to {_show(target)} on @{place}")
     return launch.results[0]
 
 
@@ -556,4 +522,17 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
             else:
                 rank = ir.RankedTensorType(op.results[0].type).rank
                 found = read_sharding(op.sharding) if op.sharding is not None else replicated(rank)
+            if isinstance(op, SplitOp):
+                _check_rows(op, found, meshes[op.slice][1])
             op.sharding = make_sharding(mesh, found) if sizes[mesh] > 1 else None
+
+
+def _check_rows(split: SplitOp, sharding: Sharding, mesh: Mesh) -> None:
+    """Checks that a microbatch divides as the batch does."""
+    rows, parts = split.results[0].type.shape[0], sharding.splits(mesh)[0]
+    if rows % parts:
+        fail(
+            split,
+            f"cuts microbatches of {rows} rows, which do not divide by {parts} "
+            f"(axes {', '.join(sharding.dims[0])} of @{split.slice})",
+        )

@@ -106,7 +106,7 @@ def read_program(bundle: Bundle) -> tuple[ir.Module, Plan]:
         entry.name: StoredComputation(bytes(artifacts[entry.name]), entry.local, entry.effects)
         for entry in bundle.manifest.computations
     }
-    plan = plan_of(module, bundle.manifest.name, Stored(computations, bundle.constants()))
+    plan = plan_of(module, bundle.manifest.name, Stored(computations, bundle.constants()), proved=True)
     _check_plan(bundle, plan)
     return module, plan
 

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
@@ -16,7 +16,6 @@ from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import (
     LaunchOp,
-    MirrorOp,
     ReleaseOp,
     SliceOp,
     TransferOp,
@@ -24,21 +23,22 @@ from pathways.dialect import (
     argument_slices,
     donated_arguments,
     form_of,
+    op_has,
     ops_named,
+    problems,
     result_attrs,
     set_argument_attrs,
     set_result_attrs,
     slices_of,
 )
+from pathways.dialect.dtypes import dtype_of
+from pathways.dialect.forms import SCHEDULED
 from pathways.dialect.layouts import Layouts
-from pathways.dialect.shardings import (
-    SHARDING,
-    make_sharding,
-    mesh_of,
-    read_mesh,
-    read_sharding,
-    replicated,
-)
+from pathways.dialect.meshes import replicated
+from pathways.dialect.names import CONSTANT, DONATED, SHARDING
+from pathways.dialect.shardings import make_sharding, mesh_of, read_mesh, read_sharding
+from pathways.dialect.traits import Trait
+from pathways.passes.util.functions import referenced_symbols
 from pathways.runtime.plan.plan import (
     Argument,
     ArrayType,
@@ -56,7 +56,6 @@ from pathways.runtime.plan.plan import (
 _LOCAL = frozenset({"stablehlo.concatenate", "stablehlo.slice"})
 _MESH = re.compile(r"<@(\w+)")
 _SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings", "arg_attrs", "res_attrs")
-_DTYPES = {"i1": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,20 +75,23 @@ class Stored:
     constants: Mapping[str, object]
 
 
-def plan_of(module: ir.Module, name: str, stored: Stored | None = None) -> Plan:
+def plan_of(module: ir.Module, name: str, stored: Stored | None = None, *, proved: bool = False) -> Plan:
     """Flattens a program in scheduled form to a plan.
 
     Args:
-      module: a module in the form `scheduled`, proved by `pw-verify-schedule`.
+      module: a module in the form `scheduled`.
       name: the name of the program, for messages and traces.
       stored: computations and constants that the module only declares.
+      proved: whether `pw-verify-schedule` has just left it, so that it need not be checked again.
 
     Raises:
-      ValueError: when the module is in another form.
+      ValueError: when the module is in another form, or is not what it claims to be.
     """
-    if form_of(module) != "scheduled":
-        raise ValueError(f"program '{name}' is in form '{form_of(module)}', not 'scheduled'")
+    if form_of(module) != SCHEDULED.name:
+        raise ValueError(f"program '{name}' is in form '{form_of(module)}', not '{SCHEDULED.name}'")
     with module.context, ir.Location.unknown(module.context):
+        for problem in [] if proved else problems(module, SCHEDULED):
+            raise ValueError(f"program '{name}' is not in form '{SCHEDULED.name}': {problem}")
         return _Flattener(module, name, stored).plan()
 
 
@@ -124,18 +126,7 @@ class _Flattener:
         }
         steps: list[Step] = []
         for op in self.ops:
-            match op:
-                case LaunchOp():
-                    steps.append(self.launch(op))
-                case TransferOp():
-                    steps.append(self.transfer(op))
-                case ReleaseOp():
-                    steps.append(self.release(op))
-                case MirrorOp():
-                    joined: dict[str, Slot] = {}
-                    for value in op.operands:
-                        joined |= self.slots[value]
-                    self.slots[op.results[0]] = joined
+            steps += self.steps(op)
         return Plan(
             name=self.name,
             slices={op.sym_name: self.slice_spec(op) for op in ops_named(self.module, ["pw.slice"])},
@@ -153,20 +144,38 @@ class _Flattener:
             channels={op.sym_name: op.capacity for op in ops_named(self.module, ["pw.channel"])},
         )
 
+    def steps(self, op: ir.OpView) -> Iterator[Step]:
+        """The steps that an operation of the program is, by its traits."""
+        if op_has(op, Trait.EXECUTES):
+            yield self.launch(op)
+        elif op_has(op, Trait.MOVES):
+            yield self.transfer(op)
+        elif op_has(op, Trait.ENDS):
+            yield self.release(op)
+        elif op_has(op, Trait.JOINS):
+            joined: dict[str, Slot] = {}
+            for value in op.operands:
+                joined |= self.slots[value]
+            self.slots[op.results[0]] = joined
+        else:
+            raise ValueError(
+                f"program '{self.name}': the runtime does not know what a {op.operation.name} does"
+            )
+
     def flatten_arguments(self) -> list[Argument]:
         self.given: set[ir.Value] = set()
         found = []
         for argument, attrs, slices in zip(
             self.arguments, argument_attrs(self.main), self.slices, strict=True
         ):
-            donated = "pw.donated" in attrs
+            donated = DONATED in attrs
             if donated:
                 self.given.add(argument)
             # What nothing reads need not be brought to its slice.
             if donated or any(True for _ in argument.uses):
                 for slice_name in slices or ():
                     self.new_slot(argument, slice_name)
-            constant = attrs["pw.constant"].value if "pw.constant" in attrs else None
+            constant = attrs[CONSTANT].value if CONSTANT in attrs else None
             found.append(Argument(array_type(argument.type), self.slots.get(argument, {}), donated, constant))
         return found
 
@@ -178,28 +187,33 @@ class _Flattener:
         operands = tuple(self.slots[v][op.slice] for v in op.operands)
         results = tuple(self.new_slot(r, op.slice) for r in op.results)
         label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
+        origin = op.origin
         return Launch(
             op.callee,
             op.slice,
             operands,
             results,
             label,
-            stage=op.stage,
-            phase=op.phase,
+            stage=origin.stage if origin else None,
+            phase=origin.kind if origin else "glue",
             microbatch=op.microbatch,
-            part=op.part,
-            fused=tuple(op.fused or ()),
+            part=origin.part if origin else None,
+            fused=tuple(o.kind for o in op.origins) if len(op.origins) > 1 else (),
         )
 
     def transfer(self, op: TransferOp) -> Transfer:
+        if op.memory_kind is not None:
+            raise ValueError(
+                f"program '{self.name}': a transfer to @{op.slice} asks for the memory '{op.memory_kind}', "
+                "but this runtime moves values to the default memory of devices alone"
+            )
         slices = slices_of(op.operands[0], self.slices) or ()
         src = self.symbols[op.channel].src if op.channel is not None else slices[0]
         operands = tuple(self.slots[v][src] for v in op.operands)
         results = tuple(self.new_slot(r, op.slice) for r in op.results)
         routes = None
         if op.routes is not None:
-            pairs = list(zip(op.routes[::2], op.routes[1::2], strict=True))
-            devices = self.layouts.mesh(op.slice).size
+            pairs, devices = list(op.routes), self.layouts.mesh(op.slice).size
             routes = tuple(tuple(pairs[n : n + devices]) for n in range(0, len(pairs), devices))
         return Transfer(operands, results, src, op.slice, routes, op.channel)
 
@@ -290,8 +304,14 @@ class _Flattener:
         callbacks = effects = False
         while pending:
             current = pending.pop()
+            function = self.symbols[current]
+            if function.operation.name == "sdy.mesh":
+                meshes.add(current)
+                continue
+            if not function.regions[0].blocks:
+                raise ValueError(f"program '{self.name}': @{current} is only declared, it has no body to run")
             with ir.InsertionPoint(extracted.body):
-                copy = self.symbols[current].operation.clone().opview
+                copy = function.operation.clone().opview
             if current == name:
                 _lay_out(copy)
                 copy.attributes["sym_name"] = ir.StringAttr.get("main")
@@ -299,12 +319,10 @@ class _Flattener:
 
             def visit(op: ir.Operation) -> ir.WalkResult:
                 nonlocal callbacks, effects
-                if op.name == "func.call":
-                    callee = op.attributes["callee"].value
-                    if callee not in seen:
-                        seen.add(callee)
-                        pending.append(callee)
-                elif op.name == "stablehlo.custom_call":
+                called = [symbol for symbol in referenced_symbols(op) if symbol not in seen]
+                pending.extend(called)
+                seen.update(called)
+                if op.name == "stablehlo.custom_call":
                     callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
                     effects = effects or (
                         "has_side_effect" in op.attributes and op.attributes["has_side_effect"].value
@@ -383,18 +401,10 @@ def mesh_axes(mesh: ir.OpView) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _dtype(element: ir.Type) -> str:
-    """The numpy or ml_dtypes name of an element type: `i8` is int8, `ui8` uint8, `f8E4M3FN` float8_e4m3fn."""
-    text = str(element)
-    if text in _DTYPES:
-        return _DTYPES[text]
-    if isinstance(element, ir.ComplexType):
-        return {"f32": "complex64", "f64": "complex128"}[str(element.element_type)]
-    if text.startswith("ui"):
-        return f"uint{text[2:]}"
-    if text.startswith("i"):
-        return f"int{text[1:]}"
-    head, _, tail = text[1:].partition("E")
-    return f"float{head}_e{tail.lower()}"
+    dtype = dtype_of(element)
+    if dtype is None:
+        raise ValueError(f"there is no dtype for elements of type {element}")
+    return dtype
 
 
 def _array(value: ir.Attribute) -> np.ndarray:

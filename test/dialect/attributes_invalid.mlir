@@ -62,21 +62,26 @@ sdy.mesh @mesh = <["x"=2]>
 "pw.slice"() {mesh = "mesh", sym_name = "s0"} : () -> ()
 // expected-error@below {{'pw.slice' op attribute `island` must be a string attribute, got 3 : i64}}
 "pw.slice"() {island = 3, mesh = @mesh, sym_name = "s1"} : () -> ()
-// expected-error@below {{'pw.slice' op attribute `peak_bytes` must be a 64-bit signless integer attribute, got 3 : i32}}
+// expected-error@below {{'pw.slice' op attribute `peak_bytes` must be a 64-bit signless integer attribute of at least 0, got 3 : i32}}
 "pw.slice"() {mesh = @mesh, peak_bytes = 3 : i32, sym_name = "s2"} : () -> ()
 "pw.slice"() {mesh = @mesh, sym_name = "s3"} : () -> ()
 "pw.slice"() {mesh = @mesh, sym_name = "s4"} : () -> ()
-// expected-error@below {{'pw.channel' op attribute `type` must be a type attribute of a ranked tensor, got f32}}
-"pw.channel"() {capacity = 1, dst = @s4, src = @s3, sym_name = "c0", type = f32} : () -> ()
+// expected-error@below {{'pw.channel' op attribute `value_type` must be a type attribute of a ranked tensor, got f32}}
+"pw.channel"() {capacity = 1, dst = @s4, src = @s3, sym_name = "c0", value_type = f32} : () -> ()
 // expected-error@below {{'pw.channel' op attribute `sharding` must be a `#sdy.sharding` attribute, got @mesh}}
-"pw.channel"() {capacity = 1, dst = @s4, sharding = @mesh, src = @s3, sym_name = "c1", type = tensor<f32>} : () -> ()
+"pw.channel"() {capacity = 1, dst = @s4, sharding = @mesh, src = @s3, sym_name = "c1", value_type = tensor<f32>} : () -> ()
 // expected-error@below {{'pw.constant' op attribute `value` must be an elements attribute of a ranked tensor, got 1.0}}
 "pw.constant"() {sym_name = "k0", value = 1.0} : () -> ()
 
+// -----
+
+// The same of operations in functions, which are looked at when what they refer to is sound.
+sdy.mesh @mesh = <["x"=2]>
+"pw.slice"() {mesh = @mesh, sym_name = "s3"} : () -> ()
 func.func private @body(tensor<f32>) -> tensor<f32>
 func.func @main(%x: tensor<f32>) {
-  // expected-error@below {{'pw.launch' op attribute `phase` must be a string attribute, one of "fwd", "bwd", "recompute", "glue", got "forward"}}
-  %0 = "pw.launch"(%x) {callee = @body, phase = "forward", slice = @s3} : (tensor<f32>) -> tensor<f32>
+  // expected-error@below {{'pw.launch' op attribute `origins` must be a non-empty array of dictionaries, each with a `kind` (one of "fwd", "bwd", "recompute") and perhaps `stage`, `microbatch` and `part`, got [{kind = "forward"}]}}
+  %0 = "pw.launch"(%x) {callee = @body, origins = [{kind = "forward"}], slice = @s3} : (tensor<f32>) -> tensor<f32>
   return
 }
 
@@ -92,7 +97,7 @@ sdy.mesh @mesh = <["x"=2]>
 // -----
 
 // The form of a module is one of a list.
-// expected-error@below {{'builtin.module' op expected `pw.form` to be one of "imported", "placed", "scheduled", got "ready"}}
+// expected-error@below {{'builtin.module' op expected `pw.form` to be one of "traced", "imported", "located", "outlined", "placed", "sharded", "unrolled", "ordered", "scheduled", got "ready"}}
 module attributes {pw.form = "ready"} {
 }
 

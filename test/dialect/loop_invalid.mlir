@@ -1,7 +1,7 @@
 // RUN: pw-opt %s --split-input-file --verify-diagnostics
 
 // A loop runs at least once.
-// expected-error@below {{'pw.loop' op expected a count of at least 1, got 0}}
+// expected-error@below {{'pw.loop' op expected a count of 1 to 65536, got 0}}
 "pw.loop"() {count = 0, sym_name = "batch"} : () -> ()
 
 // -----
@@ -35,6 +35,14 @@ func.func @main(%x: tensor<8xf32>) {
   %5 = "pw.reduce"(%0) {kind = "concat", loop = @batch} : (tensor<2xf32>) -> tensor<2xf32>
   // expected-error@below {{'pw.reduce' op attribute `kind` must be a string attribute, one of "sum", "concat", got "mean"}}
   %6 = "pw.reduce"(%0) {kind = "mean", loop = @batch} : (tensor<2xf32>) -> tensor<2xf32>
+  return
+}
+
+// -----
+
+// Only what is of a microbatch can be reduced.
+"pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
+func.func @main(%x: tensor<8xf32>) {
   // expected-error@below {{'pw.reduce' op reduces a value that is not of a microbatch of @batch}}
   %7 = "pw.reduce"(%x) {kind = "sum", loop = @batch} : (tensor<8xf32>) -> tensor<8xf32>
   return
@@ -47,12 +55,14 @@ func.func @main(%x: tensor<8xf32>) {
 "pw.loop"() {count = 2, sym_name = "b"} : () -> ()
 func.func @main(%x: tensor<8xf32>) -> tensor<2xf32> {
   %0 = "pw.split"(%x) {loop = @a} : (tensor<8xf32>) -> tensor<2xf32>
-  %1 = stablehlo.add %0, %0 : tensor<2xf32>
-  // expected-error@below {{'pw.split' op splits a value of a microbatch of @a: loops cannot be nested}}
+  %1 = stablehlo.add %0, %0 {pw.loop = @a} : tensor<2xf32>
+  // expected-error@below {{'stablehlo.negate' op reads a value of a microbatch of @a, but has no `pw.loop`}}
+  %n = stablehlo.negate %1 : tensor<2xf32>
+  // expected-error@below {{'pw.split' op splits a value of a microbatch of @a, which @b is not inside of}}
   %2 = "pw.split"(%1) {loop = @b} : (tensor<2xf32>) -> tensor<1xf32>
   %3 = "pw.split"(%x) {loop = @b} : (tensor<8xf32>) -> tensor<4xf32>
-  // expected-error@below {{'stablehlo.dot_general' op reads values of microbatches of two loops, @a and @b}}
-  %4 = stablehlo.dot_general %1, %3, contracting_dims = [] x [] : (tensor<2xf32>, tensor<4xf32>) -> tensor<2x4xf32>
+  // expected-error@below {{'stablehlo.dot_general' op is of @a, but reads a value of a microbatch of @b}}
+  %4 = stablehlo.dot_general %1, %3, contracting_dims = [] x [] {pw.loop = @a} : (tensor<2xf32>, tensor<4xf32>) -> tensor<2x4xf32>
   // expected-error@below {{'func.return' op returns a value of a microbatch of @a; only pw.reduce may take it out}}
   return %1 : tensor<2xf32>
 }
@@ -72,4 +82,27 @@ func.func @main(%x: tensor<8xf32>) {
   // expected-error@below {{'pw.launch' op reads a value of a microbatch of @batch; only pw.reduce may take it out}}
   %3 = "pw.launch"(%1) {callee = @f, loop = @batch, microbatch = 0, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
   return
+}
+
+// -----
+
+// Loops may be inside of each other, but none is inside of itself.
+// expected-error@below {{'pw.loop' op is inside of itself, by @a}}
+"pw.loop"() {count = 4, parent = @b, sym_name = "a"} : () -> ()
+// expected-error@below {{'pw.loop' op is inside of itself, by @b}}
+"pw.loop"() {count = 2, parent = @a, sym_name = "b"} : () -> ()
+
+// -----
+
+// What is inside of a loop may read what is of the loop around it.
+"pw.loop"() {count = 4, sym_name = "a"} : () -> ()
+"pw.loop"() {count = 2, parent = @a, sym_name = "b"} : () -> ()
+func.func @main(%x: tensor<8xf32>) -> tensor<2xf32> {
+  %0 = "pw.split"(%x) {loop = @a} : (tensor<8xf32>) -> tensor<2xf32>
+  %1 = "pw.split"(%0) {loop = @b} : (tensor<2xf32>) -> tensor<1xf32>
+  %2 = stablehlo.dot_general %0, %1, contracting_dims = [] x [] {pw.loop = @b} : (tensor<2xf32>, tensor<1xf32>) -> tensor<2x1xf32>
+  %3 = "pw.reduce"(%2) {kind = "sum", loop = @b} : (tensor<2x1xf32>) -> tensor<2x1xf32>
+  // expected-error@below {{'stablehlo.reshape' op reads a value of a microbatch of @a, but has no `pw.loop`}}
+  %4 = stablehlo.reshape %3 : (tensor<2x1xf32>) -> tensor<2xf32>
+  return %4 : tensor<2xf32>
 }

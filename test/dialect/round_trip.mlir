@@ -6,8 +6,8 @@
 
 !x = tensor<8x4xf32>
 
-// CHECK: module @round_trip attributes {pw.form = "scheduled"}
-module @round_trip attributes {pw.form = "scheduled"} {
+// CHECK: module @round_trip attributes {round.trip = "hand"}
+module @round_trip attributes {round.trip = "hand"} {
   // CHECK: sdy.mesh @mesh = <["data"=2, "model"=2]>
   sdy.mesh @mesh = <["data"=2, "model"=2]>
 
@@ -16,8 +16,8 @@ module @round_trip attributes {pw.form = "scheduled"} {
   // CHECK: "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
   "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
 
-  // CHECK: "pw.channel"() {capacity = 2 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, src = @s0, sym_name = "c0", type = tensor<8x4xf32>} : () -> ()
-  "pw.channel"() {capacity = 2, dst = @s1, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, src = @s0, sym_name = "c0", type = !x} : () -> ()
+  // CHECK: "pw.channel"() {capacity = 2 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, src = @s0, sym_name = "c0", value_type = tensor<8x4xf32>} : () -> ()
+  "pw.channel"() {capacity = 2, dst = @s1, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, src = @s0, sym_name = "c0", value_type = !x} : () -> ()
 
   // CHECK: "pw.constant"() {sym_name = "k0", value = dense<[1.000000e+00, 2.000000e+00]> : tensor<2xf32>} : () -> ()
   "pw.constant"() {sym_name = "k0", value = dense<[1.0, 2.0]> : tensor<2xf32>} : () -> ()
@@ -26,10 +26,10 @@ module @round_trip attributes {pw.form = "scheduled"} {
   // CHECK-SAME: (%[[X:.*]]: tensor<8x4xf32> {pw.slice = @s0}, %[[STEP:.*]]: tensor<i32> {pw.slice = [@s0, @s1]}, %{{.*}}: tensor<2xf32> {pw.constant = @k0, pw.slice = @s0})
   // CHECK-SAME: -> (tensor<8x4xf32> {pw.slice = @s1}, tensor<i32> {pw.slice = [@s0, @s1]})
   func.func @main(%x: !x {pw.slice = @s0}, %step: tensor<i32> {pw.slice = [@s0, @s1]}, %k: tensor<2xf32> {pw.constant = @k0, pw.slice = @s0}) -> (!x {pw.slice = @s1}, tensor<i32> {pw.slice = [@s0, @s1]}) {
-    // CHECK: %[[Y:.*]] = "pw.launch"(%[[X]]) {callee = @double, microbatch = 3 : i64, order = 0 : i64, part = "input", phase = "bwd", slice = @s0, stage = 1 : i64} : (tensor<8x4xf32>) -> tensor<8x4xf32>
-    %y = "pw.launch"(%x) {callee = @double, microbatch = 3, order = 0, part = "input", phase = "bwd", slice = @s0, stage = 1} : (!x) -> !x
-    // CHECK: %[[Z:.*]] = "pw.transfer"(%[[Y]]) {channel = @c0, order = 1 : i64, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s1} : (tensor<8x4xf32>) -> tensor<8x4xf32>
-    %z = "pw.transfer"(%y) {channel = @c0, order = 1, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s1} : (!x) -> !x
+    // CHECK: %[[Y:.*]] = "pw.launch"(%[[X]]) {callee = @double, loop = @batch, microbatch = 3 : i64, order = 0 : i64, origins = [{kind = "bwd", microbatch = 3 : i64, part = "input", stage = 1 : i64}], slice = @s0} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %y = "pw.launch"(%x) {callee = @double, loop = @batch, microbatch = 3, order = 0, origins = [{kind = "bwd", microbatch = 3, part = "input", stage = 1}], slice = @s0} : (!x) -> !x
+    // CHECK: %[[Z:.*]] = "pw.transfer"(%[[Y]]) {channel = @c0, loop = @batch, microbatch = 3 : i64, order = 1 : i64, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s1} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %z = "pw.transfer"(%y) {channel = @c0, loop = @batch, microbatch = 3, order = 1, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s1} : (!x) -> !x
     // CHECK: "pw.release"(%[[Y]]) : (tensor<8x4xf32>) -> ()
     "pw.release"(%y) : (!x) -> ()
     // CHECK: %[[A:.*]] = "pw.launch"(%[[STEP]]) {callee = @next, slice = @s0} : (tensor<i32>) -> tensor<i32>
@@ -38,8 +38,8 @@ module @round_trip attributes {pw.form = "scheduled"} {
     %b = "pw.launch"(%step) {callee = @next, slice = @s1} : (tensor<i32>) -> tensor<i32>
     // CHECK: %[[BOTH:.*]] = "pw.mirror"(%[[A]], %[[B]]) : (tensor<i32>, tensor<i32>) -> tensor<i32>
     %both = "pw.mirror"(%a, %b) : (tensor<i32>, tensor<i32>) -> tensor<i32>
-    // CHECK: %{{.*}}:2 = "pw.transfer"(%[[X]], %[[X]]) {order = 2 : i64, routes = array<i64: 0, 0, 1, 1, 0, 2, 1, 3, 0, 0, 1, 1, 0, 2, 1, 3>, sharding = #sdy.sharding<@mesh, [{"model"}, {}]>, slice = @s1} : (tensor<8x4xf32>, tensor<8x4xf32>) -> (tensor<4x8xf32>, tensor<4x8xf32>)
-    %p:2 = "pw.transfer"(%x, %x) {order = 2, routes = array<i64: 0, 0, 1, 1, 0, 2, 1, 3, 0, 0, 1, 1, 0, 2, 1, 3>, sharding = #sdy.sharding<@mesh, [{"model"}, {}]>, slice = @s1} : (!x, !x) -> (tensor<4x8xf32>, tensor<4x8xf32>)
+    // CHECK: %{{.*}}:2 = "pw.transfer"(%[[X]], %[[X]]) {memory_kind = "pinned_host", order = 2 : i64, routes = array<i64: 0, 0, 1, 1, 0, 2, 1, 3, 0, 0, 1, 1, 0, 2, 1, 3>, sharding = #sdy.sharding<@mesh, [{"model"}, {}]>, slice = @s1} : (tensor<8x4xf32>, tensor<8x4xf32>) -> (tensor<4x8xf32>, tensor<4x8xf32>)
+    %p:2 = "pw.transfer"(%x, %x) {memory_kind = "pinned_host", order = 2, routes = array<i64: 0, 0, 1, 1, 0, 2, 1, 3, 0, 0, 1, 1, 0, 2, 1, 3>, sharding = #sdy.sharding<@mesh, [{"model"}, {}]>, slice = @s1} : (!x, !x) -> (tensor<4x8xf32>, tensor<4x8xf32>)
     // CHECK: return %[[Z]], %[[BOTH]]
     return %z, %both : !x, tensor<i32>
   }

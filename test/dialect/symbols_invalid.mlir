@@ -34,9 +34,9 @@ func.func private @s0()
 
 // Placements name slices.
 sdy.mesh @mesh = <["x"=2]>
-// expected-error@+3 {{'func.func' op attribute `pw.slice` refers to @mesh, a sdy.mesh, not a pw.slice}}
-// expected-error@+2 {{'func.func' op attribute `pw.slice` refers to @s7, which is not in the module}}
-// expected-error@+1 {{'func.func' op attribute `pw.constant` refers to @k0, which is not in the module}}
+// expected-error@+3 {{'func.func' op argument #0: `pw.slice` refers to @mesh, a sdy.mesh, not a pw.slice}}
+// expected-error@+2 {{'func.func' op result #0: `pw.slice` refers to @s7, which is not in the module}}
+// expected-error@+1 {{'func.func' op argument #0: `pw.constant` refers to @k0, which is not in the module}}
 func.func private @main(tensor<f32> {pw.constant = @k0, pw.slice = @mesh}) -> (tensor<f32> {pw.slice = @s7})
 
 // -----
@@ -54,7 +54,7 @@ func.func private @main(tensor<f32> {pw.slice = "s0"}, tensor<f32> {pw.slice = [
 // The same on an operation that is not placed by its own attributes.
 module attributes {pw.form = "imported"} {
   func.func @main(%x: tensor<f32>) {
-    // expected-error@below {{'stablehlo.add' op attribute `pw.slice` refers to @s0, which is not in the module}}
+    // expected-error@below {{'stablehlo.add' op `pw.slice` refers to @s0, which is not in the module}}
     %0 = stablehlo.add %x, %x {pw.slice = @s0} : tensor<f32>
     // expected-error@below {{'stablehlo.add' op `pw.slice` must be a slice or a list of different slices, got 0}}
     %1 = stablehlo.add %x, %x {pw.slice = 0} : tensor<f32>

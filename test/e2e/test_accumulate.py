@@ -471,8 +471,8 @@ def test_a_placed_call_on_parameters_only_runs_once():
 
     program = check(build, weights(2), BATCH, schedule="1f1b")
     calls = [line for line in launches(program, weights(2), BATCH) if "callee = @normalise" in line]
-    assert [line.count('phase = "fwd"') for line in calls if "loop" not in line] == [1, 1]
-    assert not any('phase = "fwd"' in line for line in calls if "loop" in line)
+    assert [line.count('kind = "fwd"') for line in calls if "loop" not in line] == [1, 1]
+    assert not any('kind = "fwd"' in line for line in calls if "loop" in line)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -25,7 +25,7 @@ EVERY_OPERATION = """\
 sdy.mesh @mesh = <["x"=1]>
 "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
 "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
-"pw.channel"() {capacity = 1, dst = @s1, src = @s0, sym_name = "c0", type = tensor<4xf32>} : () -> ()
+"pw.channel"() {capacity = 1, dst = @s1, src = @s0, sym_name = "c0", value_type = tensor<4xf32>} : () -> ()
 "pw.constant"() {sym_name = "k0", value = dense<[1.0, 2.0]> : tensor<2xf32>} : () -> ()
 "pw.loop"() {count = 2, schedule = "1f1b", sym_name = "batch"} : () -> ()
 func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = @s0})

@@ -12,7 +12,7 @@ from pathways.passes.schedule.plan_memory import PlanMemory
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 
 Work = tuple[str, int, int]
-"""A phase, a stage and a microbatch."""
+"""A kind, a stage and a microbatch."""
 Policy = Callable[[int, int, int, int], list[Work]]
 """The work of a slice in order, from its number and how many slices, stages on a slice and microbatches."""
 
@@ -20,7 +20,7 @@ Policy = Callable[[int, int, int, int], list[Work]]
 def gpipe(slice: int, slices: int, folds: int, count: int) -> list[Work]:
     """All forward passes, then all backward passes."""
     assert folds == 1
-    return [(phase, slice, mb) for phase in ("fwd", "bwd") for mb in range(count)]
+    return [(kind, slice, mb) for kind in ("fwd", "bwd") for mb in range(count)]
 
 
 def one_f_one_b(slice: int, slices: int, folds: int, count: int) -> list[Work]:
@@ -63,46 +63,48 @@ def _lines(policy: Policy, slices: int, folds: int, count: int) -> Iterator[str]
     for s in range(slices):
         position = 0
         for work in policy(s, slices, folds, count):
-            phase, stage, _ = work
+            kind, stage, _ = work
             orders[work] = position
-            sends = stage + 1 < stages if phase == "fwd" else stage > 0
+            sends = stage + 1 < stages if kind == "fwd" else stage > 0
             position += 2 if sends and slices > 1 else 1
     yield "!x = tensor<4xf32>"
-    yield 'module @pipeline attributes {pw.form = "placed"} {'
+    yield 'module @pipeline attributes {pw.form = "ordered"} {'
     yield 'sdy.mesh @mesh = <["x"=1]>'
     for s in range(slices):
         yield f'"pw.slice"() {{sym_name = "s{s}", mesh = @mesh}} : () -> ()'
+    yield f'"pw.loop"() {{sym_name = "l", count = {count}}} : () -> ()'
     for stage in range(stages - 1):
         for name, src, dst in ("act", stage, stage + 1), ("grad", stage + 1, stage):
             yield (
                 f'"pw.channel"() {{sym_name = "{name}{stage}", src = @s{src % slices}, '
-                f"dst = @s{dst % slices}, capacity = {count}, type = !x}} : () -> ()"
+                f"dst = @s{dst % slices}, capacity = {count}, value_type = !x}} : () -> ()"
             )
     yield "func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {"
     for mb in range(count):
-        for phase, order in ("fwd", range(stages)), ("bwd", range(stages - 1, -1, -1)):
+        for kind, order in ("fwd", range(stages)), ("bwd", range(stages - 1, -1, -1)):
             for stage in order:
-                yield from _work(phase, stage, mb, stages, slices, orders[phase, stage, mb])
+                yield from _work(kind, stage, mb, stages, slices, orders[kind, stage, mb])
     yield f"return %dx{count - 1}_0 : !x }}"
     yield "func.func private @front(%x: !x) -> !x { return %x : !x }"
     yield "func.func private @front_bwd(%x: !x, %g: !x) -> !x { return %g : !x } }"
 
 
-def _work(phase: str, stage: int, mb: int, stages: int, slices: int, order: int) -> Iterator[str]:
+def _work(kind: str, stage: int, mb: int, stages: int, slices: int, order: int) -> Iterator[str]:
     """A launch, and the send of its result to the slice of the stage that reads it."""
     callee, result, operands = "front", "y", ["%x" if stage == 0 else f"%x{mb}_{stage}"]
-    if phase == "bwd":
+    if kind == "bwd":
         callee, result = "front_bwd", "dx"
         operands = [f"%y{mb}_{stage}", f"%g{mb}_{stage}" if stage + 1 < stages else f"%y{mb}_{stage}"]
     yield (
         f'%{result}{mb}_{stage} = "pw.launch"({", ".join(operands)}) {{callee = @{callee}, '
-        f'microbatch = {mb}, order = {order}, phase = "{phase}", slice = @s{stage % slices}, '
-        f"stage = {stage}}} : ({', '.join('!x' for _ in operands)}) -> !x"
+        f"loop = @l, microbatch = {mb}, order = {order}, slice = @s{stage % slices}, "
+        f'origins = [{{kind = "{kind}", microbatch = {mb}, stage = {stage}}}]}} '
+        f": ({', '.join('!x' for _ in operands)}) -> !x"
     )
-    to = stage + 1 if phase == "fwd" else stage - 1
+    to = stage + 1 if kind == "fwd" else stage - 1
     if 0 <= to < stages:
-        name, channel = ("x", f"act{stage}") if phase == "fwd" else ("g", f"grad{to}")
+        name, channel = ("x", f"act{stage}") if kind == "fwd" else ("g", f"grad{to}")
         yield (
             f'%{name}{mb}_{to} = "pw.transfer"(%{result}{mb}_{stage}) {{channel = @{channel}, '
-            f"order = {order + 1}, slice = @s{to % slices}}} : (!x) -> !x"
+            f"loop = @l, microbatch = {mb}, order = {order + 1}, slice = @s{to % slices}}} : (!x) -> !x"
         )

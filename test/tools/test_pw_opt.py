@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pathways.dialect import make_context
+from pathways.dialect import FORMS, make_context
 from pathways.passes import registry
 from pathways.passes.base import Pass, PassFailure, fail
 from pathways.passes.driver import Diagnostics, run_passes
@@ -289,8 +289,10 @@ def test_expected_diagnostics_must_come():
 def test_a_bug_in_a_pass_keeps_its_traceback(module):
     program = (
         "import sys; from pathways.passes import registry, base; from pathways.tools.pw_opt import main\n"
+        "from pathways.dialect import FORMS\n"
         "class Broken(base.Pass):\n"
         "    name = 'pw-cse'\n"
+        "    takes = tuple(FORMS.values())\n"
         "    def run(self, module): raise ZeroDivisionError\n"
         "registry.load = lambda name: Broken\n"
         "sys.exit(main([sys.argv[1], '--pw-cse']))"
@@ -303,6 +305,7 @@ def test_a_bug_in_a_pass_keeps_its_traceback(module):
 
 class Complaining(Pass):
     name = "pw-complaining"
+    takes = tuple(FORMS.values())
 
     def run(self, module):
         fail(module.body.operations[1], "is not liked")
@@ -312,6 +315,7 @@ class Quiet(Pass):
     """Emits an error but does not raise."""
 
     name = "pw-quiet"
+    takes = tuple(FORMS.values())
 
     def run(self, module):
         module.operation.location.emit_error("too quiet")
@@ -319,6 +323,7 @@ class Quiet(Pass):
 
 class Breaking(Pass):
     name = "pw-breaking"
+    takes = tuple(FORMS.values())
 
     def run(self, module):
         del module.body.operations[1].attributes["mesh"]

@@ -24,11 +24,11 @@ x = jax.ShapeDtypeStruct((8, 64), "float32")
 print(gradients.lower((w, w), x).as_text("scheduled"))
 
 # CHECK: func.func public @main(
-# CHECK: %[[FWD:.*]]:{{[0-9]+}} = "pw.launch"({{.*}}) {callee = @{{.*}}, phase = "fwd", slice = @s0, stage = 0
+# CHECK: %[[FWD:.*]]:{{[0-9]+}} = "pw.launch"{{.*}}origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
 # CHECK-NEXT: "pw.transfer"(%[[FWD]]#{{[0-9]+}}) {{.*}}slice = @s1} : (tensor<8x64xf32>)
-# CHECK: "pw.launch"({{.*}}phase = "bwd", slice = @s1, stage = 1
+# CHECK: "pw.launch"({{.*}}origins = [{kind = "bwd", stage = 1 : i64}], slice = @s1
 # CHECK: "pw.transfer"({{.*}}slice = @s0} : (tensor<8x64xf32>)
 # CHECK-NOT: "pw.transfer"
-# CHECK: "pw.launch"({{.*}}phase = "bwd", slice = @s0, stage = 0
+# CHECK: "pw.launch"({{.*}}origins = [{kind = "bwd", stage = 0 : i64}], slice = @s0
 # CHECK-NOT: "pw.transfer"
 # CHECK: return

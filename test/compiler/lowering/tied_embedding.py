@@ -30,7 +30,7 @@ print(step.lower(table, tokens).as_text("scheduled"))
 # CHECK-SAME: pw.slice = @s0})
 # CHECK: "pw.transfer"(%arg0) {{.*}}slice = @s1} : (tensor<100x64xf32>)
 # CHECK: "pw.transfer"({{.*}}slice = @s1} : (tensor<8x64xf32>)
-# CHECK: phase = "bwd", slice = @s1
+# CHECK: kind = "bwd"{{.*}}, slice = @s1
 # CHECK: "pw.transfer"({{.*}}slice = @s0} : (tensor<8x64xf32>)
 # CHECK: "pw.transfer"({{.*}}slice = @s0} : (tensor<100x64xf32>)
 # CHECK-NOT: "pw.transfer"

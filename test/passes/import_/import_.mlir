@@ -10,10 +10,10 @@ module @placed_calls {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   // CHECK: func.func public @main
   func.func public @main(%x: !x) -> (!x, !x) {
-    // CHECK: %[[Y:.*]] = "pw.launch"(%{{.*}}) {callee = @square, phase = "fwd", slice = @s0, stage = 0 : i64}
-    %y = call @xla_metadata_call(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "square", pw.phase = "fwd", pw.call = "0"}} : (!x) -> !x
-    // CHECK: "pw.launch"(%{{.*}}, %[[Y]]) {callee = @square_bwd, phase = "bwd", slice = @s0, stage = 0 : i64}
-    %g = call @xla_metadata_call_0(%x, %y) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "square", pw.phase = "bwd", pw.call = "0"}} : (!x, !x) -> !x
+    // CHECK: %[[Y:.*]] = "pw.launch"(%{{.*}}) {callee = @square, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0}
+    %y = call @xla_metadata_call(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "square", pw.kind = "fwd", pw.call = "0"}} : (!x) -> !x
+    // CHECK: "pw.launch"(%{{.*}}, %[[Y]]) {callee = @square_bwd, origins = [{kind = "bwd", stage = 0 : i64}], slice = @s0}
+    %g = call @xla_metadata_call_0(%x, %y) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "square", pw.kind = "bwd", pw.call = "0"}} : (!x, !x) -> !x
     return %y, %g : !x, !x
   }
   // CHECK: func.func private @square(
@@ -74,20 +74,20 @@ module @stages {
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   // CHECK: func.func public @main
   func.func public @main(%x: !x) -> !x {
-    // CHECK: slice = @s0, stage = 0
+    // CHECK: origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
     %a = call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
-    // CHECK: slice = @s0, stage = 0
+    // CHECK: origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
     %b = call @f(%a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "1"}} : (!x) -> !x
-    // CHECK: slice = @s1, stage = 1
+    // CHECK: origins = [{kind = "fwd", stage = 1 : i64}], slice = @s1
     %c = call @f(%b) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.call = "2"}} : (!x) -> !x
-    // CHECK: slice = @s0, stage = 2
+    // CHECK: origins = [{kind = "fwd", stage = 2 : i64}], slice = @s0
     %d = call @f(%c) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "1"}} : (!x) -> !x
-    // CHECK: phase = "bwd", slice = @s0, stage = 2
-    %e = call @g(%d) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.phase = "bwd", pw.call = "1"}} : (!x) -> !x
-    // CHECK: phase = "bwd", slice = @s1, stage = 1
-    %h = call @g(%e) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.phase = "bwd", pw.call = "2"}} : (!x) -> !x
-    // CHECK: phase = "bwd", slice = @s0, stage = 0
-    %i = call @g(%h) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.phase = "bwd", pw.call = "1"}} : (!x) -> !x
+    // CHECK: origins = [{kind = "bwd", stage = 2 : i64}], slice = @s0
+    %e = call @g(%d) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.kind = "bwd", pw.call = "1"}} : (!x) -> !x
+    // CHECK: origins = [{kind = "bwd", stage = 1 : i64}], slice = @s1
+    %h = call @g(%e) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.kind = "bwd", pw.call = "2"}} : (!x) -> !x
+    // CHECK: origins = [{kind = "bwd", stage = 0 : i64}], slice = @s0
+    %i = call @g(%h) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.kind = "bwd", pw.call = "1"}} : (!x) -> !x
     return %i : !x
   }
   func.func private @f(%x: !x) -> !x {
@@ -108,7 +108,7 @@ module @given_stage {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func public @main(%x: !x) -> !x {
-    // CHECK: slice = @s0, stage = 7
+    // CHECK: origins = [{kind = "fwd", stage = 7 : i64}], slice = @s0
     %a = call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.stage = "7"}} : (!x) -> !x
     return %a : !x
   }
@@ -131,17 +131,17 @@ module @checkpoint {
   // CHECK: func.func public @main
   // CHECK-SAME: (%[[W:.*]]: tensor<4xf32>, %[[X:.*]]: tensor<4xf32>)
   func.func public @main(%w: !x, %x: !x) -> !x {
-    // CHECK: "pw.launch"(%[[X]]) {callee = @f, phase = "fwd"
+    // CHECK: "pw.launch"(%[[X]]) {callee = @f, origins = [{kind = "fwd"
     %a = call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
     // CHECK: %[[BARRIER:.*]] = stablehlo.optimization_barrier %[[W]] : tensor<4xf32>
     // CHECK-NOT: stablehlo.optimization_barrier
     %0:2 = stablehlo.optimization_barrier %w, %x : !x, !x
-    // CHECK: "pw.launch"(%[[X]]) {callee = @f, phase = "recompute", slice = @s0, stage = 0
+    // CHECK: "pw.launch"(%[[X]]) {callee = @f, origins = [{kind = "recompute", stage = 0 : i64}], slice = @s0
     %b = call @f(%0#1) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
     // CHECK: stablehlo.add %{{.*}}, %[[BARRIER]]
     %c = stablehlo.add %b, %0#0 : !x
-    // CHECK: callee = @g_bwd, phase = "bwd", slice = @s1
-    %d = call @g(%c) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "g", pw.phase = "bwd", pw.call = "1"}} : (!x) -> !x
+    // CHECK: callee = @g_bwd, origins = [{kind = "bwd"{{.*}}}], slice = @s1
+    %d = call @g(%c) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "g", pw.kind = "bwd", pw.call = "1"}} : (!x) -> !x
     return %d : !x
   }
   func.func private @f(%x: !x) -> !x {
@@ -234,13 +234,13 @@ module @microbatches {
   func.func public @main(%w: !w, %x: !x) -> (!b, !x, !w, tensor<12xf32>) {
     // CHECK-NEXT: %[[B:.*]] = "pw.split"(%[[X]]) {loop = @loss} : (tensor<6x4xf32>) -> tensor<2x4xf32>
     %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.split = ""}} : (!x) -> !b
-    // CHECK-NEXT: %[[V:.*]] = "pw.launch"(%[[W]]) {callee = @prepare, phase = "fwd", slice = @s0, stage = 0 : i64}
+    // CHECK-NEXT: %[[V:.*]] = "pw.launch"(%[[W]]) {callee = @prepare, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0}
     %v = call @prepare(%w) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "prepare", pw.call = "0"}} : (!w) -> !w
-    // CHECK-NEXT: %[[H:.*]] = "pw.launch"(%[[V]], %[[B]]) {callee = @front, loop = @loss, phase = "fwd", slice = @s0, stage = 0 : i64}
+    // CHECK-NEXT: %[[H:.*]] = "pw.launch"(%[[V]], %[[B]]) {callee = @front, loop = @loss, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0}
     %h = call @front(%v, %b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "front", pw.call = "1"}} : (!w, !b) -> !b
     // CHECK-NEXT: %[[T:.*]] = stablehlo.tanh %[[H]]
     %t = stablehlo.tanh %h : !b
-    // CHECK-NEXT: %[[Y:.*]] = "pw.launch"(%[[T]]) {callee = @back, loop = @loss, phase = "fwd", slice = @s1, stage = 1 : i64}
+    // CHECK-NEXT: %[[Y:.*]] = "pw.launch"(%[[T]]) {callee = @back, loop = @loss, origins = [{kind = "fwd", stage = 1 : i64}], slice = @s1}
     %y = call @back(%t) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "back", pw.call = "2"}} : (!b) -> !b
     // CHECK-NEXT: %[[SUM:.*]] = "pw.reduce"(%[[Y]]) {kind = "sum", loop = @loss}
     %s = call @sum(%y) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "sum"}} : (!b) -> !b
@@ -300,14 +300,14 @@ module @loop_called_twice {
   // CHECK: func.func public @main(%[[X:.*]]: tensor<6xf32>)
   func.func public @main(%x: !x) -> !x {
     // CHECK-NEXT: %[[B0:.*]] = "pw.split"(%[[X]]) {loop = @loss}
-    // CHECK-NEXT: %[[F0:.*]] = "pw.launch"(%[[B0]]) {callee = @front, loop = @loss, phase = "fwd", slice = @s0, stage = 0
+    // CHECK-NEXT: %[[F0:.*]] = "pw.launch"(%[[B0]]) {callee = @front, loop = @loss, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
     // CHECK-NEXT: %[[Y0:.*]] = "pw.reduce"(%[[F0]]) {kind = "concat", loop = @loss}
     // CHECK-NEXT: %[[B1:.*]] = "pw.split"(%[[Y0]]) {loop = @loss_1}
-    // CHECK-NEXT: %[[F1:.*]] = "pw.launch"(%[[B1]]) {callee = @front, loop = @loss_1, phase = "fwd", slice = @s0, stage = 0
+    // CHECK-NEXT: %[[F1:.*]] = "pw.launch"(%[[B1]]) {callee = @front, loop = @loss_1, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
     // CHECK-NEXT: %[[Y1:.*]] = "pw.reduce"(%[[F1]]) {kind = "concat", loop = @loss_1}
     %y = call @twice(%x) : (!x) -> !x
     // CHECK-NEXT: %[[B2:.*]] = "pw.split"(%[[Y1]]) {loop = @loss_2}
-    // CHECK-NEXT: %[[F2:.*]] = "pw.launch"(%[[B2]]) {callee = @front, loop = @loss_2, phase = "fwd", slice = @s0, stage = 0
+    // CHECK-NEXT: %[[F2:.*]] = "pw.launch"(%[[B2]]) {callee = @front, loop = @loss_2, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
     // CHECK-NEXT: %[[Y2:.*]] = "pw.reduce"(%[[F2]]) {kind = "concat", loop = @loss_2}
     // CHECK-NEXT: return %[[Y2]]
     %z = call @step(%y) : (!x) -> !x
@@ -351,18 +351,18 @@ module @preparing {
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%w: !w, %x: !x) -> !w {
-    // CHECK: callee = @prepare, phase = "fwd", slice = @s1, stage = 1
+    // CHECK: callee = @prepare, origins = [{kind = "fwd", stage = 1 : i64}], slice = @s1
     %v = call @prepare(%w) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "prepare", pw.call = "0"}} : (!w) -> !w
     %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!x) -> !w
-    // CHECK: callee = @front, loop = @loss, phase = "fwd", slice = @s0, stage = 0
+    // CHECK: callee = @front, loop = @loss, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
     %h = call @front(%b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "front", pw.call = "1"}} : (!w) -> !w
     %u = stablehlo.negate %v : !w
-    // CHECK: callee = @back, loop = @loss, phase = "fwd", slice = @s1, stage = 1
+    // CHECK: callee = @back, loop = @loss, origins = [{kind = "fwd", stage = 1 : i64}], slice = @s1
     %y = call @back(%u, %h) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "back", pw.call = "2"}} : (!w, !w) -> !w
-    // CHECK: callee = @back_bwd, loop = @loss, phase = "bwd", slice = @s1, stage = 1
-    %dy = call @back_bwd(%y) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "back", pw.phase = "bwd", pw.call = "2"}} : (!w) -> !w
-    // CHECK: callee = @prepare_bwd, loop = @loss, phase = "bwd", slice = @s1, stage = 1
-    %dw = call @prepare_bwd(%dy) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "prepare", pw.phase = "bwd", pw.call = "0"}} : (!w) -> !w
+    // CHECK: callee = @back_bwd, loop = @loss, origins = [{kind = "bwd", stage = 1 : i64}], slice = @s1
+    %dy = call @back_bwd(%y) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "back", pw.kind = "bwd", pw.call = "2"}} : (!w) -> !w
+    // CHECK: callee = @prepare_bwd, loop = @loss, origins = [{kind = "bwd", stage = 1 : i64}], slice = @s1
+    %dw = call @prepare_bwd(%dy) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "prepare", pw.kind = "bwd", pw.call = "0"}} : (!w) -> !w
     %s = call @sum(%dw) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.reduce = "sum"}} : (!w) -> !w
     return %s : !w
   }

@@ -4,7 +4,7 @@
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @dead_operations
-module @dead_operations attributes {pw.form = "imported"} {
+module @dead_operations attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -41,7 +41,7 @@ module @dead_operations attributes {pw.form = "imported"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @dead_results
-module @dead_results attributes {pw.form = "imported"} {
+module @dead_results attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   // CHECK: func.func @main

@@ -11,18 +11,18 @@ module @activation_between_stages attributes {pw.form = "imported"} {
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   // CHECK: func.func @main(%{{.*}}: tensor<8x64xf32> {pw.slice = @s0}) -> (tensor<8x64xf32> {pw.slice = @s0})
   func.func @main(%x: !x) -> !x {
-    %h = "pw.launch"(%x) {callee = @f, slice = @s0, phase = "fwd"} : (!x) -> !x
+    %h = "pw.launch"(%x) {callee = @f, origins = [{kind = "fwd"}], slice = @s0} : (!x) -> !x
     // CHECK: stablehlo.tanh %{{.*}} {pw.slice = @s0}
     %t = stablehlo.tanh %h : !x
     // CHECK: stablehlo.multiply %{{.*}} {pw.slice = @s0}
     %tt = stablehlo.multiply %t, %t : !x
-    %y = "pw.launch"(%t) {callee = @f, slice = @s1, phase = "fwd"} : (!x) -> !x
-    %g = "pw.launch"(%y) {callee = @f, slice = @s1, phase = "bwd"} : (!x) -> !x
+    %y = "pw.launch"(%t) {callee = @f, origins = [{kind = "fwd"}], slice = @s1} : (!x) -> !x
+    %g = "pw.launch"(%y) {callee = @f, origins = [{kind = "bwd"}], slice = @s1} : (!x) -> !x
     // CHECK: stablehlo.subtract %{{.*}} {pw.slice = @s0}
     %d = stablehlo.subtract %h, %tt : !x
     // CHECK: stablehlo.multiply %{{.*}} {pw.slice = @s0}
     %gd = stablehlo.multiply %g, %d : !x
-    %r = "pw.launch"(%gd) {callee = @f, slice = @s0, phase = "bwd"} : (!x) -> !x
+    %r = "pw.launch"(%gd) {callee = @f, origins = [{kind = "bwd"}], slice = @s0} : (!x) -> !x
     return %r : !x
   }
   func.func private @f(%x: !x) -> !x {
@@ -317,8 +317,8 @@ module @costs attributes {pw.form = "imported"} {
     %u = "pw.launch"() {callee = @weights, slice = @s0} : () -> !w
     %b = "pw.split"(%x) {loop = @batch} : (!x) -> !b
     %h = "pw.launch"(%b) {callee = @front, loop = @batch, slice = @s1} : (!b) -> !v
-    // CHECK: stablehlo.dot_general %{{.*}} {pw.slice = @s1}
-    %y = stablehlo.dot_general %h, %w, contracting_dims = [1] x [0] : (!v, !w) -> !v
+    // CHECK: stablehlo.dot_general %{{.*}} {pw.loop = @batch, pw.slice = @s1}
+    %y = stablehlo.dot_general %h, %w, contracting_dims = [1] x [0] {pw.loop = @batch} : (!v, !w) -> !v
     %s = "pw.reduce"(%y) {kind = "sum", loop = @batch} : (!v) -> !v
     %k = "pw.launch"() {callee = @once, slice = @s1} : () -> !v
     // CHECK: stablehlo.dot_general %{{.*}} {pw.slice = @s0}

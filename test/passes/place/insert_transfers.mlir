@@ -4,7 +4,7 @@
 // mirrored argument is there already. What a caller gets on another slice moves too.
 
 !x = tensor<4xf32>
-module attributes {pw.form = "imported"} {
+module attributes {pw.form = "outlined"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()

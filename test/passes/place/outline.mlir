@@ -5,18 +5,18 @@
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @one_computation_per_wait
-module @one_computation_per_wait attributes {pw.form = "imported"} {
+module @one_computation_per_wait attributes {pw.form = "located"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s0}) {
     // CHECK: %[[A:.*]] = "pw.launch"(%arg0) {callee = @f
     %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
-    // CHECK: %[[FIRST:.*]] = "pw.launch"(%[[A]]) {callee = @[[G0:.*]], phase = "glue", slice = @s0}
+    // CHECK: %[[FIRST:.*]] = "pw.launch"(%[[A]]) {callee = @[[G0:glue.*]], slice = @s0}
     %b = stablehlo.negate %a {pw.slice = @s0} : !x
     %c = stablehlo.tanh %b {pw.slice = @s0} : !x
     // CHECK: %[[D:.*]] = "pw.launch"(%[[A]]) {callee = @f
     %d = "pw.launch"(%a) {callee = @f, slice = @s0} : (!x) -> !x
-    // CHECK: %[[SECOND:.*]] = "pw.launch"(%[[D]]) {callee = @[[G1:.*]], phase = "glue", slice = @s0}
+    // CHECK: %[[SECOND:.*]] = "pw.launch"(%[[D]]) {callee = @[[G1:glue.*]], slice = @s0}
     %e = stablehlo.exponential %d {pw.slice = @s0} : !x
     // CHECK: return %[[FIRST]], %[[SECOND]]
     return %c, %e : !x, !x
@@ -40,7 +40,7 @@ module @one_computation_per_wait attributes {pw.form = "imported"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @joined_and_repeated
-module @joined_and_repeated attributes {pw.form = "imported"} {
+module @joined_and_repeated attributes {pw.form = "located"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -51,9 +51,9 @@ module @joined_and_repeated attributes {pw.form = "imported"} {
     %k = stablehlo.broadcast_in_dim %m, dims = [] {pw.mirrored, pw.slice = [@s0, @s1]} : (tensor<f32>) -> !x
     %early = stablehlo.tanh %x {pw.slice = @s0} : !x
     %c = stablehlo.add %a, %early {pw.slice = @s0} : !x
-    // CHECK: %[[R0:.*]]:2 = "pw.launch"(%arg0, %{{.*}}, %arg2) {callee = @[[G0:.*]], phase = "glue", slice = @s0}
+    // CHECK: %[[R0:.*]]:2 = "pw.launch"(%arg0, %{{.*}}, %arg2) {callee = @[[G0:glue.*]], slice = @s0}
     %d = stablehlo.add %c, %k {pw.slice = @s0} : !x
-    // CHECK: %[[R1:.*]]:2 = "pw.launch"(%{{.*}}, %arg2) {callee = @[[G1:.*]], phase = "glue", slice = @s1}
+    // CHECK: %[[R1:.*]]:2 = "pw.launch"(%{{.*}}, %arg2) {callee = @[[G1:glue.*]], slice = @s1}
     %e = stablehlo.add %b, %k {pw.slice = @s1} : !x
     // CHECK: %[[BOTH:.*]] = "pw.mirror"(%[[R0]]#1, %[[R1]]#1)
     // CHECK: return %[[R0]]#0, %[[R1]]#0, %[[BOTH]]
@@ -77,14 +77,14 @@ module @joined_and_repeated attributes {pw.form = "imported"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @equal_glue
-module @equal_glue attributes {pw.form = "imported"} {
+module @equal_glue attributes {pw.form = "located"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
-    // CHECK: callee = @[[G:.*]], phase = "glue", slice = @s0
+    // CHECK: callee = @[[G:glue.*]], slice = @s0
     %a = stablehlo.tanh %x {pw.slice = @s0} : !x
-    // CHECK: callee = @[[G]], phase = "glue", slice = @s1
+    // CHECK: callee = @[[G]], slice = @s1
     %b = stablehlo.tanh %y {pw.slice = @s1} : !x
     return %a, %b : !x, !x
   }
@@ -97,18 +97,18 @@ module @equal_glue attributes {pw.form = "imported"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @leaves_first
-module @leaves_first attributes {pw.form = "imported"} {
+module @leaves_first attributes {pw.form = "located"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
     %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
-    // CHECK: %[[SUM:.*]] = "pw.launch"(%{{.*}}) {callee = @[[G0:.*]], phase = "glue", slice = @s0}
+    // CHECK: %[[SUM:.*]] = "pw.launch"(%{{.*}}) {callee = @[[G0:glue.*]], slice = @s0}
     %s = stablehlo.add %a, %a {pw.slice = @s0} : !x
-    // CHECK: "pw.launch"(%[[SUM]], %{{.*}}) {callee = @[[G1:.*]], phase = "glue", slice = @s0}
+    // CHECK: "pw.launch"(%[[SUM]], %{{.*}}) {callee = @[[G1:glue.*]], slice = @s0}
     %t = stablehlo.tanh %s {pw.slice = @s0} : !x
     %u = stablehlo.multiply %t, %a {pw.slice = @s0} : !x
-    // CHECK: "pw.launch"(%[[SUM]]) {callee = @[[G2:.*]], phase = "glue", slice = @s1}
+    // CHECK: "pw.launch"(%[[SUM]]) {callee = @[[G2:glue.*]], slice = @s1}
     %v = stablehlo.negate %s {pw.slice = @s1} : !x
     return %u, %v : !x, !x
   }
@@ -126,23 +126,23 @@ module @leaves_first attributes {pw.form = "imported"} {
 !w = tensor<4xf32>
 !x = tensor<8xf32>
 // CHECK-LABEL: module @loop
-module @loop attributes {pw.form = "imported"} {
+module @loop attributes {pw.form = "located"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
   func.func @main(%w: !w {pw.slice = @s0}, %x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}) -> (!w {pw.slice = @s0}, !w {pw.slice = @s0}) {
-    // CHECK-DAG: %[[CAST:.*]] = "pw.launch"(%arg0) {callee = @[[BEFORE:.*]], phase = "glue", slice = @s0}
+    // CHECK-DAG: %[[CAST:.*]] = "pw.launch"(%arg0) {callee = @[[BEFORE:glue.*]], slice = @s0}
     %v = stablehlo.negate %w {pw.slice = @s0} : !w
     // CHECK-DAG: %[[A:.*]] = "pw.split"(%arg1) {loop = @batch, slice = @s0}
     %a = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !w
     // CHECK-DAG: %[[B:.*]] = "pw.split"(%arg2) {loop = @batch, slice = @s0}
     %b = "pw.split"(%y) {loop = @batch, slice = @s0} : (!x) -> !w
-    // CHECK: %[[IN:.*]]:2 = "pw.launch"({{.*}}) {callee = @[[INSIDE:.*]], loop = @batch, phase = "glue", slice = @s0}
-    %c = stablehlo.multiply %a, %v {pw.slice = @s0} : !w
-    %d = stablehlo.add %c, %b {pw.slice = @s0} : !w
+    // CHECK: %[[IN:.*]]:2 = "pw.launch"({{.*}}) {callee = @[[INSIDE:glue.*]], loop = @batch, slice = @s0}
+    %c = stablehlo.multiply %a, %v {pw.loop = @batch, pw.slice = @s0} : !w
+    %d = stablehlo.add %c, %b {pw.loop = @batch, pw.slice = @s0} : !w
     %s = "pw.reduce"(%c) {kind = "sum", loop = @batch, slice = @s0} : (!w) -> !w
     %t = "pw.reduce"(%d) {kind = "sum", loop = @batch, slice = @s0} : (!w) -> !w
-    // CHECK: %[[OUT:.*]]:2 = "pw.launch"({{.*}}) {callee = @[[AFTER:.*]], phase = "glue", slice = @s0}
+    // CHECK: %[[OUT:.*]]:2 = "pw.launch"({{.*}}) {callee = @[[AFTER:glue.*]], slice = @s0}
     // CHECK: return %[[OUT]]#{{.}}, %[[OUT]]#{{.}}
     %m = stablehlo.subtract %w, %s {pw.slice = @s0} : !w
     %n = stablehlo.divide %w, %t {pw.slice = @s0} : !w

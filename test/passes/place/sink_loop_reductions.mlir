@@ -7,7 +7,7 @@
 !b = tensor<2x4xf32>
 !t = tensor<9x4xf32>
 // CHECK-LABEL: module @tied
-module @tied attributes {pw.form = "imported"} {
+module @tied attributes {pw.form = "located"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -22,7 +22,7 @@ module @tied attributes {pw.form = "imported"} {
     // CHECK-NEXT: %[[B:.*]] = "pw.reduce"(%[[EMBED]]) {kind = "sum", loop = @batch, slice = @s0}
     // CHECK-NEXT: %[[SUM:.*]] = stablehlo.add %[[A]], %[[B]] {pw.slice = @s0}
     // CHECK-NEXT: return %[[SUM]]
-    %g = stablehlo.add %g1, %g0 {pw.slice = @s0} : !t
+    %g = stablehlo.add %g1, %g0 {pw.loop = @batch, pw.slice = @s0} : !t
     %s = "pw.reduce"(%g) {kind = "sum", loop = @batch, slice = @s0} : (!t) -> !t
     return %s : !t
   }
@@ -43,7 +43,7 @@ module @tied attributes {pw.form = "imported"} {
 !t = tensor<9x4xf32>
 !v = tensor<36xf32>
 // CHECK-LABEL: module @linear
-module @linear attributes {pw.form = "imported"} {
+module @linear attributes {pw.form = "located"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -53,11 +53,11 @@ module @linear attributes {pw.form = "imported"} {
     %a = "pw.launch"(%b) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !t
     %c = "pw.launch"(%b) {callee = @g, loop = @batch, slice = @s1} : (!b) -> !u
     %d = "pw.launch"(%b) {callee = @h, loop = @batch, slice = @s1} : (!b) -> !v
-    %ct = stablehlo.transpose %c, dims = [1, 0] {pw.slice = @s0} : (!u) -> !t
-    %dr = stablehlo.reshape %d {pw.slice = @s0} : (!v) -> !t
-    %dn = stablehlo.negate %dr {pw.slice = @s0} : !t
-    %ac = stablehlo.add %a, %ct {pw.slice = @s0} : !t
-    %acd = stablehlo.subtract %ac, %dn {pw.slice = @s0} : !t
+    %ct = stablehlo.transpose %c, dims = [1, 0] {pw.loop = @batch, pw.slice = @s0} : (!u) -> !t
+    %dr = stablehlo.reshape %d {pw.loop = @batch, pw.slice = @s0} : (!v) -> !t
+    %dn = stablehlo.negate %dr {pw.loop = @batch, pw.slice = @s0} : !t
+    %ac = stablehlo.add %a, %ct {pw.loop = @batch, pw.slice = @s0} : !t
+    %acd = stablehlo.subtract %ac, %dn {pw.loop = @batch, pw.slice = @s0} : !t
     // CHECK-NOT: stablehlo
     // CHECK: %[[A:.*]] = "pw.reduce"(%{{.*}}) {kind = "sum", loop = @batch, slice = @s0} : (tensor<9x4xf32>)
     // CHECK: %[[C:.*]] = "pw.reduce"(%{{.*}}) {kind = "sum", loop = @batch, slice = @s1} : (tensor<4x9xf32>)
@@ -93,7 +93,7 @@ module @linear attributes {pw.form = "imported"} {
 !x = tensor<8x4xf32>
 !b = tensor<2x4xf32>
 // CHECK-LABEL: module @left_alone
-module @left_alone attributes {pw.form = "imported"} {
+module @left_alone attributes {pw.form = "located"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -104,15 +104,15 @@ module @left_alone attributes {pw.form = "imported"} {
     %h0 = "pw.launch"(%g0) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
     %g1 = "pw.launch"(%b) {callee = @f, loop = @batch, slice = @s1} : (!b) -> !b
     // CHECK: %[[SAME:.*]] = stablehlo.add
-    %same = stablehlo.add %g0, %h0 {pw.slice = @s0} : !b
+    %same = stablehlo.add %g0, %h0 {pw.loop = @batch, pw.slice = @s0} : !b
     // CHECK: %[[READ:.*]] = stablehlo.add
-    %read = stablehlo.add %g0, %g1 {pw.slice = @s0} : !b
+    %read = stablehlo.add %g0, %g1 {pw.loop = @batch, pw.slice = @s0} : !b
     // CHECK: %[[PRODUCT:.*]] = stablehlo.multiply
-    %product = stablehlo.multiply %g0, %g1 {pw.slice = @s0} : !b
+    %product = stablehlo.multiply %g0, %g1 {pw.loop = @batch, pw.slice = @s0} : !b
     // CHECK: %[[SHARED:.*]] = stablehlo.add
-    %shared = stablehlo.add %g0, %k {pw.slice = @s0} : !b
+    %shared = stablehlo.add %g0, %k {pw.loop = @batch, pw.slice = @s0} : !b
     // CHECK: %[[ROWS:.*]] = stablehlo.subtract
-    %rows = stablehlo.subtract %g0, %g1 {pw.slice = @s0} : !b
+    %rows = stablehlo.subtract %g0, %g1 {pw.loop = @batch, pw.slice = @s0} : !b
     // CHECK: "pw.reduce"(%[[SAME]])
     %s = "pw.reduce"(%same) {kind = "sum", loop = @batch, slice = @s0} : (!b) -> !b
     // CHECK: "pw.reduce"(%[[READ]])
@@ -139,17 +139,17 @@ module @left_alone attributes {pw.form = "imported"} {
 !x = tensor<8xf32>
 !b = tensor<2xf32>
 // CHECK-LABEL: module @on_both_slices
-module @on_both_slices attributes {pw.form = "imported"} {
+module @on_both_slices attributes {pw.form = "located"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 4} : () -> ()
   func.func @main(%x: !x {pw.slice = [@s0, @s1]}) -> (!b {pw.slice = @s1}) {
     %b = "pw.split"(%x) {loop = @batch, slice = @s1} : (!x) -> !b
-    %both = stablehlo.exponential %b {pw.slice = [@s0, @s1]} : !b
+    %both = stablehlo.exponential %b {pw.loop = @batch, pw.slice = [@s0, @s1]} : !b
     %g = "pw.launch"(%b) {callee = @f, loop = @batch, slice = @s1} : (!b) -> !b
     // CHECK: %[[SUM:.*]] = stablehlo.add
-    %sum = stablehlo.add %g, %both {pw.slice = @s1} : !b
+    %sum = stablehlo.add %g, %both {pw.loop = @batch, pw.slice = @s1} : !b
     // CHECK-NEXT: "pw.reduce"(%[[SUM]])
     %s = "pw.reduce"(%sum) {kind = "sum", loop = @batch, slice = @s1} : (!b) -> !b
     return %s : !b

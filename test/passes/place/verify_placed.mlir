@@ -3,7 +3,7 @@
 // A well-formed program gets the form `placed`; see also test/pipeline.
 
 !x = tensor<4xf32>
-module @fine attributes {pw.form = "imported"} {
+module @fine attributes {pw.form = "outlined"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
@@ -16,9 +16,11 @@ module @fine attributes {pw.form = "imported"} {
 // Every argument and result lives somewhere.
 
 !x = tensor<4xf32>
-module @unplaced_argument attributes {pw.form = "imported"} {
+module @unplaced_argument attributes {pw.form = "outlined"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   // expected-error@+1 {{argument #0 is not placed}}
-  func.func @main(%x: !x) -> !x {
+  func.func @main(%x: !x) -> (!x {pw.slice = @s0}) {
     return %x : !x
   }
 }
@@ -28,11 +30,11 @@ module @unplaced_argument attributes {pw.form = "imported"} {
 // Code between launches belongs in a computation.
 
 !x = tensor<4xf32>
-module @glue attributes {pw.form = "imported"} {
+module @glue attributes {pw.form = "outlined"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // expected-error@+1 {{stands between launches; the placed form holds it in a computation}}
+    // expected-error@+1 {{stands between launches; the form 'outlined' holds it in a computation}}
     %y = stablehlo.negate %x {pw.slice = @s0} : !x
     return %y : !x
   }
@@ -43,7 +45,7 @@ module @glue attributes {pw.form = "imported"} {
 // The form promises that moves are explicit, so the verifier of the dialect now insists.
 
 !x = tensor<4xf32>
-module @missing_transfer attributes {pw.form = "imported"} {
+module @missing_transfer attributes {pw.form = "outlined"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -62,7 +64,7 @@ module @missing_transfer attributes {pw.form = "imported"} {
 // A value moves to a slice once.
 
 !x = tensor<4xf32>
-module @moved_twice attributes {pw.form = "imported"} {
+module @moved_twice attributes {pw.form = "placed"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -79,7 +81,7 @@ module @moved_twice attributes {pw.form = "imported"} {
 // Computations are plain StableHLO.
 
 !x = tensor<4xf32>
-module @nested_launch attributes {pw.form = "imported"} {
+module @nested_launch attributes {pw.form = "outlined"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {

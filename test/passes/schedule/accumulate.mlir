@@ -6,18 +6,18 @@
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @in_the_order_of_launches
-module @in_the_order_of_launches attributes {pw.form = "placed"} {
+module @in_the_order_of_launches attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 3} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
     // CHECK: %[[G2:.*]] = "pw.launch"(%arg0) {callee = @f, loop = @batch, microbatch = 2 : i64, order = 0
-    // CHECK-NEXT: %[[G1:.*]] = "pw.launch"(%arg0, %[[G2]]) {callee = @f_add, loop = @batch, microbatch = 1 : i64, order = 1 : i64, phase = "bwd", slice = @s0, stage = 0 : i64}
+    // CHECK-NEXT: %[[G1:.*]] = "pw.launch"(%arg0, %[[G2]]) {callee = @f_add, loop = @batch, microbatch = 1 : i64, order = 1 : i64, origins = [{kind = "bwd", microbatch = 1 : i64, stage = 0 : i64}], slice = @s0}
     // CHECK-NEXT: %[[G0:.*]] = "pw.launch"(%arg0, %[[G1]]) {callee = @f_add, loop = @batch, microbatch = 0 : i64, order = 2
     // CHECK-NEXT: return %[[G0]]
-    %g2 = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 2, order = 0, phase = "bwd", slice = @s0, stage = 0} : (!x) -> !x
-    %g1 = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 1, order = 1, phase = "bwd", slice = @s0, stage = 0} : (!x) -> !x
-    %g0 = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 0, order = 2, phase = "bwd", slice = @s0, stage = 0} : (!x) -> !x
+    %g2 = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 2, order = 0, origins = [{kind = "bwd", microbatch = 2, stage = 0}], slice = @s0} : (!x) -> !x
+    %g1 = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 1, order = 1, origins = [{kind = "bwd", microbatch = 1, stage = 0}], slice = @s0} : (!x) -> !x
+    %g0 = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 0, order = 2, origins = [{kind = "bwd", microbatch = 0, stage = 0}], slice = @s0} : (!x) -> !x
     %sum = "pw.reduce"(%g0, %g1, %g2) {kind = "sum", loop = @batch, slice = @s0} : (!x, !x, !x) -> !x
     return %sum : !x
   }
@@ -39,7 +39,7 @@ module @in_the_order_of_launches attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @a_term_that_is_read
-module @a_term_that_is_read attributes {pw.form = "placed"} {
+module @a_term_that_is_read attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 3} : () -> ()
@@ -77,7 +77,7 @@ module @a_term_that_is_read attributes {pw.form = "placed"} {
 !x = tensor<4xf32>
 !s = tensor<f32>
 // CHECK-LABEL: module @several_sums
-module @several_sums attributes {pw.form = "placed"} {
+module @several_sums attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
@@ -104,7 +104,7 @@ module @several_sums attributes {pw.form = "placed"} {
 
 !x = tensor<8x4xf32>
 // CHECK-LABEL: module @sharded
-module @sharded attributes {pw.form = "placed"} {
+module @sharded attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=2]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
@@ -128,7 +128,7 @@ module @sharded attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @two_slices
-module @two_slices attributes {pw.form = "placed"} {
+module @two_slices attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()

@@ -3,13 +3,14 @@
 // Sums follow the order of the launches, so that there must be one.
 
 !x = tensor<4xf32>
-module @not_scheduled attributes {pw.form = "placed"} {
+module @not_scheduled attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // expected-error@+1 {{has no `order`; run pw-schedule first}}
+    // expected-error@+1 {{'pw.launch' op has no `order`, which the form 'ordered' asks for}}
     %a = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 0, slice = @s0} : (!x) -> !x
+    // expected-error@+1 {{'pw.launch' op has no `order`, which the form 'ordered' asks for}}
     %b = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 1, slice = @s0} : (!x) -> !x
     %s = "pw.reduce"(%a, %b) {kind = "sum", loop = @batch, slice = @s0} : (!x, !x) -> !x
     return %s : !x
@@ -25,13 +26,13 @@ module @not_scheduled attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 !b = tensor<2xf32>
-module @not_unrolled attributes {pw.form = "placed"} {
+module @not_unrolled attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!b {pw.slice = @s0}) {
+    // expected-error@+1 {{'pw.split' op does not belong into the form 'ordered'; run pw-unroll-microbatches}}
     %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
-    // expected-error@+1 {{is no sum of launches; run pw-unroll-microbatches first}}
     %s = "pw.reduce"(%b) {kind = "sum", loop = @batch, slice = @s0} : (!b) -> !b
     return %s : !b
   }
@@ -42,7 +43,7 @@ module @not_unrolled attributes {pw.form = "placed"} {
 // A computation without a body cannot add to a sum.
 
 !x = tensor<4xf32>
-module @declared attributes {pw.form = "placed"} {
+module @declared attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()

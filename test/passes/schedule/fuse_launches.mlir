@@ -5,18 +5,18 @@
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @glue_and_calls
-module @glue_and_calls attributes {pw.form = "placed"} {
+module @glue_and_calls attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // GLUE: %[[A:.*]] = "pw.launch"(%arg0) {callee = @f_fused, order = 0 : i64, phase = "fwd", slice = @s0, stage = 0
-    // GLUE-NEXT: %[[B:.*]] = "pw.launch"(%[[A]]) {callee = @f, order = 1 : i64, phase = "fwd"
+    // GLUE: %[[A:.*]] = "pw.launch"(%arg0) {callee = @f_fused, order = 0 : i64, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
+    // GLUE-NEXT: %[[B:.*]] = "pw.launch"(%[[A]]) {callee = @f, order = 1 : i64, origins = [{kind = "fwd"
     // GLUE-NEXT: return %[[B]]
-    // CALLS: %[[B:.*]] = "pw.launch"(%arg0) {callee = @f_fused, fused = ["fwd", "fwd"], order = 0
+    // CALLS: %[[B:.*]] = "pw.launch"(%arg0) {callee = @f_fused, order = 0
     // CALLS-NEXT: return %[[B]]
-    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0, phase = "fwd", stage = 0} : (!x) -> !x
-    %b = "pw.launch"(%a) {callee = @glue, slice = @s0, order = 1, phase = "glue"} : (!x) -> !x
-    %c = "pw.launch"(%b) {callee = @f, slice = @s0, order = 2, phase = "fwd", stage = 0} : (!x) -> !x
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0, origins = [{kind = "fwd", stage = 0}]} : (!x) -> !x
+    %b = "pw.launch"(%a) {callee = @glue, slice = @s0, order = 1} : (!x) -> !x
+    %c = "pw.launch"(%b) {callee = @f, slice = @s0, order = 2, origins = [{kind = "fwd", stage = 0}]} : (!x) -> !x
     return %c : !x
   }
   // GLUE: func.func private @f_fused
@@ -44,18 +44,18 @@ module @glue_and_calls attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @result_leaves
-module @result_leaves attributes {pw.form = "placed"} {
+module @result_leaves attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
     // CHECK: %[[A:.*]] = "pw.launch"(%arg0) {callee = @f, order = 0
-    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0, phase = "fwd"} : (!x) -> !x
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0, origins = [{kind = "fwd"}]} : (!x) -> !x
     // CHECK: "pw.transfer"(%[[A]])
     %b = "pw.transfer"(%a) {slice = @s1, channel = @c0, order = 1} : (!x) -> !x
     // CHECK: "pw.launch"(%[[A]]) {callee = @f, order = 2
-    %c = "pw.launch"(%a) {callee = @f, slice = @s0, order = 2, phase = "glue"} : (!x) -> !x
+    %c = "pw.launch"(%a) {callee = @f, slice = @s0, order = 2} : (!x) -> !x
     return %c, %b : !x, !x
   }
   func.func private @f(%x: !x) -> !x {
@@ -69,19 +69,19 @@ module @result_leaves attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @waits_for_a_transfer
-module @waits_for_a_transfer attributes {pw.form = "placed"} {
+module @waits_for_a_transfer attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}) -> (!x {pw.slice = @s0}) {
     // CHECK: callee = @f, order = 0
-    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0, phase = "fwd"} : (!x) -> !x
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0, origins = [{kind = "fwd"}]} : (!x) -> !x
     %b = "pw.transfer"(%y) {slice = @s0, channel = @c0, order = 0} : (!x) -> !x
     // The transfer has arrived for the first of these two, so the second may join it.
     // CHECK: callee = @add_fused, order = 1
-    %c = "pw.launch"(%a, %b) {callee = @add, slice = @s0, order = 1, phase = "glue"} : (!x, !x) -> !x
-    %d = "pw.launch"(%c, %b) {callee = @add, slice = @s0, order = 2, phase = "glue"} : (!x, !x) -> !x
+    %c = "pw.launch"(%a, %b) {callee = @add, slice = @s0, order = 1} : (!x, !x) -> !x
+    %d = "pw.launch"(%c, %b) {callee = @add, slice = @s0, order = 2} : (!x, !x) -> !x
     return %d : !x
   }
   func.func private @f(%x: !x) -> !x {
@@ -100,24 +100,24 @@ module @waits_for_a_transfer attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @preparation
-module @preparation attributes {pw.form = "placed"} {
+module @preparation attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
-  "pw.channel"() {sym_name = "c1", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 1, value_type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s1}) -> (!x {pw.slice = @s1}) {
-    %ones = "pw.launch"() {callee = @ones, slice = @s0, order = 0, phase = "glue"} : () -> !x
-    %again = "pw.launch"() {callee = @ones, slice = @s0, order = 1, phase = "glue"} : () -> !x
+    %ones = "pw.launch"() {callee = @ones, slice = @s0, order = 0} : () -> !x
+    %again = "pw.launch"() {callee = @ones, slice = @s0, order = 1} : () -> !x
     %b = "pw.transfer"(%x) {slice = @s0, channel = @c0, order = 0} : (!x) -> !x
-    // CHECK: "pw.launch"(%{{.*}}) {callee = @[[FUSED:.*]], order = 0 : i64, phase = "bwd"
-    %c = "pw.launch"(%ones, %b) {callee = @add, slice = @s0, order = 2, phase = "bwd"} : (!x, !x) -> !x
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @[[FUSED:.*]], order = 0 : i64, origins = [{kind = "bwd"
+    %c = "pw.launch"(%ones, %b) {callee = @add, slice = @s0, order = 2, origins = [{kind = "bwd"}]} : (!x, !x) -> !x
     %d = "pw.transfer"(%c) {slice = @s1, channel = @c1, order = 3} : (!x) -> !x
-    // CHECK: "pw.launch"(%{{.*}}) {callee = @[[FUSED]], order = 2 : i64, phase = "bwd"
-    %e = "pw.launch"(%again, %b) {callee = @add, slice = @s0, order = 4, phase = "bwd"} : (!x, !x) -> !x
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @[[FUSED]], order = 2 : i64, origins = [{kind = "bwd"
+    %e = "pw.launch"(%again, %b) {callee = @add, slice = @s0, order = 4, origins = [{kind = "bwd"}]} : (!x, !x) -> !x
     %f = "pw.transfer"(%e) {slice = @s1, channel = @c1, order = 5} : (!x) -> !x
-    // CHECK: callee = @add, order = 1 : i64, phase = "bwd", slice = @s1
-    %g = "pw.launch"(%d, %f) {callee = @add, slice = @s1, order = 1, phase = "bwd"} : (!x, !x) -> !x
+    // CHECK: callee = @add, order = 1 : i64, origins = [{kind = "bwd"{{.*}}}], slice = @s1
+    %g = "pw.launch"(%d, %f) {callee = @add, slice = @s1, order = 1, origins = [{kind = "bwd"}]} : (!x, !x) -> !x
     return %g : !x
   }
   func.func private @ones() -> !x {
@@ -138,13 +138,13 @@ module @preparation attributes {pw.form = "placed"} {
 !x = tensor<8x4xf32>
 !half = tensor<4x4xf32>
 // CHECK-LABEL: module @sharded
-module @sharded attributes {pw.form = "placed"} {
+module @sharded attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=2]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> (!half {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) {
-    // CHECK: "pw.launch"(%arg0) {callee = @double_fused, order = 0 : i64, phase = "fwd", slice = @s0}
-    %y = "pw.launch"(%x) {callee = @double, slice = @s0, order = 0, phase = "fwd"} : (!x) -> !x
-    %z = "pw.launch"(%y) {callee = @top, slice = @s0, order = 1, phase = "glue"} : (!x) -> !half
+    // CHECK: "pw.launch"(%arg0) {callee = @double_fused, order = 0 : i64, origins = [{kind = "fwd"}], slice = @s0}
+    %y = "pw.launch"(%x) {callee = @double, slice = @s0, order = 0, origins = [{kind = "fwd"}]} : (!x) -> !x
+    %z = "pw.launch"(%y) {callee = @top, slice = @s0, order = 1} : (!x) -> !half
     return %z : !half
   }
   func.func private @double(%x: !x {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> (!x {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) {
@@ -172,24 +172,24 @@ module @sharded attributes {pw.form = "placed"} {
 !w = tensor<4xf32>
 !x = tensor<8xf32>
 // CHECK-LABEL: module @last_stage
-module @last_stage attributes {pw.form = "placed"} {
+module @last_stage attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
   func.func @main(%w: !w {pw.slice = @s0}, %x: !x {pw.slice = @s0}, %n0: tensor<i32> {pw.slice = @s0}, %n1: tensor<i32> {pw.slice = @s0}) -> (!w {pw.slice = @s0}) {
-    // GLUE: %[[G0:.*]] = "pw.launch"({{.*}}) {callee = @[[FIRST:.*]], fused = ["fwd", "bwd"], loop = @batch, microbatch = 0 : i64, order = 0 : i64, phase = "fwd", slice = @s0, stage = 0 : i64}
-    // GLUE-NEXT: %[[G1:.*]] = "pw.launch"({{.*}}%[[G0]]{{.*}}) {callee = @{{.*}}, fused = ["fwd", "bwd"], loop = @batch, microbatch = 1 : i64, order = 1 : i64, phase = "fwd", slice = @s0, stage = 0 : i64}
+    // GLUE: %[[G0:.*]] = "pw.launch"({{.*}}) {callee = @[[FIRST:.*]], loop = @batch, microbatch = 0 : i64, order = 0 : i64, origins = [{kind = "fwd", microbatch = 0 : i64, stage = 0 : i64}, {kind = "bwd", microbatch = 0 : i64, stage = 0 : i64}], slice = @s0}
+    // GLUE-NEXT: %[[G1:.*]] = "pw.launch"({{.*}}%[[G0]]{{.*}}) {callee = @{{.*}}, loop = @batch, microbatch = 1 : i64, order = 1 : i64, origins = [{kind = "fwd", microbatch = 1 : i64, stage = 0 : i64}, {kind = "bwd", microbatch = 1 : i64, stage = 0 : i64}], slice = @s0}
     // GLUE-NEXT: return %[[G1]]
-    // CALLS: %[[ALL:.*]] = "pw.launch"({{.*}}) {callee = @{{.*}}, fused = ["fwd", "bwd", "fwd", "bwd"],
+    // CALLS: %[[ALL:.*]] = "pw.launch"({{.*}}) {callee = @{{.*}}, loop = @batch, microbatch = 0 : i64, order = 0 : i64, origins = [{kind = "fwd"{{.*}}}, {kind = "bwd"{{.*}}}, {kind = "fwd"{{.*}}}, {kind = "bwd"{{.*}}}]
     // CALLS-NEXT: return %[[ALL]]
-    %b0 = "pw.launch"(%x, %n0) {callee = @block, slice = @s0, loop = @batch, microbatch = 0, order = 0, phase = "glue"} : (!x, tensor<i32>) -> !w
-    %h0 = "pw.launch"(%w) {callee = @f, slice = @s0, loop = @batch, microbatch = 0, order = 1, phase = "fwd", stage = 0} : (!w) -> !w
-    %d0 = "pw.launch"(%h0, %b0) {callee = @loss, slice = @s0, loop = @batch, microbatch = 0, order = 2, phase = "glue"} : (!w, !w) -> !w
-    %g0 = "pw.launch"(%d0) {callee = @f_bwd, slice = @s0, loop = @batch, microbatch = 0, order = 3, phase = "bwd", stage = 0} : (!w) -> !w
-    %b1 = "pw.launch"(%x, %n1) {callee = @block, slice = @s0, loop = @batch, microbatch = 1, order = 4, phase = "glue"} : (!x, tensor<i32>) -> !w
-    %h1 = "pw.launch"(%w) {callee = @f, slice = @s0, loop = @batch, microbatch = 1, order = 5, phase = "fwd", stage = 0} : (!w) -> !w
-    %d1 = "pw.launch"(%h1, %b1) {callee = @loss, slice = @s0, loop = @batch, microbatch = 1, order = 6, phase = "glue"} : (!w, !w) -> !w
-    %g1 = "pw.launch"(%d1, %g0) {callee = @f_bwd_add, slice = @s0, loop = @batch, microbatch = 1, order = 7, phase = "bwd", stage = 0} : (!w, !w) -> !w
+    %b0 = "pw.launch"(%x, %n0) {callee = @block, slice = @s0, loop = @batch, microbatch = 0, order = 0} : (!x, tensor<i32>) -> !w
+    %h0 = "pw.launch"(%w) {callee = @f, slice = @s0, loop = @batch, microbatch = 0, order = 1, origins = [{kind = "fwd", microbatch = 0, stage = 0}]} : (!w) -> !w
+    %d0 = "pw.launch"(%h0, %b0) {callee = @loss, slice = @s0, loop = @batch, microbatch = 0, order = 2} : (!w, !w) -> !w
+    %g0 = "pw.launch"(%d0) {callee = @f_bwd, slice = @s0, loop = @batch, microbatch = 0, order = 3, origins = [{kind = "bwd", microbatch = 0, stage = 0}]} : (!w) -> !w
+    %b1 = "pw.launch"(%x, %n1) {callee = @block, slice = @s0, loop = @batch, microbatch = 1, order = 4} : (!x, tensor<i32>) -> !w
+    %h1 = "pw.launch"(%w) {callee = @f, slice = @s0, loop = @batch, microbatch = 1, order = 5, origins = [{kind = "fwd", microbatch = 1, stage = 0}]} : (!w) -> !w
+    %d1 = "pw.launch"(%h1, %b1) {callee = @loss, slice = @s0, loop = @batch, microbatch = 1, order = 6} : (!w, !w) -> !w
+    %g1 = "pw.launch"(%d1, %g0) {callee = @f_bwd_add, slice = @s0, loop = @batch, microbatch = 1, order = 7, origins = [{kind = "bwd", microbatch = 1, stage = 0}]} : (!w, !w) -> !w
     return %g1 : !w
   }
   func.func private @block(%x: !x, %n: tensor<i32>) -> !w {
@@ -227,7 +227,7 @@ module @last_stage attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @forwards
-module @forwards attributes {pw.form = "placed"} {
+module @forwards attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
@@ -235,9 +235,9 @@ module @forwards attributes {pw.form = "placed"} {
     // GLUE: callee = @f, loop = @batch, microbatch = 0 : i64, order = 0
     // GLUE-NEXT: callee = @f, loop = @batch, microbatch = 0 : i64, order = 1
     // GLUE-NEXT: callee = @f, loop = @batch, microbatch = 1 : i64, order = 2
-    %a = "pw.launch"(%x) {callee = @f, slice = @s0, loop = @batch, microbatch = 0, order = 0, phase = "fwd", stage = 0} : (!x) -> !x
-    %b = "pw.launch"(%a) {callee = @f, slice = @s0, loop = @batch, microbatch = 0, order = 1, phase = "fwd", stage = 1} : (!x) -> !x
-    %c = "pw.launch"(%y) {callee = @f, slice = @s0, loop = @batch, microbatch = 1, order = 2, phase = "fwd", stage = 0} : (!x) -> !x
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, loop = @batch, microbatch = 0, order = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}]} : (!x) -> !x
+    %b = "pw.launch"(%a) {callee = @f, slice = @s0, loop = @batch, microbatch = 0, order = 1, origins = [{kind = "fwd", microbatch = 0, stage = 1}]} : (!x) -> !x
+    %c = "pw.launch"(%y) {callee = @f, slice = @s0, loop = @batch, microbatch = 1, order = 2, origins = [{kind = "fwd", microbatch = 1, stage = 0}]} : (!x) -> !x
     return %b, %c : !x, !x
   }
   func.func private @f(%x: !x) -> !x {
@@ -253,25 +253,25 @@ module @forwards attributes {pw.form = "placed"} {
 
 !w = tensor<4x4xf32>
 // CHECK-LABEL: module @update
-module @update attributes {pw.form = "placed"} {
+module @update attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 2, type = !w} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 2, value_type = !w} : () -> ()
   func.func @main(%w: !w {pw.slice = @s1}, %x: !w {pw.slice = @s1}) -> (!w {pw.slice = @s1}, !w {pw.slice = @s1}, !w {pw.slice = @s0}) {
     // CHECK: %[[A:.*]]:2 = "pw.launch"({{.*}}) {callee = @f_bwd, loop = @batch, microbatch = 0 : i64, order = 0
-    %a:2 = "pw.launch"(%x) {callee = @f_bwd, slice = @s1, loop = @batch, microbatch = 0, order = 0, phase = "bwd", stage = 1} : (!w) -> (!w, !w)
-    // CHECK-NEXT: "pw.transfer"(%[[A]]#0) {channel = @c0, order = 1
-    %dx0 = "pw.transfer"(%a#0) {slice = @s0, channel = @c0, order = 1} : (!w) -> !w
-    // CHECK-NEXT: %[[B:.*]]:2 = "pw.launch"({{.*}}) {callee = @f_bwd_add_fused, loop = @batch, microbatch = 1 : i64, order = 2 : i64, phase = "bwd"
-    %b:2 = "pw.launch"(%x, %a#1) {callee = @f_bwd_add, slice = @s1, loop = @batch, microbatch = 1, order = 2, phase = "bwd", stage = 1} : (!w, !w) -> (!w, !w)
-    // CHECK-NEXT: "pw.transfer"(%[[B]]#{{.}}) {channel = @c0, order = 3
-    %dx1 = "pw.transfer"(%b#0) {slice = @s0, channel = @c0, order = 3} : (!w) -> !w
-    %new = "pw.launch"(%w, %b#1) {callee = @update, slice = @s1, order = 4, phase = "glue"} : (!w, !w) -> !w
+    %a:2 = "pw.launch"(%x) {callee = @f_bwd, slice = @s1, loop = @batch, microbatch = 0, order = 0, origins = [{kind = "bwd", microbatch = 0, stage = 1}]} : (!w) -> (!w, !w)
+    // CHECK-NEXT: "pw.transfer"(%[[A]]#0) {channel = @c0, {{.*}}order = 1
+    %dx0 = "pw.transfer"(%a#0) {channel = @c0, loop = @batch, microbatch = 0, order = 1, slice = @s0} : (!w) -> !w
+    // CHECK-NEXT: %[[B:.*]]:2 = "pw.launch"({{.*}}) {callee = @f_bwd_add_fused, loop = @batch, microbatch = 1 : i64, order = 2 : i64, origins = [{kind = "bwd"
+    %b:2 = "pw.launch"(%x, %a#1) {callee = @f_bwd_add, slice = @s1, loop = @batch, microbatch = 1, order = 2, origins = [{kind = "bwd", microbatch = 1, stage = 1}]} : (!w, !w) -> (!w, !w)
+    // CHECK-NEXT: "pw.transfer"(%[[B]]#{{.}}) {channel = @c0, {{.*}}order = 3
+    %dx1 = "pw.transfer"(%b#0) {channel = @c0, loop = @batch, microbatch = 1, order = 3, slice = @s0} : (!w) -> !w
+    %new = "pw.launch"(%w, %b#1) {callee = @update, slice = @s1, order = 4} : (!w, !w) -> !w
     // CHECK-NEXT: %[[P:.*]] = "pw.launch"(%[[B]]#{{.}}) {callee = @product, order = 4
-    %p = "pw.launch"(%new) {callee = @product, slice = @s1, order = 5, phase = "glue"} : (!w) -> !w
-    %sum = "pw.launch"(%dx0, %dx1) {callee = @update, slice = @s0, order = 0, phase = "glue"} : (!w, !w) -> !w
+    %p = "pw.launch"(%new) {callee = @product, slice = @s1, order = 5} : (!w) -> !w
+    %sum = "pw.launch"(%dx0, %dx1) {callee = @update, slice = @s0, order = 0} : (!w, !w) -> !w
     return %new, %p, %sum : !w, !w, !w
   }
   func.func private @f_bwd(%x: !w) -> (!w, !w) {
@@ -298,25 +298,25 @@ module @update attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @constants
-module @constants attributes {pw.form = "placed"} {
+module @constants attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 2, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 2, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}) {
     // GLUE: %[[K:.*]] = "pw.launch"(%arg0) {callee = @keys, order = 0
-    %keys = "pw.launch"(%x) {callee = @keys, slice = @s0, order = 0, phase = "fwd"} : (!x) -> !x
-    %one = "pw.launch"() {callee = @one, slice = @s0, order = 1, phase = "glue"} : () -> !x
-    %k0 = "pw.launch"(%keys) {callee = @key, slice = @s0, loop = @batch, microbatch = 0, order = 2, phase = "glue"} : (!x) -> !x
+    %keys = "pw.launch"(%x) {callee = @keys, slice = @s0, order = 0, origins = [{kind = "fwd"}]} : (!x) -> !x
+    %one = "pw.launch"() {callee = @one, slice = @s0, order = 1} : () -> !x
+    %k0 = "pw.launch"(%keys) {callee = @key, slice = @s0, loop = @batch, microbatch = 0, order = 2} : (!x) -> !x
     // GLUE-NEXT: %[[A:.*]] = "pw.launch"(%[[K]]) {callee = @[[FUSED:.*]], loop = @batch, microbatch = 0 : i64, order = 1
-    %a = "pw.launch"(%one, %k0) {callee = @add, slice = @s0, loop = @batch, microbatch = 0, order = 3, phase = "fwd", stage = 0} : (!x, !x) -> !x
-    // GLUE-NEXT: "pw.transfer"(%[[A]]) {channel = @c0, order = 2
-    %s = "pw.transfer"(%a) {slice = @s1, channel = @c0, order = 4} : (!x) -> !x
-    %k1 = "pw.launch"(%keys) {callee = @key, slice = @s0, loop = @batch, microbatch = 1, order = 5, phase = "glue"} : (!x) -> !x
+    %a = "pw.launch"(%one, %k0) {callee = @add, slice = @s0, loop = @batch, microbatch = 0, order = 3, origins = [{kind = "fwd", microbatch = 0, stage = 0}]} : (!x, !x) -> !x
+    // GLUE-NEXT: "pw.transfer"(%[[A]]) {channel = @c0, {{.*}}order = 2
+    %s = "pw.transfer"(%a) {channel = @c0, loop = @batch, microbatch = 0, order = 4, slice = @s1} : (!x) -> !x
+    %k1 = "pw.launch"(%keys) {callee = @key, slice = @s0, loop = @batch, microbatch = 1, order = 5} : (!x) -> !x
     // GLUE-NEXT: %[[B:.*]] = "pw.launch"(%[[K]]) {callee = @[[FUSED]], loop = @batch, microbatch = 1 : i64, order = 3
-    %b = "pw.launch"(%one, %k1) {callee = @add, slice = @s0, loop = @batch, microbatch = 1, order = 6, phase = "fwd", stage = 0} : (!x, !x) -> !x
-    %t = "pw.transfer"(%b) {slice = @s1, channel = @c0, order = 7} : (!x) -> !x
+    %b = "pw.launch"(%one, %k1) {callee = @add, slice = @s0, loop = @batch, microbatch = 1, order = 6, origins = [{kind = "fwd", microbatch = 1, stage = 0}]} : (!x, !x) -> !x
+    %t = "pw.transfer"(%b) {channel = @c0, loop = @batch, microbatch = 1, order = 7, slice = @s1} : (!x) -> !x
     return %s, %t : !x, !x
   }
   func.func private @keys(%x: !x) -> !x {
@@ -347,18 +347,18 @@ module @constants attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @mirrored
-module @mirrored attributes {pw.form = "placed"} {
+module @mirrored attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = [@s0, @s1]}) -> (!x {pw.slice = [@s0, @s1]}, !x {pw.slice = @s0}) {
-    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0, phase = "glue"} : (!x) -> !x
-    %b = "pw.launch"(%x) {callee = @f, slice = @s1, order = 0, phase = "glue"} : (!x) -> !x
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
+    %b = "pw.launch"(%x) {callee = @f, slice = @s1, order = 0} : (!x) -> !x
     %both = "pw.mirror"(%a, %b) : (!x, !x) -> !x
-    // CHECK: %[[B:.*]] = "pw.launch"({{.*}}) {callee = @f, order = 0 : i64, phase = "glue", slice = @s1}
-    // CHECK-NEXT: %[[AC:.*]]:2 = "pw.launch"({{.*}}) {callee = @f_fused, order = 0 : i64, phase = "fwd", slice = @s0}
+    // CHECK: %[[B:.*]] = "pw.launch"({{.*}}) {callee = @f, order = 0 : i64, slice = @s1}
+    // CHECK-NEXT: %[[AC:.*]]:2 = "pw.launch"({{.*}}) {callee = @f_fused, order = 0 : i64, origins = [{kind = "fwd"}], slice = @s0}
     // CHECK-NEXT: "pw.mirror"(%[[AC]]#0, %[[B]])
-    %c = "pw.launch"(%a) {callee = @f, slice = @s0, order = 1, phase = "fwd"} : (!x) -> !x
+    %c = "pw.launch"(%a) {callee = @f, slice = @s0, order = 1, origins = [{kind = "fwd"}]} : (!x) -> !x
     return %both, %c : !x, !x
   }
   func.func private @f(%x: !x) -> !x {

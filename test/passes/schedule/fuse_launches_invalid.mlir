@@ -3,12 +3,12 @@
 // Launches have no order yet.
 
 !x = tensor<4xf32>
-module @not_scheduled attributes {pw.form = "placed"} {
+module @not_scheduled attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // expected-error@+1 {{has no `order`; run pw-schedule first}}
-    %a = "pw.launch"(%x) {callee = @f, phase = "glue", slice = @s0} : (!x) -> !x
+    // expected-error@+1 {{'pw.launch' op has no `order`, which the form 'ordered' asks for}}
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
     return %a : !x
   }
   func.func private @f(!x) -> !x
@@ -19,12 +19,12 @@ module @not_scheduled attributes {pw.form = "placed"} {
 // A computation without a body cannot become part of another one.
 
 !x = tensor<4xf32>
-module @declared attributes {pw.form = "placed"} {
+module @declared attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    %a = "pw.launch"(%x) {callee = @f, order = 0, phase = "glue", slice = @s0} : (!x) -> !x
-    %b = "pw.launch"(%a) {callee = @f, order = 1, phase = "glue", slice = @s0} : (!x) -> !x
+    %a = "pw.launch"(%x) {callee = @f, order = 0, slice = @s0} : (!x) -> !x
+    %b = "pw.launch"(%a) {callee = @f, order = 1, slice = @s0} : (!x) -> !x
     return %b : !x
   }
   // expected-error@+1 {{is only declared, but its body is needed here}}

@@ -5,7 +5,7 @@
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @release
-module @release attributes {pw.form = "placed"} {
+module @release attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   // CHECK: "pw.slice"() {mesh = @mesh, peak_bytes = 48 : i64, sym_name = "s0"}
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
@@ -31,7 +31,7 @@ module @release attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @donation
-module @donation attributes {pw.form = "placed"} {
+module @donation attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   // CHECK: peak_bytes = 48 : i64
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
@@ -56,7 +56,7 @@ module @donation attributes {pw.form = "placed"} {
 
 !x = tensor<128x128xf32>
 // CHECK-LABEL: module @intermediates
-module @intermediates attributes {pw.form = "placed"} {
+module @intermediates attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %n: tensor<i32> {pw.slice = @s0, pw.donated}, %unread: !x {pw.slice = @s0, pw.donated}) -> (tensor<f32> {pw.slice = @s0}, !x {pw.slice = @s0}) {
@@ -85,12 +85,12 @@ module @intermediates attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @sorted
-module @sorted attributes {pw.form = "placed"} {
+module @sorted attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   // CHECK: "pw.channel"() {capacity = 1 : i64
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 5, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 5, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
     // CHECK: "pw.transfer"(%arg0) {channel = @c0, order = 0
     // CHECK-NEXT: callee = @f, order = 1 : i64, slice = @s0
@@ -109,7 +109,7 @@ module @sorted attributes {pw.form = "placed"} {
 
 !x = tensor<8x8xf32>
 // CHECK-LABEL: module @sharded
-module @sharded attributes {pw.form = "placed"} {
+module @sharded attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=2]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0, pw.donated, sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %y: !x {pw.slice = @s0, pw.donated, sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) -> (!x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) {
@@ -131,7 +131,7 @@ module @sharded attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @several_devices
-module @several_devices attributes {pw.form = "placed"} {
+module @several_devices attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=2]>
   // CHECK: "pw.slice"() {mesh = @mesh, peak_bytes = 48 : i64, sym_name = "s0"}
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
@@ -151,7 +151,7 @@ module @several_devices attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @accumulator
-module @accumulator attributes {pw.form = "placed"} {
+module @accumulator attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   // CHECK: peak_bytes = 48 : i64
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
@@ -180,13 +180,13 @@ module @accumulator attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @transfers_between_launches
-module @transfers_between_launches attributes {pw.form = "placed"} {
+module @transfers_between_launches attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   // CHECK: "pw.slice"() {mesh = @mesh, peak_bytes = 32 : i64, sym_name = "s0"}
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
-  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0, pw.donated}, %y: !x {pw.slice = @s1, pw.donated}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s0}) {
     // CHECK: "pw.transfer"(%arg0)
     // CHECK-NEXT: "pw.transfer"(%arg1)
@@ -204,7 +204,7 @@ module @transfers_between_launches attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @copied_results
-module @copied_results attributes {pw.form = "placed"} {
+module @copied_results attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   // CHECK: peak_bytes = 64 : i64
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
@@ -219,7 +219,7 @@ module @copied_results attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @mirrored
-module @mirrored attributes {pw.form = "placed"} {
+module @mirrored attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   // CHECK: peak_bytes = 32 : i64, sym_name = "s0"
   // CHECK: peak_bytes = 48 : i64, sym_name = "s1"
@@ -247,12 +247,12 @@ module @mirrored attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @delayed_receipt
-module @delayed_receipt attributes {pw.form = "placed"} {
+module @delayed_receipt attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh, overlap} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh, overlap} : () -> ()
   // CHECK: "pw.channel"() {capacity = 2 : i64
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}) {
     %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
     %b = "pw.transfer"(%y) {slice = @s1, channel = @c0, order = 1} : (!x) -> !x

@@ -14,7 +14,7 @@
 // 1F1B: "pw.slice"() {mesh = @mesh, peak_bytes = 31{{..}} : i64, sym_name = "s0"}
 // 1F1B: "pw.slice"() {mesh = @mesh, peak_bytes = 20{{..}} : i64, sym_name = "s1"}
 // 1F1B: "pw.slice"() {mesh = @mesh, peak_bytes = 10{{..}} : i64, sym_name = "s2"}
-module @fewer_stages attributes {pw.form = "placed"} {
+module @fewer_stages attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -22,16 +22,16 @@ module @fewer_stages attributes {pw.form = "placed"} {
   "pw.loop"() {sym_name = "l", count = 4 : i64} : () -> ()
   func.func @main(%batch: tensor<4xf32> {pw.slice = @s0}) -> (!h {pw.slice = @s0}) {
     %h0 = "pw.split"(%batch) {loop = @l, slice = @s0} : (tensor<4xf32>) -> !h
-    %h1, %r0 = "pw.launch"(%h0) {callee = @f, loop = @l, phase = "fwd", slice = @s0, stage = 0} : (!h) -> (!h, !act)
-    %i1 = "pw.transfer"(%h1) {slice = @s1} : (!h) -> !h
-    %h2, %r1 = "pw.launch"(%i1) {callee = @f, loop = @l, phase = "fwd", slice = @s1, stage = 1} : (!h) -> (!h, !act)
-    %i2 = "pw.transfer"(%h2) {slice = @s2} : (!h) -> !h
-    %h3, %r2 = "pw.launch"(%i2) {callee = @f, loop = @l, phase = "fwd", slice = @s2, stage = 2} : (!h) -> (!h, !act)
-    %d2 = "pw.launch"(%h3, %r2) {callee = @f_bwd, loop = @l, phase = "bwd", slice = @s2, stage = 2} : (!h, !act) -> !h
-    %e1 = "pw.transfer"(%d2) {slice = @s1} : (!h) -> !h
-    %d1 = "pw.launch"(%e1, %r1) {callee = @f_bwd, loop = @l, phase = "bwd", slice = @s1, stage = 1} : (!h, !act) -> !h
-    %e0 = "pw.transfer"(%d1) {slice = @s0} : (!h) -> !h
-    %d0 = "pw.launch"(%e0, %r0) {callee = @f_bwd, loop = @l, phase = "bwd", slice = @s0, stage = 0} : (!h, !act) -> !h
+    %h1, %r0 = "pw.launch"(%h0) {callee = @f, loop = @l, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (!h) -> (!h, !act)
+    %i1 = "pw.transfer"(%h1) {loop = @l, slice = @s1} : (!h) -> !h
+    %h2, %r1 = "pw.launch"(%i1) {callee = @f, loop = @l, origins = [{kind = "fwd", stage = 1}], slice = @s1} : (!h) -> (!h, !act)
+    %i2 = "pw.transfer"(%h2) {loop = @l, slice = @s2} : (!h) -> !h
+    %h3, %r2 = "pw.launch"(%i2) {callee = @f, loop = @l, origins = [{kind = "fwd", stage = 2}], slice = @s2} : (!h) -> (!h, !act)
+    %d2 = "pw.launch"(%h3, %r2) {callee = @f_bwd, loop = @l, origins = [{kind = "bwd", stage = 2}], slice = @s2} : (!h, !act) -> !h
+    %e1 = "pw.transfer"(%d2) {loop = @l, slice = @s1} : (!h) -> !h
+    %d1 = "pw.launch"(%e1, %r1) {callee = @f_bwd, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s1} : (!h, !act) -> !h
+    %e0 = "pw.transfer"(%d1) {loop = @l, slice = @s0} : (!h) -> !h
+    %d0 = "pw.launch"(%e0, %r0) {callee = @f_bwd, loop = @l, origins = [{kind = "bwd", stage = 0}], slice = @s0} : (!h, !act) -> !h
     %g = "pw.reduce"(%d0) {kind = "sum", loop = @l, slice = @s0} : (!h) -> !h
     return %g : !h
   }
@@ -58,7 +58,7 @@ module @fewer_stages attributes {pw.form = "placed"} {
 // 1F1B: "pw.slice"() {mesh = @mesh, peak_bytes = 20{{..}} : i64, sym_name = "s0"}
 // 1F1B: "pw.slice"() {mesh = @mesh, peak_bytes = 20{{..}} : i64, sym_name = "s1"}
 // 1F1B: "pw.slice"() {mesh = @mesh, peak_bytes = 10{{..}} : i64, sym_name = "s2"}
-module @fewer_microbatches attributes {pw.form = "placed"} {
+module @fewer_microbatches attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -66,16 +66,16 @@ module @fewer_microbatches attributes {pw.form = "placed"} {
   "pw.loop"() {sym_name = "l", count = 2 : i64} : () -> ()
   func.func @main(%batch: tensor<2xf32> {pw.slice = @s0}) -> (!h {pw.slice = @s0}) {
     %h0 = "pw.split"(%batch) {loop = @l, slice = @s0} : (tensor<2xf32>) -> !h
-    %h1, %r0 = "pw.launch"(%h0) {callee = @f, loop = @l, phase = "fwd", slice = @s0, stage = 0} : (!h) -> (!h, !act)
-    %i1 = "pw.transfer"(%h1) {slice = @s1} : (!h) -> !h
-    %h2, %r1 = "pw.launch"(%i1) {callee = @f, loop = @l, phase = "fwd", slice = @s1, stage = 1} : (!h) -> (!h, !act)
-    %i2 = "pw.transfer"(%h2) {slice = @s2} : (!h) -> !h
-    %h3, %r2 = "pw.launch"(%i2) {callee = @f, loop = @l, phase = "fwd", slice = @s2, stage = 2} : (!h) -> (!h, !act)
-    %d2 = "pw.launch"(%h3, %r2) {callee = @f_bwd, loop = @l, phase = "bwd", slice = @s2, stage = 2} : (!h, !act) -> !h
-    %e1 = "pw.transfer"(%d2) {slice = @s1} : (!h) -> !h
-    %d1 = "pw.launch"(%e1, %r1) {callee = @f_bwd, loop = @l, phase = "bwd", slice = @s1, stage = 1} : (!h, !act) -> !h
-    %e0 = "pw.transfer"(%d1) {slice = @s0} : (!h) -> !h
-    %d0 = "pw.launch"(%e0, %r0) {callee = @f_bwd, loop = @l, phase = "bwd", slice = @s0, stage = 0} : (!h, !act) -> !h
+    %h1, %r0 = "pw.launch"(%h0) {callee = @f, loop = @l, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (!h) -> (!h, !act)
+    %i1 = "pw.transfer"(%h1) {loop = @l, slice = @s1} : (!h) -> !h
+    %h2, %r1 = "pw.launch"(%i1) {callee = @f, loop = @l, origins = [{kind = "fwd", stage = 1}], slice = @s1} : (!h) -> (!h, !act)
+    %i2 = "pw.transfer"(%h2) {loop = @l, slice = @s2} : (!h) -> !h
+    %h3, %r2 = "pw.launch"(%i2) {callee = @f, loop = @l, origins = [{kind = "fwd", stage = 2}], slice = @s2} : (!h) -> (!h, !act)
+    %d2 = "pw.launch"(%h3, %r2) {callee = @f_bwd, loop = @l, origins = [{kind = "bwd", stage = 2}], slice = @s2} : (!h, !act) -> !h
+    %e1 = "pw.transfer"(%d2) {loop = @l, slice = @s1} : (!h) -> !h
+    %d1 = "pw.launch"(%e1, %r1) {callee = @f_bwd, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s1} : (!h, !act) -> !h
+    %e0 = "pw.transfer"(%d1) {loop = @l, slice = @s0} : (!h) -> !h
+    %d0 = "pw.launch"(%e0, %r0) {callee = @f_bwd, loop = @l, origins = [{kind = "bwd", stage = 0}], slice = @s0} : (!h, !act) -> !h
     %g = "pw.reduce"(%d0) {kind = "sum", loop = @l, slice = @s0} : (!h) -> !h
     return %g : !h
   }

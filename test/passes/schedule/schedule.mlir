@@ -6,15 +6,15 @@
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @positions
-module @positions attributes {pw.form = "placed"} {
+module @positions attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, src = @s0, sym_name = "c0", type = tensor<4xf32>}
+  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, src = @s0, sym_name = "c0", value_type = tensor<4xf32>}
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
     // CHECK: callee = @f, order = 0 : i64, slice = @s0
     %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
-    // CHECK: "pw.transfer"(%{{.*}}) {channel = @c0, order = 1 : i64, slice = @s1}
+    // CHECK: "pw.transfer"(%{{.*}}) {channel = @c0, {{.*}}order = 1 : i64, slice = @s1}
     %b = "pw.transfer"(%a) {slice = @s1} : (!x) -> !x
     // CHECK: callee = @f, order = 2 : i64, slice = @s0
     %c = "pw.launch"(%a) {callee = @f, slice = @s0} : (!x) -> !x
@@ -35,7 +35,7 @@ module @positions attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @channels
-module @channels attributes {pw.form = "placed"} {
+module @channels attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -66,19 +66,22 @@ module @channels attributes {pw.form = "placed"} {
 !x = tensor<8x4xf32>
 !half = tensor<4x4xf32>
 // CHECK-LABEL: module @sharded
-module @sharded attributes {pw.form = "placed"} {
+module @sharded attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=2]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, src = @s0, sym_name = "c0", type = tensor<8x4xf32>}
-  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{}, {"x"}]>, src = @s0, sym_name = "c1", type = tensor<8x4xf32>}
-  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, src = @s0, sym_name = "c2", type = tensor<4x4xf32>}
-  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}, !half {pw.slice = @s1}, !half {pw.slice = @s1}) {
-    // CHECK: "pw.transfer"(%arg0) {channel = @c0, order = 0
+  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, src = @s0, sym_name = "c0", value_type = tensor<8x4xf32>}
+  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{}, {"x"}]>, src = @s0, sym_name = "c1", value_type = tensor<8x4xf32>}
+  // CHECK: "pw.channel"() {capacity = 1 : i64, dst = @s1, sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, src = @s0, sym_name = "c2", value_type = tensor<4x4xf32>}
+  func.func @main(
+      %x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
+      %y: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>})
+      -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}, !half {pw.slice = @s1}, !half {pw.slice = @s1}) {
+    // CHECK: "pw.transfer"(%arg0) {channel = @c0, {{.*}}order = 0
     %0 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, slice = @s1} : (!x) -> !x
-    // CHECK: "pw.transfer"(%arg0) {channel = @c1, order = 1
-    %1 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh, [{}, {"x"}]>, slice = @s1} : (!x) -> !x
-    // CHECK: "pw.transfer"(%arg0) {channel = @c2, order = 2
+    // CHECK: "pw.transfer"(%arg1) {channel = @c1, {{.*}}order = 1
+    %1 = "pw.transfer"(%y) {sharding = #sdy.sharding<@mesh, [{}, {"x"}]>, slice = @s1} : (!x) -> !x
+    // CHECK: "pw.transfer"(%arg0) {channel = @c2, {{.*}}order = 2
     %2:2 = "pw.transfer"(%x) {routes = array<i64: 0, 0, 0, 1, 0, 0, 0, 1>, sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, slice = @s1} : (!x) -> (!half, !half)
     return %0, %1, %2#0, %2#1 : !x, !x, !half, !half
   }

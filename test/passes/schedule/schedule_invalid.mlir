@@ -6,7 +6,7 @@
 // CHECK: error: 'func.func' op has 0 loops; a schedule file orders exactly 1
 
 !x = tensor<4xf32>
-module @unknown_policy attributes {pw.form = "placed"} {
+module @unknown_policy attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   // expected-error@+1 {{unknown policy 'progam'; did you mean 'program'?}}

@@ -4,7 +4,7 @@
 // computations with collectives reach every device in the same order.
 
 !x = tensor<4xf32>
-module @one_queue attributes {pw.form = "placed"} {
+module @one_queue attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=1]>
   // CHECK: "pw.slice"() {mesh = @mesh, overlap, sym_name = "s0"}
   "pw.slice"() {sym_name = "s0", mesh = @mesh, overlap} : () -> ()

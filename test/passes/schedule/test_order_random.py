@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.passes.base import main_function
-from pathways.passes.schedule.order import DeadlockError, events_of, topological_order
+from pathways.dialect import order as orders
 
 CONTEXT = make_context()
 
@@ -101,7 +100,7 @@ def text_of(program: Program) -> str:
         for s in slices
     ]
     lines += [
-        f'"pw.channel"() {{sym_name = "c{n}", src = @s{a}, dst = @s{b}, capacity = {room}, type = !x}} '
+        f'"pw.channel"() {{sym_name = "c{n}", src = @s{a}, dst = @s{b}, capacity = {room}, value_type = !x}} '
         ": () -> ()"
         for n, (a, b, room) in enumerate(program.channels)
     ]
@@ -131,51 +130,48 @@ def text_of(program: Program) -> str:
 class Interpreter:
     """Runs every queue as a process of its own that blocks; the state is how far each of them is.
 
-    A launch blocks until its operands are there. The first launch that reads a transferred value takes it out
-    of its channel, and can only when it is next in line there. A send blocks while its channel is full. A
-    value that nobody reads is dropped when it is next in line. What is in the channels follows from how far
-    the queues are, so that the counters are the whole state.
+    A launch blocks until its operands are there. A queue that has come to the first launch that reads a
+    transferred value takes it out of its channel, as soon as it is next in line there. A send blocks while
+    its channel is full. A value that nobody reads is dropped when it is next in line. What is in the channels
+    follows from how far the queues are, so that the counters are the whole state.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.line: list[list[int]] = [[] for _ in program.channels]
+        before: dict[int, list[int]] = {}
         for order in program.orders:
-            for n in order:
+            for position, n in enumerate(order):
+                before[n] = list(order[:position])
                 e = program.events[n]
                 if isinstance(e, Send):
                     self.line[e.channel].append(n)
-        self.readers = {
-            n: [k for k, e in enumerate(program.events) if isinstance(e, Launch) and n in e.moved]
-            for n, sent in enumerate(program.events)
-            if isinstance(sent, Send)
-        }
+        self.until_read: dict[int, list[int]] = {}
+        """What a queue does before the first launch that reads a value; nothing when none does."""
+        for n, sent in enumerate(program.events):
+            if isinstance(sent, Send):
+                readers = [k for k, e in enumerate(program.events) if isinstance(e, Launch) and n in e.moved]
+                self.until_read[n] = min((before[k] for k in readers), key=len, default=[])
 
     def done(self, state: tuple[int, ...]) -> set[int]:
         return {n for order, count in zip(self.program.orders, state, strict=True) for n in order[:count]}
 
-    def waiting(self, channel: int, done: set[int]) -> list[int]:
-        """The values in a channel, next first."""
-        inside = [n for n in self.line[channel] if n in done and not done.intersection(self.readers[n])]
-        while inside and not self.readers[inside[0]]:
-            inside.pop(0)
-        return inside
+    def received(self, channel: int, done: set[int]) -> list[int]:
+        """The values that have been taken out of a channel, in the order of sending."""
+        taken: list[int] = []
+        for n in self.line[channel]:
+            if n not in done or not done.issuperset(self.until_read[n]):
+                break
+            taken.append(n)
+        return taken
 
     def can_run(self, n: int, done: set[int]) -> bool:
         e = self.program.events[n]
         if isinstance(e, Send):
-            room = self.program.channels[e.channel][2]
-            return (e.value is None or e.value in done) and len(self.waiting(e.channel, done)) < room
-        if not done.issuperset([*e.local, *e.moved]):
-            return False
-        takes = {s for s in e.moved if not done.intersection(self.readers[s])}
-        for channel in range(len(self.line)):
-            wanted = takes.intersection(self.line[channel])
-            # What nobody reads is dropped on the way.
-            in_line = [s for s in self.waiting(channel, done) if self.readers[s]]
-            if wanted != set(in_line[: len(wanted)]):
-                return False
-        return True
+            inside = len(done.intersection(self.line[e.channel])) - len(self.received(e.channel, done))
+            return (e.value is None or e.value in done) and inside < self.program.channels[e.channel][2]
+        here = {sent for channel in range(len(self.line)) for sent in self.received(channel, done)}
+        return done.issuperset(e.local) and here.issuperset(e.moved)
 
     def successors(self, state: tuple[int, ...]) -> list[tuple[int, ...]]:
         done = self.done(state)
@@ -203,10 +199,13 @@ class Interpreter:
 def proved_order(program: Program) -> list[int] | None:
     """The order that the proof finds, None when it finds a cycle."""
     module = ir.Module.parse(text_of(program), CONTEXT)
+    events = orders.events_of(module)
+    numbers = [n for n, e in enumerate(events) if e.kind != "receipt"]
     try:
-        return topological_order(events_of(module, main_function(module)))
-    except DeadlockError:
+        order = orders.proved_order(events)
+    except orders.DeadlockError:
         return None
+    return [numbers.index(n) for n in order if events[n].kind != "receipt"]
 
 
 @settings(max_examples=600, deadline=None)

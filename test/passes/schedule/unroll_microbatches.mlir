@@ -8,7 +8,7 @@
 !x = tensor<6x4xf32>
 !b = tensor<2x4xf32>
 // CHECK-LABEL: module @pipeline
-module @pipeline attributes {pw.form = "placed"} {
+module @pipeline attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -19,30 +19,30 @@ module @pipeline attributes {pw.form = "placed"} {
   // CHECK: "pw.constant"() {sym_name = "microbatch_2", value = dense<2> : tensor<i32>}
   // CHECK: func.func @main(%[[W:.*]]: tensor<4x4xf32> {pw.slice = @s0}, %[[X:.*]]: tensor<6x4xf32> {pw.slice = @s0}, %[[N0:.*]]: tensor<i32> {pw.constant = @microbatch_0, pw.slice = @s0}, %[[N1:.*]]: tensor<i32> {pw.constant = @microbatch_1, pw.slice = @s0}, %[[N2:.*]]: tensor<i32> {pw.constant = @microbatch_2, pw.slice = @s0})
   func.func @main(%w: !w {pw.slice = @s0}, %x: !x {pw.slice = @s0}) -> (!w {pw.slice = @s0}) {
-    // CHECK-NEXT: %[[CAST:.*]] = "pw.launch"(%[[W]]) {callee = @cast, phase = "glue", slice = @s0}
-    %v = "pw.launch"(%w) {callee = @cast, phase = "glue", slice = @s0} : (!w) -> !w
+    // CHECK-NEXT: %[[CAST:.*]] = "pw.launch"(%[[W]]) {callee = @cast, slice = @s0}
+    %v = "pw.launch"(%w) {callee = @cast, slice = @s0} : (!w) -> !w
     %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
-    // CHECK-NEXT: %[[B0:.*]] = "pw.launch"(%[[X]], %[[N0]]) {callee = @block, loop = @batch, microbatch = 0 : i64, phase = "glue", slice = @s0}
-    // CHECK-NEXT: %[[H0:.*]] = "pw.launch"(%[[CAST]], %[[B0]]) {callee = @front, loop = @batch, microbatch = 0 : i64, phase = "fwd", slice = @s0, stage = 0 : i64}
-    // CHECK-NEXT: %[[T0:.*]] = "pw.transfer"(%[[H0]]) {slice = @s1}
-    // CHECK-NEXT: %[[G0:.*]] = "pw.launch"(%[[T0]]) {callee = @back, loop = @batch, microbatch = 0 : i64, phase = "bwd", slice = @s1, stage = 1 : i64}
-    // CHECK-NEXT: %[[D0:.*]] = "pw.transfer"(%[[G0]]) {slice = @s0}
+    // CHECK-NEXT: %[[B0:.*]] = "pw.launch"(%[[X]], %[[N0]]) {callee = @block, loop = @batch, microbatch = 0 : i64, slice = @s0}
+    // CHECK-NEXT: %[[H0:.*]] = "pw.launch"(%[[CAST]], %[[B0]]) {callee = @front, loop = @batch, microbatch = 0 : i64, origins = [{kind = "fwd", microbatch = 0 : i64, stage = 0 : i64}], slice = @s0}
+    // CHECK-NEXT: %[[T0:.*]] = "pw.transfer"(%[[H0]]) {loop = @batch, microbatch = 0 : i64, slice = @s1}
+    // CHECK-NEXT: %[[G0:.*]] = "pw.launch"(%[[T0]]) {callee = @back, loop = @batch, microbatch = 0 : i64, origins = [{kind = "bwd", microbatch = 0 : i64, stage = 1 : i64}], slice = @s1}
+    // CHECK-NEXT: %[[D0:.*]] = "pw.transfer"(%[[G0]]) {loop = @batch, microbatch = 0 : i64, slice = @s0}
     // CHECK-NEXT: %[[C0:.*]] = "pw.launch"(%[[X]], %[[N0]]) {callee = @block, loop = @batch, microbatch = 0
-    // CHECK-NEXT: %[[A0:.*]] = "pw.launch"(%[[C0]], %[[D0]]) {callee = @front_bwd, loop = @batch, microbatch = 0 : i64, phase = "bwd", slice = @s0, stage = 0 : i64}
+    // CHECK-NEXT: %[[A0:.*]] = "pw.launch"(%[[C0]], %[[D0]]) {callee = @front_bwd, loop = @batch, microbatch = 0 : i64, origins = [{kind = "bwd", microbatch = 0 : i64, stage = 0 : i64}], slice = @s0}
     // CHECK-NEXT: %[[B1:.*]] = "pw.launch"(%[[X]], %[[N1]]) {callee = @block, loop = @batch, microbatch = 1
     // CHECK-NEXT: "pw.launch"(%[[CAST]], %[[B1]]) {callee = @front, loop = @batch, microbatch = 1
-    %h = "pw.launch"(%v, %b) {callee = @front, loop = @batch, phase = "fwd", slice = @s0, stage = 0} : (!w, !b) -> !b
-    %t = "pw.transfer"(%h) {slice = @s1} : (!b) -> !b
-    %g = "pw.launch"(%t) {callee = @back, loop = @batch, phase = "bwd", slice = @s1, stage = 1} : (!b) -> !b
-    %d = "pw.transfer"(%g) {slice = @s0} : (!b) -> !b
-    %a = "pw.launch"(%b, %d) {callee = @front_bwd, loop = @batch, phase = "bwd", slice = @s0, stage = 0} : (!b, !b) -> !w
+    %h = "pw.launch"(%v, %b) {callee = @front, loop = @batch, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (!w, !b) -> !b
+    %t = "pw.transfer"(%h) {loop = @batch, slice = @s1} : (!b) -> !b
+    %g = "pw.launch"(%t) {callee = @back, loop = @batch, origins = [{kind = "bwd", stage = 1}], slice = @s1} : (!b) -> !b
+    %d = "pw.transfer"(%g) {loop = @batch, slice = @s0} : (!b) -> !b
+    %a = "pw.launch"(%b, %d) {callee = @front_bwd, loop = @batch, origins = [{kind = "bwd", stage = 0}], slice = @s0} : (!b, !b) -> !w
     // CHECK: %[[A1:.*]] = "pw.launch"({{.*}}) {callee = @front_bwd, loop = @batch, microbatch = 1
     // CHECK: %[[A2:.*]] = "pw.launch"({{.*}}) {callee = @front_bwd, loop = @batch, microbatch = 2
     // CHECK-NEXT: %[[SUM:.*]] = "pw.reduce"(%[[A0]], %[[A1]], %[[A2]]) {kind = "sum", loop = @batch, slice = @s0}
     %s = "pw.reduce"(%a) {kind = "sum", loop = @batch, slice = @s0} : (!w) -> !w
-    // CHECK-NEXT: %[[NEW:.*]] = "pw.launch"(%[[W]], %[[SUM]]) {callee = @update, phase = "glue", slice = @s0}
+    // CHECK-NEXT: %[[NEW:.*]] = "pw.launch"(%[[W]], %[[SUM]]) {callee = @update, slice = @s0}
     // CHECK-NEXT: return %[[NEW]]
-    %n = "pw.launch"(%w, %s) {callee = @update, phase = "glue", slice = @s0} : (!w, !w) -> !w
+    %n = "pw.launch"(%w, %s) {callee = @update, slice = @s0} : (!w, !w) -> !w
     return %n : !w
   }
   func.func private @cast(%w: !w) -> !w {
@@ -79,19 +79,19 @@ module @pipeline attributes {pw.form = "placed"} {
 !x = tensor<16x4xf32>
 !b = tensor<4x4xf32>
 // CHECK-LABEL: module @sharded
-module @sharded attributes {pw.form = "placed"} {
+module @sharded attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["data"=2]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 4} : () -> ()
   // CHECK: func.func @main(%[[X:.*]]: tensor<16x4xf32> {{.*}}, %[[N0:.*]]: tensor<i32> {pw.constant = @microbatch_0
   func.func @main(%x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> (!x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) {
-    // CHECK-NEXT: %[[BLOCKS:.*]] = "pw.launch"(%[[X]]) {callee = @blocks, phase = "glue", slice = @s0} : (tensor<16x4xf32>) -> tensor<4x4x4xf32>
+    // CHECK-NEXT: %[[BLOCKS:.*]] = "pw.launch"(%[[X]]) {callee = @blocks, slice = @s0} : (tensor<16x4xf32>) -> tensor<4x4x4xf32>
     // CHECK-NEXT: %[[B:.*]] = "pw.launch"(%[[BLOCKS]], %[[N0]]) {callee = @block, loop = @batch, microbatch = 0
     // CHECK-NEXT: "pw.launch"(%[[B]]) {callee = @f, loop = @batch, microbatch = 0
     // CHECK-NEXT: "pw.launch"(%[[BLOCKS]], %{{.*}}) {callee = @block, loop = @batch, microbatch = 1
     %b = "pw.split"(%x) {loop = @batch, slice = @s0, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>} : (!x) -> !b
     %y = "pw.launch"(%b) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
-    // CHECK: "pw.launch"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) {callee = @concat, phase = "glue", slice = @s0}
+    // CHECK: "pw.launch"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) {callee = @concat, slice = @s0}
     %z = "pw.reduce"(%y) {kind = "concat", loop = @batch, slice = @s0, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>} : (!b) -> !x
     return %z : !x
   }
@@ -118,27 +118,27 @@ module @sharded attributes {pw.form = "placed"} {
 !x = tensor<6xf32>
 !b = tensor<2xf32>
 // CHECK-LABEL: module @reductions
-module @reductions attributes {pw.form = "placed"} {
+module @reductions attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 3} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!b {pw.slice = @s1}, !x {pw.slice = @s0}, !b {pw.slice = @s0}) {
     // CHECK: %[[Y0:.*]] = "pw.launch"({{.*}}) {callee = @f, loop = @batch, microbatch = 0
-    // CHECK: %[[T0:.*]] = "pw.transfer"(%[[Y0]]) {slice = @s1}
+    // CHECK: %[[T0:.*]] = "pw.transfer"(%[[Y0]]) {loop = @batch, microbatch = 0 : i64, slice = @s1}
     // CHECK: %[[Y1:.*]] = "pw.launch"({{.*}}) {callee = @f, loop = @batch, microbatch = 1
-    // CHECK: %[[T1:.*]] = "pw.transfer"(%[[Y1]]) {slice = @s1}
+    // CHECK: %[[T1:.*]] = "pw.transfer"(%[[Y1]]) {loop = @batch, microbatch = 1 : i64, slice = @s1}
     // CHECK: %[[Y2:.*]] = "pw.launch"({{.*}}) {callee = @f, loop = @batch, microbatch = 2
-    // CHECK: %[[T2:.*]] = "pw.transfer"(%[[Y2]]) {slice = @s1}
+    // CHECK: %[[T2:.*]] = "pw.transfer"(%[[Y2]]) {loop = @batch, microbatch = 2 : i64, slice = @s1}
     %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
     %y = "pw.launch"(%b) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
-    %t = "pw.transfer"(%y) {slice = @s1} : (!b) -> !b
-    // CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[T1]]) {callee = @[[ADD:.*]], loop = @batch, microbatch = 1 : i64, phase = "glue", slice = @s1}
-    // CHECK-NEXT: %[[S2:.*]] = "pw.launch"(%[[S1]], %[[T2]]) {callee = @[[ADD]], loop = @batch, microbatch = 2 : i64, phase = "glue", slice = @s1}
+    %t = "pw.transfer"(%y) {loop = @batch, slice = @s1} : (!b) -> !b
+    // CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[T1]]) {callee = @[[ADD:.*]], loop = @batch, microbatch = 1 : i64, slice = @s1}
+    // CHECK-NEXT: %[[S2:.*]] = "pw.launch"(%[[S1]], %[[T2]]) {callee = @[[ADD]], loop = @batch, microbatch = 2 : i64, slice = @s1}
     %sum = "pw.reduce"(%t) {kind = "sum", loop = @batch, slice = @s1} : (!b) -> !b
-    // CHECK-NEXT: %[[ROWS:.*]] = "pw.launch"(%[[Y0]], %[[Y1]], %[[Y2]]) {callee = @concat, phase = "glue", slice = @s0}
+    // CHECK-NEXT: %[[ROWS:.*]] = "pw.launch"(%[[Y0]], %[[Y1]], %[[Y2]]) {callee = @concat, slice = @s0}
     %rows = "pw.reduce"(%y) {kind = "concat", loop = @batch, slice = @s0} : (!b) -> !x
-    // CHECK: %[[U1:.*]] = "pw.launch"({{.*}}) {callee = @[[ADD]], loop = @batch, microbatch = 1 : i64, phase = "glue", slice = @s0}
+    // CHECK: %[[U1:.*]] = "pw.launch"({{.*}}) {callee = @[[ADD]], loop = @batch, microbatch = 1 : i64, slice = @s0}
     // CHECK-NEXT: %[[U2:.*]] = "pw.launch"(%[[U1]], {{.*}}) {callee = @[[ADD]], loop = @batch, microbatch = 2
     %blocks = "pw.reduce"(%b) {kind = "sum", loop = @batch, slice = @s0} : (!b) -> !b
     // CHECK-NEXT: return %[[S2]], %[[ROWS]], %[[U2]]
@@ -155,7 +155,7 @@ module @reductions attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @one_microbatch
-module @one_microbatch attributes {pw.form = "placed"} {
+module @one_microbatch attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 1} : () -> ()
@@ -183,7 +183,7 @@ module @one_microbatch attributes {pw.form = "placed"} {
 !b2 = tensor<3xf32>
 !b3 = tensor<2xf32>
 // CHECK-LABEL: module @two_loops
-module @two_loops attributes {pw.form = "placed"} {
+module @two_loops attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
@@ -232,7 +232,7 @@ module @two_loops attributes {pw.form = "placed"} {
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @no_loop
-module @no_loop attributes {pw.form = "placed"} {
+module @no_loop attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   // CHECK-NOT: "pw.constant"
@@ -249,7 +249,7 @@ module @no_loop attributes {pw.form = "placed"} {
 !x = tensor<4xf32>
 !b = tensor<2xf32>
 // CHECK-LABEL: module @effects
-module @effects attributes {pw.form = "placed"} {
+module @effects attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
@@ -261,8 +261,8 @@ module @effects attributes {pw.form = "placed"} {
     // CHECK-NEXT: "pw.launch"(%[[H1]]) {callee = @show, loop = @batch, microbatch = 1
     // CHECK-NEXT: "pw.reduce"(%[[H0]], %[[H1]])
     // CHECK-NEXT: return
-    %h = "pw.launch"(%b) {callee = @f, loop = @batch, phase = "fwd", slice = @s0, stage = 0} : (!b) -> !b
-    "pw.launch"(%h) {callee = @show, loop = @batch, phase = "glue", slice = @s0} : (!b) -> ()
+    %h = "pw.launch"(%b) {callee = @f, loop = @batch, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (!b) -> !b
+    "pw.launch"(%h) {callee = @show, loop = @batch, slice = @s0} : (!b) -> ()
     %s = "pw.reduce"(%h) {kind = "sum", loop = @batch, slice = @s0} : (!b) -> !b
     return %s : !b
   }

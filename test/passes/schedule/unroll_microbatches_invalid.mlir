@@ -1,21 +1,75 @@
 // RUN: pw-opt %s --split-input-file --verify-diagnostics --pw-unroll-microbatches
 
-// A microbatch must divide by the devices that its rows are split over, as the batch does.
+// Loops inside of each other are declared, but not yet unrolled.
 
-!x = tensor<12x4xf32>
-!b = tensor<3x4xf32>
-module @rows_that_do_not_divide attributes {pw.form = "placed"} {
-  sdy.mesh @mesh = <["data"=2, "model"=2]>
+!x = tensor<8xf32>
+!b = tensor<4xf32>
+!c = tensor<2xf32>
+module @nested attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
-  "pw.loop"() {sym_name = "batch", count = 4} : () -> ()
-  func.func @main(%x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> (!b {pw.slice = @s0}) {
-    // expected-error@+1 {{cuts microbatches of 3 rows, which do not divide by 2 (axes data of @s0)}}
-    %b = "pw.split"(%x) {loop = @batch, slice = @s0, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>} : (!x) -> !b
-    %y = "pw.launch"(%b) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
-    %s = "pw.reduce"(%y) {kind = "sum", loop = @batch, slice = @s0} : (!b) -> !b
-    return %s : !b
+  "pw.loop"() {sym_name = "outer", count = 2} : () -> ()
+  // expected-error@+1 {{is inside of @outer: loops inside of each other cannot be unrolled yet}}
+  "pw.loop"() {sym_name = "inner", count = 2, parent = @outer} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!c {pw.slice = @s0}) {
+    %b = "pw.split"(%x) {loop = @outer, slice = @s0} : (!x) -> !b
+    %c = "pw.split"(%b) {loop = @inner, slice = @s0} : (!b) -> !c
+    %s = "pw.reduce"(%c) {kind = "sum", loop = @inner, slice = @s0} : (!c) -> !c
+    %r = "pw.reduce"(%s) {kind = "sum", loop = @outer, slice = @s0} : (!c) -> !c
+    return %r : !c
   }
-  func.func private @f(%b: !b {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> !b {
+}
+
+// -----
+
+// A number in a file must not ask for any amount of memory.
+
+!x = tensor<65536xf32>
+!b = tensor<1xf32>
+module @too_many attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // expected-error@+1 {{is unrolled to 65536 x 34 operations; at most 2097152 are allowed}}
+  "pw.loop"() {sym_name = "batch", count = 65536} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!b {pw.slice = @s0}) {
+    %v0 = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
+    %v1 = "pw.launch"(%v0) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v2 = "pw.launch"(%v1) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v3 = "pw.launch"(%v2) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v4 = "pw.launch"(%v3) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v5 = "pw.launch"(%v4) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v6 = "pw.launch"(%v5) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v7 = "pw.launch"(%v6) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v8 = "pw.launch"(%v7) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v9 = "pw.launch"(%v8) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v10 = "pw.launch"(%v9) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v11 = "pw.launch"(%v10) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v12 = "pw.launch"(%v11) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v13 = "pw.launch"(%v12) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v14 = "pw.launch"(%v13) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v15 = "pw.launch"(%v14) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v16 = "pw.launch"(%v15) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v17 = "pw.launch"(%v16) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v18 = "pw.launch"(%v17) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v19 = "pw.launch"(%v18) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v20 = "pw.launch"(%v19) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v21 = "pw.launch"(%v20) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v22 = "pw.launch"(%v21) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v23 = "pw.launch"(%v22) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v24 = "pw.launch"(%v23) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v25 = "pw.launch"(%v24) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v26 = "pw.launch"(%v25) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v27 = "pw.launch"(%v26) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v28 = "pw.launch"(%v27) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v29 = "pw.launch"(%v28) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v30 = "pw.launch"(%v29) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v31 = "pw.launch"(%v30) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v32 = "pw.launch"(%v31) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %v33 = "pw.launch"(%v32) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
+    %r = "pw.reduce"(%v33) {kind = "sum", loop = @batch, slice = @s0} : (!b) -> !b
+    return %r : !b
+  }
+  func.func private @f(%b: !b) -> !b {
     return %b : !b
   }
 }

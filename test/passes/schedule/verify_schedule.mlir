@@ -4,12 +4,12 @@
 // A schedule that can be met: each slice sends before it receives.
 
 !x = tensor<4xf32>
-module @exchange attributes {pw.form = "placed"} {
+module @exchange attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
-  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s0}) {
     %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
     %b = "pw.transfer"(%y) {slice = @s0, channel = @c1, order = 0} : (!x) -> !x
@@ -28,17 +28,19 @@ module @exchange attributes {pw.form = "placed"} {
 
 // CHECK: 'pw.transfer' op deadlock: the order has a cycle
 // CHECK-NEXT: send from @s0 to @s1 (order 1) waits for launch of @f on @s0 (order 0): @s0 runs in this order
-// CHECK-NEXT: launch of @f on @s0 (order 0) waits for send from @s1 to @s0 (order 1): it reads its result
+// CHECK-NEXT: launch of @f on @s0 (order 0) waits for receipt on @s0 from channel @c1 (sent with order 1): it reads its result
+// CHECK-NEXT: receipt on @s0 from channel @c1 (sent with order 1) waits for send from @s1 to @s0 (order 1): it receives what is sent
 // CHECK-NEXT: send from @s1 to @s0 (order 1) waits for launch of @g on @s1 (order 0): @s1 runs in this order
-// CHECK-NEXT: launch of @g on @s1 (order 0) waits for send from @s0 to @s1 (order 1): it reads its result
+// CHECK-NEXT: launch of @g on @s1 (order 0) waits for receipt on @s1 from channel @c0 (sent with order 1): it reads its result
+// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 1) waits for send from @s0 to @s1 (order 1): it receives what is sent
 
 !x = tensor<4xf32>
-module @two_slices_wait_for_each_other attributes {pw.form = "placed"} {
+module @two_slices_wait_for_each_other attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
-  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s0}) {
     // expected-error@+1 {{deadlock: the order has a cycle}}
     %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 1} : (!x) -> !x
@@ -61,21 +63,24 @@ module @two_slices_wait_for_each_other attributes {pw.form = "placed"} {
 
 // CHECK: 'pw.transfer' op deadlock: the order has a cycle
 // CHECK-NEXT: send from @s0 to @s1 (order 1) waits for launch of @f on @s0 (order 0): @s0 runs in this order
-// CHECK-NEXT: launch of @f on @s0 (order 0) waits for send from @s2 to @s0 (order 1): it reads its result
+// CHECK-NEXT: launch of @f on @s0 (order 0) waits for receipt on @s0 from channel @c2 (sent with order 1): it reads its result
+// CHECK-NEXT: receipt on @s0 from channel @c2 (sent with order 1) waits for send from @s2 to @s0 (order 1): it receives what is sent
 // CHECK-NEXT: send from @s2 to @s0 (order 1) waits for launch of @f on @s2 (order 0): @s2 runs in this order
-// CHECK-NEXT: launch of @f on @s2 (order 0) waits for send from @s1 to @s2 (order 1): it reads its result
+// CHECK-NEXT: launch of @f on @s2 (order 0) waits for receipt on @s2 from channel @c1 (sent with order 1): it reads its result
+// CHECK-NEXT: receipt on @s2 from channel @c1 (sent with order 1) waits for send from @s1 to @s2 (order 1): it receives what is sent
 // CHECK-NEXT: send from @s1 to @s2 (order 1) waits for launch of @f on @s1 (order 0): @s1 runs in this order
-// CHECK-NEXT: launch of @f on @s1 (order 0) waits for send from @s0 to @s1 (order 1): it reads its result
+// CHECK-NEXT: launch of @f on @s1 (order 0) waits for receipt on @s1 from channel @c0 (sent with order 1): it reads its result
+// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 1) waits for send from @s0 to @s1 (order 1): it receives what is sent
 
 !x = tensor<4xf32>
-module @three_slices_in_a_ring attributes {pw.form = "placed"} {
+module @three_slices_in_a_ring attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s2", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
-  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s2, capacity = 1, type = !x} : () -> ()
-  "pw.channel"() {sym_name = "c2", src = @s2, dst = @s0, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s2, capacity = 1, value_type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c2", src = @s2, dst = @s0, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}, %z: !x {pw.slice = @s2}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s2}, !x {pw.slice = @s0}) {
     // expected-error@+1 {{deadlock: the order has a cycle}}
     %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 1} : (!x) -> !x
@@ -97,18 +102,19 @@ module @three_slices_in_a_ring attributes {pw.form = "placed"} {
 // it stands behind a launch that needs something sent after both. With room for two the orders can be met.
 
 // CHECK: 'pw.transfer' op deadlock: the order has a cycle
-// CHECK-NEXT: send from @s0 to @s1 (order 1) waits for launch of @f on @s1 (order 1): channel @c0 holds 1 and is full until then
-// CHECK-NEXT: launch of @f on @s1 (order 1) waits for launch of @g on @s1 (order 0): @s1 runs in this order
-// CHECK-NEXT: launch of @g on @s1 (order 0) waits for send from @s0 to @s1 (order 2): it reads its result
+// CHECK-NEXT: send from @s0 to @s1 (order 1) waits for receipt on @s1 from channel @c0 (sent with order 0): channel @c0 holds 1 and is full until then
+// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 0) waits for launch of @g on @s1 (order 0): @s1 runs in this order
+// CHECK-NEXT: launch of @g on @s1 (order 0) waits for receipt on @s1 from channel @c1 (sent with order 2): it reads its result
+// CHECK-NEXT: receipt on @s1 from channel @c1 (sent with order 2) waits for send from @s0 to @s1 (order 2): it receives what is sent
 // CHECK-NEXT: send from @s0 to @s1 (order 2) waits for send from @s0 to @s1 (order 1): @s0 runs in this order
 
 !x = tensor<4xf32>
-module @full_channel attributes {pw.form = "placed"} {
+module @full_channel attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
-  "pw.channel"() {sym_name = "c1", src = @s0, dst = @s1, capacity = 1, type = tensor<f32>} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s0, dst = @s1, capacity = 1, value_type = tensor<f32>} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}, %z: tensor<f32> {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}, tensor<f32> {pw.slice = @s1}) {
     %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
     // expected-error@+1 {{deadlock: the order has a cycle}}
@@ -133,15 +139,16 @@ module @full_channel attributes {pw.form = "placed"} {
 // way round.
 
 // CHECK: 'pw.launch' op deadlock: the order has a cycle
-// CHECK-NEXT: launch of @f on @s1 (order 0) waits for launch of @f on @s1 (order 1): channel @c0 delivers in the order of sending
-// CHECK-NEXT: launch of @f on @s1 (order 1) waits for launch of @f on @s1 (order 0): @s1 runs in this order
+// CHECK-NEXT: launch of @f on @s1 (order 0) waits for receipt on @s1 from channel @c0 (sent with order 1): it reads its result
+// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 1) waits for receipt on @s1 from channel @c0 (sent with order 0): channel @c0 delivers in the order of sending
+// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 0) waits for launch of @f on @s1 (order 0): @s1 runs in this order
 
 !x = tensor<4xf32>
-module @channel_order attributes {pw.form = "placed"} {
+module @channel_order attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 2, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 2, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}) {
     %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
     %b = "pw.transfer"(%y) {slice = @s1, channel = @c0, order = 1} : (!x) -> !x
@@ -160,11 +167,11 @@ module @channel_order attributes {pw.form = "placed"} {
 // Order and channel are part of the scheduled form.
 
 !x = tensor<4xf32>
-module @no_order attributes {pw.form = "placed"} {
+module @no_order attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // expected-error@+1 {{has no `order`; run pw-schedule first}}
+    // expected-error@+1 {{has no `order`, which the form 'ordered' asks for}}
     %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
     return %a : !x
   }
@@ -176,12 +183,12 @@ module @no_order attributes {pw.form = "placed"} {
 // -----
 
 !x = tensor<4xf32>
-module @no_channel attributes {pw.form = "placed"} {
+module @no_channel attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
-    // expected-error@+1 {{has no `channel`; run pw-schedule first}}
+    // expected-error@+1 {{has no `channel`, which the form 'ordered' asks for}}
     %a = "pw.transfer"(%x) {slice = @s1, order = 0} : (!x) -> !x
     return %a : !x
   }
@@ -192,12 +199,12 @@ module @no_channel attributes {pw.form = "placed"} {
 // Two events of a slice cannot share a position.
 
 !x = tensor<4xf32>
-module @same_position attributes {pw.form = "placed"} {
+module @same_position attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
     %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
-    // expected-error@+1 {{has order 0 on @s0, which the launch of @f on @s0 (order 0) has too}}
+    // expected-error@+1 {{has order 0 on @s0, which the launch of @f has too}}
     %b = "pw.launch"(%a) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
     return %b : !x
   }
@@ -212,18 +219,18 @@ module @same_position attributes {pw.form = "placed"} {
 // pass, as in the first case; so would these with room for two.
 
 // CHECK: 'pw.transfer' op deadlock: the order has a cycle
-// CHECK-NEXT: send from @s0 to @s1 (order 1) waits for launch of @f on @s1 (order 2): channel @c0 holds 1 and is full until then
-// CHECK-NEXT: launch of @f on @s1 (order 2) waits for send from @s1 to @s0 (order 1): @s1 runs in this order
-// CHECK-NEXT: send from @s1 to @s0 (order 1) waits for launch of @f on @s0 (order 2): channel @c1 holds 1 and is full until then
-// CHECK-NEXT: launch of @f on @s0 (order 2) waits for send from @s0 to @s1 (order 1): @s0 runs in this order
+// CHECK-NEXT: send from @s0 to @s1 (order 1) waits for receipt on @s1 from channel @c0 (sent with order 0): channel @c0 holds 1 and is full until then
+// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 0) waits for send from @s1 to @s0 (order 1): @s1 runs in this order
+// CHECK-NEXT: send from @s1 to @s0 (order 1) waits for receipt on @s0 from channel @c1 (sent with order 0): channel @c1 holds 1 and is full until then
+// CHECK-NEXT: receipt on @s0 from channel @c1 (sent with order 0) waits for send from @s0 to @s1 (order 1): @s0 runs in this order
 
 !x = tensor<4xf32>
-module @both_send_first attributes {pw.form = "placed"} {
+module @both_send_first attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, type = !x} : () -> ()
-  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c1", src = @s1, dst = @s0, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}, %v: !x {pw.slice = @s1}, %w: !x {pw.slice = @s1}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s0}) {
     %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
     // expected-error@+1 {{deadlock: the order has a cycle}}
@@ -244,14 +251,17 @@ module @both_send_first attributes {pw.form = "placed"} {
 // Values are read in the order of sending also if a value that nobody reads stands between them.
 
 // CHECK: 'pw.launch' op deadlock: the order has a cycle
-// CHECK-NEXT: launch of @f on @s1 (order 0) waits for launch of @f on @s1 (order 1): channel @c0 delivers in the order of sending
+// CHECK-NEXT: launch of @f on @s1 (order 0) waits for receipt on @s1 from channel @c0 (sent with order 2): it reads its result
+// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 2) waits for receipt on @s1 from channel @c0 (sent with order 1): channel @c0 delivers in the order of sending
+// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 1) waits for receipt on @s1 from channel @c0 (sent with order 0): channel @c0 delivers in the order of sending
+// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 0) waits for launch of @f on @s1 (order 0): @s1 runs in this order
 
 !x = tensor<4xf32>
-module @unread_between attributes {pw.form = "placed"} {
+module @unread_between attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 3, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 3, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s0}, %z: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}, !x {pw.slice = @s1}) {
     %a = "pw.transfer"(%x) {slice = @s1, channel = @c0, order = 0} : (!x) -> !x
     %b = "pw.transfer"(%y) {slice = @s1, channel = @c0, order = 1} : (!x) -> !x
@@ -271,15 +281,16 @@ module @unread_between attributes {pw.form = "placed"} {
 
 // CHECK: 'pw.launch' op deadlock: the order has a cycle
 // CHECK-NEXT: launch of @f on @s1 (order 1) waits for launch of @f on @s0 (order 0): slices that overlap run in this order
-// CHECK-NEXT: launch of @f on @s0 (order 0) waits for send from @s1 to @s0 (order 2): it reads its result
+// CHECK-NEXT: launch of @f on @s0 (order 0) waits for receipt on @s0 from channel @c0 (sent with order 2): it reads its result
+// CHECK-NEXT: receipt on @s0 from channel @c0 (sent with order 2) waits for send from @s1 to @s0 (order 2): it receives what is sent
 // CHECK-NEXT: send from @s1 to @s0 (order 2) waits for launch of @f on @s1 (order 1): it reads its result
 
 !x = tensor<4xf32>
-module @overlap attributes {pw.form = "placed"} {
+module @overlap attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh, overlap} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh, overlap} : () -> ()
-  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 1, type = !x} : () -> ()
+  "pw.channel"() {sym_name = "c0", src = @s1, dst = @s0, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s1}) -> (!x {pw.slice = @s0}) {
     // expected-error@+1 {{deadlock: the order has a cycle}}
     %a = "pw.launch"(%x) {callee = @f, slice = @s1, order = 1} : (!x) -> !x
@@ -296,13 +307,13 @@ module @overlap attributes {pw.form = "placed"} {
 // each slice.
 
 !x = tensor<4xf32>
-module @overlap_in_two_orders attributes {pw.form = "placed"} {
+module @overlap_in_two_orders attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=2]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh, overlap} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh, overlap} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
     %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
-    // expected-error@+1 {{has order 0 on @s1, which the launch of @f on @s0 (order 0) has too}}
+    // expected-error@+1 {{has order 0 on @s1, which the launch of @f has too}}
     %b = "pw.launch"(%y) {callee = @f, slice = @s1, order = 0} : (!x) -> !x
     return %a, %b : !x, !x
   }

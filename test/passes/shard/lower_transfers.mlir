@@ -22,12 +22,12 @@ module @shard_by_shard attributes {pw.form = "placed"} {
           !x {pw.slice = @s2, sdy.sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>}) {
     // CHECK: %[[X1:.*]] = "pw.transfer"(%arg0) {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>, slice = @s1} : (tensor<8x4xf32>) -> tensor<8x4xf32>
     %x1 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>, slice = @s1} : (!x) -> !x
-    // CHECK-NEXT: %[[CUT:.*]]:2 = "pw.launch"(%arg1) {callee = @cut, phase = "glue", slice = @s0}
+    // CHECK-NEXT: %[[CUT:.*]]:2 = "pw.launch"(%arg1) {callee = @cut, slice = @s0}
     // CHECK-NEXT: %[[P1:.*]]:2 = "pw.transfer"(%[[CUT]]#0, %[[CUT]]#1)
-    // CHECK-NEXT: %[[Y1:.*]] = "pw.launch"(%[[P1]]#0, %[[P1]]#1) {callee = @join, phase = "glue", slice = @s1}
+    // CHECK-NEXT: %[[Y1:.*]] = "pw.launch"(%[[P1]]#0, %[[P1]]#1) {callee = @join, slice = @s1}
     %y1 = "pw.transfer"(%y) {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>, slice = @s1} : (!x) -> !x
     // CHECK-NEXT: %[[P2:.*]]:2 = "pw.transfer"(%[[CUT]]#0, %[[CUT]]#1)
-    // CHECK-NEXT: %[[Y2:.*]] = "pw.launch"(%[[P2]]#0, %[[P2]]#1) {callee = @join, phase = "glue", slice = @s2}
+    // CHECK-NEXT: %[[Y2:.*]] = "pw.launch"(%[[P2]]#0, %[[P2]]#1) {callee = @join, slice = @s2}
     %y2 = "pw.transfer"(%y) {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>, slice = @s2} : (!x) -> !x
     // CHECK-NEXT: return %[[X1]], %[[Y1]], %[[Y2]]
     return %x1, %y1, %y2 : !x, !x, !x
@@ -118,7 +118,7 @@ module @narrowed attributes {pw.form = "placed"} {
   "pw.slice"() {mesh = @mesh_4, sym_name = "s0"} : () -> ()
   "pw.slice"() {mesh = @mesh_4, sym_name = "s1"} : () -> ()
   func.func public @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1, sdy.sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>}) {
-    // CHECK: %[[MINE:.*]] = "pw.launch"(%arg0) {callee = @cut, phase = "glue", slice = @s0}
+    // CHECK: %[[MINE:.*]] = "pw.launch"(%arg0) {callee = @cut, slice = @s0}
     // CHECK-NEXT: "pw.transfer"(%[[MINE]]) {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>, slice = @s1}
     %0 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>, slice = @s1} : (!x) -> !x
     return %0 : !x
@@ -139,7 +139,7 @@ module @replicas attributes {pw.form = "placed"} {
   sdy.mesh @mesh_3 = <["x"=3]>
   "pw.slice"() {mesh = @mesh_2, sym_name = "s0"} : () -> ()
   "pw.slice"() {mesh = @mesh_3, sym_name = "s1"} : () -> ()
-  func.func public @main(%x: !x {pw.slice = @s0}) -> !x {
+  func.func public @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
     // CHECK: "pw.transfer"(%arg0) {routes = array<i64: 0, 0, 0, 1, 0, 0>, sharding = #sdy.sharding<@mesh_3, [{}, {}]>, slice = @s1}
     // No dimension divides by three, so that each gets a copy also from another island.
     // APART: "pw.transfer"(%arg0) {routes = array<i64: 0, 0, 0, 1, 0, 0>,
@@ -166,10 +166,10 @@ module @islands attributes {pw.form = "placed"} {
     // CHECK: "pw.transfer"(%arg0) {routes = array<i64: 0, 0, 0, 1, 0, 0, 0, 1>, {{.*}}, [{}, {}]>, slice = @s1}
     // APART: %[[CUT:.*]]:2 = "pw.launch"(%arg0)
     // APART-NEXT: %[[PART:.*]] = "pw.transfer"(%[[CUT]]#0, %[[CUT]]#1) {{.*}}, sharding = #sdy.sharding<@mesh_2x2, [{"x", "y"}, {}]>, slice = @s1}
-    // APART-NEXT: %[[X:.*]] = "pw.launch"(%[[PART]]) {callee = @gather, phase = "glue", slice = @s1}
+    // APART-NEXT: %[[X:.*]] = "pw.launch"(%[[PART]]) {callee = @gather, slice = @s1}
     %0 = "pw.transfer"(%x) {slice = @s1} : (!x) -> !x
     // What is replicated along one axis crosses in as many parts.
-    // APART: %[[Y:.*]] = "pw.launch"(%{{.*}}) {callee = @gather_1, phase = "glue", slice = @s1}
+    // APART: %[[Y:.*]] = "pw.launch"(%{{.*}}) {callee = @gather_1, slice = @s1}
     %1 = "pw.transfer"(%y) {sharding = #sdy.sharding<@mesh_2x2, [{"x"}, {}]>, slice = @s1} : (!x) -> !x
     // Small values are not worth a launch.
     // APART-NEXT: %[[S:.*]] = "pw.transfer"(%arg2) {routes = array<i64: 0, 0, 0, 1, 0, 0, 0, 1>,
@@ -218,8 +218,8 @@ module @too_many attributes {pw.form = "placed"} {
       -> (!x {pw.slice = @s1, sdy.sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>},
           !x {pw.slice = @s2, sdy.sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>}) {
     // CHECK-NOT: @gather
-    // FEW: %[[WHOLE:.*]] = "pw.launch"(%arg0) {callee = @gather, phase = "glue", slice = @s0}
-    // FEW-NEXT: %[[CUT:.*]]:4 = "pw.launch"(%[[WHOLE]]) {callee = @cut, phase = "glue", slice = @s0}
+    // FEW: %[[WHOLE:.*]] = "pw.launch"(%arg0) {callee = @gather, slice = @s0}
+    // FEW-NEXT: %[[CUT:.*]]:4 = "pw.launch"(%[[WHOLE]]) {callee = @cut, slice = @s0}
     // FEW-NEXT: "pw.transfer"(%[[CUT]]#0, {{.*}}) {routes = array<i64: 0, 0, 1, 1, 2, 2, 3, 0>,
     // FEW-REMARK: lower_transfers.mlir:{{.*}}: remark: 'pw.transfer' op gathers on @s0 first what would move in 12 pieces
     %0 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>, slice = @s1} : (!x) -> !x
@@ -244,7 +244,7 @@ module @rows_to_columns attributes {pw.form = "placed"} {
   "pw.slice"() {mesh = @mesh_4, sym_name = "s1"} : () -> ()
   func.func public @main(%x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh_2x2, [{"x", "y"}, {}]>})
       -> (!x {pw.slice = @s1, sdy.sharding = #sdy.sharding<@mesh_4, [{}, {"z"}]>}) {
-    // FEW: %[[COLUMNS:.*]] = "pw.launch"(%arg0) {callee = @gather, phase = "glue", slice = @s0}
+    // FEW: %[[COLUMNS:.*]] = "pw.launch"(%arg0) {callee = @gather, slice = @s0}
     // FEW-NEXT: "pw.transfer"(%[[COLUMNS]]) {sharding = #sdy.sharding<@mesh_4, [{}, {"z"}]>, slice = @s1}
     %0 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh_4, [{}, {"z"}]>, slice = @s1} : (!x) -> !x
     return %0 : !x

@@ -113,7 +113,7 @@ module @conflict attributes {pw.form = "placed"} {
   func.func @main(%x: !x {pw.slice = @s0, pw.spec = [["data"], []]}) -> (!x {pw.slice = @s0, pw.spec = [[], ["data"]]}) {
     // CHECK: %[[Y:.*]] = "pw.launch"(%arg0) {callee = @f, slice = @s0}
     %y = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
-    // CHECK: %[[Z:.*]] = "pw.launch"(%[[Y]]) {callee = @reshard, phase = "glue", slice = @s0}
+    // CHECK: %[[Z:.*]] = "pw.launch"(%[[Y]]) {callee = @reshard, slice = @s0}
     // CHECK: return %[[Z]]
     return %y : !x
   }
@@ -158,12 +158,12 @@ module @microbatches attributes {pw.form = "placed"} {
   func.func @main(%w: !w {pw.slice = @s0, pw.spec = [[], ["model"]]}, %x: !x {pw.slice = @s0, pw.spec = [["data"], []]}) -> (!w {pw.slice = @s0}, !x {pw.slice = @s1}) {
     // CHECK: "pw.split"(%arg1) {loop = @batch, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s0}
     %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
-    %h = "pw.launch"(%w, %b) {callee = @front, loop = @batch, phase = "fwd", slice = @s0, stage = 0} : (!w, !b) -> !b
-    // CHECK: "pw.transfer"(%{{.*}}) {sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>, slice = @s1}
-    %t = "pw.transfer"(%h) {slice = @s1} : (!b) -> !b
-    // CHECK: "pw.launch"(%{{.*}}) {callee = @back, loop = @batch, phase = "fwd", slice = @s1, stage = 1
-    %y = "pw.launch"(%t) {callee = @back, loop = @batch, phase = "fwd", slice = @s1, stage = 1} : (!b) -> !b
-    %g = "pw.launch"(%b, %h) {callee = @front_bwd, loop = @batch, phase = "bwd", slice = @s0, stage = 0} : (!b, !b) -> !w
+    %h = "pw.launch"(%w, %b) {callee = @front, loop = @batch, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (!w, !b) -> !b
+    // CHECK: "pw.transfer"(%{{.*}}) {loop = @batch, sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>, slice = @s1}
+    %t = "pw.transfer"(%h) {loop = @batch, slice = @s1} : (!b) -> !b
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @back, loop = @batch, origins = [{kind = "fwd", stage = 1 : i64}], slice = @s1
+    %y = "pw.launch"(%t) {callee = @back, loop = @batch, origins = [{kind = "fwd", stage = 1}], slice = @s1} : (!b) -> !b
+    %g = "pw.launch"(%b, %h) {callee = @front_bwd, loop = @batch, origins = [{kind = "bwd", stage = 0}], slice = @s0} : (!b, !b) -> !w
     // CHECK: "pw.reduce"(%{{.*}}) {kind = "sum", loop = @batch, sharding = #sdy.sharding<@mesh, [{}, {"model"}]>, slice = @s0}
     %s = "pw.reduce"(%g) {kind = "sum", loop = @batch, slice = @s0} : (!w) -> !w
     // CHECK: "pw.reduce"(%{{.*}}) {kind = "concat", loop = @batch, sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>, slice = @s1}
@@ -207,8 +207,8 @@ module @microbatches_between_meshes attributes {pw.form = "placed"} {
     // CHECK: "pw.split"(%arg0) {loop = @batch, sharding = #sdy.sharding<@mesh_2x2, [{"data"}, {"model"}]>, slice = @s0}
     %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
     %h = "pw.launch"(%b) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b
-    // CHECK: "pw.transfer"(%{{.*}}) {sharding = #sdy.sharding<@mesh_4, [{"data"}, {}]>, slice = @s1}
-    %t = "pw.transfer"(%h) {slice = @s1} : (!b) -> !b
+    // CHECK: "pw.transfer"(%{{.*}}) {loop = @batch, sharding = #sdy.sharding<@mesh_4, [{"data"}, {}]>, slice = @s1}
+    %t = "pw.transfer"(%h) {loop = @batch, slice = @s1} : (!b) -> !b
     // CHECK: "pw.split"(%arg1) {loop = @batch, sharding = #sdy.sharding<@mesh_4, [{"data"}, {}]>, slice = @s1}
     %c = "pw.split"(%both) {loop = @batch, slice = @s1} : (!x) -> !b
     %y = "pw.launch"(%t, %c) {callee = @g, loop = @batch, slice = @s1} : (!b, !b) -> !b

@@ -97,7 +97,8 @@ class Case:
 
     def plan(self) -> Plan:
         options = ["islands=all gather-bytes=0"] * self.apart + ["max-pieces=8"] * self.few
-        passes = "pw-verify-placed,pw-schedule,pw-fuse-launches,pw-plan-memory,pw-verify-schedule"
+        passes = "pw-verify-sharded,pw-unroll-microbatches,pw-schedule,pw-fuse-launches,pw-plan-memory,"
+        passes += "pw-verify-schedule"
         pipeline = f"pw-lower-transfers{{{' '.join(options)}}},{passes}"
         context = make_context()
         module = ir.Module.parse(self.text(), context)

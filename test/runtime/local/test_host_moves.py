@@ -116,7 +116,7 @@ class Program:
         given = lies("s", ROWS) + ", pw.donated" * donated
         inner = f"{TYPE} {{sdy.sharding = #sdy.sharding<@mesh_s, {ROWS}>}}"
         lines = "\n".join(body)
-        text = f"""module @moves attributes {{pw.form = "placed"}} {{
+        text = f"""module @moves attributes {{pw.form = "sharded"}} {{
           {declared}
           func.func public @main(%x: {TYPE} {{{given}}})
               -> ({", ".join(f"{TYPE} {{{lies(*where)}}}" for where in results.values())}) {{

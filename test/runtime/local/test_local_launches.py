@@ -46,12 +46,12 @@ LOCAL = function("f", on_shards(KEEP))
 def plan(functions: str, calls: list[tuple[str, str, str]], *results: str, donate_bytes: int = 1000) -> Plan:
     """The plan of a program of launches, each a result, a callee and an operand."""
     launches = "\n    ".join(
-        f'%{result} = "pw.launch"(%{operand}) {{callee = @{callee}, slice = @s0, phase = "glue"}}'
+        f'%{result} = "pw.launch"(%{operand}) {{callee = @{callee}, slice = @s0}}'
         " : (tensor<8x4xf32>) -> tensor<8x4xf32>"
         for result, callee, operand in calls
     )
     lies = f"{{pw.slice = @s0, sdy.sharding = #sdy.sharding{ROWS}}}"
-    text = f"""module @local attributes {{pw.form = "placed"}} {{
+    text = f"""module @local attributes {{pw.form = "unrolled"}} {{
   sdy.mesh @mesh = <["x"=2, "y"=2]>
   "pw.slice"() {{mesh = @mesh, sym_name = "s0"}} : () -> ()
   func.func public @main(%x: tensor<8x4xf32> {lies})

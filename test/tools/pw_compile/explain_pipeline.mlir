@@ -17,10 +17,10 @@ module @pipeline attributes {pw.form = "imported"} {
   "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
   "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
   "pw.loop"() {count = 4, schedule = "gpipe", sym_name = "batch"} : () -> ()
-  func.func public @main(%x: !x) -> !b {
+  func.func public @main(%x: !x {pw.slice = @s0}) -> (!b {pw.slice = @s0}) {
     %b = "pw.split"(%x) {loop = @batch} : (!x) -> !b
-    %h = "pw.launch"(%b) {callee = @f, loop = @batch, phase = "fwd", slice = @s0, stage = 0} : (!b) -> !b
-    %y = "pw.launch"(%h) {callee = @f, loop = @batch, phase = "fwd", slice = @s1, stage = 1} : (!b) -> !b
+    %h = "pw.launch"(%b) {callee = @f, loop = @batch, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (!b) -> !b
+    %y = "pw.launch"(%h) {callee = @f, loop = @batch, origins = [{kind = "fwd", stage = 1}], slice = @s1} : (!b) -> !b
     %s = "pw.reduce"(%y) {kind = "sum", loop = @batch} : (!b) -> !b
     return %s : !b
   }

@@ -13,7 +13,7 @@
 
 // Each mistake is told in one line that names the thing.
 
-// FORM: pw-sim: error: '{{.*}}errors.mlir' is in the form 'placed', not 'scheduled'; compile it with pw-compile
+// FORM: pw-sim: error: '{{.*}}errors.mlir' is in the form 'unrolled', not 'scheduled'; compile it with pw-compile
 // MISSING: pw-sim: error: cannot open input file '{{.*}}': No such file or directory
 // UNKNOWN: pw-sim: error: '{{.*}}unknown.json': computations: there is no computation 'fnish'; did you mean 'finish'?
 // MALFORMED: pw-sim: error: '{{.*}}malformed.json' is no JSON:
@@ -23,15 +23,15 @@
 // OUTPUT: pw-sim: error: cannot write output file '/nowhere/t.json': No such file or directory
 // FLAG: pw-sim: error: unrecognized arguments: --tmies x
 // ORDER: <stdin>:{{.*}}: error: 'pw.launch' op has order 0 on @s0
-// SORTED: <stdin>:{{.*}}: error: 'pw.launch' op stands before what it waits for; run pw-plan-memory
+// SORTED: <stdin>:{{.*}}: error: 'pw.launch' op stands before the launch of @finish on @s0 (order 1), but waits for it; run pw-plan-memory
 
 !x = tensor<4xf32>
-module @two attributes {pw.form = "placed"} {
+module @two attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    %a = "pw.launch"(%x) {callee = @finish, slice = @s0, phase = "fwd"} : (!x) -> !x
-    %b = "pw.launch"(%x) {callee = @finish, slice = @s0, phase = "fwd"} : (!x) -> !x
+    %a = "pw.launch"(%x) {callee = @finish, origins = [{kind = "fwd"}], slice = @s0} : (!x) -> !x
+    %b = "pw.launch"(%x) {callee = @finish, origins = [{kind = "fwd"}], slice = @s0} : (!x) -> !x
     return %b : !x
   }
   func.func private @finish(%x: !x) -> !x {

@@ -42,18 +42,19 @@
 // REPLAYED-NEXT: step time  3 units
 
 !x = tensor<4xf32>
-module @two_stages attributes {pw.form = "placed"} {
+module @two_stages attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {count = 2, sym_name = "l"} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
-    %a0 = "pw.launch"(%x) {callee = @f, slice = @s0, microbatch = 0, phase = "fwd", stage = 0} : (!x) -> !x
-    %b0 = "pw.transfer"(%a0) {slice = @s1} : (!x) -> !x
-    %a1 = "pw.launch"(%x) {callee = @f, slice = @s0, microbatch = 1, phase = "fwd", stage = 0} : (!x) -> !x
-    %b1 = "pw.transfer"(%a1) {slice = @s1} : (!x) -> !x
-    %c0 = "pw.launch"(%b0) {callee = @g, slice = @s1, microbatch = 0, phase = "fwd", stage = 1} : (!x) -> !x
-    %c1 = "pw.launch"(%b1) {callee = @g, slice = @s1, microbatch = 1, phase = "fwd", stage = 1} : (!x) -> !x
-    %d = "pw.launch"(%c0, %c1) {callee = @finish, slice = @s1, phase = "glue"} : (!x, !x) -> !x
+    %a0 = "pw.launch"(%x) {callee = @f, slice = @s0, loop = @l, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}]} : (!x) -> !x
+    %b0 = "pw.transfer"(%a0) {loop = @l, microbatch = 0, slice = @s1} : (!x) -> !x
+    %a1 = "pw.launch"(%x) {callee = @f, slice = @s0, loop = @l, microbatch = 1, origins = [{kind = "fwd", microbatch = 1, stage = 0}]} : (!x) -> !x
+    %b1 = "pw.transfer"(%a1) {loop = @l, microbatch = 1, slice = @s1} : (!x) -> !x
+    %c0 = "pw.launch"(%b0) {callee = @g, slice = @s1, loop = @l, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 1}]} : (!x) -> !x
+    %c1 = "pw.launch"(%b1) {callee = @g, slice = @s1, loop = @l, microbatch = 1, origins = [{kind = "fwd", microbatch = 1, stage = 1}]} : (!x) -> !x
+    %d = "pw.launch"(%c0, %c1) {callee = @finish, slice = @s1} : (!x, !x) -> !x
     return %d : !x
   }
   func.func private @f(%x: !x) -> !x {

@@ -26,19 +26,19 @@
 // TRACES-COUNT-3: <section
 
 // NOTHING: pw-viz: error: expected a program in scheduled form, or --trace
-// FORM: pw-viz: error: '{{.*}}' is in the form 'placed', not 'scheduled'
+// FORM: pw-viz: error: '{{.*}}' is in the form 'unrolled', not 'scheduled'
 // NO-TRACE: pw-viz: error: '{{.*}}.mlir': is no trace in Chrome's JSON format
 // STEP: pw-viz: error: --step: '{{.*}}.json' has steps 0 to 0, got '1'
 
 !x = tensor<4xf32>
-module @two attributes {pw.form = "placed"} {
+module @two attributes {pw.form = "unrolled"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
-    %a = "pw.launch"(%x) {callee = @f, slice = @s0, phase = "fwd", stage = 0} : (!x) -> !x
+    %a = "pw.launch"(%x) {callee = @f, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (!x) -> !x
     %b = "pw.transfer"(%a) {slice = @s1} : (!x) -> !x
-    %c = "pw.launch"(%b) {callee = @g, slice = @s1, phase = "fwd", stage = 1} : (!x) -> !x
+    %c = "pw.launch"(%b) {callee = @g, origins = [{kind = "fwd", stage = 1}], slice = @s1} : (!x) -> !x
     return %c : !x
   }
   func.func private @f(%x: !x) -> !x {

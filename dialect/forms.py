@@ -1,0 +1,238 @@
+"""The forms of the IR, in one table: what may and must stand in a program on its way to the runtime.
+
+Every pass says which forms it takes and which one it leaves, by the names here; `passes/driver.py` and every
+tool check modules by this table and by nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import relations
+from pathways.dialect.names import FORM, SLICE
+from pathways.dialect.operation import PwOp
+from pathways.dialect.ops import (
+    ChannelOp,
+    ConstantOp,
+    LaunchOp,
+    LoopOp,
+    MirrorOp,
+    ReduceOp,
+    ReleaseOp,
+    SliceOp,
+    SplitOp,
+    TransferOp,
+)
+from pathways.dialect.program import Program
+from pathways.dialect.relations import Relation
+
+Report = Callable[[ir.OpView, str], None]
+Fields = Mapping[type[PwOp], Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """One form of the IR.
+
+    Attributes:
+      name: what `pw.form` says of a module in it.
+      symbols: the operations of this dialect that may stand beside functions and meshes.
+      main: those that may stand in `@main`.
+      glue: whether operations of other dialects may, too; computations hold them in every form.
+      arrays: whether all values of `@main`, and all that computations take and return, are arrays: ranked
+        tensors of static shape and bounded size.
+      needs: attributes that operations must have, beyond those that they always must.
+      lacks: attributes that they must not have yet.
+      together: groups of attributes of which an operation has all or none.
+      ports: attributes that all arguments and results of `@main` must have, and operations that are glue.
+      relations: what must hold between operations; they are asked only when all above holds.
+      proofs: what must hold of the program as a whole; they are asked only when all relations do.
+    """
+
+    name: str
+    symbols: frozenset[type[PwOp]] = frozenset({SliceOp, ConstantOp, LoopOp})
+    main: frozenset[type[PwOp]] = frozenset()
+    glue: bool = False
+    arrays: bool = True
+    needs: Fields = dataclasses.field(default_factory=dict)
+    lacks: Fields = dataclasses.field(default_factory=dict)
+    together: Mapping[type[PwOp], Sequence[Sequence[str]]] = dataclasses.field(default_factory=dict)
+    ports: Sequence[str] = ()
+    relations: Sequence[Relation] = ()
+    proofs: Sequence[Relation] = ()
+
+    def check(self, program: Program, report: Report) -> None:
+        """Checks a program whose operations are well formed, each by itself."""
+        for name, op in program.symbols.items():
+            if isinstance(op, PwOp) and type(op) not in self.symbols:
+                report(op, f"@{name} does not belong into the form '{self.name}'")
+        for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
+            for number, attrs in enumerate(all_attrs):
+                for port in self.ports:
+                    if port not in attrs:
+                        report(program.main, f"{what} #{number} {_MISSING[port]}: it has no `{port}`")
+        for op in program.ops:
+            self.check_operation(op, report)
+
+    def check_operation(self, op: ir.OpView, report: Report) -> None:
+        """Checks one operation of `@main`."""
+        if not isinstance(op, PwOp):
+            self.check_glue(op, report)
+            return
+        kind = type(op)
+        if kind not in self.main:
+            report(op, f"does not belong into the form '{self.name}'{_HINTS.get((self.name, kind), '')}")
+            return
+        for name in self.needs.get(kind, ()):
+            if name not in op.attributes:
+                report(op, f"has no `{name}`, which the form '{self.name}' asks for")
+        for name in self.lacks.get(kind, ()):
+            if name in op.attributes:
+                report(op, f"has a `{name}`, which the form '{self.name}' does not have yet")
+        for group in self.together.get(kind, ()):
+            has = [name for name in group if name in op.attributes]
+            if has and len(has) < len(group):
+                missing = next(name for name in group if name not in has)
+                report(op, f"has `{has[0]}`, but no `{missing}`")
+
+    def check_glue(self, op: ir.OpView, report: Report) -> None:
+        """Checks an operation of another dialect."""
+        if not self.glue:
+            report(op, f"stands between launches; the form '{self.name}' holds it in a computation")
+            return
+        for port in self.ports:
+            if port not in op.attributes:
+                report(op, f"{_MISSING[port]}: it has no `{port}`")
+
+
+_MISSING = {SLICE: "is not placed"}
+
+_HINTS = {
+    ("ordered", SplitOp): "; run pw-unroll-microbatches",
+    ("unrolled", SplitOp): "; run pw-unroll-microbatches",
+    ("scheduled", ReduceOp): "; run pw-accumulate",
+    ("scheduled", SplitOp): "; run pw-unroll-microbatches",
+}
+
+_ALWAYS = (
+    relations.arguments_carry_constants,
+    relations.loops_are_closed,
+    relations.operands_are_alive,
+    relations.calls_end,
+)
+_APART = (relations.computations_are_plain, relations.mirrored_copies_are_apart)
+_PLACED = (
+    *_ALWAYS,
+    *_APART,
+    relations.operands_live_here,
+    relations.moves_lead_elsewhere,
+    relations.microbatches_exist,
+)
+_ROLLED = (*_PLACED, relations.reductions_are_rolled)
+_UNROLLED = (*_PLACED, relations.reductions_are_unrolled)
+_LIES = (relations.operands_lie_as_taken,)
+_CORRESPONDS = (*_LIES, relations.shards_correspond)
+_ORDERED = (*_UNROLLED, relations.channels_fit, relations.one_order_per_queue)
+
+_BEFORE_UNROLLING = {LaunchOp: ("microbatch", "order"), TransferOp: ("microbatch", "order", "channel")}
+_IN_PIECES = {**_BEFORE_UNROLLING, TransferOp: (*_BEFORE_UNROLLING[TransferOp], "routes")}
+_OF_ONE_MICROBATCH = {LaunchOp: (("loop", "microbatch"),), TransferOp: (("loop", "microbatch"),)}
+_WITH_SLICE = {SplitOp: ("slice",), ReduceOp: ("slice",)}
+_WITH_ORDER = {LaunchOp: ("order",), TransferOp: ("order", "channel"), ReduceOp: ("slice",)}
+_CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
+
+TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
+IMPORTED = Form(
+    "imported",
+    main=frozenset({LaunchOp, SplitOp, ReduceOp}),
+    glue=True,
+    lacks=_BEFORE_UNROLLING,
+    relations=(*_ALWAYS, relations.reductions_are_rolled),
+)
+LOCATED = dataclasses.replace(IMPORTED, name="located", needs=_WITH_SLICE, ports=(SLICE,))
+OUTLINED = Form(
+    "outlined",
+    main=frozenset({LaunchOp, SplitOp, ReduceOp, MirrorOp}),
+    needs=_WITH_SLICE,
+    lacks=_BEFORE_UNROLLING,
+    ports=(SLICE,),
+    relations=(*_ALWAYS, *_APART, relations.reductions_are_rolled),
+)
+PLACED = Form(
+    "placed",
+    main=frozenset({LaunchOp, SplitOp, ReduceOp, MirrorOp, TransferOp}),
+    needs=_WITH_SLICE,
+    lacks=_IN_PIECES,
+    ports=(SLICE,),
+    relations=(*_ROLLED, relations.values_move_once),
+    proofs=_LIES,
+)
+SHARDED = dataclasses.replace(
+    PLACED, name="sharded", lacks=_BEFORE_UNROLLING, relations=_ROLLED, proofs=_CORRESPONDS
+)
+UNROLLED = Form(
+    "unrolled",
+    main=frozenset({LaunchOp, ReduceOp, MirrorOp, TransferOp}),
+    needs={ReduceOp: ("slice",)},
+    lacks={LaunchOp: ("order",), TransferOp: ("order", "channel")},
+    together=_OF_ONE_MICROBATCH,
+    ports=(SLICE,),
+    relations=_UNROLLED,
+    proofs=_CORRESPONDS,
+)
+ORDERED = Form(
+    "ordered",
+    symbols=_CHANNELS,
+    main=frozenset({LaunchOp, ReduceOp, MirrorOp, TransferOp, ReleaseOp}),
+    needs=_WITH_ORDER,
+    together=_OF_ONE_MICROBATCH,
+    ports=(SLICE,),
+    relations=_ORDERED,
+    proofs=(*_CORRESPONDS, relations.order_can_be_met),
+)
+SCHEDULED = Form(
+    "scheduled",
+    symbols=_CHANNELS,
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, ReleaseOp}),
+    needs=_WITH_ORDER,
+    together=_OF_ONE_MICROBATCH,
+    ports=(SLICE,),
+    relations=_ORDERED,
+    proofs=(*_CORRESPONDS, relations.order_is_met),
+)
+
+FORMS: Mapping[str, Form] = {
+    form.name: form
+    for form in (TRACED, IMPORTED, LOCATED, OUTLINED, PLACED, SHARDED, UNROLLED, ORDERED, SCHEDULED)
+}
+"""All forms by name, in the order in which a program takes them."""
+
+UNCLAIMED = Form(
+    "",
+    symbols=frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp}),
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, ReleaseOp, SplitOp, ReduceOp}),
+    glue=True,
+    arrays=False,
+    relations=(
+        *_ALWAYS,
+        relations.mirrored_copies_are_apart,
+        relations.operands_live_here,
+        relations.moves_lead_elsewhere,
+        relations.microbatches_exist,
+    ),
+)
+"""What holds of a module that claims no form, and that no pass takes for one."""
+
+
+def form_of(module: ir.Module) -> str | None:
+    """The form that a module claims to be in; None when it claims none."""
+    claim = module.operation.attributes.get(FORM)
+    return claim.value if isinstance(claim, ir.StringAttr) else None
+
+
+def set_form(module: ir.Module, form: Form) -> None:
+    """Claims that a module is in a form."""
+    module.operation.attributes[FORM] = ir.StringAttr.get(form.name, module.context)

@@ -1,0 +1,59 @@
+"""Topological orders of small graphs, and the cycle where there is none."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+
+class CycleError(Exception):
+    """Nodes that wait for each other.
+
+    Attributes:
+      cycle: the nodes, each waiting for the next and the last for the first.
+    """
+
+    def __init__(self, cycle: Sequence[Any]) -> None:
+        super().__init__("nodes wait for each other in a cycle")
+        self.cycle = list(cycle)
+
+
+def topological_order[N: Any](waits_for: Mapping[N, Collection[N]]) -> list[N]:
+    """The nodes in an order in which each follows all that it waits for, otherwise by their own order.
+
+    Args:
+      waits_for: for each node those that must come first; a node that is no key waits for nothing and is
+        not listed.
+
+    Raises:
+      CycleError: when there is no such order.
+    """
+    missing = {node: sum(other in waits_for for other in others) for node, others in waits_for.items()}
+    frees: dict[N, list[N]] = {}
+    for node, others in waits_for.items():
+        for other in others:
+            frees.setdefault(other, []).append(node)
+    ready = [node for node, count in missing.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[N] = []
+    while ready:
+        node = heapq.heappop(ready)
+        order.append(node)
+        for freed in frees.get(node, ()):
+            missing[freed] -= 1
+            if missing[freed] == 0:
+                heapq.heappush(ready, freed)
+    if len(order) < len(waits_for):
+        raise CycleError(_cycle(waits_for, {node for node, count in missing.items() if count > 0}))
+    return order
+
+
+def _cycle[N: Any](waits_for: Mapping[N, Collection[N]], stuck: set[N]) -> list[N]:
+    """A cycle among nodes that all wait, found by walking back until one repeats."""
+    path = [min(stuck)]
+    position = {path[0]: 0}
+    while (before := min(n for n in waits_for[path[-1]] if n in stuck)) not in position:
+        position[before] = len(path)
+        path.append(before)
+    return path[position[before] :]

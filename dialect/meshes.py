@@ -1,0 +1,83 @@
+"""Meshes of devices, and how arrays lie over them, as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+Interval = tuple[int, int]
+"""First and last-plus-one element of a dimension."""
+
+Block = tuple[Interval, ...]
+"""The part of an array that a device holds: an interval of each dimension."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Named axes and their sizes, major to minor; devices are numbered in that order."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(size for _, size in self.axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """For each dimension of an array the mesh axes that split it, major to minor; the rest replicate it."""
+
+    dims: tuple[tuple[str, ...], ...]
+
+    def splits(self, mesh: Mesh) -> tuple[int, ...]:
+        """Into how many parts each dimension is split."""
+        sizes = dict(mesh.axes)
+        return tuple(math.prod(sizes[a] for a in axes) for axes in self.dims)
+
+    def is_replicated(self, mesh: Mesh) -> bool:
+        """Whether every device holds the whole array."""
+        return all(n == 1 for n in self.splits(mesh))
+
+    def problem(self, shape: Sequence[int], mesh: Mesh) -> str | None:
+        """What is wrong with it for an array of a shape over a mesh; None when nothing is."""
+        sizes = dict(mesh.axes)
+        used: set[str] = set()
+        if len(self.dims) > len(shape):
+            return f"the spec has {len(self.dims)} dimensions, the array {len(shape)}"
+        for dim, axes in enumerate(self.dims):
+            for axis in axes:
+                if axis not in sizes:
+                    return f"axis '{axis}' is not in the mesh, which has {', '.join(sizes)}"
+                if axis in used:
+                    return f"axis '{axis}' is used twice"
+                used.add(axis)
+            parts = math.prod(sizes[axis] for axis in axes)
+            if shape[dim] % parts:
+                named = ", ".join(axes)
+                return f"dimension {dim} of size {shape[dim]} does not divide by {parts} (axes {named})"
+        return None
+
+    def blocks(self, shape: Sequence[int], mesh: Mesh) -> list[Block]:
+        """The part that each device holds, by device number; every dimension must divide."""
+        splits = self.splits(mesh)
+        blocks: list[Block] = []
+        names = [name for name, _ in mesh.axes]
+        sizes = dict(mesh.axes)
+        for place in itertools.product(*(range(size) for _, size in mesh.axes)):
+            at = dict(zip(names, place, strict=True))
+            block = []
+            for size, parts, axes in zip(shape, splits, self.dims, strict=True):
+                number = 0
+                for axis in axes:
+                    number = number * sizes[axis] + at[axis]
+                block.append((number * size // parts, (number + 1) * size // parts))
+            blocks.append(tuple(block))
+        return blocks
+
+
+def replicated(rank: int) -> Sharding:
+    """The sharding of an array of which every device holds the whole."""
+    return Sharding(((),) * rank)

@@ -1,0 +1,139 @@
+"""What JAX carries out of a program on its calls: strings by name, for `pw-import` to read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self, cast
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.names import FRONTEND_ATTRIBUTES
+from pathways.dialect.origins import KINDS, CallKind
+
+_PREFIX = "pw."
+
+
+class MetadataError(ValueError):
+    """Metadata that the front end does not write; the message says what of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CallMetadata:
+    """What is said of a call.
+
+    A call with a `slice` is a placed call. One with `split` or `reduce` marks where a microbatch of `loop`
+    begins or ends. All others are ordinary calls.
+
+    Attributes:
+      name: the name of the user's function.
+      slice: the slice that the call is placed on.
+      call: the number of the placed call in its trace; that of the forward call for those derived from it.
+      stage: the stage that the user chose.
+      kind: whether the call is one of the program or was made by differentiation.
+      loop: the loop over microbatches, by a number while tracing and then by its symbol.
+      count: how many microbatches it has.
+      split: whether the call cuts the block of a microbatch out of a batch.
+      reduce: `sum` or `concat` for a call that reduces a value over microbatches.
+    """
+
+    name: str = ""
+    slice: str | None = None
+    call: str = ""
+    stage: int | None = None
+    kind: CallKind = "fwd"
+    loop: str | None = None
+    count: int | None = None
+    split: bool = False
+    reduce: str | None = None
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether a call stands for nothing but what it calls."""
+        return self.slice is None and not self.split and self.reduce is None
+
+    def strings(self) -> dict[str, str]:
+        """The metadata as JAX takes it; what has its default is left out."""
+        texts = {
+            "name": self.name,
+            "slice": self.slice,
+            "call": self.call,
+            "stage": self.stage,
+            "kind": self.kind if self.slice is not None else None,
+            "loop": self.loop,
+            "count": self.count,
+            "split": "" if self.split else None,
+            "reduce": self.reduce,
+        }
+        return {
+            _PREFIX + key: str(value)
+            for key, value in texts.items()
+            if value is not None and (value != "" or key == "split")
+        }
+
+    @classmethod
+    def read(cls, op: ir.OpView | ir.Operation) -> Self:
+        """Reads the metadata of an operation; that of an ordinary call when it has none.
+
+        Raises:
+          MetadataError: the front end writes no such metadata.
+        """
+        if FRONTEND_ATTRIBUTES not in op.attributes:
+            return cls()
+        entries = op.attributes[FRONTEND_ATTRIBUTES]
+        if not isinstance(entries, ir.DictAttr):
+            raise MetadataError(f"`{FRONTEND_ATTRIBUTES}` must be a dictionary, got {entries}")
+        texts: dict[str, str] = {}
+        for entry in entries:
+            if not entry.name.startswith(_PREFIX):
+                continue
+            if not isinstance(entry.attr, ir.StringAttr):
+                raise MetadataError(f"metadata `{entry.name}` must be a string, got {entry.attr}")
+            texts[entry.name.removeprefix(_PREFIX)] = entry.attr.value
+        return cls._of(texts)
+
+    @classmethod
+    def _of(cls, texts: dict[str, str]) -> Self:
+        kind = texts.get("kind", "fwd")
+        if kind not in KINDS:
+            raise MetadataError(f"metadata `pw.kind` must be one of {', '.join(KINDS)}, got '{kind}'")
+        reduce = texts.get("reduce")
+        if reduce not in (None, "sum", "concat"):
+            raise MetadataError(f"metadata `pw.reduce` must be sum or concat, got '{reduce}'")
+        metadata = cls(
+            name=texts.get("name", ""),
+            slice=texts.get("slice"),
+            call=texts.get("call", ""),
+            stage=_number(texts, "stage"),
+            kind=cast(CallKind, kind),
+            loop=texts.get("loop"),
+            count=_number(texts, "count"),
+            split="split" in texts,
+            reduce=reduce,
+        )
+        if (metadata.split or reduce is not None) and metadata.loop is None:
+            raise MetadataError("metadata marks a microbatch, but names no `pw.loop`")
+        if metadata.slice is not None and (metadata.split or reduce is not None):
+            raise MetadataError("metadata places a call that marks a microbatch")
+        return metadata
+
+    def write(self, op: ir.OpView | ir.Operation) -> None:
+        """Replaces the metadata of an operation; what else JAX says of it stays."""
+        ours = {name: ir.StringAttr.get(text) for name, text in self.strings().items()}
+        rest = {
+            entry.name: entry.attr
+            for entry in op.attributes.get(FRONTEND_ATTRIBUTES) or ()
+            if not entry.name.startswith(_PREFIX)
+        }
+        if ours or rest:
+            op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(rest | ours)
+        elif FRONTEND_ATTRIBUTES in op.attributes:
+            del op.attributes[FRONTEND_ATTRIBUTES]
+
+
+def _number(texts: dict[str, str], key: str) -> int | None:
+    text = texts.get(key)
+    if text is None:
+        return None
+    if not text.removeprefix("-").isdecimal() or len(text) > 9:
+        raise MetadataError(f"metadata `{_PREFIX}{key}` must be a number, got '{text}'")
+    return int(text)

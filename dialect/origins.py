@@ -1,0 +1,36 @@
+"""Where launches come from: the placed calls of the program that one stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+KINDS = ("fwd", "bwd", "recompute")
+PARTS = ("input", "weight")
+
+CallKind = Literal["fwd", "bwd", "recompute"]
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Origin:
+    """One placed call, as Shardy's MPMD names fragments: by stage, transpose count and call counter.
+
+    JAX tells of a call only whether differentiation made it, so the transpose count is 0 for `fwd` and
+    `recompute`, and 1 for `bwd`.
+
+    Attributes:
+      kind: `fwd`, `bwd`, or `recompute` for a forward call that `jax.checkpoint` repeats.
+      stage: the pipeline stage, None where it has none.
+      microbatch: the microbatch, None outside of loops and before they are unrolled.
+      part: which half of a split backward it is: `input` or `weight`.
+    """
+
+    kind: CallKind
+    stage: int | None = None
+    microbatch: int | None = None
+    part: Literal["input", "weight"] | None = None
+
+    @property
+    def letter(self) -> str:
+        """What papers on pipelines call it: F, B, W for the weights' half of a backward, R when repeated."""
+        return "W" if self.part == "weight" else {"fwd": "F", "bwd": "B", "recompute": "R"}[self.kind]

@@ -1,0 +1,80 @@
+"""What a module of the `pw` compiler holds, read once: what checks and analyses ask for again and again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.meshes import Mesh
+from pathways.dialect.names import MAIN, SLICE
+from pathways.dialect.operation import op_has, symbol_table
+from pathways.dialect.placement import (
+    Slices,
+    argument_attrs,
+    joined_slices,
+    read_slices,
+    result_attrs,
+    slices_of_op,
+)
+from pathways.dialect.shardings import read_mesh
+from pathways.dialect.traits import Trait
+
+Attributes = Mapping[str, ir.Attribute]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A well-formed module with a function `@main`.
+
+    Attributes:
+      module: the module.
+      symbols: its symbols.
+      main: the program.
+      ops: the operations of the program but for its return.
+      terminator: its return.
+      arguments: the attributes of its arguments.
+      results: the attributes of its results.
+      slices: where each value lives; values that are not placed are left out.
+      meshes: the mesh of each slice.
+    """
+
+    module: ir.Module
+    symbols: Mapping[str, ir.OpView]
+    main: ir.OpView
+    ops: Sequence[ir.OpView]
+    terminator: ir.OpView
+    arguments: Sequence[Attributes]
+    results: Sequence[Attributes]
+    slices: Mapping[ir.Value, Slices]
+    meshes: Mapping[str, Mesh]
+
+
+def read_program(module: ir.Module) -> Program | None:
+    """Reads a well-formed module; None when it has no program, or only declares it."""
+    symbols = symbol_table(module)
+    main = symbols.get(MAIN)
+    if main is None or main.operation.name != "func.func" or len(main.regions[0].blocks) != 1:
+        return None
+    block = main.regions[0].blocks[0]
+    *ops, terminator = block.operations
+    arguments = argument_attrs(main)
+    slices: dict[ir.Value, Slices] = {
+        value: read_slices(attrs[SLICE])
+        for value, attrs in zip(block.arguments, arguments, strict=True)
+        if SLICE in attrs
+    }
+    for op in ops:
+        if op_has(op, Trait.JOINS):
+            places = joined_slices([slices.get(value) for value in op.operands])
+        else:
+            places = slices_of_op(op)
+        if places is not None:
+            slices.update(dict.fromkeys(op.results, places))
+    meshes = {
+        name: read_mesh(symbols[op.attributes["mesh"].value])
+        for name, op in symbols.items()
+        if op.operation.name == "pw.slice"
+    }
+    return Program(module, symbols, main, ops, terminator, arguments, result_attrs(main), slices, meshes)

@@ -1,0 +1,24 @@
+"""What operations of the dialect are, for passes that treat all of a kind alike.
+
+A pass asks `op_has(op, Trait.X)` and not for a list of classes, so that a new operation is one class.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Trait(enum.Enum):
+    """What an operation is; its value is the sentence for the dialect page."""
+
+    SYMBOL = "Declares a symbol, directly in the module."
+    EXECUTES = "Runs a computation on all devices of its `slice`."
+    MOVES = "Moves what it reads to its `slice`; its sends stand in the order of the slice that they leave."
+    STAYS = "Reads what lives on its `slice`, and makes what lives there."
+    JOINS = "Makes no value: its results stand for its operands."
+    ENDS = "Ends the life of what it reads."
+    PURE = "Can go when nothing reads its results, and equal ones are one."
+    ORDERED = "Has a position, its `order`, among the work of a slice."
+    OF_LOOP = "May be of a loop: done for each microbatch, or for the one that it names."
+    OPENS_LOOP = "Makes a value of a microbatch of its `loop` out of one that is not."
+    CLOSES_LOOP = "Takes a value out of the microbatches of its `loop`."

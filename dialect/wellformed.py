@@ -1,0 +1,356 @@
+"""Whether what stands in a module can be read: attributes of the right kinds, symbols that are there, bounds.
+
+Nothing here reads an attribute before its kind was checked, and nothing else reads a module that was not
+found well formed; see `dialect/verifier.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.dtypes import dtype_of
+from pathways.dialect.fields import SHARDING as SHARDING_KIND
+from pathways.dialect.fields import STRING, UNIT, Kind, symbol
+from pathways.dialect.names import (
+    ALIASING,
+    ARGUMENT_INFO,
+    CONSTANT,
+    DONATED,
+    LOOP,
+    MAIN,
+    MIRRORED,
+    MOST_DEVICES,
+    MOST_ELEMENTS,
+    RESULT_INFO,
+    SHARDING,
+    SLICE,
+    SPEC,
+)
+from pathways.dialect.operation import OPERATIONS, PwOp, counted, nested_ops, op_has, symbol_name
+from pathways.dialect.placement import argument_attrs, read_slices, result_attrs
+from pathways.dialect.shardings import mesh_of, read_mesh, read_sharding, unsupported
+from pathways.dialect.traits import Trait
+
+Report = Callable[[ir.OpView, str], None]
+
+_ESCAPES = re.compile(rb"\\\\|((?:\\[0-9A-F]{2})+)")
+
+
+def _is_placement(attribute: ir.Attribute) -> bool:
+    entries = list(attribute) if isinstance(attribute, ir.ArrayAttr) else [attribute]
+    return (
+        len(entries) > 0
+        and all(isinstance(entry, ir.FlatSymbolRefAttr) for entry in entries)
+        and len({entry.value for entry in entries}) == len(entries)
+    )
+
+
+def _is_spec(attribute: ir.Attribute) -> bool:
+    return isinstance(attribute, ir.ArrayAttr) and all(
+        isinstance(dim, ir.ArrayAttr) and all(isinstance(axis, ir.StringAttr) for axis in dim)
+        for dim in attribute
+    )
+
+
+def _kind(description: str, matches: Callable[[ir.Attribute], bool]) -> Kind[ir.Attribute]:
+    return Kind(description, matches, lambda a: a, lambda a: a, irdl=())
+
+
+_PLACEMENT = _kind("slice or a list of different slices", _is_placement)
+_SPEC = _kind("array of arrays of strings", _is_spec)
+_RESULT_NUMBER = _kind("integer attribute", lambda a: isinstance(a, ir.IntegerAttr))
+
+DISCARDABLE: Mapping[str, Kind] = {
+    SLICE: _PLACEMENT,
+    LOOP: symbol("pw.loop"),
+    MIRRORED: UNIT,
+    DONATED: UNIT,
+    CONSTANT: symbol("pw.constant"),
+    SPEC: _SPEC,
+    ALIASING: _RESULT_NUMBER,
+    ARGUMENT_INFO: STRING,
+    RESULT_INFO: STRING,
+}
+"""The attributes that arguments, results and operations of other dialects may carry and that passes read."""
+
+
+class WellFormed:
+    """Checks a module.
+
+    Args:
+      module: the module.
+      report: is called with each operation that is wrong, and what is wrong with it.
+      is_program: whether the module is taken for a program, whose functions have one block each.
+    """
+
+    def __init__(self, module: ir.Module, report: Report, *, is_program: bool) -> None:
+        self.module = module
+        self.is_program = is_program
+        self._report = report
+        self.valid = True
+        self.symbols: dict[str, ir.OpView] = {}
+        self._types: dict[ir.Type, str | None] = {}
+
+    def report(self, op: ir.OpView, message: str) -> None:
+        self.valid = False
+        self._report(op, message)
+
+    def check(self) -> bool:
+        """Checks everything; True when nothing is wrong."""
+        if not self.check_text():
+            return False
+        self.check_symbols()
+        if not self.valid:
+            return False
+        # What operations of functions refer to is sound before they are looked at.
+        for op in self.module.body.operations if self.valid else ():
+            if op.operation.name == "func.func":
+                self.check_function(op)
+        return self.valid
+
+    def check_text(self) -> bool:
+        """Checks that all names and strings are UTF-8: the bindings cannot hand out others."""
+        text = self.module.operation.get_asm(binary=True, large_elements_limit=16)
+        if _is_text(text):
+            return True
+        self.report(self.module.operation.opview, "holds a name or a string that is not UTF-8 text")
+        return False
+
+    def check_symbols(self) -> None:
+        """Checks what stands directly in the module, functions apart."""
+        for op in self.module.body.operations:
+            name = symbol_name(op)
+            if name in self.symbols:
+                self.report(op, f"redefines the symbol @{name}")
+            if name is not None:
+                self.symbols.setdefault(name, op)
+        operations = [op for op in self.module.body.operations if op.operation.name != "func.func"]
+        for op in operations:
+            self.check_operation(op)
+            if op.operation.name == "sdy.mesh":
+                self.check_mesh(op)
+            elif isinstance(op, PwOp) and Trait.SYMBOL not in op.traits:
+                self.report(op, "must stand directly in a function")
+        for op in operations if self.valid else ():
+            self.check_itself(op)
+
+    def check_mesh(self, mesh: ir.OpView) -> None:
+        size = math.prod(size for _, size in read_mesh(mesh).axes)
+        if size > MOST_DEVICES:
+            self.report(mesh, f"has {size} devices; a mesh has at most {MOST_DEVICES}")
+
+    def check_itself(self, op: ir.OpView) -> None:
+        """Checks a well-formed operation by what its class says beyond its fields."""
+        if isinstance(op, PwOp):
+            op.check(self.symbols, lambda message: self.report(op, message))
+
+    def check_operation(self, op: ir.OpView) -> bool:
+        """Checks one operation by its declaration; False when something is wrong with it."""
+        name = op.operation.name
+        if not isinstance(op, PwOp):
+            if name.startswith("pw."):
+                self.report(op, f"is not an operation of the pw dialect; it has {', '.join(OPERATIONS)}")
+                return False
+            if not self.module.context.is_registered_operation(name):
+                self.report(op, "is unknown: no dialect of this compiler has it")
+                return False
+            return self.check_discardable(op, _readable(op))
+        valid, self.valid = self.valid, True
+        fields = op.fields()
+        attributes = _readable(op)
+        for attribute in op.attributes:
+            if attribute not in fields and "." not in attribute:
+                self.report(op, f"has no attribute `{attribute}`; it has {', '.join(fields)}")
+        for field in fields.values():
+            if field.name in attributes:
+                self.check_kind(op, f"attribute `{field.name}`", attributes[field.name], field.kind)
+            elif field.required:
+                self.report(op, f"requires attribute `{field.name}`")
+        for what, declared, actual in (
+            ("operand", op.inputs, op.operands),
+            ("result", op.outputs, op.results),
+        ):
+            if declared.count is not None and len(actual) != declared.count:
+                self.report(op, f"expected {counted(declared.count, what)}, got {len(actual)}")
+        for region in op.regions:
+            if len(region.blocks):
+                self.report(op, "has a region; operations of the pw dialect have none")
+        fine = self.valid
+        self.valid = valid and fine
+        return fine
+
+    def check_kind(self, op: ir.OpView, what: str, attribute: ir.Attribute | None, kind: Kind) -> bool:
+        if attribute is None:
+            self.report(op, f"{what} must not be a location")
+            return False
+        if not kind.matches(attribute):
+            article = "an" if kind.description[0] in "ae" else "a"
+            self.report(op, f"{what} must be {article} {kind.description}, got {attribute}")
+            return False
+        if kind.symbol_kind is not None:
+            return self.check_symbol(op, what, kind.read(attribute), kind.symbol_kind)
+        if kind is SHARDING_KIND:
+            return self.check_sharding(op, what, attribute, [r.type for r in op.results][:1])
+        return True
+
+    def check_symbol(self, op: ir.OpView, what: str, name: str, kind: str) -> bool:
+        target = self.symbols.get(name)
+        if target is None:
+            self.report(op, f"{what} refers to @{name}, which is not in the module")
+        elif target.operation.name != kind:
+            self.report(op, f"{what} refers to @{name}, a {target.operation.name}, not a {kind}")
+        else:
+            return True
+        return False
+
+    def check_sharding(
+        self, op: ir.OpView, what: str, attribute: ir.Attribute, types: Iterable[ir.Type]
+    ) -> bool:
+        """Checks a sharding, for values of these types."""
+        problem = unsupported(attribute)
+        if problem is not None:
+            self.report(op, f"{what} {problem}: {attribute}")
+            return False
+        if not self.check_symbol(op, what, mesh_of(attribute), "sdy.mesh"):
+            return False
+        sharding, mesh = read_sharding(attribute), read_mesh(self.symbols[mesh_of(attribute)])
+        for type_ in types:
+            if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+                continue
+            shape = list(type_.shape)
+            if len(sharding.dims) != len(shape):
+                problem = f"has {len(sharding.dims)} dimensions for a value of type {type_}"
+            else:
+                problem = sharding.problem(shape, mesh)
+            if problem is not None:
+                self.report(op, f"{what}: {problem}")
+                return False
+        return True
+
+    def check_discardable(
+        self, op: ir.OpView, attributes: Mapping[str, ir.Attribute | None], what: str = ""
+    ) -> bool:
+        """Checks the attributes that passes read from what is not an operation of ours."""
+        fine = True
+        for name, attribute in attributes.items():
+            kind = DISCARDABLE.get(name)
+            if kind is None:
+                continue
+            if not self.check_kind(op, f"{what}`{name}`", attribute, kind):
+                fine = False
+            elif name == SLICE:
+                for slice in read_slices(attribute):
+                    fine = self.check_symbol(op, f"{what}`{name}`", slice, "pw.slice") and fine
+        return fine
+
+    def check_function(self, function: ir.OpView) -> None:
+        if not self.check_discardable(function, _readable(function)):
+            return
+        self.check_ports(function)
+        blocks = function.regions[0].blocks
+        if len(blocks) > 1 and self.is_program:
+            self.report(function, f"has {len(blocks)} blocks; functions of a program have one")
+            return
+        for block in blocks:
+            operations = list(block.operations)
+            last = operations[-1] if operations else function
+            if last.operation.name != "func.return" and len(blocks) == 1:
+                self.report(last, "must be followed by a `func.return`, which ends the body")
+                return
+            for op in block.operations:
+                if self.check_operation(op):
+                    self.check_itself(op)
+                if op_has(op, Trait.SYMBOL):
+                    self.report(op, "must stand directly in the module")
+                self.check_nested(op)
+
+    def check_ports(self, function: ir.OpView) -> None:
+        """Checks the attributes of arguments and results."""
+        ports = (
+            ("argument", argument_attrs(function), function.type.inputs),
+            ("result", result_attrs(function), function.type.results),
+        )
+        for what, all_attrs, types in ports:
+            for number, (attrs, type_) in enumerate(zip(all_attrs, types, strict=True)):
+                self.check_discardable(function, attrs, f"{what} #{number}: ")
+                sharding = attrs.get(SHARDING)
+                if sharding is not None:
+                    where = f"{what} #{number}: `{SHARDING}`"
+                    if not SHARDING_KIND.matches(sharding):
+                        self.report(
+                            function, f"{where} must be a {SHARDING_KIND.description}, got {sharding}"
+                        )
+                    else:
+                        self.check_sharding(function, where, sharding, [type_])
+
+    def check_nested(self, op: ir.OpView) -> None:
+        for inner in nested_ops(op):
+            if isinstance(inner, PwOp):
+                name = op.operation.name
+                self.report(inner, f"must stand directly in a function, not inside '{name}'")
+            elif inner.operation.name.startswith("pw.") or not self.module.context.is_registered_operation(
+                inner.operation.name
+            ):
+                self.check_operation(inner)
+
+    def check_types(self) -> bool:
+        """Checks that values in `@main` and those of computations are arrays: static, of bounded size."""
+        for function in self.module.body.operations:
+            if function.operation.name != "func.func":
+                continue
+            for what, types in (("argument", function.type.inputs), ("result", function.type.results)):
+                for number, type_ in enumerate(types):
+                    self.check_type(function, f"{what} #{number}", type_)
+            if symbol_name(function) != MAIN:
+                continue
+            for block in function.regions[0].blocks:
+                for op in block.operations:
+                    for number, result in enumerate(op.results):
+                        self.check_type(op, f"result #{number}", result.type)
+        return self.valid
+
+    def check_type(self, op: ir.OpView, what: str, type_: ir.Type) -> None:
+        if type_ not in self._types:
+            self._types[type_] = type_problem(type_)
+        problem = self._types[type_]
+        if problem is not None:
+            self.report(op, f"{what} is of type {type_}, {problem}")
+
+
+def type_problem(type_: ir.Type) -> str | None:
+    """Why a type is none of an array that a program can hold; None when it is one."""
+    if not isinstance(type_, ir.RankedTensorType):
+        return "not a ranked tensor"
+    if not type_.has_static_shape:
+        return "whose shape is not static"
+    if dtype_of(type_.element_type) is None:
+        return "whose elements have no dtype"
+    if math.prod(type_.shape) > MOST_ELEMENTS:
+        return "which has more than 2^48 elements"
+    return None
+
+
+def _readable(op: ir.OpView) -> dict[str, ir.Attribute | None]:
+    """The attributes of an operation; None for a location, which the bindings cannot hand out."""
+    attributes: dict[str, ir.Attribute | None] = {}
+    for name in op.attributes:
+        try:
+            attributes[name] = op.attributes[name]
+        except TypeError:
+            attributes[name] = None
+    return attributes
+
+
+def _is_text(asm: bytes) -> bool:
+    """Whether names and strings of printed IR are UTF-8; the printer escapes bytes above 127 in strings."""
+    try:
+        asm.decode()
+        for escapes in _ESCAPES.finditer(asm):
+            bytes.fromhex((escapes[1] or b"").replace(b"\\", b"").decode()).decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""Makes computations: private functions with a body, and shardings on what they take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+from pathways.dialect import set_argument_attrs, set_result_attrs
+from pathways.dialect.names import SHARDING
+from pathways.passes.util.functions import unique_name
+
+Body = Callable[[list[ir.Value]], Sequence[ir.Value]]
+"""Builds a computation at the insertion point: from its arguments to its results."""
+
+type Layout = ir.Attribute | None
+"""The sharding of an argument or result; None where nothing is said."""
+
+
+class Computations:
+    """The computations that a pass makes.
+
+    Args:
+      module: the module to append them to.
+      symbols: its symbols; those that are made are added.
+    """
+
+    def __init__(self, module: ir.Module, symbols: dict[str, ir.OpView]) -> None:
+        self.module = module
+        self.symbols = symbols
+        self._made: dict[object, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def make(
+        self,
+        base: str,
+        types: Sequence[ir.Type],
+        body: Body,
+        location: ir.Location,
+        *,
+        arguments: Sequence[Layout] | Layout = None,
+        results: Sequence[Layout] | Layout = None,
+        key: object = None,
+    ) -> str:
+        """Makes a computation and returns its name.
+
+        Args:
+          base: what to call it; a number follows where that is taken.
+          types: the types of its arguments.
+          body: builds it.
+          location: where it comes from.
+          arguments: the sharding of each argument, or the one that all have; None writes nothing.
+          results: likewise of the results.
+          key: equal keys of one base share a computation, which is made for the first; None is never equal.
+        """
+        if key is not None and (base, key) in self._made:
+            return self._made[base, key]
+        name = self._name(base)
+        with ir.InsertionPoint(self.module.body), location:
+            function = func.FuncOp(name, ir.FunctionType.get(list(types), []), visibility="private")
+            block = function.add_entry_block()
+        with ir.InsertionPoint(block), location:
+            returned = list(body(list(block.arguments)))
+            func.ReturnOp(returned)
+        signature = ir.FunctionType.get(list(types), [value.type for value in returned])
+        function.attributes["function_type"] = ir.TypeAttr.get(signature)
+        for set_attrs, layouts, count in (
+            (set_argument_attrs, arguments, len(types)),
+            (set_result_attrs, results, len(returned)),
+        ):
+            each = layouts if isinstance(layouts, Sequence) else [layouts] * count
+            if any(layout is not None for layout in each):
+                set_attrs(function, [{} if layout is None else {SHARDING: layout} for layout in each])
+        self.symbols[name] = function
+        if key is not None:
+            self._made[base, key] = name
+        return name
+
+    def variant(self, original: str, base: str) -> ir.OpView:
+        """Makes a copy of a computation under another name, in front of it."""
+        function = self.symbols[original]
+        name = self._name(base)
+        copy = function.operation.clone(ir.InsertionPoint(function)).opview
+        copy.attributes["sym_name"] = ir.StringAttr.get(name)
+        self.symbols[name] = copy
+        return copy
+
+    def _name(self, base: str) -> str:
+        count = self._counts.get(base, 0)
+        self._counts[base] = count + 1
+        return unique_name(base, self.symbols, count)

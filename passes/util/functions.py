@@ -1,0 +1,127 @@
+"""Functions as passes change them: their bodies, signatures and arguments, and those that nothing needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import argument_attrs, inlined_func_call, nested_ops, set_argument_attrs, symbol_table
+from pathways.passes.base import fail
+
+
+def unique_name(base: str, taken: Collection[str], start: int = 0) -> str:
+    """Returns `base`, or `base_1`, `base_2`, ... when it is taken; `start` skips numbers known to be."""
+    if start == 0 and base not in taken:
+        return base
+    number = max(start, 1)
+    while f"{base}_{number}" in taken:
+        number += 1
+    return f"{base}_{number}"
+
+
+def body_block(function: ir.OpView) -> ir.Block:
+    """The only block of a function.
+
+    Raises:
+      PassFailure: when the function is only declared.
+    """
+    blocks = function.regions[0].blocks
+    if not blocks:
+        fail(function, "is only declared, but its body is needed here")
+    return blocks[0]
+
+
+def set_signature(function: ir.OpView, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
+    """Sets the type of a function whose block arguments or return were changed."""
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(list(inputs), list(results)))
+
+
+def add_arguments(
+    function: ir.OpView, types: Sequence[ir.Type], attrs: Sequence[Mapping[str, ir.Attribute]]
+) -> list[ir.Value]:
+    """Appends arguments to a function; callers are the caller's business."""
+    all_attrs = [*argument_attrs(function), *map(dict, attrs)]
+    block, location = body_block(function), function.operation.location
+    values = [block.add_argument(type_, location) for type_ in types]
+    set_signature(function, [*function.type.inputs, *types], function.type.results)
+    set_argument_attrs(function, all_attrs)
+    return values
+
+
+def callees(op: ir.OpView) -> Iterator[str]:
+    """Names of the functions that an operation or anything inside it calls."""
+    for inner in (op, *nested_ops(op)):
+        if inner.operation.name == "func.call":
+            yield inner.attributes["callee"].value
+
+
+def inlined(function: ir.OpView, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """Copies the body of a function to the insertion point; returns its results for these operands.
+
+    Raises:
+      PassFailure: when the function is only declared.
+    """
+    body_block(function)
+    return list(inlined_func_call(function.operation, operands))
+
+
+def referenced_symbols(op: ir.OpView) -> Iterator[str]:
+    """The symbols that an operation names, in whichever attribute, arrays of them too."""
+    for name in op.attributes:
+        try:
+            attribute = op.attributes[name]
+        except TypeError:  # The bindings cannot hand out a location that is used as an attribute.
+            continue
+        for entry in attribute if isinstance(attribute, ir.ArrayAttr) else [attribute]:
+            if isinstance(entry, ir.FlatSymbolRefAttr):
+                yield entry.value
+
+
+def erase_unused_functions(module: ir.Module) -> None:
+    """Erases private functions that nothing refers to, directly or through others."""
+    functions = {n: op for n, op in symbol_table(module).items() if op.operation.name == "func.func"}
+    live: set[str] = set()
+    pending = [n for n, op in functions.items() if _is_public(op)]
+    while pending:
+        name = pending.pop()
+        if name in live:
+            continue
+        live.add(name)
+        for inner in nested_ops(functions[name]):
+            pending += [symbol for symbol in referenced_symbols(inner) if symbol in functions]
+    for name, function in functions.items():
+        if name not in live:
+            function.operation.erase()
+
+
+def _is_public(function: ir.OpView) -> bool:
+    visibility = function.attributes.get("sym_visibility")
+    return visibility is None or visibility.value == "public"
+
+
+def merge_equal_functions(module: ir.Module) -> None:
+    """Merges private functions that are equal but for their names, and redirects what refers to them."""
+    first: dict[str, str] = {}
+    replaced: dict[str, str] = {}
+    for op in module.body.operations:
+        if op.operation.name != "func.func" or _is_public(op):
+            continue
+        name = op.attributes["sym_name"].value
+        text = op.operation.get_asm(use_local_scope=True)
+        head, _, rest = text.partition(f"@{name}(")
+        kept = first.setdefault(head + "@(" + rest, name)
+        if kept != name:
+            replaced[name] = kept
+    if not replaced:
+        return
+    for op in list(module.body.operations):
+        if op.operation.name != "func.func":
+            continue
+        if op.attributes["sym_name"].value in replaced:
+            op.operation.erase()
+            continue
+        for inner in nested_ops(op):
+            callee = inner.attributes.get("callee")
+            if isinstance(callee, ir.FlatSymbolRefAttr) and callee.value in replaced:
+                inner.attributes["callee"] = ir.FlatSymbolRefAttr.get(replaced[callee.value])

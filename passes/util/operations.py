@@ -1,0 +1,71 @@
+"""What operations read, do and cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import nested_ops
+
+EXPENSIVE = frozenset(
+    {
+        "stablehlo.dot_general",
+        "stablehlo.convolution",
+        "stablehlo.fft",
+        "stablehlo.cholesky",
+        "stablehlo.triangular_solve",
+        "stablehlo.rng_bit_generator",
+        "stablehlo.sort",
+        "stablehlo.custom_call",
+    }
+)
+"""Operations whose work is more than a few steps for each element, or is not known."""
+
+_COMMUNICATION = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv"})
+
+
+def captured(op: ir.OpView) -> list[ir.Value]:
+    """The values from outside that an operation reads: its operands, then those its regions capture."""
+    values = list(op.operands)
+    if not op.regions:
+        return values
+    inside: set[ir.Value] = set()
+    for outer in (op, *nested_ops(op)):
+        for region in outer.regions:
+            for block in region.blocks:
+                inside.update(block.arguments)
+                inside.update(result for inner in block.operations for result in inner.results)
+    read = (value for inner in nested_ops(op) for value in inner.operands if value not in inside)
+    return list(dict.fromkeys([*values, *read]))
+
+
+def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:
+    """Whether an operation does more than compute its results; `memo` remembers functions."""
+    for inner in (op, *nested_ops(op)):
+        name = inner.operation.name
+        if name == "func.call":
+            callee = inner.attributes["callee"].value
+            if callee not in memo:
+                memo[callee] = False
+                memo[callee] = has_side_effect(symbols[callee], symbols, memo)
+            if memo[callee]:
+                return True
+        elif name == "stablehlo.custom_call":
+            effect = inner.attributes.get("has_side_effect")
+            if effect is not None and effect.value:
+                return True
+        elif name in _COMMUNICATION:
+            return True
+    return False
+
+
+def byte_size(tensor_type: ir.Type) -> int:
+    """Bytes of a tensor; sub-byte elements are counted as stored by XLA, one byte each."""
+    tensor = ir.RankedTensorType(tensor_type)
+    element = tensor.element_type
+    parts = 1
+    if isinstance(element, ir.ComplexType):
+        element, parts = element.element_type, 2
+    return math.prod(tensor.shape) * parts * max(1, element.width // 8)
