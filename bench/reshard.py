@@ -27,9 +27,9 @@ import pathways
 from pathways.dialect import make_context
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import parse_pipeline
+from pathways.runtime.local.devices import bind, mesh_of, release
 from pathways.runtime.local.executable import load
 from pathways.runtime.plan.lower import plan_of
-from pathways.runtime.resources.manager import bind, release
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 
 PASSES = "pw-lower-transfers,pw-verify-placed,pw-schedule,pw-fuse-launches,pw-plan-memory,pw-verify-schedule"
@@ -129,7 +129,7 @@ def moves() -> Iterator[Case]:
         slices = [devices.add_slice(shape, names[: len(shape)]) for shape in (move.source, move.target)]
         bindings = bind(slices, "move")
         shardings = [
-            NamedSharding(bindings[slice].mesh, spec)
+            NamedSharding(mesh_of(bindings[slice]), spec)
             for slice, spec in zip(slices, (move.source_spec, move.target_spec), strict=True)
         ]
         for size, shape in SIZES.items():
@@ -176,7 +176,7 @@ def between() -> Iterator[Case]:
         bindings = bind(slices, "between")
         specs = (move.source_spec, move.target_spec)
         source, target = (
-            NamedSharding(bindings[slice].mesh, spec) for slice, spec in zip(slices, specs, strict=True)
+            NamedSharding(mesh_of(bindings[slice]), spec) for slice, spec in zip(slices, specs, strict=True)
         )
         placed = [
             pathways.jit(scale, devices=slice, in_shardings=spec, out_shardings=spec)
@@ -237,7 +237,7 @@ def launches() -> Iterator[Case]:
     """A computation over a 2x2 mesh, with a collective in it, small and large."""
     devices = make_virtual_device_set()
     slice = devices.add_slice((2, 2), ("x", "y"))
-    mesh = bind([slice], "launch")[slice].mesh
+    mesh = mesh_of(bind([slice], "launch")[slice])
     specs = P("x", None), P(None, "y")
 
     def multiply(x: jax.Array, w: jax.Array) -> jax.Array:

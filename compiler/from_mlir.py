@@ -10,8 +10,8 @@ from pathways.compiler.lowering import Traced
 from pathways.compiler.stages import Lowered, ProgramError
 from pathways.dialect import TransferOp, argument_attrs, form_of, ops_named, symbol_table
 from pathways.passes.pipeline import Options
+from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import array_type, mesh_axes
-from pathways.runtime.resources.cluster import cluster
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 
 

@@ -18,11 +18,11 @@ from pathways.compiler.lowering import Traced
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.pipeline import Options, phases
+from pathways.runtime.local.devices import bind
 from pathways.runtime.local.executable import Executable, load
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
-from pathways.runtime.resources.manager import bind
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import read_link, read_times

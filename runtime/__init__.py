@@ -6,9 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathways.runtime.local.devices import bind, connect, release
     from pathways.runtime.local.executable import Executable, Port, load
-    from pathways.runtime.resources.cluster import Cluster, Device, Host, Island, connect
-    from pathways.runtime.resources.manager import Binding, ResourceError, ResourceManager, bind, release
+    from pathways.runtime.resources.cluster import Cluster, Device, Host, Island
+    from pathways.runtime.resources.manager import Binding, ResourceError, ResourceManager
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
     from pathways.runtime.xla.compile_cache import CompileError
 
@@ -25,11 +26,11 @@ _MODULES = {
     "ResourceManager": "resources.manager",
     "VirtualDeviceSet": "resources.virtual",
     "VirtualSlice": "resources.virtual",
-    "bind": "resources.manager",
-    "connect": "resources.cluster",
+    "bind": "local.devices",
+    "connect": "local.devices",
     "load": "local.executable",
     "make_virtual_device_set": "resources.virtual",
-    "release": "resources.manager",
+    "release": "local.devices",
 }
 
 __all__ = [

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import pytest
 
 from pathways.runtime.local import executable
+from pathways.runtime.local.devices import bind
 from pathways.runtime.plan import plan
-from pathways.runtime.resources import manager as resources
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla import pjrt
 
@@ -126,7 +126,7 @@ class Runner:
 
     def load(self, builder: PlanBuilder, *results: int, **options: Any) -> Any:
         finished = builder.finish(*results)
-        bound = resources.bind(builder.slices, finished.name)
+        bound = bind(builder.slices, finished.name)
         bindings = {slice.name: binding for slice, binding in bound.items()}
         return executable.load(finished, bindings, callbacks=builder.callbacks, **options)
 

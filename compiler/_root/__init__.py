@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.stages import Compiled, Lowered, ProgramError
     from pathways.runtime.bundle.manifest import BundleError
+    from pathways.runtime.local.devices import cluster, connect
     from pathways.runtime.local.executable import CompileError
     from pathways.runtime.local.tracing import trace
-    from pathways.runtime.resources.cluster import cluster, connect
     from pathways.runtime.resources.manager import ResourceError
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
 
@@ -57,8 +57,8 @@ _MODULES = {
     "VirtualDeviceSet": "runtime.resources.virtual",
     "VirtualSlice": "runtime.resources.virtual",
     "accumulate": "compiler.accumulate",
-    "cluster": "runtime.resources.cluster",
-    "connect": "runtime.resources.cluster",
+    "cluster": "runtime.local.devices",
+    "connect": "runtime.local.devices",
     "jit": "compiler.api",
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways.runtime.local import codegen, host_moves, memory, tracing
+from pathways.runtime.local.devices import devices_of, mesh_of
 from pathways.runtime.plan.parts import Shard
 from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Release, Result, Slot, Transfer
 from pathways.runtime.resources.manager import Binding
@@ -142,7 +143,7 @@ def load(
     first = {pair: several[0] for pair, several in executables.items()}
     memory.check_fits(plan, bindings, first)
     target = _Target(plan, bindings, executables, result_avals)
-    several = any(binding.devices.size > 1 for binding in bindings.values())
+    several = any(len(binding.devices) > 1 for binding in bindings.values())
     passed = [argument for argument in plan.arguments if argument.constant is None]
     names = range(len(passed)) if argument_names is None else argument_names
     slots = [
@@ -176,7 +177,7 @@ def _requests(
 ) -> Iterator[Request]:
     """One request for all devices of a slice, or one for each where a computation is local."""
     computation, slice = plan.computations[pair[0]], pair[1]
-    devices = tuple(bindings[slice].devices.flat)
+    devices = devices_of(bindings[slice])
     used = tuple(callbacks) if computation.callbacks else ()
     for group in [(device,) for device in devices] if computation.local else [devices]:
         yield Request(computation, slice, group, used, code)
@@ -228,6 +229,7 @@ class _Target:
     ) -> None:
         self.plan = plan
         self.bindings = bindings
+        self.meshes = {name: mesh_of(binding) for name, binding in bindings.items()}
         self.executables = executables
         self._named: dict[tuple[str, tuple[tuple[str, ...], ...]], NamedSharding] = {}
         self.shardings = dict(self._shardings())
@@ -257,7 +259,7 @@ class _Target:
             self._check_shardings(launch)
             keep = None
             if self.plan.computations[launch.computation].effects:
-                keep = pjrt.token_keeper(list(self.bindings[launch.slice].devices.flat))
+                keep = pjrt.token_keeper(devices_of(self.bindings[launch.slice]))
             handlers = [
                 pjrt.result_handler(aval, sharding, f"{launch.computation} on {launch.slice}")
                 for aval, sharding in zip(avals, shardings, strict=True)
@@ -270,7 +272,7 @@ class _Target:
     def _on_each_device(self, launch: Launch) -> Callable[[list[Any]], list[Any]]:
         return pjrt.on_each_device(
             self.executables[launch.computation, launch.slice],
-            list(self.bindings[launch.slice].devices.flat),
+            devices_of(self.bindings[launch.slice]),
             [_aval(type_) for type_ in self.plan.computations[launch.computation].results],
             self._readers(launch.operands),
             self._makers(launch.results),
@@ -321,7 +323,7 @@ class _Target:
 
     def _check_shardings(self, launch: Launch) -> None:
         """Checks that XLA laid out a computation as the plan says; it takes any arrays in silence."""
-        if self.bindings[launch.slice].devices.size == 1:
+        if self.meshes[launch.slice].size == 1:
             return
         (executable,) = self.executables[launch.computation, launch.slice]
         for which, slots in (("operand", launch.operands), ("result", launch.results)):
@@ -371,7 +373,7 @@ class _Target:
         on_cpu = {
             name
             for name, binding in self.bindings.items()
-            if all(device.platform == "cpu" for device in binding.devices.flat)
+            if all(device.platform == "cpu" for device in binding.devices)
         }
         return host_moves.find_roles(self.plan, on_cpu, self._apart, self._replicas)
 
@@ -472,7 +474,7 @@ class _Target:
             dims = dims[:-1]
         if (slice, dims) not in self._named:
             entries = [axes[0] if len(axes) == 1 else axes or None for axes in dims]
-            self._named[slice, dims] = NamedSharding(self.bindings[slice].mesh, PartitionSpec(*entries))
+            self._named[slice, dims] = NamedSharding(self.meshes[slice], PartitionSpec(*entries))
         return self._named[slice, dims]
 
     def _shardings(self) -> Iterator[tuple[Slot, NamedSharding]]:

@@ -20,6 +20,7 @@ from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
 from pathways.runtime.local import executable
+from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan, Transfer
 from pathways.runtime.resources.manager import Binding
@@ -142,8 +143,14 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def load(plan: Plan, shardings: dict[str, NamedSharding]) -> executable.Executable:
+    devices = {device.id: device for device in cluster().devices}
     bindings = {
-        name: Binding(s.mesh.devices, s.mesh, tuple(d.id for d in s.mesh.devices.flat), "island0", plan.name)
+        name: Binding(
+            tuple(devices[handle.id] for handle in s.mesh.devices.flat),
+            s.mesh.devices.shape,
+            s.mesh.axis_names,
+            plan.name,
+        )
         for name, s in shardings.items()
     }
     return executable.load(plan, bindings)

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from pathways.runtime.local import executable
+from pathways.runtime.local.devices import bind
 from pathways.runtime.plan import plan
-from pathways.runtime.resources import manager as resources
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.xla import compile_cache, pjrt
 
@@ -81,7 +81,7 @@ def sharded(build, shardings, *results):
 
 
 def load_plan(build, finished):
-    bound = resources.bind(build.slices, finished.name)
+    bound = bind(build.slices, finished.name)
     return executable.load(finished, {slice.name: binding for slice, binding in bound.items()})
 
 

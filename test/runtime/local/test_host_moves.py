@@ -23,11 +23,11 @@ from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
 from pathways.runtime.local import executable, host_moves, tracing
+from pathways.runtime.local.devices import bind
 from pathways.runtime.local.host_moves import Role, find_roles
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.parts import Part, read_parts
 from pathways.runtime.plan.plan import Launch, Plan, Release, Transfer
-from pathways.runtime.resources.manager import bind
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.timelines.trace_file import read_trace
 from pathways.runtime.xla import host_memory, pjrt

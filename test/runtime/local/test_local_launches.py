@@ -11,9 +11,9 @@ from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
 from pathways.runtime.local import executable
+from pathways.runtime.local.devices import bind
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.resources.manager import bind
 from pathways.runtime.resources.virtual import make_virtual_device_set
 
 ROWS, COLUMNS = '<@mesh, [{"x"}, {}]>', '<@mesh, [{}, {"x"}]>'
