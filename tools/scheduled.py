@@ -13,6 +13,7 @@ from pathways.tools.files import UserError, read_input
 if TYPE_CHECKING:
     from pathways.runtime.plan.plan import Plan
     from pathways.runtime.simulate.times import Link, Times
+    from pathways.runtime.timelines.events import EventLog
     from pathways.runtime.timelines.timeline import Timeline
 
 TIMES_HELP = """\
@@ -133,7 +134,7 @@ def _read_times(path: str, plan: Plan) -> Times:
         raise UserError(f"'{path}': {error}") from None
 
 
-def read_timelines(paths: Sequence[str]) -> list[Timeline]:
+def read_timelines(paths: Sequence[str]) -> list[EventLog]:
     """All steps in trace files.
 
     Raises:
@@ -141,7 +142,7 @@ def read_timelines(paths: Sequence[str]) -> list[Timeline]:
     """
     from pathways.runtime.timelines.trace_file import TraceError, read_trace
 
-    found: list[Timeline] = []
+    found: list[EventLog] = []
     for path in paths:
         try:
             found += read_trace(read_input(path))

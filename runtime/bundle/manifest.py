@@ -98,7 +98,7 @@ class Root:
 
 
 @dataclasses.dataclass(frozen=True)
-class Computation:
+class ListedComputation:
     """A computation; its member holds it as a StableHLO portable artifact.
 
     Attributes:
@@ -150,7 +150,7 @@ class Manifest:
     arguments: tuple[Leaf, ...]
     result: Root
     results: tuple[Leaf, ...]
-    computations: tuple[Computation, ...]
+    computations: tuple[ListedComputation, ...]
     custom_calls: tuple[str, ...]
     constants: tuple[Constant, ...]
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -202,7 +202,7 @@ def read_index(data: memoryview) -> tuple[str, tuple[Code, ...]]:
     return index["manifest"], index["executables"]
 
 
-Parser = Callable[[Any, str], Any]
+FieldParser = Callable[[Any, str], Any]
 
 
 def _json(value: Any) -> bytes:
@@ -237,7 +237,7 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _matching(pattern: re.Pattern[str], what: str) -> Parser:
+def _matching(pattern: re.Pattern[str], what: str) -> FieldParser:
     def parse(value: Any, where: str) -> str:
         return value if isinstance(value, str) and pattern.fullmatch(value) else _fail(where, what)
 
@@ -248,7 +248,7 @@ def _flag(value: Any, where: str) -> bool:
     return value if isinstance(value, bool) else _fail(where, "true or false")
 
 
-def _whole(smallest: int) -> Parser:
+def _whole(smallest: int) -> FieldParser:
     def parse(value: Any, where: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= _MOST_ELEMENTS:
             _fail(where, f"a whole number of at least {smallest}")
@@ -272,11 +272,11 @@ def _shape(value: Any, where: str) -> tuple[int, ...]:
     return shape
 
 
-def _optional(parser: Parser) -> Parser:
+def _optional(parser: FieldParser) -> FieldParser:
     return lambda value, where: None if value is None else parser(value, where)
 
 
-def _several(parser: Parser) -> Parser:
+def _several(parser: FieldParser) -> FieldParser:
     def parse(value: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
             _fail(where, "a list")
@@ -285,7 +285,7 @@ def _several(parser: Parser) -> Parser:
     return parse
 
 
-def _table(parser: Parser) -> Parser:
+def _table(parser: FieldParser) -> FieldParser:
     def parse(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             _fail(where, "an object")
@@ -294,7 +294,7 @@ def _table(parser: Parser) -> Parser:
     return parse
 
 
-def _record(make: Callable[..., Any], **parsers: Parser) -> Parser:
+def _record(make: Callable[..., Any], **parsers: FieldParser) -> FieldParser:
     def parse(value: Any, where: str) -> Any:
         if not isinstance(value, dict) or value.keys() != parsers.keys():
             _fail(where, f"an object of {', '.join(sorted(parsers))}")
@@ -330,7 +330,7 @@ _LEAF = _record(
     donated=_flag,
 )
 _ROOT = _record(Root, name=_text, tree=_tree)
-_COMPUTATION = _record(Computation, name=_text, local=_flag, effects=_flag)
+_COMPUTATION = _record(ListedComputation, name=_text, local=_flag, effects=_flag)
 _CONSTANT = _record(Constant, name=_text, shape=_shape, dtype=_dtype)
 _CODE = _record(Code, computation=_text, devices=_whole(1), target=_digest, digest=_digest)
 _INDEX = _record(dict, manifest=_digest, executables=_several(_CODE))

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
-from pathways.runtime.simulate.replay import Span, timeline_of
-from pathways.runtime.timelines.timeline import SECONDS, Timeline
+from pathways.runtime.timelines.events import SECONDS, EventLog
+from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.trace_file import TraceFile
 from pathways.runtime.xla.host_memory import Views
 
@@ -163,7 +163,7 @@ class _Record:
         for place, reports in by_place.items():
             self.recorder.watcher(place).put((self, reports))
 
-    def timeline(self) -> tuple[int, Timeline]:
+    def timeline(self) -> tuple[int, EventLog]:
         """When the first event began, and the timeline from there on."""
         done = self._done()
         found: dict[int, tuple[int, int, int | None]] = {}
@@ -183,7 +183,7 @@ class _Record:
                 on_slice[step.slice] = end, n
         origin = min((start for start, _, _ in found.values()), default=0)
         spans = {
-            n: Span((start - origin) * _NANOSECOND, (end - origin) * _NANOSECOND, after)
+            n: StepSpan((start - origin) * _NANOSECOND, (end - origin) * _NANOSECOND, after)
             for n, (start, end, after) in found.items()
         }
         return origin, timeline_of(self.watch.plan, spans, SECONDS, f"measured, step {self.number}")

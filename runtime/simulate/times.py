@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.plan.plan import Launch, Plan
-from pathways.runtime.timelines.timeline import SECONDS, UNITS, Timeline
+from pathways.runtime.timelines.events import SECONDS, UNITS, EventLog
 
 PHASES = ("fwd", "bwd", "bwd.input", "bwd.weight", "recompute", "glue")
 SECTIONS = ("phases", "stages", "computations", "launches")
@@ -137,7 +137,7 @@ def read_times(given: Mapping[str, Any], plan: Plan) -> Times:
         "launches": ("launch", [launch.label for launch in launches]),
     }
     _check_names(given, SECTIONS, "there is no section")
-    reader = _Reader()
+    reader = _QuantityReader()
     tables = {
         section: reader.table(given.get(section, {}), section, *names) for section, names in known.items()
     }
@@ -151,7 +151,7 @@ def read_times(given: Mapping[str, Any], plan: Plan) -> Times:
     return Times(reader.unit, stages=by_stage, **tables)
 
 
-def measured_times(timelines: Sequence[Timeline], plan: Plan) -> Times:
+def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
     """The median duration of each launch and each computation in measured steps of a program.
 
     Computations that this program does not have are left out, so that a measured run can be replayed in
@@ -181,7 +181,7 @@ def read_link(latency: str | float | None, bandwidth: str | float | None, unit: 
     Raises:
       TimesError: when it cannot be read, or is in another unit.
     """
-    reader = _Reader(unit)
+    reader = _QuantityReader(unit)
     read = reader.number(latency, "latency", _SECONDS) if latency is not None else 0.0
     rate = reader.number(bandwidth, "bandwidth", _RATES) if bandwidth is not None else math.inf
     if rate == 0:
@@ -189,7 +189,7 @@ def read_link(latency: str | float | None, bandwidth: str | float | None, unit: 
     return Link(read, rate)
 
 
-class _Reader:
+class _QuantityReader:
     """Reads quantities, all in one unit: that of the first one that is not zero."""
 
     def __init__(self, unit: str | None = None) -> None:
