@@ -24,8 +24,9 @@ from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.simulate.links import read_link
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import read_link, read_times
+from pathways.runtime.simulate.times import read_times
 from pathways.runtime.timelines.timeline import Timeline
 
 PHASES = ("stablehlo", "imported", "placed", "sharded", "scheduled")
@@ -219,7 +220,7 @@ class Bound:
 
         Args:
           times: how long launches take, as `{"phases": {"fwd": "1ms", "bwd": "2ms"}}`; see
-            `runtime.times` for all of the form. By default one unit of time for each placed call.
+            `runtime.simulate.times` for all of the form. By default one unit of time for each placed call.
           latency: of links between slices, such as `5us`; none by default.
           bandwidth: of links between slices, such as `10GB/s`; no limit by default.
 

@@ -54,14 +54,15 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _of_program(options: argparse.Namespace) -> list[EventLog] | None:
     """The planned timeline of a program, and the simulated one if it is another."""
-    from pathways.runtime.simulate.times import Link, Times
+    from pathways.runtime.simulate.links import Link
+    from pathways.runtime.simulate.times import Times
 
     plan = scheduled.read_plan(options.input)
     if plan is None:
         return None
     times, link = scheduled.read_model(options, plan)
     timelines: list[EventLog] = [scheduled.simulated(plan, Times(), Link(), "planned")]
-    if times.given or link != Link():
+    if times.has_entries or link != Link():
         timelines.append(scheduled.simulated(plan, times, link, "simulated"))
     return timelines
 

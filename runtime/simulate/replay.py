@@ -15,7 +15,8 @@ The model is that of the proof, with times:
 from __future__ import annotations
 
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
-from pathways.runtime.simulate.times import Link, Times
+from pathways.runtime.simulate.links import Link
+from pathways.runtime.simulate.times import Times
 from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.timeline import Timeline
 
@@ -31,7 +32,7 @@ def simulate(plan: Plan, times: Times | None = None, link: Link | None = None, t
     """
     times = times or Times()
     spans = _Replay(plan, times, link or Link()).spans()
-    return timeline_of(plan, spans, times.unit, title or ("simulated" if times.given else "planned"))
+    return timeline_of(plan, spans, times.unit, title or ("simulated" if times.has_entries else "planned"))
 
 
 class _Replay:
