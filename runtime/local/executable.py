@@ -314,7 +314,7 @@ class _Target:
         """Checks that what each device does with its shards was made for such shards."""
         computation = self.plan.computations[launch.computation]
         for slots, types in ((launch.operands, computation.operands), (launch.results, computation.results)):
-            held = tuple(self.plan.shard_type(slot, launch.slice) for slot in slots)
+            held = tuple(self.plan.shard_type(slot) for slot in slots)
             if held != types:
                 raise ValueError(
                     f"program {self.plan.name}: computation {launch.computation} on slice {launch.slice} is "
@@ -419,8 +419,8 @@ class _Target:
 
     def _check_pieces(self, transfer: Transfer) -> None:
         """Checks that all pieces of a transfer have one type on both sides."""
-        types = {self.plan.shard_type(slot, transfer.src) for slot in transfer.operands}
-        types |= {self.plan.shard_type(slot, transfer.dst) for slot in transfer.results}
+        types = {self.plan.shard_type(slot) for slot in transfer.operands}
+        types |= {self.plan.shard_type(slot) for slot in transfer.results}
         if len(types) != 1:
             raise ValueError(
                 f"program {self.plan.name}: transfer {transfer.src} -> {transfer.dst} copies pieces of "

@@ -165,7 +165,7 @@ class _Finder:
     def shards(self, move: _Move, replicas: Sequence[int]) -> Iterator[Shard]:
         """For each device of the target what its shard is made of."""
         transfer = move.transfer
-        piece = self.plan.shard_type(transfer.results[0], transfer.dst).shape
+        piece = self.plan.shard_type(transfer.results[0]).shape
         joined: Shard = (Part(0, whole(piece), whole(piece)),)
         pieces = [joined]
         if move.cut is not None:

@@ -216,10 +216,7 @@ class Watch:
             for n, step in self.steps.items()
         }
         self._donated = frozenset(
-            step.operands[number]
-            for step in plan.steps
-            if isinstance(step, Launch)
-            for number in plan.computations[step.computation].donated
+            slot for step in plan.steps if isinstance(step, Launch) for slot in plan.donated_operands(step)
         )
         self._recorder = recorder
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
+from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Transfer
 from pathways.runtime.timelines.events import Curve, TimelineEvent
 from pathways.runtime.timelines.timeline import Timeline
+
+_Moment = tuple[float, int, int]
+"""A time, the number of a step, and 0 for a beginning, 1 for an end: what ends at a time makes room for what
+later steps begin at that time."""
+
+_Change = tuple[_Moment, int]
+"""When the live bytes of a slice change, and by how many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,55 +89,36 @@ def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str
 def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
     """The live bytes of each slice: a result lives from the start of its step, what is released until its
     last reader is done."""
-    homes = dict(_homes(plan))
-    ends: dict[Slot, tuple[float, int]] = {}
-    # (time, number of the step, 0 for a beginning and 1 for an end): what ends at a time makes room for
-    # what later steps begin at that time.
-    changes: dict[str, list[tuple[float, int, int, int]]] = {name: [] for name in plan.slices}
+    # When the last step that reads or fills a slot is done, and its number.
+    last: dict[Slot, tuple[float, int]] = {}
+    curves: dict[str, list[_Change]] = {name: [] for name in plan.slices}
 
-    def change(slot: Slot, moment: tuple[float, int, int], sign: int) -> None:
-        slice = homes[slot]
-        nbytes = plan.shard_type(slot, slice).nbytes * math.prod(plan.slices[slice].shape)
-        changes[slice].append((*moment, sign * nbytes))
+    def change(slot: Slot, moment: _Moment, sign: int) -> None:
+        slice = plan.slot_slices[slot]
+        curves[slice].append((moment, sign * plan.shard_type(slot).nbytes * plan.slices[slice].size))
 
-    for argument in plan.arguments:
-        for slot in argument.slots.values():
-            change(slot, (0.0, -1, 0), 1)
-    for n, step in enumerate(plan.steps):
+    for changes in slot_changes(plan):
+        n = changes.step
+        step = None if n == BEFORE else plan.steps[n]
         if isinstance(step, Release):
-            for slot in step.slots:
-                change(slot, (*ends.get(slot, (0.0, n)), 1), -1)
+            for slot in changes.ended:
+                change(slot, (*last.get(slot, (0.0, n)), 1), -1)
             continue
-        span = spans[n]
-        for slot in (*step.operands, *step.results):
-            ends[slot] = max(ends.get(slot, (0.0, 0)), (span.end, n))
-        for slot in step.results:
-            change(slot, (span.start, n, 0), 1)
-        if isinstance(step, Launch):
-            for operand in plan.computations[step.computation].donated:
-                change(step.operands[operand], (span.start, n, 0), -1)
-    return {name: _curve(moves) for name, moves in changes.items()}
+        start = 0.0 if step is None else spans[n].start
+        for slot in changes.ended:
+            change(slot, (start, n, 0), -1)
+        for slot in changes.begun:
+            change(slot, (start, n, 0), 1)
+        if step is not None:
+            for slot in (*step.operands, *step.results):
+                last[slot] = max(last.get(slot, (0.0, 0)), (spans[n].end, n))
+    return {name: _curve(moves) for name, moves in curves.items()}
 
 
-def _homes(plan: Plan) -> Iterator[tuple[Slot, str]]:
-    """The slice of each slot."""
-    for argument in plan.arguments:
-        yield from ((slot, name) for name, slot in argument.slots.items())
-    for step in plan.steps:
-        if not isinstance(step, Release):
-            slice = step.slice if isinstance(step, Launch) else step.dst
-            yield from ((slot, slice) for slot in step.results)
-
-
-def _curve(changes: list[tuple[float, int, int, int]]) -> Curve:
+def _curve(changes: Sequence[_Change]) -> Curve:
     """The sums of changes in the order of their moments; those of one moment count at once."""
-    sums: dict[tuple[float, int, int], int] = {}
-    for *moment, nbytes in sorted(changes):
-        key = (moment[0], int(moment[1]), int(moment[2]))
-        sums[key] = sums.get(key, 0) + nbytes
-    curve: list[tuple[float, int]] = []
-    now = 0
-    for (time, _, _), nbytes in sums.items():
-        now += nbytes
-        curve.append((time, now))
-    return tuple(curve)
+    sums: dict[_Moment, int] = {}
+    for moment, nbytes in sorted(changes):
+        sums[moment] = sums.get(moment, 0) + nbytes
+    totals = itertools.accumulate(sums.values())
+    return tuple((time, total) for (time, _, _), total in zip(sums, totals, strict=True))
