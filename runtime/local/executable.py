@@ -15,12 +15,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways.runtime.local import codegen, host_moves, memory, tracing
+from pathways.runtime.local import codegen, memory, tracing
 from pathways.runtime.local.devices import devices_of, mesh_of
-from pathways.runtime.plan.parts import Shard
 from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Release, Result, Slot, Transfer
 from pathways.runtime.resources.manager import Binding
-from pathways.runtime.xla import host_memory, pjrt
+from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import CompileError, Loaded, Progress, Request, load_all
 
 __all__ = ["CompileError", "Executable", "Port", "load"]
@@ -249,12 +248,10 @@ class _Target:
         operands = tuple(self.shardings[slot] for slot in launch.operands)
         local = self.plan.computations[launch.computation].local
         apart = self._are_apart((*launch.operands, *launch.results)) if local else ()
-        role = self._roles.get(launch.results[0]) if local and launch.results else None
-        key = (launch.computation, launch.slice, operands, avals, shardings, apart, role)
+        key = (launch.computation, launch.slice, operands, avals, shardings, apart)
         if key not in self._kernels and local:
             self._check_shards(launch)
-            execute = self._through_host(role, launch, self._on_each_device(launch))
-            self._kernels[key] = codegen.Kernel(execute, None)
+            self._kernels[key] = codegen.Kernel(self._on_each_device(launch), None)
         elif key not in self._kernels:
             self._check_shardings(launch)
             keep = None
@@ -355,53 +352,15 @@ class _Target:
         target = self.shardings[transfer.results[0]]
         avals = tuple(self.avals[slot] for slot in transfer.results)
         apart = self._are_apart((*transfer.operands, *transfer.results))
-        role = self._roles.get(transfer.results[0])
-        key = (target, avals, transfer.routes, apart, role)
+        key = (target, avals, transfer.routes, apart)
         if key not in self._routed:
-            copy = pjrt.route(
+            self._routed[key] = pjrt.route(
                 transfer.routes,
                 list(target.mesh.devices.flat),
                 self._readers(transfer.operands),
                 self._makers(transfer.results),
             )
-            self._routed[key] = self._through_host(role, transfer, copy)
         return self._routed[key]
-
-    @functools.cached_property
-    def _roles(self) -> Mapping[Slot, host_moves.Role]:
-        """What steps do when a value moves through the host, by their first results."""
-        on_cpu = {
-            name
-            for name, binding in self.bindings.items()
-            if all(device.platform == "cpu" for device in binding.devices)
-        }
-        return host_moves.find_roles(self.plan, on_cpu, self._apart, self._replicas)
-
-    def _replicas(self, slot: Slot) -> list[int]:
-        """For each device of a slot's slice the first one that holds the same shard."""
-        sharding = self.shardings[slot]
-        where = sharding.devices_indices_map(self.plan.slot_types[slot].shape)
-        shards = [where[device] for device in sharding.mesh.devices.flat]
-        return [shards.index(shard) for shard in shards]
-
-    def _through_host(
-        self,
-        role: host_moves.Role | None,
-        step: Launch | Transfer,
-        otherwise: Callable[[list[Any]], list[Any]],
-    ) -> Callable[[list[Any]], list[Any]]:
-        if role is None:
-            return otherwise
-        views = pjrt.host_views if role.begins else host_moves.handed_on
-        land = None if role.shards is None else self._land(role.shards, step.results[0])
-        return host_moves.through_host(views, land, len(step.results), otherwise)
-
-    def _land(self, shards: Sequence[Shard], slot: Slot) -> Callable[[host_memory.Views], Any]:
-        """A function that makes the array in a slot of views of another one's shards."""
-        aval, sharding = self.avals[slot], self.shardings[slot]
-        fill = host_memory.fill(shards, sharding.shard_shape(aval.shape), aval.dtype)
-        put = pjrt.from_host(aval, sharding)
-        return lambda held: put(fill(held))
 
     def _check_whole(self, transfer: Transfer) -> None:
         """Checks that a copy shard by shard, in the order of the meshes, gives each device what it needs.

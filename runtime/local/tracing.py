@@ -30,7 +30,6 @@ from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
 from pathways.runtime.timelines.events import SECONDS, EventLog
 from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.trace_file import TraceFile
-from pathways.runtime.xla.host_memory import Views
 
 _NANOSECOND = 1e-9
 _PAUSE = 1.0
@@ -310,9 +309,7 @@ class Recorder:
 
 
 def _wait(what: Any) -> None:
-    """Waits for a token, an array, or what holds the place of one: its shards, or views of what is ready."""
-    if isinstance(what, Views):
-        return
+    """Waits for a token, an array, or its shards."""
     for one in what if isinstance(what, list | tuple) else (what,):
         one.block_until_ready()
 

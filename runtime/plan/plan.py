@@ -56,7 +56,8 @@ class Computation:
 
     Attributes:
       name: the name of the callee in the program.
-      module: MLIR bytecode of StableHLO with one public function `main`, donation as argument attributes.
+      module: MLIR bytecode or a portable artifact of StableHLO with one public function `main`, donation as
+        argument attributes.
       operands: types of the arguments of `main`.
       results: types of its results.
       donated: numbers of the arguments that it consumes.

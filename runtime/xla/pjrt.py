@@ -25,7 +25,6 @@ from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jaxlib import _jax, lapack, xla_client
 
 from pathways.runtime.bundle.file import is_artifact
-from pathways.runtime.xla.host_memory import Views
 
 Aval = Any
 """A `jax.core.ShapedArray`, possibly of an extended dtype such as a typed PRNG key."""
@@ -277,39 +276,6 @@ def take_apart(array: Any) -> list[Any]:
 def put_together(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Sequence[Any]], Any]:
     """A function that makes an array of its shards, the reverse of `take_apart`."""
     return pxla.global_aval_to_result_handler(aval, sharding, True)
-
-
-def host_views(array: Any) -> Views | None:
-    """The shards of an array on CPU as they lie in memory, without a copy; None where there is no value.
-
-    There is none yet, or there never will be since its computation failed. `numpy.asarray` would leave a view
-    in the array, as this does in jax 0.11, and a later donation would have to copy.
-
-    Raises:
-      RuntimeError: when it was deleted.
-    """
-    shards = take_apart(array)
-    if not array.is_ready():
-        return None
-    try:
-        return Views(shard._single_device_array_to_np_array_did_copy()[0] for shard in shards)
-    except jax.errors.JaxRuntimeError:
-        return None
-
-
-def from_host(aval: Aval, sharding: jax.sharding.NamedSharding) -> Callable[[Sequence[np.ndarray]], Any]:
-    """A function that makes an array of its shards in host memory, which it keeps where they are aligned.
-
-    The public `jax.device_put` would cut the shards out of a whole.
-    """
-    devices = list(sharding.mesh.devices.flat)
-
-    def put(shards: Sequence[np.ndarray]) -> Any:
-        # Without x64 JAX may narrow 64 bits, against the aval. To the user, nothing comes from the host here.
-        with jax.transfer_guard_host_to_device("allow"):
-            return xla_client.batched_device_put(aval, sharding, shards, devices, True, enable_x64=True)
-
-    return put
 
 
 def route(
