@@ -19,7 +19,7 @@ from _ratios import Case, run
 
 import pathways
 from pathways.runtime.local.devices import bind, mesh_of
-from pathways.runtime.local.executable import Executable, load
+from pathways.runtime.local.load import Executable, load
 from pathways.runtime.plan import plan
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 from pathways.runtime.xla import pjrt

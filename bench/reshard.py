@@ -28,7 +28,7 @@ from pathways.dialect import make_context
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import parse_pipeline
 from pathways.runtime.local.devices import bind, mesh_of, release
-from pathways.runtime.local.executable import load
+from pathways.runtime.local.load import load
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 

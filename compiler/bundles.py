@@ -29,7 +29,7 @@ from pathways.runtime.bundle.manifest import (
     Slice,
 )
 from pathways.runtime.bundle.program import custom_calls, read_artifact
-from pathways.runtime.local.executable import Executable
+from pathways.runtime.local.load import Executable
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Argument, Computation, Plan, Result
 from pathways.runtime.xla import pjrt

@@ -23,8 +23,8 @@ from pathways.runtime.bundle.file import read as read_bundle
 from pathways.runtime.bundle.manifest import BundleError, Leaf
 from pathways.runtime.bundle.program import read_program
 from pathways.runtime.local.devices import bind, cluster, devices_of
-from pathways.runtime.local.executable import Executable
-from pathways.runtime.local.executable import load as load_executable
+from pathways.runtime.local.load import Executable
+from pathways.runtime.local.load import load as load_executable
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 from pathways.runtime.xla import pjrt

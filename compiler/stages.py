@@ -19,7 +19,7 @@ from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.pipeline import Options, phases
 from pathways.runtime.local.devices import bind
-from pathways.runtime.local.executable import Executable, load
+from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathways.runtime.local.devices import bind, connect, release
-    from pathways.runtime.local.executable import Executable, Port, load
+    from pathways.runtime.local.load import Executable, Port, load
     from pathways.runtime.resources.cluster import Cluster, Device, Host, Island
     from pathways.runtime.resources.manager import Binding, ResourceError, ResourceManager
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
@@ -18,17 +18,17 @@ _MODULES = {
     "Cluster": "resources.cluster",
     "CompileError": "xla.compile_cache",
     "Device": "resources.cluster",
-    "Executable": "local.executable",
+    "Executable": "local.load",
     "Host": "resources.cluster",
     "Island": "resources.cluster",
-    "Port": "local.executable",
+    "Port": "local.load",
     "ResourceError": "resources.manager",
     "ResourceManager": "resources.manager",
     "VirtualDeviceSet": "resources.virtual",
     "VirtualSlice": "resources.virtual",
     "bind": "local.devices",
     "connect": "local.devices",
-    "load": "local.executable",
+    "load": "local.load",
     "make_virtual_device_set": "resources.virtual",
     "release": "local.devices",
 }

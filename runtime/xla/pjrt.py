@@ -32,10 +32,10 @@ Aval = Any
 LoadedExecutable = Any
 """A `jaxlib` executable that is loaded on its devices."""
 
-Reader = Callable[[Any], Sequence[Any]]
+ShardReader = Callable[[Any], Sequence[Any]]
 """Makes the shards of what is in a slot: an array, or shards already."""
 
-Maker = Callable[[Sequence[Any]], Any]
+ShardMaker = Callable[[Sequence[Any]], Any]
 """Makes what is in a slot of its shards: an array, or shards as they are."""
 
 # Public `jax.device_put` costs 25 us for each array; this costs 2.7 us and takes several at once.
@@ -281,8 +281,8 @@ def put_together(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Seque
 def route(
     routes: Sequence[Sequence[tuple[int, int]]],
     devices: Sequence[jax.Device],
-    read: Sequence[Reader],
-    made: Sequence[Maker],
+    read: Sequence[ShardReader],
+    made: Sequence[ShardMaker],
 ) -> Callable[[list[Any]], list[Any]]:
     """A function that makes arrays of single shards of others.
 
@@ -314,8 +314,8 @@ def on_each_device(
     executables: Sequence[LoadedExecutable],
     devices: Sequence[jax.Device],
     shards: Sequence[Aval],
-    read: Sequence[Reader],
-    made: Sequence[Maker],
+    read: Sequence[ShardReader],
+    made: Sequence[ShardMaker],
 ) -> Callable[[list[Any]], list[Any]]:
     """A function that launches an executable on each device by itself, on the shards that are there.
 

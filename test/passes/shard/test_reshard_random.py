@@ -18,8 +18,9 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime.local import executable
 from pathways.runtime.local.devices import cluster
+from pathways.runtime.local.load import Executable
+from pathways.runtime.local.load import load as load_plan
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan, Transfer
 from pathways.runtime.resources.manager import Binding
@@ -140,7 +141,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(source, target, shape, dtype, draw(st.booleans()), draw(st.booleans()))
 
 
-def load(plan: Plan, shardings: dict[str, NamedSharding]) -> executable.Executable:
+def load(plan: Plan, shardings: dict[str, NamedSharding]) -> Executable:
     devices = {device.id: device for device in cluster().devices}
     bindings = {
         name: Binding(
@@ -151,7 +152,7 @@ def load(plan: Plan, shardings: dict[str, NamedSharding]) -> executable.Executab
         )
         for name, s in shardings.items()
     }
-    return executable.load(plan, bindings)
+    return load_plan(plan, bindings)
 
 
 def check(case: Case) -> Plan:

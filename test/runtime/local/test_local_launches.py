@@ -10,8 +10,9 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime.local import executable
 from pathways.runtime.local.devices import bind
+from pathways.runtime.local.load import Executable
+from pathways.runtime.local.load import load as load_plan
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.virtual import make_virtual_device_set
@@ -67,12 +68,12 @@ def plan(functions: str, calls: list[tuple[str, str, str]], *results: str, donat
     return plan_of(module, "local")
 
 
-def load(made: Plan) -> executable.Executable:
+def load(made: Plan) -> Executable:
     slice = make_virtual_device_set().add_slice((2, 2), ("x", "y"))
-    return executable.load(made, {"s0": bind([slice], "local")[slice]})
+    return load_plan(made, {"s0": bind([slice], "local")[slice]})
 
 
-def run(loaded: executable.Executable) -> list[jax.Array]:
+def run(loaded: Executable) -> list[jax.Array]:
     return loaded.run([jax.device_put(X, loaded.inputs[0].sharding)])
 
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pathways.runtime.local import executable, memory
+from pathways.runtime.local import memory
 from pathways.runtime.local.devices import bind
+from pathways.runtime.local.load import load
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.timelines.tables import size
@@ -109,15 +110,15 @@ def test_a_program_that_does_not_fit_is_refused_before_it_is_compiled(plan_build
     build = plan_builder(left, right)
     y = build.transfer(build.argument((256,), left), right)
     plan = build.finish(build.launch(double, right, y))
-    assert executable.load(plan, bound(slices, plan, 2048))
-    monkeypatch.setattr(executable, "load_all", None)
+    assert load(plan, bound(slices, plan, 2048))
+    monkeypatch.setattr("pathways.runtime.local.load.load_all", None)
     wanted = (
         rf"program program: slice {right.name} needs 2 KiB \(2,048 bytes\) on each device, without the "
         r"temporaries of its computations; a device has [\d.]+ KiB \(2,047 bytes\)\n  slice .*\n"
         rf"  {left.name} .*\n  {right.name} "
     )
     with pytest.raises(ResourceError, match=wanted):
-        executable.load(plan, bound(slices, plan, 2047))
+        load(plan, bound(slices, plan, 2047))
 
 
 def test_temporaries_are_asked_for_when_xla_knows_them(plan_builder, slices):

@@ -16,8 +16,9 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime.local import executable, tracing
+from pathways.runtime.local import tracing
 from pathways.runtime.local.devices import bind
+from pathways.runtime.local.load import load
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.resources.virtual import make_virtual_device_set
@@ -88,7 +89,7 @@ class Program:
 
     def load(self, plan: Plan) -> None:
         self.plan = plan
-        self.loaded = executable.load(plan, self.bindings)
+        self.loaded = load(plan, self.bindings)
         self.source = self.loaded.inputs[0].sharding
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
