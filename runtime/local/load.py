@@ -22,7 +22,8 @@ from pathways.runtime.local.target import LocalTarget
 from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result, Slot
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.xla import pjrt
-from pathways.runtime.xla.compile_cache import Loaded, Progress, Request, load_all
+from pathways.runtime.xla.compile_cache import Loaded, Request, load_all
+from pathways.runtime.xla.compile_threads import Progress
 
 # Collectives of two programs that reach devices in different orders deadlock, so a program with a slice of
 # several devices issues all its steps under this lock. Reentrant: a callback may run in the same thread.

@@ -20,7 +20,7 @@ import pytest
 
 from pathways.runtime.plan import plan
 from pathways.runtime.resources.virtual import make_virtual_device_set
-from pathways.runtime.xla import compile_cache, pjrt
+from pathways.runtime.xla import compile_cache, compile_threads, pjrt
 from pathways.runtime.xla.compile_cache import CompileError
 
 
@@ -405,23 +405,23 @@ def test_progress_counts_computations(plan_builder, runner):
 
 
 def test_a_long_load_says_so_once(capsys):
-    report = compile_cache._Report(40, None)
-    report.add(1)
-    report.began -= 2
-    report.add(11)
-    report.add(1)
-    report.close()
+    line = compile_threads.ProgressLine(40, None)
+    line.add(1)
+    line.began -= 2
+    line.add(11)
+    line.add(1)
+    line.close()
     assert capsys.readouterr().err == "pathways: compiling 12/40 computations ...\n"
 
 
 # A load of slow computations; the first Ctrl-C comes from the process itself.
 INTERRUPTED_LOAD = """if True:
     import os, signal, sys, threading, time
-    from pathways.runtime.xla import compile_cache
+    from pathways.runtime.xla import compile_threads
     def slow(): time.sleep(float(sys.argv[1]))
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
-    try: compile_cache._in_threads([(i, slow) for i in range(50)], compile_cache._Report(50, None))
+    try: compile_threads.in_threads([(i, slow) for i in range(50)], compile_threads.ProgressLine(50, None))
     except KeyboardInterrupt: print("caught", time.monotonic() - began < 1)
 """
 WAITING = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once\n"
