@@ -1,4 +1,4 @@
-"""The runtime: virtual and physical devices, and loaded programs. Imports jax only when used."""
+"""The runtime: virtual and physical devices, and loaded programs. Imports its rooms, and jax, when used."""
 
 from __future__ import annotations
 
