@@ -19,7 +19,7 @@ class Timeline(EventLog):
         return report(self)
 
     def save_trace(self, path: str | Path) -> None:
-        """Writes it for Perfetto and `chrome://tracing`; see `timelines.trace_file`."""
+        """Writes it for Perfetto and `chrome://tracing`; see `runtime.timelines.trace_file`."""
         with TraceFile(path) as file:
             file.append(self)
 
