@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from pathways.runtime.resources.cluster import connect
+from pathways.runtime.local.devices import connect
 
 BATCHES = 5
 # Python specialises the bytecode of a function in its first calls.

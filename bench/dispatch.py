@@ -18,9 +18,9 @@ import numpy as np
 from _ratios import Case, run
 
 import pathways
-from pathways.runtime.local.executable import Executable, load
+from pathways.runtime.local.devices import bind, mesh_of
+from pathways.runtime.local.load import Executable, load
 from pathways.runtime.plan import plan
-from pathways.runtime.resources.manager import bind
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 from pathways.runtime.xla import pjrt
 
@@ -89,7 +89,7 @@ def hand_made(computation: plan.Computation, slices: list[VirtualSlice], length:
 def bare_loop(loaded: Executable, slices: list[VirtualSlice]) -> Callable[[jax.Array], jax.Array]:
     """What one would write by hand over the same executables: launches, and copies between slices."""
     executables = [loaded.executables[key] for key in loaded.executables]
-    shardings = [jax.NamedSharding(bind([slice], "chain")[slice].mesh, jax.P()) for slice in slices]
+    shardings = [jax.NamedSharding(mesh_of(bind([slice], "chain")[slice]), jax.P()) for slice in slices]
     aval = jax.core.ShapedArray((WIDTH,), jnp.float32)
     handlers = [[pjrt.result_handler(aval, sharding, "bare")] for sharding in shardings]
     devices = [[pjrt.device_list(list(sharding.mesh.devices.flat))] for sharding in shardings]
@@ -162,7 +162,7 @@ def cases() -> Iterator[Case]:
     loops = [bare_loop(hand_made(lower(tiny, 1), used, LENGTH), used) for used in (slices[:1], slices)]
     ours = our_side(slices)
     jitted, jitted_chain, jitted_total = jax.jit(tiny), jax.jit(chain), jax.jit(total)
-    sharding = jax.NamedSharding(bind(slices[:1], "chain")[slices[0]].mesh, jax.P())
+    sharding = jax.NamedSharding(mesh_of(bind(slices[:1], "chain")[slices[0]]), jax.P())
     x = jax.device_put(np.ones(WIDTH, np.float32), sharding)
 
     def jit_loop() -> jax.Array:

@@ -28,8 +28,7 @@ import pathways
 from pathways.dialect import make_context
 from pathways.passes.driver import run_passes
 from pathways.passes.pipeline import Options, phases
-from pathways.runtime.resources.cluster import connect
-from pathways.runtime.resources.manager import bind, release
+from pathways.runtime.local.devices import bind, connect, devices_of, release
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.xla import pjrt
 
@@ -109,7 +108,7 @@ def ours(size: Size, schedule: str = "1f1b") -> tuple[Training, list[jax.Device]
     layers.append(pathways.jit(loss_of_layer, devices=slices[-1]))
     step = pathways.program(step_of(layers, size.microbatches), schedule=schedule, donate_argnums=0)
     bindings = bind(slices, "pipeline")
-    devices = [bindings[slice].devices.flat[0] for slice in slices]
+    devices = [devices_of(bindings[slice])[0] for slice in slices]
     for slice in slices:
         release(slice)
     return Training(step, size, devices), devices

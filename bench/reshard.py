@@ -27,9 +27,9 @@ import pathways
 from pathways.dialect import make_context
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime.local.executable import load
+from pathways.runtime.local.devices import bind, mesh_of, release
+from pathways.runtime.local.load import load
 from pathways.runtime.plan.lower import plan_of
-from pathways.runtime.resources.manager import bind, release
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 
 PASSES = "pw-lower-transfers,pw-verify-placed,pw-schedule,pw-fuse-launches,pw-plan-memory,pw-verify-schedule"
@@ -38,12 +38,16 @@ SIZES = {"1 MB": (768, 336), "64 MB": (6144, 2688)}
 MORE = 10
 
 P = PartitionSpec
-HOST = "the value is ready: 1 pass over memory, in the thread of the caller"
+COPIES = "the copies"
+RESHARD = "launches on each device, and 2 or 3 passes over memory: cut, copy, join"
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """An array on one mesh that goes to another."""
+    """An array on one mesh that goes to another.
+
+    `inside` also measures it between two computations.
+    """
 
     name: str
     source: tuple[int, ...]
@@ -53,17 +57,27 @@ class Move:
     limit: str
     inside: bool = False
 
+    def target(self, size: str) -> float | None:
+        """The largest ratio to `jax.device_put`; None where the ratio is only reported.
+
+        A reshard of a value that is ready and that somebody waits for has nothing to hide its passes behind.
+        With 64 MB, who gets fresh pages from the system decides: one side alone varies by ten times.
+        """
+        if self.limit is COPIES:
+            return 1.1
+        return 1.5 if size == "1 MB" else None
+
 
 MOVES = [
-    Move("4 to 4, equal", (4,), P("x"), (4,), P("x"), "the copies"),
-    Move("2x2 to 2x2, equal", (2, 2), P("x", "y"), (2, 2), P("x", "y"), "the copies"),
+    Move("4 to 4, equal", (4,), P("x"), (4,), P("x"), COPIES),
+    Move("2x2 to 2x2, equal", (2, 2), P("x", "y"), (2, 2), P("x", "y"), COPIES),
     Move(
         "4 to 4, rows to columns",
         (4,),
         P("x"),
         (4,),
         P(None, "x"),
-        HOST,
+        RESHARD,
         inside=True,
     ),
     Move(
@@ -72,18 +86,18 @@ MOVES = [
         P("x", "y"),
         (4,),
         P("x"),
-        HOST,
+        RESHARD,
         inside=True,
     ),
-    Move("4 to 2", (4,), P("x"), (2,), P("x"), HOST),
-    Move("2 to 4", (2,), P("x"), (4,), P("x"), HOST),
+    Move("4 to 2", (4,), P("x"), (2,), P("x"), RESHARD),
+    Move("2 to 4", (2,), P("x"), (4,), P("x"), RESHARD),
     Move(
         "3 to 2",
         (3,),
         P("x"),
         (2,),
         P("x"),
-        HOST,
+        RESHARD,
         inside=True,
     ),
     Move(
@@ -92,7 +106,7 @@ MOVES = [
         P("x"),
         (2,),
         P(),
-        HOST,
+        RESHARD,
     ),
 ]
 
@@ -129,7 +143,7 @@ def moves() -> Iterator[Case]:
         slices = [devices.add_slice(shape, names[: len(shape)]) for shape in (move.source, move.target)]
         bindings = bind(slices, "move")
         shardings = [
-            NamedSharding(bindings[slice].mesh, spec)
+            NamedSharding(mesh_of(bindings[slice]), spec)
             for slice, spec in zip(slices, (move.source_spec, move.target_spec), strict=True)
         ]
         for size, shape in SIZES.items():
@@ -150,7 +164,7 @@ def moves() -> Iterator[Case]:
             yield Case(
                 f"{move.name}, {size}",
                 "jax.device_put",
-                1.1,
+                move.target(size),
                 ours,
                 theirs,
                 fresh.prepare,
@@ -176,7 +190,7 @@ def between() -> Iterator[Case]:
         bindings = bind(slices, "between")
         specs = (move.source_spec, move.target_spec)
         source, target = (
-            NamedSharding(bindings[slice].mesh, spec) for slice, spec in zip(slices, specs, strict=True)
+            NamedSharding(mesh_of(bindings[slice]), spec) for slice, spec in zip(slices, specs, strict=True)
         )
         placed = [
             pathways.jit(scale, devices=slice, in_shardings=spec, out_shardings=spec)
@@ -237,7 +251,7 @@ def launches() -> Iterator[Case]:
     """A computation over a 2x2 mesh, with a collective in it, small and large."""
     devices = make_virtual_device_set()
     slice = devices.add_slice((2, 2), ("x", "y"))
-    mesh = bind([slice], "launch")[slice].mesh
+    mesh = mesh_of(bind([slice], "launch")[slice])
     specs = P("x", None), P(None, "y")
 
     def multiply(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered, ProgramError
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.schedule import POLICIES, unknown_policy
-from pathways.runtime.resources.cluster import cluster
+from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.virtual import VirtualSlice
 
 Fun = Callable[..., Any]

@@ -18,10 +18,18 @@ from pathways.compiler.structures import argument_roots, tree_of
 from pathways.dialect import make_context, ops_named
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.bundle import trees
-from pathways.runtime.bundle.manifest import BundleError, Code, Constant, Leaf, Manifest, Root, Slice
-from pathways.runtime.bundle.manifest import Computation as ListedComputation
+from pathways.runtime.bundle.manifest import (
+    BundleError,
+    Code,
+    Constant,
+    Leaf,
+    ListedComputation,
+    Manifest,
+    Root,
+    Slice,
+)
 from pathways.runtime.bundle.program import custom_calls, read_artifact
-from pathways.runtime.local.executable import Executable
+from pathways.runtime.local.load import Executable
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Argument, Computation, Plan, Result
 from pathways.runtime.xla import pjrt

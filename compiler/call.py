@@ -15,7 +15,8 @@ import jax
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature, abstract
 from pathways.compiler.lowering import Traced
-from pathways.runtime.local.executable import Executable, check_alive
+from pathways.runtime.local.checks import check_alive
+from pathways.runtime.local.load import Executable
 from pathways.runtime.plan.plan import Plan
 
 UNLIKE = object()

@@ -11,8 +11,8 @@ from pathways.compiler.stages import Lowered, ProgramError
 from pathways.dialect import argument_attrs, form_of, ops_named, symbol_table
 from pathways.dialect.names import ARGUMENT_INFO, CONSTANT
 from pathways.passes.pipeline import Options
+from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import array_type, mesh_axes
-from pathways.runtime.resources.cluster import cluster
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 
 

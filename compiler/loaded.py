@@ -22,11 +22,10 @@ from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
 from pathways.runtime.bundle.manifest import BundleError, Leaf
 from pathways.runtime.bundle.program import read_program
-from pathways.runtime.local.executable import Executable
-from pathways.runtime.local.executable import load as load_executable
+from pathways.runtime.local.devices import bind, cluster, devices_of
+from pathways.runtime.local.load import Executable
+from pathways.runtime.local.load import load as load_executable
 from pathways.runtime.plan.plan import Launch, Plan
-from pathways.runtime.resources.cluster import cluster
-from pathways.runtime.resources.manager import bind
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import code_target
@@ -79,7 +78,7 @@ def load_bundle(
     bound = bind(virtual.values(), program=manifest.name)
     bindings = {name: bound[found] for name, found in virtual.items()}
     out_avals = [_aval(leaf) for leaf in manifest.results]
-    devices = {name: tuple(binding.devices.flat) for name, binding in bindings.items()}
+    devices = {name: devices_of(binding) for name, binding in bindings.items()}
     code = _matching_code(bundle, plan, devices) if trust else {}
     names = tuple(leaf.name for leaf in manifest.arguments)
     executable = load_executable(plan, bindings, result_avals=out_avals, argument_names=names, code=code)

@@ -19,14 +19,15 @@ from pathways.dialect import form_of
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.pipeline import Options, phases_behind
-from pathways.runtime.local.executable import Executable, load
+from pathways.runtime.local.devices import bind
+from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
-from pathways.runtime.resources.manager import bind
 from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.simulate.links import read_link
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import read_link, read_times
+from pathways.runtime.simulate.times import read_times
 from pathways.runtime.timelines.timeline import Timeline
 
 PHASES = ("stablehlo", "imported", "placed", "sharded", "scheduled")
@@ -218,7 +219,7 @@ class Bound:
 
         Args:
           times: how long launches take, as `{"phases": {"fwd": "1ms", "bwd": "2ms"}}`; see
-            `runtime.times` for all of the form. By default one unit of time for each placed call.
+            `runtime.simulate.times` for all of the form. By default one unit of time for each placed call.
           latency: of links between slices, such as `5us`; none by default.
           bandwidth: of links between slices, such as `10GB/s`; no limit by default.
 

@@ -26,7 +26,7 @@ from pathways.dialect.ops import (
     SplitOp,
     TransferOp,
 )
-from pathways.dialect.program import Program
+from pathways.dialect.program import ProgramView
 from pathways.dialect.relations import Relation
 
 Report = Callable[[ir.OpView, str], None]
@@ -64,7 +64,7 @@ class Form:
     relations: Sequence[Relation] = ()
     proofs: Sequence[Relation] = ()
 
-    def check(self, program: Program, report: Report) -> None:
+    def check(self, program: ProgramView, report: Report) -> None:
         """Checks a program whose operations are well formed, each by itself."""
         for name, op in program.symbols.items():
             if isinstance(op, PwOp) and type(op) not in self.symbols:

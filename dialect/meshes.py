@@ -32,6 +32,10 @@ class Sharding:
 
     dims: tuple[tuple[str, ...], ...]
 
+    def __str__(self) -> str:
+        """As Shardy writes it: `[{"x", "y"}, {}]`."""
+        return f"[{', '.join('{' + ', '.join(f'"{a}"' for a in axes) + '}' for axes in self.dims)}]"
+
     def splits(self, mesh: Mesh) -> tuple[int, ...]:
         """Into how many parts each dimension is split."""
         sizes = dict(mesh.axes)

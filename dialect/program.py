@@ -25,7 +25,7 @@ Attributes = Mapping[str, ir.Attribute]
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ProgramView:
     """A well-formed module with a function `@main`.
 
     Attributes:
@@ -51,7 +51,7 @@ class Program:
     meshes: Mapping[str, Mesh]
 
 
-def read_program(module: ir.Module) -> Program | None:
+def read_program(module: ir.Module) -> ProgramView | None:
     """Reads a well-formed module; None when it has no program, or only declares it."""
     symbols = symbol_table(module)
     main = symbols.get(MAIN)
@@ -77,4 +77,4 @@ def read_program(module: ir.Module) -> Program | None:
         for name, op in symbols.items()
         if op.operation.name == "pw.slice"
     }
-    return Program(module, symbols, main, ops, terminator, arguments, result_attrs(main), slices, meshes)
+    return ProgramView(module, symbols, main, ops, terminator, arguments, result_attrs(main), slices, meshes)

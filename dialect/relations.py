@@ -14,15 +14,15 @@ from pathways.dialect.operation import PwOp, nested_ops, op_has
 from pathways.dialect.ops import LaunchOp, TransferOp
 from pathways.dialect.order import DeadlockError, Event, device_queues, events_of, proved_order
 from pathways.dialect.placement import Slices, argument_attrs, donated_arguments, read_slices
-from pathways.dialect.program import Program
+from pathways.dialect.program import ProgramView
 from pathways.dialect.shardings import read_sharding
 from pathways.dialect.traits import Trait
 
 Report = Callable[[ir.OpView, str], None]
-Relation = Callable[[Program, Report], None]
+Relation = Callable[[ProgramView, Report], None]
 
 
-def operands_are_alive(program: Program, report: Report) -> None:
+def operands_are_alive(program: ProgramView, report: Report) -> None:
     """Nothing is read after it was released or donated, and nothing is donated that is passed twice."""
     ended: dict[ir.Value, str] = {}
     donated: dict[str, frozenset[int]] = {}
@@ -45,7 +45,7 @@ def operands_are_alive(program: Program, report: Report) -> None:
             ended[value] = "donated"
 
 
-def arguments_carry_constants(program: Program, report: Report) -> None:
+def arguments_carry_constants(program: ProgramView, report: Report) -> None:
     """A hidden argument has the type of the constant that it receives."""
     for number, (attrs, type_) in enumerate(zip(program.arguments, program.main.type.inputs, strict=True)):
         if CONSTANT not in attrs:
@@ -56,7 +56,7 @@ def arguments_carry_constants(program: Program, report: Report) -> None:
             report(program.main, f"argument #{number} is a {type_}, but @{name} is a {constant.value.type}")
 
 
-def loops_are_closed(program: Program, report: Report) -> None:
+def loops_are_closed(program: ProgramView, report: Report) -> None:
     """What reads a value of a microbatch is of its loop, or of one inside; only `pw.reduce` takes it out."""
     for op in (*program.ops, program.terminator):
         own = loop_of_op(op)
@@ -87,7 +87,7 @@ def loops_are_closed(program: Program, report: Report) -> None:
             report(op, f"reads a value of a microbatch of @{strange[0]}, but has no `{name}`")
 
 
-def _loop_of(program: Program, value: ir.Value) -> str | None:
+def _loop_of(program: ProgramView, value: ir.Value) -> str | None:
     """The loop of a value; that of a reduction is of the loop around its own."""
     if not isinstance(value, ir.BlockArgument) and op_has(value.owner.opview, Trait.CLOSES_LOOP):
         return program.symbols[value.owner.opview.loop].parent
@@ -102,7 +102,7 @@ def _is_of(reduction: ir.OpView, value: ir.Value) -> bool:
     return is_unrolled(op) and op.loop == reduction.loop
 
 
-def _around(program: Program, loop: str | None) -> list[str]:
+def _around(program: ProgramView, loop: str | None) -> list[str]:
     """A loop, and those that it is inside of, innermost first."""
     loops = []
     while loop is not None:
@@ -116,7 +116,7 @@ def _refuse(op: ir.OpView, verb: str, loops: list[str], report: Report) -> None:
         report(op, f"{verb} a value of a microbatch of @{loop}; only pw.reduce may take it out")
 
 
-def microbatches_exist(program: Program, report: Report) -> None:
+def microbatches_exist(program: ProgramView, report: Report) -> None:
     """A microbatch is one that its loop has, and so is that of every origin."""
     for op in program.ops:
         if not op_has(op, Trait.OF_LOOP) or op.microbatch is None:
@@ -129,21 +129,21 @@ def microbatches_exist(program: Program, report: Report) -> None:
             report(op, f"works on microbatch {op.microbatch}, but @{op.loop} has {count}")
 
 
-def reductions_are_rolled(program: Program, report: Report) -> None:
+def reductions_are_rolled(program: ProgramView, report: Report) -> None:
     """A reduction reads one value, which stands for that of each microbatch."""
     for op in program.ops:
         if op_has(op, Trait.CLOSES_LOOP) and len(op.operands) != 1:
             report(op, f"has {len(op.operands)} operands before the loop @{op.loop} is unrolled, expected 1")
 
 
-def reductions_are_unrolled(program: Program, report: Report) -> None:
+def reductions_are_unrolled(program: ProgramView, report: Report) -> None:
     """A reduction reads the value of each microbatch."""
     for op in program.ops:
         if op_has(op, Trait.CLOSES_LOOP) and len(op.operands) != program.symbols[op.loop].count:
             report(op, f"has {len(op.operands)} operands for the microbatches of the loop @{op.loop}")
 
 
-def mirrored_copies_are_apart(program: Program, report: Report) -> None:
+def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
     """No two copies of a mirrored value share a slice."""
     for op in program.ops:
         if not op_has(op, Trait.JOINS):
@@ -156,7 +156,7 @@ def mirrored_copies_are_apart(program: Program, report: Report) -> None:
             seen.update(places)
 
 
-def moves_lead_elsewhere(program: Program, report: Report) -> None:
+def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
     """What moves does not live on the destination, and leaves from where it lives, by devices that exist."""
     for op in program.ops:
         if not op_has(op, Trait.MOVES):
@@ -168,7 +168,7 @@ def moves_lead_elsewhere(program: Program, report: Report) -> None:
             _check_move(program, op, places, report)
 
 
-def _check_move(program: Program, op: TransferOp, places: Slices | None, report: Report) -> None:
+def _check_move(program: ProgramView, op: TransferOp, places: Slices | None, report: Report) -> None:
     if places is None:
         return
     if op.slice in places:
@@ -183,7 +183,7 @@ def _check_move(program: Program, op: TransferOp, places: Slices | None, report:
         report(op, f"`routes` names device {device}, but @{source} has {devices}")
 
 
-def operands_live_here(program: Program, report: Report) -> None:
+def operands_live_here(program: ProgramView, report: Report) -> None:
     """What an operation reads lives on its slice; results are returned where they should be."""
     for op in program.ops:
         if not op_has(op, Trait.STAYS) or op.slice is None:
@@ -210,7 +210,7 @@ def operands_live_here(program: Program, report: Report) -> None:
             )
 
 
-def values_move_once(program: Program, report: Report) -> None:
+def values_move_once(program: ProgramView, report: Report) -> None:
     """A value moves to a slice at most once."""
     moved: set[tuple[ir.Value, str]] = set()
     for op in program.ops:
@@ -220,7 +220,7 @@ def values_move_once(program: Program, report: Report) -> None:
             moved.add((op.operands[0], op.slice))
 
 
-def operands_lie_as_taken(program: Program, report: Report) -> None:
+def operands_lie_as_taken(program: ProgramView, report: Report) -> None:
     """A computation gets its operands in the shardings that it takes."""
     if all(mesh.size == 1 for mesh in program.meshes.values()):
         return
@@ -240,7 +240,7 @@ def operands_lie_as_taken(program: Program, report: Report) -> None:
                     )
 
 
-def shards_correspond(program: Program, report: Report) -> None:
+def shards_correspond(program: ProgramView, report: Report) -> None:
     """Device by device, a transfer without `routes` moves just what the other side needs."""
     if all(mesh.size == 1 for mesh in program.meshes.values()):
         return
@@ -259,7 +259,7 @@ def shards_correspond(program: Program, report: Report) -> None:
             report(op, f"moves shards of @{source} that @{op.slice} does not need; run pw-lower-transfers")
 
 
-def channels_fit(program: Program, report: Report) -> None:
+def channels_fit(program: ProgramView, report: Report) -> None:
     """A channel leads where its transfers go, and carries how their values lie."""
     for op in program.ops:
         if not op_has(op, Trait.MOVES) or op.channel is None:
@@ -271,7 +271,7 @@ def channels_fit(program: Program, report: Report) -> None:
             report(op, f"lies by {said[0]} on @{op.slice}, but channel @{op.channel} carries {said[1]}")
 
 
-def one_order_per_queue(program: Program, report: Report) -> None:
+def one_order_per_queue(program: ProgramView, report: Report) -> None:
     """No two launches or sends that stand in one queue have one position."""
     queues = device_queues(program.module)
     taken: dict[tuple[str, int], ir.OpView] = {}
@@ -285,12 +285,12 @@ def one_order_per_queue(program: Program, report: Report) -> None:
             report(op, f"has order {op.order} on @{slice}, which the {what} has too")
 
 
-def order_can_be_met(program: Program, report: Report) -> None:
+def order_can_be_met(program: ProgramView, report: Report) -> None:
     """No launch or send waits for itself by way of others, if channels hold any number of values."""
     _proved(events_of(program.module, with_capacities=False), report)
 
 
-def order_is_met(program: Program, report: Report) -> None:
+def order_is_met(program: ProgramView, report: Report) -> None:
     """No launch or send waits for itself by way of others, and each stands behind what it waits for."""
     events = events_of(program.module)
     order = _proved(events, report)
@@ -318,7 +318,7 @@ def _proved(events: list[Event], report: Report) -> list[int]:
         return []
 
 
-def computations_are_plain(program: Program, report: Report) -> None:
+def computations_are_plain(program: ProgramView, report: Report) -> None:
     """Computations hold no operation of this dialect, and do not call `@main`."""
     for name, function in program.symbols.items():
         if function.operation.name != "func.func" or name == MAIN:
@@ -328,7 +328,7 @@ def computations_are_plain(program: Program, report: Report) -> None:
                 report(op, "stands inside a computation; computations hold no pw operation")
 
 
-def calls_end(program: Program, report: Report) -> None:
+def calls_end(program: ProgramView, report: Report) -> None:
     """No function calls itself, by others or not, and what is called is there."""
     called = {
         name: _called(function)

@@ -41,7 +41,7 @@ from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 import pathways as pw
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.trace_file import read_trace
 
 VOCABULARY = 128  # ASCII; every other byte is mapped to the last, unused code
@@ -231,7 +231,7 @@ def train(
     return state, losses, tokens / (time.perf_counter() - started)
 
 
-def measure(step: Callable[..., Any], state: State, data: Iterator[Batch], folder: Path) -> Timeline:
+def measure(step: Callable[..., Any], state: State, data: Iterator[Batch], folder: Path) -> EventLog:
     """The timeline of the last of a few steps; the trace of all of them is left in the folder."""
     trace = folder / "train_step.trace.json"
     with pw.trace(trace):

@@ -62,7 +62,7 @@ def parse_pipeline(text: str, context: ir.Context | None = None) -> list[Item]:
     Raises:
       PipelineError: names the mistake, its column, and the nearest name where one is misspelt.
     """
-    return _Parser(text, context or make_context()).pipeline()
+    return _PipelineParser(text, context or make_context()).pipeline()
 
 
 def pipeline_text(items: Iterable[Item]) -> str:
@@ -100,7 +100,7 @@ def did_you_mean(name: str, choices: Sequence[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-class _Parser:
+class _PipelineParser:
     def __init__(self, text: str, context: ir.Context) -> None:
         self.text = text
         self.context = context

@@ -1,4 +1,4 @@
-"""The runtime: virtual and physical devices, and loaded programs. Imports jax only when used."""
+"""The runtime: virtual and physical devices, and loaded programs. Imports its rooms, and jax, when used."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathways.runtime.local.executable import Executable, Port, load
-    from pathways.runtime.resources.cluster import Cluster, Device, Host, Island, connect
-    from pathways.runtime.resources.manager import Binding, ResourceError, ResourceManager, bind, release
+    from pathways.runtime.local.devices import bind, connect, release
+    from pathways.runtime.local.load import Executable, Port, load
+    from pathways.runtime.resources.cluster import Cluster, Device, Host, Island
+    from pathways.runtime.resources.manager import Binding, ResourceError, ResourceManager
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
     from pathways.runtime.xla.compile_cache import CompileError
 
@@ -17,19 +18,19 @@ _MODULES = {
     "Cluster": "resources.cluster",
     "CompileError": "xla.compile_cache",
     "Device": "resources.cluster",
-    "Executable": "local.executable",
+    "Executable": "local.load",
     "Host": "resources.cluster",
     "Island": "resources.cluster",
-    "Port": "local.executable",
+    "Port": "local.load",
     "ResourceError": "resources.manager",
     "ResourceManager": "resources.manager",
     "VirtualDeviceSet": "resources.virtual",
     "VirtualSlice": "resources.virtual",
-    "bind": "resources.manager",
-    "connect": "resources.cluster",
-    "load": "local.executable",
+    "bind": "local.devices",
+    "connect": "local.devices",
+    "load": "local.load",
     "make_virtual_device_set": "resources.virtual",
-    "release": "resources.manager",
+    "release": "local.devices",
 }
 
 __all__ = [

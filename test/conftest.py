@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # Before JAX starts: tests count on CPU devices, also on a machine with a GPU.
@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pathways.runtime.local import executable
+from pathways.runtime.local.devices import bind
+from pathways.runtime.local.load import load
 from pathways.runtime.plan import plan
-from pathways.runtime.resources import manager as resources
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla import pjrt
 
@@ -106,7 +106,8 @@ class PlanBuilder:
     def release(self, *slots: int, delete: tuple[int, ...] = ()) -> None:
         self.steps.append(plan.Release(slots, delete))
 
-    def finish(self, *results: int) -> plan.Plan:
+    def finish(self, *results: int, shardings: Sequence[tuple[tuple[str, ...], ...]] = ()) -> plan.Plan:
+        """The plan; its slots are replicated where nothing is said of their shardings."""
         # Arguments that the caller passes come first.
         arguments = sorted(self.arguments, key=lambda argument: argument.constant is not None)
         return plan.Plan(
@@ -117,6 +118,7 @@ class PlanBuilder:
             results=tuple(plan.Result(self.types[slot], {self.where[slot]: slot}) for slot in results),
             steps=tuple(self.steps),
             slot_types=tuple(self.types),
+            slot_shardings=tuple(shardings),
             constants=self.constants,
         )
 
@@ -124,11 +126,11 @@ class PlanBuilder:
 class Runner:
     """Binds and loads plans on the default cluster."""
 
-    def load(self, builder: PlanBuilder, *results: int, **options: Any) -> Any:
-        finished = builder.finish(*results)
-        bound = resources.bind(builder.slices, finished.name)
+    def load(self, builder: PlanBuilder, *results: int, shardings: Any = (), **options: Any) -> Any:
+        finished = builder.finish(*results, shardings=shardings)
+        bound = bind(builder.slices, finished.name)
         bindings = {slice.name: binding for slice, binding in bound.items()}
-        return executable.load(finished, bindings, callbacks=builder.callbacks, **options)
+        return load(finished, bindings, callbacks=builder.callbacks, **options)
 
     def place(self, loaded: Any, *values: Any) -> list[jax.Array]:
         """Each value on the slice of the input of the same number."""

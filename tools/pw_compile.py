@@ -150,7 +150,7 @@ def _showing_tracebacks(wanted: bool) -> Any:
 
 def _compile(target: Target | MlirTarget, lowered: Lowered, shared: mmap.mmap | None) -> Compiled | None:
     """Compiles; None when there are too few devices and another process may make more."""
-    from pathways.runtime.resources.cluster import cluster
+    from pathways.runtime.local.devices import cluster
     from pathways.runtime.resources.manager import ResourceError
     from pathways.tools.targets import CannotRun
 

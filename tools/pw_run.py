@@ -115,7 +115,7 @@ def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
     import jax
 
     from pathways.compiler.loaded import load_bundle
-    from pathways.runtime.resources.cluster import connect
+    from pathways.runtime.local.devices import connect
 
     manifest = bundle.manifest
     if any(leaf.dtype in _WIDE for leaf in (*manifest.arguments, *manifest.results)):

@@ -11,7 +11,7 @@ from pathways.tools import scheduled
 from pathways.tools.files import UserError, write_output
 
 if TYPE_CHECKING:
-    from pathways.runtime.timelines.timeline import Timeline
+    from pathways.runtime.timelines.events import EventLog
 
 _DESCRIPTION = """\
 Draws slices by time, with the memory of each slice below it, on one page that needs nothing else. FILE is a
@@ -37,7 +37,7 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     if options.input is None and not options.traces:
         raise UserError("expected a program in scheduled form, or --trace; see pw-viz --help")
-    timelines: list[Timeline] = []
+    timelines: list[EventLog] = []
     if options.input is not None:
         found = _of_program(options)
         if found is None:
@@ -52,21 +52,22 @@ def _main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _of_program(options: argparse.Namespace) -> list[Timeline] | None:
+def _of_program(options: argparse.Namespace) -> list[EventLog] | None:
     """The planned timeline of a program, and the simulated one if it is another."""
-    from pathways.runtime.simulate.times import Link, Times
+    from pathways.runtime.simulate.links import Link
+    from pathways.runtime.simulate.times import Times
 
     plan = scheduled.read_plan(options.input)
     if plan is None:
         return None
     times, link = scheduled.read_model(options, plan)
-    timelines = [scheduled.simulated(plan, Times(), Link(), "planned")]
-    if times.given or link != Link():
+    timelines: list[EventLog] = [scheduled.simulated(plan, Times(), Link(), "planned")]
+    if times.has_entries or link != Link():
         timelines.append(scheduled.simulated(plan, times, link, "simulated"))
     return timelines
 
 
-def _chosen(timelines: list[Timeline], step: str, path: str) -> list[Timeline]:
+def _chosen(timelines: list[EventLog], step: str, path: str) -> list[EventLog]:
     """The steps of a trace that are to be drawn."""
     if step == "all":
         return timelines

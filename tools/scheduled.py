@@ -12,7 +12,9 @@ from pathways.tools.files import UserError, read_input
 
 if TYPE_CHECKING:
     from pathways.runtime.plan.plan import Plan
-    from pathways.runtime.simulate.times import Link, Times
+    from pathways.runtime.simulate.links import Link
+    from pathways.runtime.simulate.times import Times
+    from pathways.runtime.timelines.events import EventLog
     from pathways.runtime.timelines.timeline import Timeline
 
 TIMES_HELP = """\
@@ -93,7 +95,9 @@ def read_model(options: argparse.Namespace, plan: Plan) -> tuple[Times, Link]:
     Raises:
       UserError: names the file and the entry that is wrong.
     """
-    from pathways.runtime.simulate.times import Times, TimesError, read_link
+    from pathways.runtime.simulate.links import read_link
+    from pathways.runtime.simulate.quantities import TimesError
+    from pathways.runtime.simulate.times import Times
 
     times = Times() if options.times is None else _read_times(options.times, plan)
     try:
@@ -103,7 +107,8 @@ def read_model(options: argparse.Namespace, plan: Plan) -> tuple[Times, Link]:
 
 
 def _read_times(path: str, plan: Plan) -> Times:
-    from pathways.runtime.simulate.times import TimesError, measured_times, read_times
+    from pathways.runtime.simulate.quantities import TimesError
+    from pathways.runtime.simulate.times import measured_times, read_times
     from pathways.runtime.timelines.trace_file import TraceError, read_trace
 
     data = read_input(path)
@@ -122,7 +127,7 @@ def _read_times(path: str, plan: Plan) -> Times:
         raise UserError(f"'{path}': {error}") from None
 
 
-def read_timelines(paths: Sequence[str]) -> list[Timeline]:
+def read_timelines(paths: Sequence[str]) -> list[EventLog]:
     """All steps in trace files.
 
     Raises:
@@ -130,7 +135,7 @@ def read_timelines(paths: Sequence[str]) -> list[Timeline]:
     """
     from pathways.runtime.timelines.trace_file import TraceError, read_trace
 
-    found: list[Timeline] = []
+    found: list[EventLog] = []
     for path in paths:
         try:
             found += read_trace(read_input(path))
@@ -145,8 +150,8 @@ def simulated(plan: Plan, times: Times, link: Link, title: str = "") -> Timeline
     Raises:
       UserError: when the durations say nothing of a launch.
     """
+    from pathways.runtime.simulate.quantities import TimesError
     from pathways.runtime.simulate.replay import simulate
-    from pathways.runtime.simulate.times import TimesError
 
     try:
         return simulate(plan, times, link, title)

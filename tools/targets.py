@@ -27,9 +27,9 @@ from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.schedule import POLICIES
 from pathways.runtime.bundle.manifest import BundleError
-from pathways.runtime.local.executable import CompileError
-from pathways.runtime.resources.cluster import connect
+from pathways.runtime.local.devices import connect
 from pathways.runtime.resources.manager import ResourceError
+from pathways.runtime.xla.compile_cache import CompileError
 from pathways.tools.files import UserError, read_input
 from pathways.tools.signatures import Array
 from pathways.tools.source import Source, parse

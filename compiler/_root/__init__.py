@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.stages import Compiled, Lowered, ProgramError
     from pathways.runtime.bundle.manifest import BundleError
-    from pathways.runtime.local.executable import CompileError
+    from pathways.runtime.local.devices import cluster, connect
     from pathways.runtime.local.tracing import trace
-    from pathways.runtime.resources.cluster import cluster, connect
     from pathways.runtime.resources.manager import ResourceError
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
+    from pathways.runtime.xla.compile_cache import CompileError
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,7 @@ __all__ = [
 
 _MODULES = {
     "BundleError": "runtime.bundle.manifest",
-    "CompileError": "runtime.local.executable",
+    "CompileError": "runtime.xla.compile_cache",
     "Compiled": "compiler.stages",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
@@ -57,8 +57,8 @@ _MODULES = {
     "VirtualDeviceSet": "runtime.resources.virtual",
     "VirtualSlice": "runtime.resources.virtual",
     "accumulate": "compiler.accumulate",
-    "cluster": "runtime.resources.cluster",
-    "connect": "runtime.resources.cluster",
+    "cluster": "runtime.local.devices",
+    "connect": "runtime.local.devices",
     "jit": "compiler.api",
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",

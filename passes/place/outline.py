@@ -52,13 +52,13 @@ class Outline(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        program = _Program(module, main)
+        program = _PlacedProgram(module, main)
         groups = _Grouping(program)
         _Emitter(module, main, program, groups).run()
         merge_equal_functions(module)
 
 
-class _Program:
+class _PlacedProgram:
     """The placed operations of `@main`: what each reads, where it runs, where its values come from."""
 
     def __init__(self, module: ir.Module, main: ir.OpView) -> None:
@@ -125,7 +125,7 @@ Unit = int | _Group
 class _Grouping:
     """Which operations share a computation."""
 
-    def __init__(self, program: _Program) -> None:
+    def __init__(self, program: _PlacedProgram) -> None:
         self.program = program
         self.group_of: dict[Instance, _Group] = {}
         self.exporter: dict[tuple[ir.Value, str], _Group] = {}
@@ -326,7 +326,9 @@ class _Grouping:
 class _Emitter:
     """Writes the new `@main`."""
 
-    def __init__(self, module: ir.Module, main: ir.OpView, program: _Program, groups: _Grouping) -> None:
+    def __init__(
+        self, module: ir.Module, main: ir.OpView, program: _PlacedProgram, groups: _Grouping
+    ) -> None:
         self.module = module
         self.main = main
         self.program = program

@@ -48,7 +48,7 @@ def parse_action(text: str) -> Action | None:
     return Action(int(found[1]), found[2], int(found[3])) if found else None
 
 
-class CycleError(Exception):
+class ActionCycleError(Exception):
     """Actions that wait for each other.
 
     Attributes:
@@ -79,7 +79,7 @@ def start_times(orders: Orders, needs: Needs) -> dict[Action, int]:
     """When each action starts, if each takes one unit of time and transfers take none.
 
     Raises:
-      CycleError: when some would wait for ever.
+      ActionCycleError: when some would wait for ever.
     """
     waits_for = {
         action: {*needs.get(action, ()), *row[max(n - 1, 0) : n]}
@@ -91,7 +91,9 @@ def start_times(orders: Orders, needs: Needs) -> dict[Action, int]:
     except graphs.CycleError as error:
         after = [*error.cycle[1:], error.cycle[0]]
         pairs = zip(error.cycle, after, strict=True)
-        raise CycleError([(action, other in needs.get(action, ())) for action, other in pairs]) from None
+        raise ActionCycleError(
+            [(action, other in needs.get(action, ())) for action, other in pairs]
+        ) from None
     times: dict[Action, int] = {}
     for action in order:
         before = (times[other] + 1 for other in waits_for[action] if other in times)

@@ -28,6 +28,7 @@ from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.schedule.channels import capacity_for, first_reads
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block
+from pathways.passes.util.live_bytes import LiveBytes
 from pathways.passes.util.operations import byte_size
 
 
@@ -116,20 +117,21 @@ class _Lifetimes:
 
     def run(self) -> None:
         aliases = self.find_aliases()
-        peaks = _Peaks()
+        live: LiveBytes[str] = LiveBytes()
         for argument, slices in zip(self.arguments, self.slices, strict=True):
             # What the caller keeps and nothing reads is never brought to its slice.
             if argument in self.given or any(True for _ in argument.uses):
                 for name in slices or ():
-                    peaks.start(name, self.size(argument, name))
-        self.release_unread(peaks)
+                    live.add(name, self.size(argument, name))
+        self.release_unread(live)
         ended: list[ir.Value] = []
         for n, op in enumerate(self.ops):
             taken = {op.operands[a] for a, _ in aliases.get(n, ())}
             if aliases.get(n):
                 op.callee = self.variant(op.callee, aliases[n])
-            self.count(op, peaks, taken)
-            self.end(taken, peaks)
+            # A donated operand's buffer is the result's from here on.
+            self.end(taken, live)
+            self.count(op, live)
             ended += [
                 v for v in _touched(op) if self.last_use[v] == n and v not in self.kept and v not in taken
             ]
@@ -137,19 +139,19 @@ class _Lifetimes:
             is_last = not (op_has(op, Trait.MOVES) and op_has(following, Trait.MOVES))
             if ended and is_last:
                 ReleaseOp.build(ended, loc=op.operation.location, ip=ir.InsertionPoint(following))
-                self.end(ended, peaks)
+                self.end(ended, live)
                 ended = []
         for value, name in self.copied_results():
-            peaks.start(name, self.size(value, name))
+            live.add(name, self.size(value, name))
         for op in ops_named(self.module, ["pw.slice"]):
-            op.peak_bytes = peaks.most.get(op.sym_name, 0)
+            op.peak_bytes = live.peak.get(op.sym_name, 0)
 
     def size(self, value: ir.Value, place: str) -> int:
         """Bytes of a value on all devices of a slice together: what is replicated counts once for each."""
         mesh = self.layouts.mesh(place)
         return byte_size(value.type) * mesh.size // math.prod(self.layouts.of(value, place).splits(mesh))
 
-    def release_unread(self, peaks: _Peaks) -> None:
+    def release_unread(self, live: LiveBytes[str]) -> None:
         """Donated arguments that nothing reads die before the first launch."""
         unread = [
             a for a in self.arguments if a in self.given and a not in self.last_use and a not in self.kept
@@ -157,19 +159,18 @@ class _Lifetimes:
         if unread:
             first = self.ops[0] if self.ops else self.terminator
             ReleaseOp.build(unread, loc=first.operation.location, ip=ir.InsertionPoint(first))
-            self.end(unread, peaks)
+            self.end(unread, live)
 
-    def count(self, op: ir.OpView, peaks: _Peaks, taken: set[ir.Value]) -> None:
-        """Adds the results of an operation to the live bytes; a donated operand's buffer is one of them."""
+    def count(self, op: ir.OpView, live: LiveBytes[str]) -> None:
+        """Adds the results of an operation to the live bytes."""
         if op_has(op, Trait.ORDERED):
-            reused = sum(self.size(v, op.slice) for v in taken)
-            peaks.start(op.slice, sum(self.size(r, op.slice) for r in op.results), reused)
+            live.add(op.slice, sum(self.size(r, op.slice) for r in op.results))
 
-    def end(self, values: Iterable[ir.Value], peaks: _Peaks) -> None:
+    def end(self, values: Iterable[ir.Value], live: LiveBytes[str]) -> None:
         """Takes the bytes of values off on each slice that has them."""
         for value in values:
             for name in slices_of(value, self.slices) or ():
-                peaks.end(name, self.size(value, name))
+                live.remove(name, self.size(value, name))
 
     def copied_results(self) -> Iterator[tuple[ir.Value, str]]:
         """The results of which the caller gets a copy, each with the slice of the copy.
@@ -263,19 +264,3 @@ def _unmirrored(value: ir.Value) -> list[ir.Value]:
     if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.JOINS):
         return [value]
     return [v for copy in value.owner.operands for v in _unmirrored(copy)]
-
-
-class _Peaks:
-    """Live bytes of each slice, and their maximum so far."""
-
-    def __init__(self) -> None:
-        self.now: dict[str, int] = {}
-        self.most: dict[str, int] = {}
-
-    def start(self, name: str, size: int, reused: int = 0) -> None:
-        self.now[name] = self.now.get(name, 0) + size
-        # A donated buffer is counted as operand and as result until `end`; it exists once.
-        self.most[name] = max(self.most.get(name, 0), self.now[name] - reused)
-
-    def end(self, name: str, size: int) -> None:
-        self.now[name] -= size

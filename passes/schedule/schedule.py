@@ -15,7 +15,7 @@ from pathways.dialect.forms import ORDERED, UNROLLED
 from pathways.dialect.operation import counted
 from pathways.dialect.order import Event, data_events, device_queues, sort_block
 from pathways.passes.base import Pass, fail, main_function, option, remark
-from pathways.passes.schedule.actions import Action, CycleError, start_times
+from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.channels import Span, capacity_for, first_reads
 from pathways.passes.schedule.pipelines import Loop, nearest_before, read_loops, sequence, work_of
 from pathways.passes.schedule.policies import POLICIES, Pipeline, PolicyError, orders_of
@@ -118,7 +118,7 @@ class Schedule(Pass):
         orders = self.read_file(loop, work) if self.file else self.apply(policy, loop, work)
         try:
             return start_times(orders, work.needs)
-        except CycleError as error:
+        except ActionCycleError as error:
             fail(loop.op, f"cannot be scheduled by '{policy}': {error.describe(str, work.slices)}")
 
     def apply(self, policy: str, loop: Loop, work: Work) -> list[list[Action]]:
@@ -186,7 +186,7 @@ def schedule_of(module: ir.Module) -> str:
     ]
     try:
         return write_schedule(orders, work.needs)
-    except CycleError as error:
+    except ActionCycleError as error:
         fail(loop.op, error.describe(str, work.slices))
 
 

@@ -13,7 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from pathways.passes.schedule.actions import Action, CycleError, Needs, Orders, parse_action, start_times
+from pathways.passes.schedule.actions import (
+    Action,
+    ActionCycleError,
+    Needs,
+    Orders,
+    parse_action,
+    start_times,
+)
 
 
 class ScheduleFileError(ValueError):
@@ -41,7 +48,7 @@ def write_schedule(orders: Orders, needs: Needs) -> str:
     """The CSV of a schedule; a column is a unit of time, if every action takes one.
 
     Raises:
-      CycleError: when the orders cannot be met.
+      ActionCycleError: when the orders cannot be met.
     """
     times = start_times(orders, needs)
     width = max(times.values(), default=-1) + 1
@@ -65,13 +72,13 @@ def read_schedule(text: str, work: Work) -> list[list[Action]]:
     Raises:
       ScheduleFileError: at the first mistake.
     """
-    reader = _Reader(work)
+    reader = _ScheduleReader(work)
     orders = reader.read(text)
     reader.check(orders)
     return orders
 
 
-class _Reader:
+class _ScheduleReader:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.found: dict[Action, tuple[int, int]] = {}
@@ -154,7 +161,7 @@ class _Reader:
                         )
         try:
             start_times(orders, self.work.needs)
-        except CycleError as error:
+        except ActionCycleError as error:
             raise ScheduleFileError(error.describe(self.at, self.work.slices)) from None
 
     def at(self, action: Action) -> str:

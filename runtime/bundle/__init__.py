@@ -1,4 +1,4 @@
-"""Compiled programs in a file: its format, and what is checked of it. Imports what is left of it; never jax.
+"""Compiled programs in a file: its format, and what is checked of it. Never imports jax.
 
-The rooms of the runtime, from left to right: plan, timelines, bundle, resources, simulate, xla, local.
+Imports plans and the passes.
 """

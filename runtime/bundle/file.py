@@ -66,17 +66,17 @@ class Bundle:
     def artifacts(self) -> dict[str, memoryview]:
         """Each computation as a StableHLO portable artifact, by name."""
         return {
-            entry.name: self.members[computation_member(n)]
-            for n, entry in enumerate(self.manifest.computations)
+            computation.name: self.members[computation_member(n)]
+            for n, computation in enumerate(self.manifest.computations)
         }
 
     def constants(self) -> dict[str, np.ndarray]:
         """Each constant by name, as an array over the bytes that were read."""
         return {
-            entry.name: np.frombuffer(self.members[constant_member(n)], np.dtype(entry.dtype)).reshape(
-                entry.shape
+            constant.name: np.frombuffer(self.members[constant_member(n)], np.dtype(constant.dtype)).reshape(
+                constant.shape
             )
-            for n, entry in enumerate(self.manifest.constants)
+            for n, constant in enumerate(self.manifest.constants)
         }
 
 
@@ -222,8 +222,8 @@ def _executables(
     belongs_to, codes = read_index(members[INDEX])
     if belongs_to != digest:
         raise BundleError("its executables belong to another bundle")
-    names = {entry.name for entry in manifest.computations}
-    found = []
+    names = {computation.name for computation in manifest.computations}
+    executables = []
     for n, code in enumerate(codes):
         member = code_member(n)
         if code.computation not in names:
@@ -232,8 +232,8 @@ def _executables(
             raise BundleError(f"member {member} is missing")
         if sha256(members[member]) != code.digest:
             raise BundleError(f"member {member} is damaged: its digest is not the one in {INDEX}")
-        found.append((code, members[member]))
-    return tuple(found)
+        executables.append((code, members[member]))
+    return tuple(executables)
 
 
 def sha256(data: bytes | memoryview) -> str:

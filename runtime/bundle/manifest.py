@@ -98,7 +98,7 @@ class Root:
 
 
 @dataclasses.dataclass(frozen=True)
-class Computation:
+class ListedComputation:
     """A computation; its member holds it as a StableHLO portable artifact.
 
     Attributes:
@@ -150,7 +150,7 @@ class Manifest:
     arguments: tuple[Leaf, ...]
     result: Root
     results: tuple[Leaf, ...]
-    computations: tuple[Computation, ...]
+    computations: tuple[ListedComputation, ...]
     custom_calls: tuple[str, ...]
     constants: tuple[Constant, ...]
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -202,7 +202,8 @@ def read_index(data: memoryview) -> tuple[str, tuple[Code, ...]]:
     return index["manifest"], index["executables"]
 
 
-Parser = Callable[[Any, str], Any]
+FieldParser = Callable[[Any, str], Any]
+"""Checks a value of JSON; takes it and its place, for messages."""
 
 
 def _json(value: Any) -> bytes:
@@ -211,10 +212,10 @@ def _json(value: Any) -> bytes:
 
 def _read_json(data: memoryview, member: str) -> Any:
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        members = dict(pairs)
+        if len(members) < len(pairs):
             raise ValueError("a key stands twice in one object")
-        return found
+        return members
 
     def no_constant(text: str) -> Any:
         raise ValueError(f"{text} is no number")
@@ -237,7 +238,7 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _matching(pattern: re.Pattern[str], what: str) -> Parser:
+def _matching(pattern: re.Pattern[str], what: str) -> FieldParser:
     def parse(value: Any, where: str) -> str:
         return value if isinstance(value, str) and pattern.fullmatch(value) else _fail(where, what)
 
@@ -248,7 +249,7 @@ def _flag(value: Any, where: str) -> bool:
     return value if isinstance(value, bool) else _fail(where, "true or false")
 
 
-def _whole(smallest: int) -> Parser:
+def _whole(smallest: int) -> FieldParser:
     def parse(value: Any, where: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= _MOST_ELEMENTS:
             _fail(where, f"a whole number of at least {smallest}")
@@ -266,35 +267,35 @@ def _leaf_dtype(value: Any, where: str) -> str:
 
 
 def _shape(value: Any, where: str) -> tuple[int, ...]:
-    shape = _several(_whole(0))(value, where)
+    shape = _listed(_whole(0))(value, where)
     if len(shape) > 64 or math.prod(max(size, 1) for size in shape) > _MOST_ELEMENTS:
         _fail(where, "a shape of at most 64 dimensions and 2^48 elements")
     return shape
 
 
-def _optional(parser: Parser) -> Parser:
+def _optional(parser: FieldParser) -> FieldParser:
     return lambda value, where: None if value is None else parser(value, where)
 
 
-def _several(parser: Parser) -> Parser:
+def _listed(parser: FieldParser) -> FieldParser:
     def parse(value: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
             _fail(where, "a list")
-        return tuple(parser(entry, f"{where}[{n}]") for n, entry in enumerate(value))
+        return tuple(parser(element, f"{where}[{n}]") for n, element in enumerate(value))
 
     return parse
 
 
-def _table(parser: Parser) -> Parser:
+def _table(parser: FieldParser) -> FieldParser:
     def parse(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             _fail(where, "an object")
-        return {_text(key, where): parser(entry, f"{where}[{key!r}]") for key, entry in value.items()}
+        return {_text(key, where): parser(member, f"{where}[{key!r}]") for key, member in value.items()}
 
     return parse
 
 
-def _record(make: Callable[..., Any], **parsers: Parser) -> Parser:
+def _record(make: Callable[..., Any], **parsers: FieldParser) -> FieldParser:
     def parse(value: Any, where: str) -> Any:
         if not isinstance(value, dict) or value.keys() != parsers.keys():
             _fail(where, f"an object of {', '.join(sorted(parsers))}")
@@ -315,8 +316,8 @@ _digest = _matching(_DIGEST, "a SHA-256 in hexadecimal digits")
 _SLICE = _record(
     Slice,
     name=_symbol,
-    axis_names=_several(_text),
-    shape=_several(_whole(1)),
+    axis_names=_listed(_text),
+    shape=_listed(_whole(1)),
     island=_optional(_text),
     overlap=_flag,
 )
@@ -326,35 +327,35 @@ _LEAF = _record(
     shape=_shape,
     dtype=_leaf_dtype,
     weak_type=_flag,
-    slices=_several(_symbol),
+    slices=_listed(_symbol),
     donated=_flag,
 )
 _ROOT = _record(Root, name=_text, tree=_tree)
-_COMPUTATION = _record(Computation, name=_text, local=_flag, effects=_flag)
+_COMPUTATION = _record(ListedComputation, name=_text, local=_flag, effects=_flag)
 _CONSTANT = _record(Constant, name=_text, shape=_shape, dtype=_dtype)
 _CODE = _record(Code, computation=_text, devices=_whole(1), target=_digest, digest=_digest)
-_INDEX = _record(dict, manifest=_digest, executables=_several(_CODE))
+_INDEX = _record(dict, manifest=_digest, executables=_listed(_CODE))
 _MANIFEST = _record(
     Manifest,
     name=_text,
     platform=_text,
     versions=_table(_text),
-    slices=_several(_SLICE),
-    positional=_several(_ROOT),
-    named=_several(_ROOT),
-    arguments=_several(_LEAF),
+    slices=_listed(_SLICE),
+    positional=_listed(_ROOT),
+    named=_listed(_ROOT),
+    arguments=_listed(_LEAF),
     result=_ROOT,
-    results=_several(_LEAF),
-    computations=_several(_COMPUTATION),
-    custom_calls=_several(_text),
-    constants=_several(_CONSTANT),
+    results=_listed(_LEAF),
+    computations=_listed(_COMPUTATION),
+    custom_calls=_listed(_text),
+    constants=_listed(_CONSTANT),
     digests=_table(_digest),
 )
 
 
 def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
-    def root(entry: Root) -> dict[str, Any]:
-        return {"name": entry.name, "tree": trees.to_json(entry.tree)}
+    def to_json(root: Root) -> dict[str, Any]:
+        return {"name": root.name, "tree": trees.to_json(root.tree)}
 
     plain = {
         field.name: getattr(manifest, field.name)
@@ -362,13 +363,13 @@ def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
         if field.name not in ("positional", "named", "result")
     }
     for key in ("slices", "arguments", "results", "computations", "constants"):
-        plain[key] = [dataclasses.asdict(entry) for entry in plain[key]]
+        plain[key] = [dataclasses.asdict(listed) for listed in plain[key]]
     return {
         "format": FORMAT,
         "version": VERSION,
-        "positional": [root(entry) for entry in manifest.positional],
-        "named": [root(entry) for entry in manifest.named],
-        "result": root(manifest.result),
+        "positional": [to_json(root) for root in manifest.positional],
+        "named": [to_json(root) for root in manifest.named],
+        "result": to_json(manifest.result),
         **plain,
     }
 
@@ -382,23 +383,23 @@ def _manifest_from_json(value: Any) -> Manifest:
     if version != VERSION:
         raise BundleError(f"its format is version {version}, and this reader knows version {VERSION}")
     manifest: Manifest = _MANIFEST(value, "bundle")
-    for what, entries in (
-        ("slice", [entry.name for entry in manifest.slices]),
-        ("computation", [entry.name for entry in manifest.computations]),
-        ("constant", [entry.name for entry in manifest.constants]),
+    for what, names in (
+        ("slice", [slice.name for slice in manifest.slices]),
+        ("computation", [computation.name for computation in manifest.computations]),
+        ("constant", [constant.name for constant in manifest.constants]),
         ("argument", [leaf.name for leaf in manifest.arguments]),
         ("result", [leaf.name for leaf in manifest.results]),
     ):
-        if len(set(entries)) < len(entries):
+        if len(set(names)) < len(names):
             raise BundleError(f"{MANIFEST}: a name of a {what} stands there twice")
-    for entry in manifest.slices:
-        if not entry.shape or len(entry.shape) != len(set(entry.axis_names)):
+    for slice in manifest.slices:
+        if not slice.shape or len(slice.shape) != len(set(slice.axis_names)):
             raise BundleError(
-                f"{MANIFEST}: slice {entry.name}: expected one distinct axis name for each size"
+                f"{MANIFEST}: slice {slice.name}: expected one distinct axis name for each size"
             )
-        if math.prod(entry.shape) > _MOST_DEVICES:
-            raise BundleError(f"{MANIFEST}: slice {entry.name}: expected at most {_MOST_DEVICES} devices")
-    known = {entry.name for entry in manifest.slices}
+        if math.prod(slice.shape) > _MOST_DEVICES:
+            raise BundleError(f"{MANIFEST}: slice {slice.name}: expected at most {_MOST_DEVICES} devices")
+    known = {slice.name for slice in manifest.slices}
     for leaf in (*manifest.arguments, *manifest.results):
         if not known.issuperset(leaf.slices) or len(set(leaf.slices)) < len(leaf.slices):
             raise BundleError(f"{MANIFEST}: '{leaf.name}' is on slices that are not there, or on one twice")

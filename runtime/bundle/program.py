@@ -103,8 +103,8 @@ def read_program(bundle: Bundle) -> tuple[ir.Module, Plan]:
     _check_declarations(bundle, module)
     artifacts = bundle.artifacts()
     computations = {
-        entry.name: StoredComputation(bytes(artifacts[entry.name]), entry.local, entry.effects)
-        for entry in bundle.manifest.computations
+        listed.name: StoredComputation(bytes(artifacts[listed.name]), listed.local, listed.effects)
+        for listed in bundle.manifest.computations
     }
     plan = plan_of(module, bundle.manifest.name, Stored(computations, bundle.constants()), proved=True)
     _check_plan(bundle, plan)
@@ -128,7 +128,7 @@ def check_artifacts(bundle: Bundle, plan: Plan) -> None:
         if main is None or main.operation.name != "func.func" or not main.regions[0].blocks:
             raise _error(bundle, f"{what} has no function @main")
         declared = plan.computations[name]
-        types = [tuple(map(array_type, given)) for given in (main.type.inputs, main.type.results)]
+        types = [tuple(map(array_type, side)) for side in (main.type.inputs, main.type.results)]
         if types != [declared.operands, declared.results]:
             raise _error(bundle, f"{what} is of type {main.type}, which is not what the program declares")
         if sorted(donated_arguments(main)) != list(declared.donated):
@@ -147,15 +147,15 @@ def artifact_of(bundle: Bundle, name: str) -> ir.Module:
 
 def custom_calls(module: ir.Module) -> set[str]:
     """The targets of all custom calls in a module of StableHLO."""
-    found = set()
+    targets = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == "stablehlo.custom_call":
-            found.add(op.attributes["call_target_name"].value)
+            targets.add(op.attributes["call_target_name"].value)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    return found
+    return targets
 
 
 def read_artifact(data: bytes, context: ir.Context | None = None) -> ir.Module:
@@ -225,14 +225,14 @@ def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
 
 def _check_marks(bundle: Bundle, what: str, module: ir.Module) -> None:
     """Checks the marks and attributes of shardings, which XLA reads with less care than MLIR its own."""
-    found: list[ir.Operation] = []
+    operations: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        found.append(op)
+        operations.append(op)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    for op in found:
+    for op in operations:
         target = op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
         types = [[value.type for value in values] for values in (op.operands, op.results)]
         if target in _IDENTITIES and (len(types[0]) != 1 or types[0] != types[1]):
@@ -250,11 +250,11 @@ def _shardings(op: ir.Operation) -> list[str]:
     holders = [[op.attributes.get(_FRONTEND)]]
     for name in ("arg_attrs", "res_attrs"):
         values = op.attributes.get(name) or ()
-        holders.append([entry.attr for attrs in values for entry in attrs if entry.name == _FRONTEND])
+        holders.append([named.attr for attrs in values for named in attrs if named.name == _FRONTEND])
     for attributes in itertools.chain(*holders):
-        for entry in attributes or ():
-            if entry.name.startswith("xla.sdy."):
-                text = entry.attr
+        for named in attributes or ():
+            if named.name.startswith("xla.sdy."):
+                text = named.attr
                 texts.append(text.value if isinstance(text, ir.StringAttr) else str(text))
     return texts
 
@@ -303,7 +303,7 @@ def _check_plan(bundle: Bundle, plan: Plan) -> None:
     manifest = bundle.manifest
     slices = {name: (s.axis_names, s.shape, s.island) for name, s in plan.slices.items()}
     _same(bundle, "slices", {s.name: (s.axis_names, s.shape, s.island) for s in manifest.slices}, slices)
-    names = {entry.name for entry in manifest.computations}
+    names = {computation.name for computation in manifest.computations}
     _same(bundle, "computations", names, set(plan.computations))
     passed = [argument for argument in plan.arguments if argument.constant is None]
     _same(bundle, "arguments", *_leaves(manifest.arguments, passed))
@@ -314,12 +314,12 @@ def _leaves(
     leaves: Iterable[Leaf], values: Iterable[Argument | Result]
 ) -> tuple[Sequence[object], Sequence[object]]:
     said = [(leaf.buffer, leaf.donated, set(leaf.slices)) for leaf in leaves]
-    found = [(v.type, isinstance(v, Argument) and v.donated, set(v.slots)) for v in values]
-    return said, found
+    planned = [(v.type, isinstance(v, Argument) and v.donated, set(v.slots)) for v in values]
+    return said, planned
 
 
-def _same(bundle: Bundle, what: str, said: object, found: object) -> None:
-    if said != found:
+def _same(bundle: Bundle, what: str, said: object, actual: object) -> None:
+    if said != actual:
         raise _error(bundle, f"the {what} in the manifest are not those of the program")
 
 

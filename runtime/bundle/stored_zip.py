@@ -132,6 +132,3 @@ def unpack(data: memoryview, check: Callable[[str, int], None]) -> dict[str, mem
 
 def _end(count: int, size: int, offset: int) -> bytes:
     return _END.pack(b"PK\5\6", 0, 0, count, count, size, offset, 0)
-
-
-# The manifest: JSON, checked entry by entry. A parser takes a value and its place, for messages.

@@ -75,14 +75,14 @@ def from_json(value: Any, depth: int = 0) -> Tree:
     if kind not in _KINDS.values() or not isinstance(children, list):
         raise TreeError("has a node of a kind that is not record, dict, list or tuple")
     if kind in ("list", "tuple"):
-        found = [from_json(child, depth + 1) for child in children]
-        return found if kind == "list" else tuple(found)
-    return _entries(children, OrderedDict() if kind == "record" else {}, depth)
+        nodes = [from_json(child, depth + 1) for child in children]
+        return nodes if kind == "list" else tuple(nodes)
+    return _keyed(children, OrderedDict() if kind == "record" else {}, depth)
 
 
-def _entries(children: list[Any], tree: dict[str | int, Tree], depth: int) -> Tree:
-    for entry in children:
-        match entry:
+def _keyed(children: list[Any], tree: dict[str | int, Tree], depth: int) -> Tree:
+    for pair in children:
+        match pair:
             case [str() | int() as key, child] if not isinstance(key, bool):
                 if key in tree:
                     raise TreeError("has a dictionary with a key twice")

@@ -1,1 +1,4 @@
-"""The backend of this process: binds plans to its JAX devices, and runs them."""
+"""The backend of this process: its JAX devices, and programs that are loaded, run and traced on them.
+
+Imports jax, and all rooms of the runtime to its left.
+"""

@@ -38,7 +38,7 @@ class Kernel:
     keep_token: Callable[[Any], None] | None = None
 
 
-class Target(Protocol):
+class StepTarget(Protocol):
     """What the generated function is bound to. Equal requests should return identical objects."""
 
     def kernel(self, launch: Launch) -> Kernel:
@@ -62,7 +62,7 @@ class Line:
     reads: tuple[Slot, ...]
 
 
-class Record(Protocol):
+class CallObserver(Protocol):
     """What one call of a function that reports its steps reports to."""
 
     def note(self, report: tuple[int, int, tuple[Any, ...]]) -> None:
@@ -72,10 +72,10 @@ class Record(Protocol):
         """Comes behind some of the notes, and behind the last."""
 
 
-class Watch(Protocol):
+class StepObserver(Protocol):
     """What a function that reports its steps reports to."""
 
-    def begin(self) -> Record:
+    def begin(self) -> CallObserver:
         """Begins the record of a call."""
 
     def now(self) -> int:
@@ -96,13 +96,13 @@ class Generated:
 
 def generate(
     plan: Plan,
-    target: Target,
+    target: StepTarget,
     *,
     copy_arrays: Callable[..., Any],
     constants: Mapping[Slot, Any],
     order: Any = None,
     explain: Callable[[Mapping[int, Line], Exception, Arrays], None] | None = None,
-    watch: Watch | None = None,
+    observer: StepObserver | None = None,
 ) -> Generated:
     """Generates `run(arrays) -> results`.
 
@@ -114,12 +114,14 @@ def generate(
       order: a context manager that is held while the steps are issued; None for none.
       explain: is called with what is done in which line, an exception that stopped the function, and the
         arrays it was called with; may raise a better one.
-      watch: what each step is reported to; None for a function that reports nothing.
+      observer: what each step is reported to; None for a function that reports nothing.
 
     The function takes one array for each slot of each argument that the caller passes, and returns a list
     with one for each slot of each result, both in plan order.
     """
-    writer = _Writer(plan, target, constants) if watch is None else _Reporter(plan, target, constants, watch)
+    writer = (
+        _Writer(plan, target, constants) if observer is None else _Reporter(plan, target, constants, observer)
+    )
     copy = writer.value("copy", copy_arrays)
     depth = 1 + (explain is not None) + (order is not None)
     writer.line(0, "def run(arrays):")
@@ -169,7 +171,7 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
 class _Writer:
     """The text of the function, the values that it names, and where each slot is."""
 
-    def __init__(self, plan: Plan, target: Target, constants: Mapping[Slot, Any]) -> None:
+    def __init__(self, plan: Plan, target: StepTarget, constants: Mapping[Slot, Any]) -> None:
         self.plan = plan
         self.target = target
         self.indent = 0
@@ -312,22 +314,24 @@ class _Writer:
 class _Reporter(_Writer):
     """The text of a function that reports its steps."""
 
-    def __init__(self, plan: Plan, target: Target, constants: Mapping[Slot, Any], watch: Watch) -> None:
+    def __init__(
+        self, plan: Plan, target: StepTarget, constants: Mapping[Slot, Any], observer: StepObserver
+    ) -> None:
         super().__init__(plan, target, constants)
-        self.watch = watch
+        self.observer = observer
         # By identity: launches without results may be equal.
         self.numbers = {id(step): n for n, step in enumerate(plan.steps)}
         self.noted = 0
 
     def begin(self) -> None:
-        self.line(self.indent, f"record = {self.value('begin', self.watch.begin)}()")
+        self.line(self.indent, f"record = {self.value('begin', self.observer.begin)}()")
         self.line(self.indent, "note = record.note")
 
     def end(self) -> None:
         self.line(self.indent, "record.hand_over()")
 
     def before(self) -> None:
-        self.line(self.indent, f"at = {self.value('now', self.watch.now)}()")
+        self.line(self.indent, f"at = {self.value('now', self.observer.now)}()")
 
     def wants_token(self, kernel: Kernel) -> bool:
         return kernel.handlers is not None
@@ -340,7 +344,7 @@ class _Reporter(_Writer):
 
     def after(self, steps: Sequence[Launch | Transfer]) -> None:
         for step in steps:
-            lasting = [slot for slot in step.results if self.watch.lasting(slot)]
+            lasting = [slot for slot in step.results if self.observer.lasting(slot)]
             self.report(step, "".join(f"{self.places[slot]}, " for slot in lasting))
 
     def report(self, step: Launch | Transfer, waited_for: str) -> None:

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Transfer
+from pathways.passes.util.live_bytes import LiveBytes
+from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
+from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.timelines.tables import size, table
 from pathways.runtime.xla import pjrt
@@ -91,14 +93,14 @@ def analyze(plan: Plan, executables: Executables) -> MemoryAnalysis:
     for name, spec in plan.slices.items():
         arguments = {a.slots[name]: a.donated for a in plan.arguments if name in a.slots}
         results = [result.slots[name] for result in plan.results if name in result.slots]
-        nbytes = {slot: plan.shard_type(slot, name).nbytes for slot in (*arguments, *results)}
-        found = [value for (_, on), value in stats.items() if on == name]
+        nbytes = {slot: plan.shard_type(slot).nbytes for slot in (*arguments, *results)}
+        of_slice = [value for (_, on), value in stats.items() if on == name]
         of_a_device = {
             "argument_size_in_bytes": sum(nbytes[slot] for slot in arguments),
             "output_size_in_bytes": sum(nbytes[slot] for slot in results),
             "alias_size_in_bytes": sum(nbytes[slot] for slot, donated in arguments.items() if donated),
-            "temp_size_in_bytes": max((value.temp_size_in_bytes for value in found), default=0),
-            "generated_code_size_in_bytes": sum(value.generated_code_size_in_bytes for value in found),
+            "temp_size_in_bytes": max((value.temp_size_in_bytes for value in of_slice), default=0),
+            "generated_code_size_in_bytes": sum(value.generated_code_size_in_bytes for value in of_slice),
             "peak_memory_in_bytes": peaks[name],
         }
         sizes = {field: spec.size * count for field, count in of_a_device.items()}
@@ -140,7 +142,7 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], executables: Executa
 def _stats(executables: Executables) -> dict[tuple[str, str], Any]:
     """XLA's analysis of each computation on each slice, where there is one."""
     stats = {pair: pjrt.memory_stats(executable) for pair, executable in executables.items()}
-    return {pair: found for pair, found in stats.items() if found is not None}
+    return {pair: analysis for pair, analysis in stats.items() if analysis is not None}
 
 
 def _exactly(count: int) -> str:
@@ -165,43 +167,28 @@ def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Se
       groups: names of slices.
     """
     members = {name: [n for n, group in enumerate(groups) if name in group] for name in plan.slices}
-    alive: dict[Slot, tuple[str, int]] = {}
-    now, most = [0] * len(groups), [0] * len(groups)
+    live: LiveBytes[int] = LiveBytes()
 
     def add(name: str, count: int) -> None:
-        for n in members[name]:
-            now[n] += count
-            most[n] = max(most[n], now[n])
+        for group in members[name]:
+            live.add(group, count)
 
-    def make(slot: Slot, name: str) -> None:
-        alive[slot] = name, plan.shard_type(slot, name).nbytes
-        add(*alive[slot])
+    def remove(name: str, count: int) -> None:
+        for group in members[name]:
+            live.remove(group, count)
 
-    def end(slots: Sequence[Slot]) -> None:
-        for slot in slots:
-            name, count = alive.pop(slot)
-            add(name, -count)
-
-    for argument in plan.arguments:
-        for name, slot in argument.slots.items():
-            make(slot, name)
-    for step in plan.steps:
-        match step:
-            case Launch():
-                # First: a donated operand and the result in its place are one buffer.
-                end([step.operands[n] for n in plan.computations[step.computation].donated])
-                for slot in step.results:
-                    make(slot, step.slice)
-                if (found := stats.get((step.computation, step.slice))) is not None:
-                    add(step.slice, found.temp_size_in_bytes)
-                    add(step.slice, -found.temp_size_in_bytes)
-            case Transfer():
-                for slot in step.results:
-                    make(slot, step.dst)
-            case Release():
-                end(step.slots)
+    for changes in slot_changes(plan):
+        for slot in changes.ended:
+            remove(plan.slot_slices[slot], plan.shard_type(slot).nbytes)
+        for slot in changes.begun:
+            add(plan.slot_slices[slot], plan.shard_type(slot).nbytes)
+        step = None if changes.step == BEFORE else plan.steps[changes.step]
+        if isinstance(step, Launch) and (step.computation, step.slice) in stats:
+            temporaries = stats[step.computation, step.slice].temp_size_in_bytes
+            add(step.slice, temporaries)
+            remove(step.slice, temporaries)
     for number, result in enumerate(plan.results):
         for name, slot in result.slots.items():
             if plan.own_slots.get(slot) != number:
-                add(name, plan.shard_type(slot, name).nbytes)
-    return most
+                add(name, plan.shard_type(slot).nbytes)
+    return [live.peak.get(group, 0) for group in range(len(groups))]

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
-from pathways.runtime.simulate.replay import Span, timeline_of
-from pathways.runtime.timelines.timeline import SECONDS, Timeline
+from pathways.runtime.timelines.events import SECONDS, EventLog
+from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.trace_file import TraceFile
-from pathways.runtime.xla.host_memory import Views
 
 _NANOSECOND = 1e-9
 _PAUSE = 1.0
@@ -74,7 +73,7 @@ class Traceable(Protocol):
 
     plan: Plan
 
-    def watch(self, watch: Watch | None) -> None:
+    def observe(self, observer: ProgramTrace | None) -> None:
         """Reports every call from now on, or none any more."""
 
 
@@ -89,7 +88,7 @@ def register(program: Traceable) -> None:
     with _state:
         _programs.add(program)
         if _current is not None:
-            program.watch(Watch(_current, program.plan))
+            program.observe(ProgramTrace(_current, program.plan))
 
 
 @functools.cache
@@ -111,7 +110,7 @@ def _start(path: Path) -> Recorder:
             raise RuntimeError(f"a trace is being recorded to {_current.path} already")
         _current = Recorder(path)
         for program in list(_programs):
-            program.watch(Watch(_current, program.plan))
+            program.observe(ProgramTrace(_current, program.plan))
         return _current
 
 
@@ -120,7 +119,7 @@ def _stop(recorder: Recorder) -> None:
     with _state:
         _current = None
         for program in list(_programs):
-            program.watch(None)
+            program.observe(None)
     recorder.close()
 
 
@@ -139,37 +138,37 @@ class _Moments:
     before: int
 
 
-_Report = tuple[int, int, tuple[Any, ...]]
+_Note = tuple[int, int, tuple[Any, ...]]
 """The number of a step, when it was dispatched, and what can be waited for."""
 
 
-class _Record:
+class _CallTrace:
     """One call of a program."""
 
-    def __init__(self, watch: Watch, recorder: Recorder, number: int) -> None:
-        self.watch = watch
+    def __init__(self, program: ProgramTrace, recorder: Recorder, number: int) -> None:
+        self.program = program
         self.recorder = recorder
         self.number = number
         self.moments: dict[int, _Moments] = {}
-        self._reports: list[_Report] = []
-        self.note = self._reports.append
+        self._notes: list[_Note] = []
+        self.note = self._notes.append
 
     def hand_over(self) -> None:
         """Gives what was noted to the threads that wait for it."""
-        by_place: dict[_Place, list[_Report]] = {}
-        for report in self._reports:
-            by_place.setdefault(self.watch.places[report[0]], []).append(report)
-        self._reports.clear()
-        for place, reports in by_place.items():
-            self.recorder.watcher(place).put((self, reports))
+        by_place: dict[_Place, list[_Note]] = {}
+        for note in self._notes:
+            by_place.setdefault(self.program.places[note[0]], []).append(note)
+        self._notes.clear()
+        for place, notes in by_place.items():
+            self.recorder.watcher(place).put((self, notes))
 
-    def timeline(self) -> tuple[int, Timeline]:
+    def timeline(self) -> tuple[int, EventLog]:
         """When the first event began, and the timeline from there on."""
         done = self._done()
-        found: dict[int, tuple[int, int, int | None]] = {}
+        steps: dict[int, tuple[int, int, int | None]] = {}
         ready: dict[Slot, tuple[int, int | None]] = {}
         on_slice: dict[str, tuple[int, int | None]] = {}
-        for n, step in self.watch.steps.items():
+        for n, step in self.program.steps.items():
             seen = self.moments[n]
             waits = [(seen.dispatched, None), *(ready[slot] for slot in step.operands if slot in ready)]
             if isinstance(step, Launch):
@@ -177,22 +176,22 @@ class _Record:
                 waits.append(on_slice.get(step.slice, (min(seen.before, done[n]), None)))
             start, after = max(waits, key=lambda wait: wait[0])
             end = start if seen.done is None else done[n]
-            found[n] = start, end, after
+            steps[n] = start, end, after
             ready.update(dict.fromkeys(step.results, (end, n)))
             if isinstance(step, Launch):
                 on_slice[step.slice] = end, n
-        origin = min((start for start, _, _ in found.values()), default=0)
+        origin = min((start for start, _, _ in steps.values()), default=0)
         spans = {
-            n: Span((start - origin) * _NANOSECOND, (end - origin) * _NANOSECOND, after)
-            for n, (start, end, after) in found.items()
+            n: StepSpan((start - origin) * _NANOSECOND, (end - origin) * _NANOSECOND, after)
+            for n, (start, end, after) in steps.items()
         }
-        return origin, timeline_of(self.watch.plan, spans, SECONDS, f"measured, step {self.number}")
+        return origin, timeline_of(self.program.plan, spans, SECONDS, f"measured, step {self.number}")
 
     def _done(self) -> dict[int, int]:
         """When each step was done: when that was seen, or what waited for it was done, the earlier."""
         done: dict[int, int] = {}
         limits: dict[Slot | str, int] = {}
-        for n, step in reversed(self.watch.steps.items()):
+        for n, step in reversed(self.program.steps.items()):
             within: list[Slot | str] = [step.slice] if isinstance(step, Launch) else []
             seen = [limits[key] for key in (*step.results, *within) if key in limits]
             if (observed := self.moments[n].done) is not None:
@@ -203,7 +202,7 @@ class _Record:
         return done
 
 
-class Watch:
+class ProgramTrace:
     """What the traced function of one program reports to; see `codegen.generate`."""
 
     now = staticmethod(time.monotonic_ns)
@@ -216,14 +215,11 @@ class Watch:
             for n, step in self.steps.items()
         }
         self._donated = frozenset(
-            step.operands[number]
-            for step in plan.steps
-            if isinstance(step, Launch)
-            for number in plan.computations[step.computation].donated
+            slot for step in plan.steps if isinstance(step, Launch) for slot in plan.donated_operands(step)
         )
         self._recorder = recorder
 
-    def begin(self) -> _Record:
+    def begin(self) -> _CallTrace:
         """Begins the record of a call."""
         return self._recorder.begin(self)
 
@@ -242,25 +238,25 @@ class Recorder:
         self._lock = threading.Lock()
         self._count = 0
         self._watchers: dict[_Place, tuple[queue.SimpleQueue[Any], threading.Thread]] = {}
-        self._finished: queue.SimpleQueue[_Record] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[_CallTrace] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._writer = threading.Thread(target=self._write, name="pathways trace", daemon=True)
         self._writer.start()
 
-    def begin(self, watch: Watch) -> _Record:
+    def begin(self, program: ProgramTrace) -> _CallTrace:
         """Begins the record of a call."""
         with self._lock:
             number, self._count = self._count, self._count + 1
-        return _Record(watch, self, number)
+        return _CallTrace(program, self, number)
 
     def watcher(self, place: _Place) -> queue.SimpleQueue[Any]:
-        """Takes what happens at one place, in order, with the record that it belongs to."""
+        """Takes what happens at one place, in order, with the call that it belongs to."""
         with self._lock:
             if place not in self._watchers:
-                reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
+                notes: queue.SimpleQueue[Any] = queue.SimpleQueue()
                 name = f"pathways trace {' -> '.join(place)}"
-                thread = threading.Thread(target=self._watch, args=(reports,), name=name, daemon=True)
-                self._watchers[place] = reports, thread
+                thread = threading.Thread(target=self._watch, args=(notes,), name=name, daemon=True)
+                self._watchers[place] = notes, thread
                 thread.start()
             return self._watchers[place][0]
 
@@ -269,8 +265,8 @@ class Recorder:
         # A call in another thread may still come to a place that is new.
         while self._watchers:
             with self._lock:
-                _, (reports, thread) = self._watchers.popitem()
-            reports.put(None)
+                _, (notes, thread) = self._watchers.popitem()
+            notes.put(None)
             thread.join()
         self._closing.set()
         self._writer.join()
@@ -278,27 +274,27 @@ class Recorder:
 
     def _watch(self, handed_over: queue.SimpleQueue[Any]) -> None:
         before = 0
-        while (entry := handed_over.get()) is not None:
-            record, reports = entry
+        while (handed := handed_over.get()) is not None:
+            call, notes = handed
             # Nothing is kept alive once it was waited for.
-            del entry
-            for step, dispatched, waited_for in _consume(reports):
+            del handed
+            for step, dispatched, waited_for in _consume(notes):
                 for one in waited_for:
                     # What goes wrong is for the reader of the results to find out.
                     with contextlib.suppress(Exception):
                         _wait(one)
                 done = time.monotonic_ns() if waited_for else None
-                self._note(record, step, _Moments(dispatched, done, before))
+                self._note(call, step, _Moments(dispatched, done, before))
                 before = done or before
                 del waited_for
-            del record, reports
+            del call, notes
 
-    def _note(self, record: _Record, step: int, moments: _Moments) -> None:
+    def _note(self, call: _CallTrace, step: int, moments: _Moments) -> None:
         with self._lock:
-            record.moments[step] = moments
-            complete = len(record.moments) == len(record.watch.places)
+            call.moments[step] = moments
+            complete = len(call.moments) == len(call.program.places)
         if complete:
-            self._finished.put(record)
+            self._finished.put(call)
 
     def _write(self) -> None:
         while not self._closing.wait(_PAUSE):
@@ -313,14 +309,12 @@ class Recorder:
 
 
 def _wait(what: Any) -> None:
-    """Waits for a token, an array, or what holds the place of one: its shards, or views of what is ready."""
-    if isinstance(what, Views):
-        return
+    """Waits for a token, an array, or its shards."""
     for one in what if isinstance(what, list | tuple) else (what,):
         one.block_until_ready()
 
 
-def _consume(reports: list[_Report]) -> Iterator[_Report]:
-    reports.reverse()
-    while reports:
-        yield reports.pop()
+def _consume(notes: list[_Note]) -> Iterator[_Note]:
+    notes.reverse()
+    while notes:
+        yield notes.pop()

@@ -56,7 +56,8 @@ class Computation:
 
     Attributes:
       name: the name of the callee in the program.
-      module: MLIR bytecode of StableHLO with one public function `main`, donation as argument attributes.
+      module: MLIR bytecode or a portable artifact of StableHLO with one public function `main`, donation as
+        argument attributes.
       operands: types of the arguments of `main`.
       results: types of its results.
       donated: numbers of the arguments that it consumes.
@@ -203,9 +204,23 @@ class Plan:
         written = self.slot_shardings[slot] if self.slot_shardings else ()
         return written or ((),) * len(self.slot_types[slot].shape)
 
-    def shard_type(self, slot: Slot, slice: str) -> ArrayType:
+    @functools.cached_property
+    def slot_slices(self) -> Mapping[Slot, str]:
+        """The slice of each slot."""
+        slices = {slot: name for argument in self.arguments for name, slot in argument.slots.items()}
+        for step in self.steps:
+            match step:
+                case Launch():
+                    slices.update(dict.fromkeys(step.results, step.slice))
+                case Transfer():
+                    slices.update(dict.fromkeys(step.results, step.dst))
+                case Release():
+                    pass
+        return slices
+
+    def shard_type(self, slot: Slot) -> ArrayType:
         """The type of the part of the array in a slot that each device of its slice holds."""
-        spec, type_ = self.slices[slice], self.slot_types[slot]
+        spec, type_ = self.slices[self.slot_slices[slot]], self.slot_types[slot]
         sizes = dict(zip(spec.axis_names, spec.shape, strict=True))
         parts = [math.prod(sizes[axis] for axis in axes) for axes in self.sharding(slot)]
         shape = tuple(size // n for size, n in zip(type_.shape, parts, strict=True))
@@ -225,7 +240,11 @@ class Plan:
                 own.setdefault(slot, number)
         return own
 
+    def donated_operands(self, launch: Launch) -> tuple[Slot, ...]:
+        """The slots whose arrays a launch consumes."""
+        return tuple(launch.operands[number] for number in self.computations[launch.computation].donated)
+
     def bytes_moved(self, transfer: Transfer) -> int:
         """The bytes that a transfer brings over: those of all shards that it fills."""
-        shards = (self.shard_type(slot, transfer.dst) for slot in transfer.results)
+        shards = (self.shard_type(slot) for slot in transfer.results)
         return self.slices[transfer.dst].size * sum(shard.nbytes for shard in shards)

@@ -9,10 +9,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
-import jax
-import numpy as np
-
-from pathways.runtime.resources import cluster as clusters
 from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, Island
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -26,20 +22,31 @@ class Binding:
     """The devices of a slice.
 
     Attributes:
-      devices: JAX's devices in an array of the shape of the slice.
-      mesh: the same as a JAX mesh with the names of its axes.
-      positions: their positions in the cluster, flattened.
-      island: the island that they lie in.
-      program: the program that asked first.
-      device_memory: bytes of memory that each of the devices has, None where that is not known.
+      devices: the devices, in the order of its mesh.
+      shape: the sizes of its axes, major to minor.
+      axis_names: their names.
+      program: the program that distinct first.
     """
 
-    devices: np.ndarray
-    mesh: jax.sharding.Mesh
-    positions: tuple[int, ...]
-    island: str
+    devices: tuple[Device, ...]
+    shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
     program: str
-    device_memory: int | None = None
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The positions of the devices in the cluster."""
+        return tuple(device.position for device in self.devices)
+
+    @property
+    def island(self) -> str:
+        """The name of the island that the devices lie in."""
+        return self.devices[0].island
+
+    @property
+    def device_memory(self) -> int | None:
+        """Bytes of memory that each of the devices has, None where that is not known."""
+        return min((device.memory for device in self.devices if device.memory is not None), default=None)
 
 
 class ResourceManager:
@@ -51,7 +58,7 @@ class ResourceManager:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        # Reentrant: making a mesh may run the garbage collector, and with it anything.
+        # Reentrant: the garbage collector may run at any time, and with it anything.
         self._lock = threading.RLock()
         self._bound: weakref.WeakKeyDictionary[VirtualSlice, Binding] = weakref.WeakKeyDictionary()
 
@@ -64,21 +71,21 @@ class ResourceManager:
         Raises:
           ResourceError: not enough devices, or two slices that were bound before share a device.
         """
-        wanted = list(dict.fromkeys(slices))
+        distinct = list(dict.fromkeys(slices))
         with self._lock:
-            held = {slice: self._bound[slice] for slice in wanted if slice in self._bound}
+            held = {slice: self._bound[slice] for slice in distinct if slice in self._bound}
             _check_disjoint(held, program)
-            new = [slice for slice in wanted if slice not in held]
+            new = [slice for slice in distinct if slice not in held]
             # The largest first: what is left over then still fits the small ones.
             ordered = sorted(new, key=lambda slice: (slice.island is None, -slice.size))
             chosen = self._place(ordered, self._free(held.values()), set())
             if chosen is None:
                 chosen = self._place_sharing(ordered, held)
             if chosen is None:
-                raise ResourceError(self._shortage(wanted, program))
+                raise ResourceError(self._shortage(distinct, program))
             for slice in new:
-                self._bound[slice] = _binding(slice, chosen[slice], program)
-            return {slice: self._bound[slice] for slice in wanted}
+                self._bound[slice] = Binding(tuple(chosen[slice]), slice.shape, slice.axis_names, program)
+            return {slice: self._bound[slice] for slice in distinct}
 
     def _free(self, taken_by: Iterable[Binding]) -> list[list[Device]]:
         """The devices of each island that none of these bindings has."""
@@ -159,9 +166,9 @@ class ResourceManager:
         for _, number, best in sorted(candidates, key=lambda candidate: candidate[:2]):
             left = list(islands)
             left[number] = [device for device in islands[number] if device not in best]
-            found = self._place(rest, left, failed)
-            if found is not None:
-                return {first: best, **found}
+            others = self._place(rest, left, failed)
+            if others is not None:
+                return {first: best, **others}
         failed.add(state)
         return None
 
@@ -177,11 +184,11 @@ class ResourceManager:
             device.position: (same[device.position], all_[device.position]) for device in self.cluster.devices
         }
 
-    def _shortage(self, wanted: Sequence[VirtualSlice], program: str) -> str:
-        devices, needed = len(self.cluster.devices), sum(slice.size for slice in wanted)
+    def _shortage(self, slices: Sequence[VirtualSlice], program: str) -> str:
+        devices, needed = len(self.cluster.devices), sum(slice.size for slice in slices)
         lines = [
             f"program {program}: not enough devices: it needs {needed}, no two of its slices on one device "
-            f"({', '.join(_need(slice) for slice in wanted)}); there are {devices} "
+            f"({', '.join(_need(slice) for slice in slices)}); there are {devices} "
             f"({', '.join(_room(island) for island in self.cluster.islands)})"
         ]
         lines += [
@@ -189,38 +196,8 @@ class ResourceManager:
             for slice, binding in self._bound.items()
         ]
         if self.cluster.platform == "cpu":
-            lines.append("  " + MORE_CPU_DEVICES.format(wanted=max(needed, devices + 1)))
+            lines.append("  " + MORE_CPU_DEVICES.format(count=max(needed, devices + 1)))
         return "\n".join(lines)
-
-
-_lock = threading.Lock()
-_manager: ResourceManager | None = None
-
-
-def manager() -> ResourceManager:
-    """The resource manager of the current cluster."""
-    global _manager
-    current = clusters.cluster()
-    with _lock:
-        if _manager is None or _manager.cluster is not current:
-            _manager = ResourceManager(current)
-        return _manager
-
-
-def bind(slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
-    """`ResourceManager.bind` on the current cluster."""
-    return manager().bind(slices, program)
-
-
-def release(slice: VirtualSlice) -> None:
-    """`ResourceManager.release` on the current cluster."""
-    manager().release(slice)
-
-
-def bound_slices() -> list[str]:
-    """The names of the slices that have devices; asks for no cluster when there is none yet."""
-    with _lock:
-        return [] if _manager is None else [slice.name for slice in _manager.holders()]
 
 
 def _check_disjoint(held: Mapping[VirtualSlice, Binding], program: str) -> None:
@@ -230,18 +207,9 @@ def _check_disjoint(held: Mapping[VirtualSlice, Binding], program: str) -> None:
         if shared := sorted(set(a.positions) & set(b.positions)):
             raise ResourceError(
                 f"program {program}: its slices {left.name} and {right.name} were bound apart "
-                f"and share devices {_ranges(shared)}; release one of them with pathways.release, or make "
-                "both from one device set before either is used"
+                f"and share devices {_ranges(shared)}; release one of them with "
+                "pathways.runtime.release, or make both from one device set before either is used"
             )
-
-
-def _binding(slice: VirtualSlice, devices: Sequence[Device], program: str) -> Binding:
-    handles = np.empty(len(devices), dtype=object)
-    handles[:] = [device.handle for device in devices]
-    mesh = jax.sharding.Mesh(handles.reshape(slice.shape), slice.axis_names)
-    positions = tuple(device.position for device in devices)
-    memory = min((device.memory for device in devices if device.memory is not None), default=None)
-    return Binding(mesh.devices, mesh, positions, devices[0].island, program, memory)
 
 
 def _need(slice: VirtualSlice) -> str:

@@ -15,7 +15,7 @@ from pathways.runtime.plan.plan import SliceSpec
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class _Names:
+class _SliceNames:
     """Names of slices, unique in the process and never used again: JAX caches traces that hold them."""
 
     def __init__(self) -> None:
@@ -23,19 +23,19 @@ class _Names:
         self._taken: set[str] = set()
         self._counter = itertools.count()
 
-    def take(self, wanted: str | None) -> str:
+    def take(self, proposed: str | None) -> str:
         with self._lock:
-            name = next(name for name in self._candidates(wanted) if name not in self._taken)
+            name = next(name for name in self._candidates(proposed) if name not in self._taken)
             self._taken.add(name)
         return name
 
-    def _candidates(self, wanted: str | None) -> Iterator[str]:
-        if wanted is None:
+    def _candidates(self, proposed: str | None) -> Iterator[str]:
+        if proposed is None:
             return (f"s{number}" for number in self._counter)
-        return itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(1)))
+        return itertools.chain([proposed], (f"{proposed}_{number}" for number in itertools.count(1)))
 
 
-_names = _Names()
+_names = _SliceNames()
 _numbers = itertools.count()
 
 
@@ -92,7 +92,7 @@ class VirtualSlice:
     @property
     def spec(self) -> SliceSpec:
         """What a plan says about this slice."""
-        return SliceSpec(self.name, self.axis_names, self.shape, self.island)
+        return SliceSpec(self.name, self.axis_names, self.shape, self.island, self.overlap)
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{axis}={size}" for axis, size in zip(self.axis_names, self.shape, strict=True))
@@ -147,7 +147,7 @@ class VirtualDeviceSet:
     @property
     def slices(self) -> tuple[VirtualSlice, ...]:
         """The slices that are still in use, in the order in which they were added."""
-        return tuple(found for ref in self._slices if (found := ref()) is not None)
+        return tuple(slice for ref in self._slices if (slice := ref()) is not None)
 
     def __repr__(self) -> str:
         return f"VirtualDeviceSet({', '.join(map(repr, self.slices))})"

@@ -1,1 +1,1 @@
-"""Replays plans with durations and links of one's choice. Imports plans and timelines; never jax."""
+"""Replays plans with durations and links of one's choice. Never imports jax. Imports plans and timelines."""

@@ -1,1 +1,4 @@
-"""What ran where and when: figures, pages and trace files of one step. Imports `runtime.plan`; never jax."""
+"""What ran where and when in a step: events and figures, reports, pages and trace files. Never imports jax.
+
+`events` is the data, and imports nothing of what is made of it. Imports plans.
+"""

@@ -10,8 +10,8 @@ import importlib.resources
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from pathways.runtime.timelines.events import EventLog, TimelineEvent
 from pathways.runtime.timelines.tables import duration, percent, size
-from pathways.runtime.timelines.timeline import Event, Timeline
 
 _WHOLE = 1000.0
 """The width of the whole time axis in the coordinates of the drawings."""
@@ -33,7 +33,7 @@ _KINDS = {
 }
 
 
-def page_of(timelines: Sequence[Timeline]) -> str:
+def page_of(timelines: Sequence[EventLog]) -> str:
     """Draws timelines below each other, in the same colours and with the same rows.
 
     Those with one unit of time have one scale. Returns the text of the page.
@@ -64,7 +64,7 @@ def page_of(timelines: Sequence[Timeline]) -> str:
     )
 
 
-def _summary(timelines: Sequence[Timeline]) -> Iterator[str]:
+def _summary(timelines: Sequence[EventLog]) -> Iterator[str]:
     heads = ("timeline", "step time", "bubble", "peak memory", "launches", "transfers", "bytes moved")
     yield '<table class="summary"><thead><tr>'
     yield "".join(f"<th>{head}</th>" for head in heads)
@@ -83,7 +83,7 @@ def _summary(timelines: Sequence[Timeline]) -> Iterator[str]:
     yield "</tbody></table>"
 
 
-def _legend(timelines: Sequence[Timeline]) -> Iterator[str]:
+def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
     present = {"idle"}
     for timeline in timelines:
         present |= {_kind(event, phase) for event in timeline.launches for phase, _ in event.parts}
@@ -103,7 +103,7 @@ def _legend(timelines: Sequence[Timeline]) -> Iterator[str]:
     yield '<p class="hint">Drag to move, Ctrl and wheel or + and &#8722; to zoom, 0 for all of it.</p>'
 
 
-def _panel(timeline: Timeline, rows: Sequence[str], timelines: Sequence[Timeline]) -> Iterator[str]:
+def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog]) -> Iterator[str]:
     """One timeline: a caption, the names and figures of the slices, and the drawing between them."""
     whole = max(t.step_time for t in timelines if t.unit == timeline.unit) or 1.0
     height = _AXIS + len(rows) * (_LANE + _MEMORY + _GAP)
@@ -132,7 +132,7 @@ def _panel(timeline: Timeline, rows: Sequence[str], timelines: Sequence[Timeline
     yield '</svg><g class="texts"></g></svg></div></section>'
 
 
-def _lanes(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[str]:
+def _lanes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
     """The idle background of each slice, as long as the step."""
     width = timeline.step_time * scale
     for n, name in enumerate(rows):
@@ -140,7 +140,7 @@ def _lanes(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[st
             yield f'<rect class="idle" x="0" y="{_top(n)}" width="{_number(width)}" height="{_LANE}"/>'
 
 
-def _boxes(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[str]:
+def _boxes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
     """The launches; one that several calls were fused into has a part for each."""
     shades = _shades(timeline)
     for event in timeline.launches:
@@ -155,7 +155,7 @@ def _boxes(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[st
             )
 
 
-def _sends(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[str]:
+def _sends(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
     """The transfers, as lines from the slice that sends to the one that receives."""
     for event in timeline.transfers:
         assert event.dst is not None
@@ -169,7 +169,7 @@ def _sends(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[st
         )
 
 
-def _curves(timeline: Timeline, rows: Sequence[str], scale: float) -> Iterator[str]:
+def _curves(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
     """The live bytes of each slice, all to one scale."""
     most = max(map(timeline.peak_bytes, timeline.slices), default=0)
     if not most:
@@ -199,14 +199,14 @@ def _steps(curve: Iterable[tuple[float, int]]) -> Iterator[tuple[float, int]]:
         yield time, last
 
 
-def _kind(event: Event, phase: str | None) -> str:
+def _kind(event: TimelineEvent, phase: str | None) -> str:
     """The colour of a launch, or of one of its parts."""
     if event.part == "weight":
         return "weight"
     return phase if phase is not None and phase in _KINDS else "other"
 
 
-def _shades(timeline: Timeline) -> dict[tuple[str, int | None], int]:
+def _shades(timeline: EventLog) -> dict[tuple[str, int | None], int]:
     """Which shade each stage on a slice has."""
     stages: dict[str, set[int]] = {}
     for event in timeline.launches:
@@ -215,7 +215,7 @@ def _shades(timeline: Timeline) -> dict[tuple[str, int | None], int]:
     return {(name, s): n % _SHADES for name, some in stages.items() for n, s in enumerate(sorted(some))}
 
 
-def _tip(event: Event, timeline: Timeline) -> str:
+def _tip(event: TimelineEvent, timeline: EventLog) -> str:
     """What is shown when the pointer is on an event."""
     lines = [event.label if event.kind == "launch" else f"transfer {event.label}"]
     if event.stage is not None:
@@ -234,11 +234,11 @@ def _tip(event: Event, timeline: Timeline) -> str:
     return escape("\n".join(lines)).replace("\n", "&#10;")
 
 
-def _caption(timeline: Timeline) -> str:
+def _caption(timeline: EventLog) -> str:
     return f"{_time(timeline.step_time, timeline)}, bubble {percent(timeline.mean_bubble)}"
 
 
-def _time(value: float, timeline: Timeline) -> str:
+def _time(value: float, timeline: EventLog) -> str:
     text = duration(value, timeline.unit)
     return text if timeline.unit == "s" else f"{text} units"
 

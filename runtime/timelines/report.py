@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from pathways.runtime.timelines.events import EventLog, TimelineEvent
 from pathways.runtime.timelines.tables import duration, percent, size, table
-from pathways.runtime.timelines.timeline import Event, Timeline
 
 _SHOWN = 6
 """How many launches in a row on one slice the critical path names before it leaves some out."""
 
 
-def report(timeline: Timeline) -> str:
+def report(timeline: EventLog) -> str:
     """The figures of a timeline as text."""
 
     def time(value: float) -> str:
@@ -51,7 +51,7 @@ def report(timeline: Timeline) -> str:
     return "\n".join(lines)
 
 
-def _runs(timeline: Timeline) -> Iterator[tuple[str, list[Event]]]:
+def _runs(timeline: EventLog) -> Iterator[tuple[str, list[TimelineEvent]]]:
     """The critical path in runs of events on one slice or one link."""
     path = [timeline.events[n] for n in timeline.critical_path]
     timed = [event for event in path if event.duration > 0]
@@ -59,7 +59,7 @@ def _runs(timeline: Timeline) -> Iterator[tuple[str, list[Event]]]:
         yield where, list(run)
 
 
-def _name(event: Event) -> str:
+def _name(event: TimelineEvent) -> str:
     return event.name if event.kind == "launch" else size(event.nbytes)
 
 

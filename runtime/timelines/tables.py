@@ -20,7 +20,7 @@ def duration(time: float, unit: str) -> str:
     """A time: in seconds with a unit that keeps it short, `1.5 ms`, or a bare number of time units."""
     if unit != "s":
         return f"{time:.6g}"
-    name, factor = next((entry for entry in _SECONDS if abs(time) >= entry[1]), _SECONDS[-1])
+    name, factor = next((suffix for suffix in _SECONDS if abs(time) >= suffix[1]), _SECONDS[-1])
     return f"{time / factor:.4g} {name}" if time else "0 s"
 
 

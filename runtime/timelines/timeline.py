@@ -1,163 +1,28 @@
-"""The timeline of one step of a program: what ran where and when, planned, simulated or measured.
-
-Plain data: nothing here needs jax, the IR or a device.
-"""
+"""The timeline of one step of a program, and everything that can be made of it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
-Curve = tuple[tuple[float, int], ...]
-"""Live bytes over time: each pair holds from its time on, until that of the next."""
-
-SECONDS = "s"
-UNITS = "units"
-
-_LETTERS = {"fwd": "F", "bwd": "B", "recompute": "R"}
+from pathways.runtime.timelines.events import EventLog
+from pathways.runtime.timelines.page import page_of
+from pathways.runtime.timelines.report import report
+from pathways.runtime.timelines.trace_file import TraceFile
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
-    """A launch, or a transfer from one slice to another.
-
-    Attributes:
-      kind: `launch` or `transfer`.
-      slice: the slice that it runs on, or that it leaves.
-      label: the computation and microbatch of a launch, the two slices of a transfer.
-      start: when it began, since the step began.
-      end: when it was done; of a transfer, when the value had arrived.
-      stage: the pipeline stage of a launch.
-      phase: `fwd`, `bwd`, `recompute` or `glue` for a launch.
-      microbatch: the microbatch that it belongs to, None outside loops.
-      part: `input` or `weight` for half of a split backward.
-      fused: the phases of the placed calls in a launch, when there are several.
-      dst: the slice that a transfer goes to.
-      nbytes: the bytes that a transfer moves.
-      reads: the numbers of the events that make what it reads.
-      after: the number of the event that it waited for last, None when it waited for nothing.
-    """
-
-    kind: Literal["launch", "transfer"]
-    slice: str
-    label: str
-    start: float
-    end: float
-    stage: int | None = None
-    phase: str | None = None
-    microbatch: int | None = None
-    part: str | None = None
-    fused: tuple[str, ...] = ()
-    dst: str | None = None
-    nbytes: int = 0
-    reads: tuple[int, ...] = ()
-    after: int | None = None
-
-    @property
-    def duration(self) -> float:
-        """How long it took."""
-        return self.end - self.start
-
-    @property
-    def name(self) -> str:
-        """What papers on pipelines call it: `F3`, `B3`, `W3`, `FB3`; its label outside microbatches."""
-        letters = "".join(map(self._letter, self.fused or (self.phase,)))
-        return self.label if self.microbatch is None or not letters else f"{letters}{self.microbatch}"
-
-    @property
-    def parts(self) -> tuple[tuple[str | None, str], ...]:
-        """The phase and the name of each placed call in a launch; of one that was not fused, its own."""
-        if not self.fused:
-            return ((self.phase, self.name),)
-        named = self.microbatch is not None
-        return tuple((p, f"{self._letter(p)}{self.microbatch}" if named else self.label) for p in self.fused)
-
-    def _letter(self, phase: str | None) -> str:
-        return "W" if self.part == "weight" else _LETTERS.get(phase or "", "")
-
-
-@dataclasses.dataclass(frozen=True)
-class Timeline:
-    """One step of a program.
-
-    Attributes:
-      program: the name of the program.
-      title: what the timeline shows, such as `planned` or `measured, step 3`.
-      unit: the unit of all times, `s` for seconds or `units` for time units of the schedule.
-      slices: the names of the slices, in the order of the program.
-      events: all launches and transfers; an event reads only what events before it made.
-      memory: the live bytes on each slice, over all its devices, without temporaries inside computations.
-    """
-
-    program: str
-    title: str
-    unit: str
-    slices: tuple[str, ...]
-    events: tuple[Event, ...] = dataclasses.field(repr=False)
-    memory: Mapping[str, Curve] = dataclasses.field(default_factory=dict, repr=False)
+class Timeline(EventLog):
+    """One step of a program, planned, simulated or measured; `str` says its figures and its critical path."""
 
     def __str__(self) -> str:
-        """Its figures and its critical path, as `pw-sim` prints them."""
-        from pathways.runtime.timelines.report import report
-
         return report(self)
 
-    @property
-    def step_time(self) -> float:
-        """When the last event ends."""
-        return max((event.end for event in self.events), default=0.0)
-
-    @property
-    def launches(self) -> tuple[Event, ...]:
-        """The launches among the events."""
-        return tuple(event for event in self.events if event.kind == "launch")
-
-    @property
-    def transfers(self) -> tuple[Event, ...]:
-        """The transfers among the events."""
-        return tuple(event for event in self.events if event.kind == "transfer")
-
-    def busy(self, slice: str) -> float:
-        """How long a slice computes."""
-        return sum(event.duration for event in self.launches if event.slice == slice)
-
-    def bubble(self, slice: str) -> float:
-        """The part of the step in which a slice does not compute, from 0 to 1."""
-        whole = self.step_time
-        return max(0.0, 1 - self.busy(slice) / whole) if whole else 0.0
-
-    @property
-    def mean_bubble(self) -> float:
-        """The bubble over all slices that compute at all."""
-        working = {event.slice for event in self.launches}
-        return sum(map(self.bubble, working)) / len(working) if working else 0.0
-
-    def peak_bytes(self, slice: str) -> int:
-        """The most bytes alive at once on a slice."""
-        return max((size for _, size in self.memory.get(slice, ())), default=0)
-
-    @property
-    def critical_path(self) -> tuple[int, ...]:
-        """The numbers of events that each waited for the one before, up to the one that ends last."""
-        if not self.events:
-            return ()
-        path = [max(range(len(self.events)), key=lambda n: (self.events[n].end, n))]
-        while (before := self.events[path[-1]].after) is not None:
-            path.append(before)
-        return tuple(reversed(path))
-
     def save_trace(self, path: str | Path) -> None:
-        """Writes it for Perfetto and `chrome://tracing`; see `runtime.trace_file`."""
-        from pathways.runtime.timelines.trace_file import TraceFile
-
+        """Writes it for Perfetto and `chrome://tracing`; see `runtime.timelines.trace_file`."""
         with TraceFile(path) as file:
             file.append(self)
 
-    def save_html(self, path: str | Path, *others: Timeline) -> None:
+    def save_html(self, path: str | Path, *others: EventLog) -> None:
         """Draws it, and others below it, as one HTML page that needs nothing else."""
-        # The page belongs to the tools; running a program never loads it.
-        from pathways.runtime.timelines.page import page_of
-
         Path(path).write_text(page_of([self, *others]), encoding="utf-8")

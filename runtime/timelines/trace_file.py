@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pathways.runtime.timelines.timeline import SECONDS, UNITS, Event, Timeline
+from pathways.runtime.timelines.events import SECONDS, UNITS, EventLog, TimelineEvent
 
 _TICKS = {SECONDS: 1e6, UNITS: 1e3}
 """Microseconds of the trace in one unit of time: a unit of the schedule is shown as a millisecond."""
@@ -56,7 +56,7 @@ class TraceFile:
     ) -> None:
         self.close()
 
-    def append(self, timeline: Timeline, at: float = 0.0) -> None:
+    def append(self, timeline: EventLog, at: float = 0.0) -> None:
         """Writes one step.
 
         Args:
@@ -74,7 +74,7 @@ class TraceFile:
             self._file.write("\n]\n")
             self._file.close()
 
-    def _events(self, timeline: Timeline, at: float) -> Iterator[dict[str, Any]]:
+    def _events(self, timeline: EventLog, at: float) -> Iterator[dict[str, Any]]:
         tick = _TICKS[timeline.unit]
         for name in timeline.slices:
             if name not in self._processes:
@@ -115,7 +115,7 @@ class TraceFile:
                 }
         yield from self._arrows(timeline, at, rows)
 
-    def _arrows(self, timeline: Timeline, at: float, rows: list[int]) -> Iterator[dict[str, Any]]:
+    def _arrows(self, timeline: EventLog, at: float, rows: list[int]) -> Iterator[dict[str, Any]]:
         """From each launch over each transfer of its results to the first launch that reads it."""
         readers: dict[int, int] = {}
         for n, event in enumerate(timeline.events):
@@ -146,7 +146,7 @@ def _metadata(name: str, pid: int, tid: int, /, **args: object) -> dict[str, Any
     return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}
 
 
-def _args(event: Event) -> dict[str, Any]:
+def _args(event: TimelineEvent) -> dict[str, Any]:
     """What a trace says of an event besides its name and times."""
     args: dict[str, Any] = {"label": event.label, "slice": event.slice, "reads": list(event.reads)}
     args |= {name: getattr(event, name) for name in _OPTIONAL if getattr(event, name) is not None}
@@ -157,7 +157,7 @@ def _args(event: Event) -> dict[str, Any]:
     return args
 
 
-def _rows(timeline: Timeline) -> list[int]:
+def _rows(timeline: EventLog) -> list[int]:
     """The row of each event in its process: transfers under way at once need several."""
     rows = [_LAUNCHES] * len(timeline.events)
     by_slice: dict[str, list[int]] = {}
@@ -175,14 +175,14 @@ def _rows(timeline: Timeline) -> list[int]:
     return rows
 
 
-def read_trace(text: str | bytes) -> list[Timeline]:
+def read_trace(text: str | bytes) -> list[EventLog]:
     """The steps in a trace file, those that are whole.
 
     Raises:
       TraceError: when it is none of ours.
     """
     events = _parse(text)
-    steps: list[_Step] = []
+    steps: list[_RecordedStep] = []
     processes: dict[object, str] = {}
     try:
         for event in events:
@@ -190,25 +190,25 @@ def read_trace(text: str | bytes) -> list[Timeline]:
             if event["ph"] == "M" and event["name"] == "process_name":
                 processes[event["pid"]] = args["name"]
             elif event["name"] == _HEADER:
-                steps.append(_Step(event["ts"], args))
+                steps.append(_RecordedStep(event["ts"], args))
             elif steps:
                 steps[-1].add(event, args, processes)
-        found = [step.timeline() for step in steps if step.whole]
+        logs = [step.log() for step in steps if step.whole]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise TraceError(f"damaged: {type(error).__name__}: {error}") from None
-    if not found:
+    if not logs:
         raise TraceError("holds no whole step of a pathways program")
-    return found
+    return logs
 
 
-class _Step:
+class _RecordedStep:
     """One step of a file that is being read."""
 
     def __init__(self, began: float, about: Mapping[str, Any]) -> None:
         self.began = began
         self.about = about
         self.tick = _TICKS[about["unit"]]
-        self.events: list[Event] = []
+        self.events: list[TimelineEvent] = []
         self.memory: dict[str, list[tuple[float, int]]] = {name: [] for name in about["slices"]}
 
     def add(self, event: Mapping[str, Any], args: Mapping[str, Any], processes: Mapping[object, str]) -> None:
@@ -219,7 +219,7 @@ class _Step:
             more = {name: args[name] for name in (*_OPTIONAL, "label", "slice", "nbytes") if name in args}
             more |= {name: tuple(args.get(name, ())) for name in ("reads", "fused")}
             end = start + _finite(event["dur"]) / self.tick
-            self.events.append(Event(kind=event["cat"], start=start, end=end, **more))
+            self.events.append(TimelineEvent(kind=event["cat"], start=start, end=end, **more))
 
     def time(self, ts: float) -> float:
         return (_finite(ts) - self.began) / self.tick
@@ -228,7 +228,7 @@ class _Step:
     def whole(self) -> bool:
         return len(self.events) == self.about["events"]
 
-    def timeline(self) -> Timeline:
+    def log(self) -> EventLog:
         slices = tuple(self.about["slices"])
         for n, event in enumerate(self.events):
             before = [*event.reads, *(() if event.after is None else (event.after,))]
@@ -237,7 +237,7 @@ class _Step:
             if not all(0 <= other < n for other in before):
                 raise ValueError(f"event {n} waits for one that comes later")
         memory = {name: tuple(curve) for name, curve in self.memory.items()}
-        return Timeline(
+        return EventLog(
             str(self.about["program"]),
             str(self.about["title"]),
             self.about["unit"],
@@ -260,14 +260,14 @@ def _parse(text: str | bytes) -> list[dict[str, Any]]:
     except UnicodeDecodeError:
         raise TraceError("is no UTF-8 text") from None
     try:
-        found = json.loads(decoded)
+        events = json.loads(decoded)
     except (ValueError, RecursionError):
-        found = _whole_lines(decoded)
-    if isinstance(found, dict):
-        found = found.get("traceEvents")
-    if not isinstance(found, list) or not all(isinstance(event, dict) for event in found):
+        events = _whole_lines(decoded)
+    if isinstance(events, dict):
+        events = events.get("traceEvents")
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise TraceError("is no trace in Chrome's JSON format")
-    return found
+    return events
 
 
 def _whole_lines(text: str) -> list[Any] | None:
@@ -275,10 +275,10 @@ def _whole_lines(text: str) -> list[Any] | None:
     head, *lines = text.split("\n")
     if head != "[":
         return None
-    found: list[Any] = []
+    events: list[Any] = []
     for line in lines:
         try:
-            found.append(json.loads(line.removesuffix(",")))
+            events.append(json.loads(line.removesuffix(",")))
         except (ValueError, RecursionError):
             break
-    return found
+    return events

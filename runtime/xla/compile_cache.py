@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
-import collections
-import concurrent.futures
-import contextlib
 import dataclasses
+import functools
 import hashlib
-import os
-import signal
-import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +15,7 @@ import jax
 from pathways.runtime.plan.plan import Computation
 from pathways.runtime.xla import code_store, pjrt
 from pathways.runtime.xla.code_store import CodeStore
-
-Progress = Callable[[int, int], None]
-"""Called with the number of computations that are ready and the number of all."""
-
+from pathways.runtime.xla.compile_threads import Progress, ProgressLine, in_threads
 
 _FORMAT = b"1"
 """Part of every key of stored code: to be changed with what compiling or loading it does."""
@@ -81,23 +71,30 @@ class Request:
     code: bytes | memoryview | None = None
 
 
+Key = tuple[bytes, tuple[jax.Device, ...]]
+"""A digest of the module and the options it is compiled with, and the devices."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Job:
-    """One computation on its way to its devices.
+class Job:
+    """One computation to bring to its devices.
 
     Attributes:
-      key: which module with which options, and the devices.
+      request: what was asked for.
+      key: the same for requests that one executable serves.
+      options: of the compiler.
       store: where its code is kept for later processes; None when it cannot be.
       stored: its key there.
     """
 
     request: Request
-    key: tuple[bytes, tuple[jax.Device, ...]]
+    key: Key
     options: Any
     store: CodeStore | None
     stored: str
 
     def compile(self) -> Loaded:
+        """Compiles it, and keeps its code for later processes."""
         request = self.request
         try:
             executable, fresh = pjrt.compile_and_load(
@@ -116,32 +113,67 @@ class _Job:
         """For serialisation, whatever caches hold."""
         return pjrt.compile_anew(self.request.computation.module, self.request.devices, self.options)
 
-    def read(self) -> bytes | None:
+    def read_code(self) -> bytes | None:
         """The code that came with the request, or that an earlier process stored."""
         if self.request.code is not None:
             return bytes(self.request.code)
         return self.store.read(self.stored) if self.store is not None else None
 
-    def load(self, code: bytes, origin: Loaded | None) -> Loaded:
-        """Loads a copy of an executable of this process, or code that `read` has found."""
+    def load_copy(self, code: bytes, origin: Loaded) -> Loaded:
+        """Loads the code of another executable of this process."""
+        return Loaded(pjrt.deserialize(code, self.request.devices, self.options), copied=origin)
+
+    def load_code(self, code: bytes) -> Loaded:
+        """Loads what `read_code` has read."""
         try:
-            return Loaded(pjrt.deserialize(code, self.request.devices, self.options), copied=origin)
+            return Loaded(pjrt.deserialize(code, self.request.devices, self.options))
         except jax.errors.JaxRuntimeError:
-            if origin is not None:
-                raise
             # What the key does not tell apart, XLA may: compiling always works.
             if self.store is not None and self.request.code is None:
                 self.store.discard(self.stored)
             return self.compile()
 
 
-_compilers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+@dataclasses.dataclass(frozen=True)
+class AlreadyLoaded:
+    """A program that was loaded before has it on the same devices."""
+
+    loaded: Loaded
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadStored:
+    """It came with the request, or an earlier process has stored it."""
+
+    code: bytes = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compile:
+    """Nobody has it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyLoaded:
+    """A program that was loaded before has it on other devices."""
+
+    origin: Loaded
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyCompiled:
+    """This load compiles it for other devices, under the key `first`."""
+
+    first: Key
+
+
+Way = AlreadyLoaded | LoadStored | Compile | CopyLoaded | CopyCompiled
+"""How a computation gets to its devices."""
+
 
 # Held while a program loads: a second program that needs the same computations then finds them.
 _load_lock = threading.Lock()
-_loaded: weakref.WeakValueDictionary[tuple[bytes, tuple[jax.Device, ...]], Loaded] = (
-    weakref.WeakValueDictionary()
-)
+_loaded: weakref.WeakValueDictionary[Key, Loaded] = weakref.WeakValueDictionary()
 
 
 def load_all(requests: Sequence[Request], progress: Progress | None = None) -> list[Loaded]:
@@ -159,32 +191,70 @@ def load_all(requests: Sequence[Request], progress: Progress | None = None) -> l
     """
     store = code_store.from_environment()
     jobs = [_job(request, store) for request in requests]
+    by_key = {job.key: job for job in jobs}
     with _load_lock:
-        ready = {job.key: loaded for job in jobs if (loaded := _loaded.get(job.key)) is not None}
-        waiting = {job.key: job for job in jobs if job.key not in ready}
-        origins = {
-            digest: loaded.origin for (digest, _), loaded in _loaded.items() if loaded.origin is not None
-        }
-        first = {job.key[0]: job for job in reversed(waiting.values()) if job.key[0] not in origins}
-        code = {digest: found for digest, job in first.items() if (found := job.read()) is not None}
-        report = _Report(len(waiting), progress)
-        missing = [job for digest, job in first.items() if digest not in code]
-        compiled = _in_threads([(job.key, job.compile) for job in missing], report)
-        for key, loaded in compiled.items():
-            ready[key] = loaded
-            if loaded.origin is not None:
-                origins[key[0]] = loaded
-        rest = [job for job in waiting.values() if job.key not in ready]
-        for digest in {job.key[0] for job in rest} & origins.keys():
-            if (raw := pjrt.serialize(origins[digest].executable)) is not None:
-                code[digest] = raw
-        ready |= _in_threads([(job.key, _second(job, origins, code)) for job in rest], report)
-        report.close()
+        ways = decide(by_key)
+        ready = _carry_out(by_key, ways, progress)
         # Not with callbacks: their keys are good for this call only.
-        _loaded.update((job.key, ready[job.key]) for job in jobs if not job.request.callbacks)
-    if missing and store is not None:
+        _loaded.update((key, ready[key]) for key, job in by_key.items() if not job.request.callbacks)
+    if store is not None and Compile() in ways.values():
         store.trim()
     return [ready[job.key] for job in jobs]
+
+
+def decide(jobs: Mapping[Key, Job]) -> dict[Key, Way]:
+    """How each computation gets to its devices. Reads stored code, and compiles nothing."""
+    origins = _origins()
+    firsts: dict[bytes, Key] = {}
+    ways: dict[Key, Way] = {}
+    for key, job in jobs.items():
+        digest, _ = key
+        loaded = _loaded.get(key)
+        if loaded is not None:
+            ways[key] = AlreadyLoaded(loaded)
+        elif digest in origins:
+            ways[key] = CopyLoaded(origins[digest])
+        elif digest not in firsts:
+            code = job.read_code()
+            ways[key] = Compile() if code is None else LoadStored(code)
+            firsts[digest] = key
+        else:
+            of_first = ways[firsts[digest]]
+            ways[key] = of_first if isinstance(of_first, LoadStored) else CopyCompiled(firsts[digest])
+    return ways
+
+
+def _carry_out(
+    jobs: Mapping[Key, Job], ways: Mapping[Key, Way], progress: Progress | None
+) -> dict[Key, Loaded]:
+    """Brings each computation to its devices on its way; copies of what is compiled come last."""
+    ready: dict[Key, Loaded] = {}
+    at_once: dict[Key, Callable[[], Loaded]] = {}
+    copies: list[tuple[Key, Key]] = []
+    codes = functools.cache(lambda origin: pjrt.serialize(origin.executable))
+
+    def copy(job: Job, origin: Loaded | None) -> Callable[[], Loaded]:
+        if origin is None or (code := codes(origin)) is None:
+            return job.compile
+        return functools.partial(job.load_copy, code, origin)
+
+    for key, way in ways.items():
+        match way:
+            case AlreadyLoaded(loaded):
+                ready[key] = loaded
+            case LoadStored(code):
+                at_once[key] = functools.partial(jobs[key].load_code, code)
+            case Compile():
+                at_once[key] = jobs[key].compile
+            case CopyLoaded(origin):
+                at_once[key] = copy(jobs[key], origin)
+            case CopyCompiled(first):
+                copies.append((key, first))
+    line = ProgressLine(len(at_once) + len(copies), progress)
+    ready |= in_threads(at_once.items(), line)
+    ready |= in_threads([(key, copy(jobs[key], ready[first].origin)) for key, first in copies], line)
+    line.close()
+    return ready
 
 
 def serialize_all(requests: Sequence[Request]) -> list[bytes]:
@@ -198,13 +268,13 @@ def serialize_all(requests: Sequence[Request]) -> list[bytes]:
     store = code_store.from_environment()
     jobs = [_job(request, store) for request in requests]
     with _load_lock:
-        origins = {digest: loaded.origin for (digest, _), loaded in _loaded.items() if loaded.origin}
+        origins = _origins()
     raw: dict[bytes, bytes] = {}
     for job in jobs:
         if job.key[0] in raw:
             continue
         origin = origins.get(job.key[0])
-        code = job.read() if origin is None else pjrt.serialize(origin.executable)
+        code = job.read_code() if origin is None else pjrt.serialize(origin.executable)
         if code is None:
             code = pjrt.serialize(job.compile_anew())
         if code is None:
@@ -221,7 +291,7 @@ def code_target(computation: Computation, devices: Sequence[jax.Device]) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def _job(request: Request, store: CodeStore | None) -> _Job:
+def _job(request: Request, store: CodeStore | None) -> Job:
     computation, devices = request.computation, request.devices
     sizes = len(computation.operands), len(computation.results)
     digest = hashlib.sha256(pjrt.fingerprint(devices, *sizes) + computation.module)
@@ -231,107 +301,11 @@ def _job(request: Request, store: CodeStore | None) -> _Job:
     stored = hashlib.sha256(b"\0".join([_FORMAT, pjrt.environment(devices), key])).hexdigest()
     options = pjrt.compile_options(devices, *sizes)
     # A callback is an object of this process.
-    return _Job(request, (key, devices), options, store if not request.callbacks else None, stored)
+    return Job(request, (key, devices), options, store if not request.callbacks else None, stored)
 
 
-def _second(job: _Job, origins: dict[bytes, Loaded], code: dict[bytes, bytes]) -> Callable[[], Loaded]:
-    found = code.get(job.key[0])
-    if found is None:
-        return job.compile
-    return lambda: job.load(found, origins.get(job.key[0]))
-
-
-def _in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], report: _Report) -> dict[K, T]:
-    """Runs the tasks on as many threads as there are processors; the first exception ends it."""
-    futures: dict[concurrent.futures.Future[T], K] = {}
-    waiting: collections.deque[tuple[concurrent.futures.Future[T], Callable[[], T]]] = collections.deque()
-    for key, task in tasks:
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        futures[future] = key
-        waiting.append((future, task))
-    for _ in range(min(len(waiting), os.cpu_count() or 1)):
-        # A daemon, because Python waits for other threads before it asks `_finish_before_exit`.
-        thread = threading.Thread(target=_work, args=(waiting,), name="pathways-compile", daemon=True)
-        _compilers.add(thread)
-        thread.start()
-    results: dict[K, T] = {}
-    pending = set(futures)
-    try:
-        while pending:
-            done, pending = concurrent.futures.wait(
-                pending, report.patience(), concurrent.futures.FIRST_COMPLETED
-            )
-            for future in done:
-                results[futures[future]] = future.result()
-            report.add(len(done))
-    finally:
-        # Without waiting: XLA cannot be interrupted, and the user who pressed Ctrl-C should not wait for it.
-        waiting.clear()
-    return results
-
-
-def _work[T](waiting: collections.deque[tuple[concurrent.futures.Future[T], Callable[[], T]]]) -> None:
-    """Runs waiting tasks until there are none."""
-    while True:
-        try:
-            future, task = waiting.popleft()
-        except IndexError:
-            return
-        try:
-            future.set_result(task())
-        except BaseException as error:
-            future.set_exception(error)
-
-
-@atexit.register
-def _finish_before_exit() -> None:
-    """Waits for what XLA still compiles after an interrupted load, unless the user presses Ctrl-C again.
-
-    A process that ends while XLA works crashes; one that a signal kills does not.
-    """
-    busy = [thread for thread in _compilers if thread.is_alive()]
-    if busy and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        with contextlib.suppress(OSError, ValueError):  # Nobody may read them any more.
-            sys.stdout.flush()
-            line = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once"
-            print(line, file=sys.stderr, flush=True)
-    for thread in busy:
-        thread.join()
-
-
-class _Report:
-    """A progress line on standard error for loads that take longer than a second."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.total = total
-        self.done = 0
-        self.progress = progress
-        self.began = time.monotonic()
-        self.written = False
-
-    def patience(self) -> float | None:
-        """How many seconds to wait before a line is due when nothing gets ready; None for any time."""
-        if self.progress is not None or self.written:
-            return None
-        return max(0.0, self.began + 1.0 - time.monotonic())
-
-    def add(self, count: int) -> None:
-        self.done += count
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-        elif time.monotonic() - self.began >= 1.0:
-            terminal = sys.stderr.isatty()
-            if terminal or not self.written:
-                line = f"pathways: compiling {self.done}/{self.total} computations ..."
-                print(
-                    f"\r{line}" if terminal else line,
-                    end="" if terminal else "\n",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            self.written = True
-
-    def close(self) -> None:
-        if self.written and sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+def _origins() -> dict[bytes, Loaded]:
+    """What copies of loaded computations are made of, by their digests."""
+    return {
+        digest: origin for (digest, _), loaded in _loaded.items() if (origin := loaded.origin) is not None
+    }

@@ -25,7 +25,6 @@ from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jaxlib import _jax, lapack, xla_client
 
 from pathways.runtime.bundle.file import is_artifact
-from pathways.runtime.xla.host_memory import Views
 
 Aval = Any
 """A `jax.core.ShapedArray`, possibly of an extended dtype such as a typed PRNG key."""
@@ -33,10 +32,10 @@ Aval = Any
 LoadedExecutable = Any
 """A `jaxlib` executable that is loaded on its devices."""
 
-Reader = Callable[[Any], Sequence[Any]]
+ShardReader = Callable[[Any], Sequence[Any]]
 """Makes the shards of what is in a slot: an array, or shards already."""
 
-Maker = Callable[[Sequence[Any]], Any]
+ShardMaker = Callable[[Sequence[Any]], Any]
 """Makes what is in a slot of its shards: an array, or shards as they are."""
 
 # Public `jax.device_put` costs 25 us for each array; this costs 2.7 us and takes several at once.
@@ -279,44 +278,11 @@ def put_together(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Seque
     return pxla.global_aval_to_result_handler(aval, sharding, True)
 
 
-def host_views(array: Any) -> Views | None:
-    """The shards of an array on CPU as they lie in memory, without a copy; None where there is no value.
-
-    There is none yet, or there never will be since its computation failed. `numpy.asarray` would leave a view
-    in the array, as this does in jax 0.11, and a later donation would have to copy.
-
-    Raises:
-      RuntimeError: when it was deleted.
-    """
-    shards = take_apart(array)
-    if not array.is_ready():
-        return None
-    try:
-        return Views(shard._single_device_array_to_np_array_did_copy()[0] for shard in shards)
-    except jax.errors.JaxRuntimeError:
-        return None
-
-
-def from_host(aval: Aval, sharding: jax.sharding.NamedSharding) -> Callable[[Sequence[np.ndarray]], Any]:
-    """A function that makes an array of its shards in host memory, which it keeps where they are aligned.
-
-    The public `jax.device_put` would cut the shards out of a whole.
-    """
-    devices = list(sharding.mesh.devices.flat)
-
-    def put(shards: Sequence[np.ndarray]) -> Any:
-        # Without x64 JAX may narrow 64 bits, against the aval. To the user, nothing comes from the host here.
-        with jax.transfer_guard_host_to_device("allow"):
-            return xla_client.batched_device_put(aval, sharding, shards, devices, True, enable_x64=True)
-
-    return put
-
-
 def route(
     routes: Sequence[Sequence[tuple[int, int]]],
     devices: Sequence[jax.Device],
-    read: Sequence[Reader],
-    made: Sequence[Maker],
+    read: Sequence[ShardReader],
+    made: Sequence[ShardMaker],
 ) -> Callable[[list[Any]], list[Any]]:
     """A function that makes arrays of single shards of others.
 
@@ -348,8 +314,8 @@ def on_each_device(
     executables: Sequence[LoadedExecutable],
     devices: Sequence[jax.Device],
     shards: Sequence[Aval],
-    read: Sequence[Reader],
-    made: Sequence[Maker],
+    read: Sequence[ShardReader],
+    made: Sequence[ShardMaker],
 ) -> Callable[[list[Any]], list[Any]]:
     """A function that launches an executable on each device by itself, on the shards that are there.
 

@@ -20,7 +20,7 @@ import pathways as pw
 from pathways.runtime.bundle import examine
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.bundle.manifest import BundleError
-from pathways.runtime.resources import manager as resources
+from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla import compile_cache
 
 ROOT = Path(__file__).parents[2]
@@ -484,7 +484,7 @@ def test_too_few_devices_are_a_resource_error(model, tmp_path):
         ),
         program=lambda text: text.replace('<["a0"=1]>', '<["a0"=64]>'),
     )
-    with pytest.raises(resources.ResourceError, match="not enough devices: it needs 128"):
+    with pytest.raises(ResourceError, match="not enough devices: it needs 128"):
         pw.load(big)
 
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways.runtime.local import memory
-from pathways.runtime.resources import manager as resources
+from pathways.runtime.local.devices import devices_of, session
 
 
 class Sampler:
@@ -32,9 +32,9 @@ class Sampler:
         self.executable = compiled._executable
         self.slices = {
             device: slice.name
-            for slice, binding in resources.manager().holders().items()
+            for slice, binding in session.manager().holders().items()
             if slice.name in compiled.plan.slices
-            for device in binding.devices.flat
+            for device in devices_of(binding)
         }
         self.most: Counter[str] = Counter()
 

@@ -128,11 +128,11 @@ def test_a_trace_ends_while_another_thread_comes_to_a_new_place(tmp_path):
 
         def block_until_ready(self):
             ending.wait()
-            recorder.watcher(("s2",)).put((record, []))
+            recorder.watcher(("s2",)).put((call, []))
 
-    record = types.SimpleNamespace(moments={}, watch=types.SimpleNamespace(places=[0, 1]))
+    call = types.SimpleNamespace(moments={}, program=types.SimpleNamespace(places=[0, 1]))
     for place in ("s0", "s1"):
-        recorder.watcher((place,)).put((record, [(0, 0, (Late(),))]))
+        recorder.watcher((place,)).put((call, [(0, 0, (Late(),))]))
     threading.Timer(0.1, ending.set).start()
     recorder.close()
     assert not any(thread.name.startswith("pathways trace") for thread in threading.enumerate())

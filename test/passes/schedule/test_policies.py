@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways.passes.schedule.actions import Action, CycleError, start_times
+from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.policies import POLICIES, Pipeline, PolicyError, orders_of
 
 LISTED = [policy for policy in POLICIES if policy != "program"]
@@ -180,6 +180,6 @@ def test_orders_that_wait_for_each_other_are_a_cycle():
     first, second = Action(0, "F", 0), Action(0, "F", 1)
     on_next = [Action(1, "F", 0), Action(1, "F", 1)]
     needs = {first: [on_next[1]], second: [], on_next[0]: [first], on_next[1]: []}
-    with pytest.raises(CycleError) as caught:
+    with pytest.raises(ActionCycleError) as caught:
         start_times([[first, second], on_next], needs)
     assert caught.value.cycle == [(first, True), (on_next[1], False), (on_next[0], True)]

@@ -16,9 +16,9 @@ from pathways.runtime.bundle import stored_zip
 from pathways.runtime.bundle.manifest import (
     BundleError,
     Code,
-    Computation,
     Constant,
     Leaf,
+    ListedComputation,
     Manifest,
     Root,
     Slice,
@@ -39,7 +39,7 @@ MANIFEST = Manifest(
     ),
     result=Root("result", (0,)),
     results=(Leaf("result.0", (4,), "float32", False, ("s1",), False),),
-    computations=(Computation("f"), Computation("cut", local=True)),
+    computations=(ListedComputation("f"), ListedComputation("cut", local=True)),
     custom_calls=("lapack_spotrf_ffi",),
     constants=(Constant("k0", (2, 2), "bfloat16"),),
 )

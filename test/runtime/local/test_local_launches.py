@@ -8,12 +8,14 @@ import pytest
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.passes.base import PassFailure
 from pathways.passes.driver import run_passes
 from pathways.passes.text import parse_pipeline
-from pathways.runtime.local import executable
+from pathways.runtime.local.devices import bind
+from pathways.runtime.local.load import Executable
+from pathways.runtime.local.load import load as load_plan
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.resources.manager import bind
 from pathways.runtime.resources.virtual import make_virtual_device_set
 
 ROWS, COLUMNS = '<@mesh, [{"x"}, {}]>', '<@mesh, [{}, {"x"}]>'
@@ -67,12 +69,12 @@ def plan(functions: str, calls: list[tuple[str, str, str]], *results: str, donat
     return plan_of(module, "local")
 
 
-def load(made: Plan) -> executable.Executable:
+def load(made: Plan) -> Executable:
     slice = make_virtual_device_set().add_slice((2, 2), ("x", "y"))
-    return executable.load(made, {"s0": bind([slice], "local")[slice]})
+    return load_plan(made, {"s0": bind([slice], "local")[slice]})
 
 
-def run(loaded: executable.Executable) -> list[jax.Array]:
+def run(loaded: Executable) -> list[jax.Array]:
     return loaded.run([jax.device_put(X, loaded.inputs[0].sharding)])
 
 
@@ -95,7 +97,6 @@ def test_shards_become_arrays_for_those_who_need_one():
 
 
 NEEDS_ALL = {
-    "its argument lies otherwise": function("f", on_shards(KEEP), held=COLUMNS),
     "it computes": function("f", on_shards(ADD)),
     "an axis is left to XLA": function("f", on_shards(KEEP, axes='"x"')),
     "more is done": function(
@@ -107,6 +108,13 @@ NEEDS_ALL = {
 @pytest.mark.parametrize("text", NEEDS_ALL.values(), ids=NEEDS_ALL)
 def test_what_else_runs_on_all_devices_together(text):
     assert not plan(text, [("y", "f", "x")], "y").computations["f"].local
+
+
+def test_an_argument_that_lies_otherwise_is_refused():
+    text = function("f", on_shards(KEEP), held=COLUMNS)
+    refused = r'operand #0 lies over @s0 by \[\{"x"\}, \{\}\], but @f takes \[\{\}, \{"x"\}\]'
+    with pytest.raises(PassFailure, match=refused):
+        plan(text, [("y", "f", "x")], "y")
 
 
 def test_a_computation_that_donates_runs_on_all_devices_together():

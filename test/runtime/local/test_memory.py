@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pathways.runtime.local import executable, memory
-from pathways.runtime.resources import manager as resources
+from pathways.runtime.local import memory
+from pathways.runtime.local.devices import bind
+from pathways.runtime.local.load import load
+from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.timelines.tables import size
 
@@ -96,8 +98,10 @@ def test_the_table(plan_builder, slices):
 
 def bound(slices, plan, limit):
     return {
-        slice.name: dataclasses.replace(binding, device_memory=limit)
-        for slice, binding in resources.bind(slices, plan.name).items()
+        slice.name: dataclasses.replace(
+            binding, devices=tuple(dataclasses.replace(device, memory=limit) for device in binding.devices)
+        )
+        for slice, binding in bind(slices, plan.name).items()
     }
 
 
@@ -106,15 +110,15 @@ def test_a_program_that_does_not_fit_is_refused_before_it_is_compiled(plan_build
     build = plan_builder(left, right)
     y = build.transfer(build.argument((256,), left), right)
     plan = build.finish(build.launch(double, right, y))
-    assert executable.load(plan, bound(slices, plan, 2048))
-    monkeypatch.setattr(executable, "load_all", None)
+    assert load(plan, bound(slices, plan, 2048))
+    monkeypatch.setattr("pathways.runtime.local.load.load_all", None)
     wanted = (
         rf"program program: slice {right.name} needs 2 KiB \(2,048 bytes\) on each device, without the "
         r"temporaries of its computations; a device has [\d.]+ KiB \(2,047 bytes\)\n  slice .*\n"
         rf"  {left.name} .*\n  {right.name} "
     )
-    with pytest.raises(resources.ResourceError, match=wanted):
-        executable.load(plan, bound(slices, plan, 2047))
+    with pytest.raises(ResourceError, match=wanted):
+        load(plan, bound(slices, plan, 2047))
 
 
 def test_temporaries_are_asked_for_when_xla_knows_them(plan_builder, slices):
@@ -123,7 +127,7 @@ def test_temporaries_are_asked_for_when_xla_knows_them(plan_builder, slices):
     plan = build.finish(build.launch(double, right, build.argument((256,), right)))
     bindings = bound([right], plan, 2048)
     memory.check_fits(plan, bindings, temporaries(right, double=0))
-    with pytest.raises(resources.ResourceError, match=r"needs .* \(2,049 bytes\) on each device; a device"):
+    with pytest.raises(ResourceError, match=r"needs .* \(2,049 bytes\) on each device; a device"):
         memory.check_fits(plan, bindings, temporaries(right, double=1))
 
 
@@ -135,7 +139,7 @@ def test_slices_that_share_a_device_must_fit_together(plan_builder):
     plan = build.finish(*(build.launch(double, s, a) for s, a in zip(slices, (x, y), strict=True)))
     memory.check_fits(plan, bound(slices, plan, 4096), {})
     names = ", ".join(slice.name for slice in slices)
-    with pytest.raises(resources.ResourceError, match=f"slices {names}, which share devices, need 4 KiB"):
+    with pytest.raises(ResourceError, match=f"slices {names}, which share devices, need 4 KiB"):
         memory.check_fits(plan, bound(slices, plan, 4095), {})
 
 
@@ -143,7 +147,7 @@ def test_nothing_is_refused_where_memory_is_not_known(plan_builder, slices):
     """As on CPU devices that `connect` was told nothing about."""
     build = plan_builder(*slices)
     plan = build.finish(build.launch(double, slices[0], build.argument((256,), slices[0])))
-    bindings = {slice.name: binding for slice, binding in resources.bind(slices, plan.name).items()}
+    bindings = {slice.name: binding for slice, binding in bind(slices, plan.name).items()}
     memory.check_fits(plan, bindings, temporaries(slices[0], double=1 << 60))
 
 

@@ -1,21 +1,31 @@
 """The resource manager: slices get devices, share them between programs, and give them back."""
 
-import os
-import subprocess
-import sys
 import threading
 
-import jax
 import pytest
 
-from pathways.runtime.resources import cluster as clusters
+from pathways.runtime.resources.cluster import Cluster, Device, Host, Island
 from pathways.runtime.resources.manager import ResourceError, ResourceManager
+from pathways.runtime.resources.session import Session
 from pathways.runtime.resources.virtual import make_virtual_device_set
 
 
+def cluster_of(count: int, islands: int = 1) -> Cluster:
+    """Devices that are nowhere, in equal islands."""
+    size = count // islands
+    devices = [
+        Device(n, 100 + n, "cpu", Host(0), f"island{n // size}", memory=1000 + n) for n in range(count)
+    ]
+    return Cluster(
+        tuple(
+            Island(f"island{number}", tuple(devices[number * size : (number + 1) * size]))
+            for number in range(islands)
+        )
+    )
+
+
 def manager_of(devices: int = 8, islands: int = 1) -> ResourceManager:
-    """A manager of its own, of the first devices of the process."""
-    return ResourceManager(clusters._discover(devices, islands, None))
+    return ResourceManager(cluster_of(devices, islands))
 
 
 def test_slices_of_one_program_share_no_device():
@@ -24,8 +34,9 @@ def test_slices_of_one_program_share_no_device():
     bound = manager_of().bind([s0, s1], "f")
     assert bound[s0].positions == (0, 1, 2, 3)
     assert bound[s1].positions == (4, 5)
-    assert bound[s0].devices.shape == (2, 2)
-    assert bound[s0].mesh == jax.sharding.Mesh(bound[s0].devices, ("x", "y"))
+    assert [device.id for device in bound[s0].devices] == [100, 101, 102, 103]
+    assert (bound[s0].shape, bound[s0].axis_names) == ((2, 2), ("x", "y"))
+    assert (bound[s1].island, bound[s1].device_memory) == ("island0", 1004)
 
 
 def test_a_slice_keeps_its_devices_for_the_next_program():
@@ -113,62 +124,28 @@ def test_slices_that_were_bound_onto_each_other_cannot_join_in_one_program():
     s1 = make_virtual_device_set().add_slice(1, "x", name="west")
     manager.bind([s0], "f")
     manager.bind([s1], "g")
-    with pytest.raises(ResourceError, match="east and west were bound apart and share devices 0;"):
+    with pytest.raises(
+        ResourceError,
+        match=r"east and west were bound apart and share devices 0; .* pathways\.runtime\.release,",
+    ):
         manager.bind([s0, s1], "h")
 
 
 def test_threads_never_get_one_slice_twice():
     manager, devices = manager_of(), make_virtual_device_set()
     slices = [devices.add_slice(1, "x") for _ in range(8)]
-    found = []
+    seen = []
 
     def bind() -> None:
-        found.append([manager.bind([slice], "f")[slice].positions for slice in slices])
+        seen.append([manager.bind([slice], "f")[slice].positions for slice in slices])
 
     threads = [threading.Thread(target=bind) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(positions == found[0] for positions in found)
-    assert sorted(found[0]) == [(number,) for number in range(8)]
-
-
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], text=True, capture_output=True, env={**os.environ, **environment}
-    )
-
-
-def test_the_environment_describes_the_cluster():
-    code = "import pathways as pw; print([len(island.devices) for island in pw.cluster().islands])"
-    done = run_python(code, PW_CPU_DEVICES="6", PW_ISLANDS="3")
-    assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n")
-
-
-def test_connect_makes_cpu_devices_before_jax_starts():
-    code = "from pathways.runtime import connect; print(len(connect(cpu_devices=5).devices))"
-    assert run_python(code).stdout == "5\n"
-
-
-def test_more_devices_than_jax_started_with_is_an_error():
-    jax.devices()
-    with pytest.raises(RuntimeError, match=r"JAX has started with 8 CPU devices; .*PW_CPU_DEVICES=9"):
-        clusters._discover(9, 1, None)
-
-
-def test_islands_must_be_equal():
-    with pytest.raises(ValueError, match="8 devices do not divide into equal islands"):
-        clusters._discover(8, 3, None)
-
-
-def test_connect_refuses_to_move_bound_slices():
-    code = (
-        "from pathways.runtime import connect, bind, make_virtual_device_set as m\n"
-        "s = m().add_slice(1, 'x'); bind([s], 'f'); connect(cpu_devices=1)"
-    )
-    done = run_python(code)
-    assert "RuntimeError: connect: slices s0 are bound to devices" in done.stderr
+    assert all(positions == seen[0] for positions in seen)
+    assert sorted(seen[0]) == [(number,) for number in range(8)]
 
 
 def test_slices_share_devices_only_when_they_ask_to():
@@ -192,3 +169,35 @@ def test_sharing_slices_leave_the_others_their_devices():
     bound = manager_of().bind([*sharing, alone], "step")
     assert {bound[s].positions for s in sharing} == {(count - 1,)}
     assert set(bound[alone].positions) == set(range(count - 1))
+
+
+def test_a_session_discovers_its_cluster_when_it_is_first_needed():
+    clusters = []
+
+    def discover() -> Cluster:
+        clusters.append(cluster_of(2))
+        return clusters[-1]
+
+    session = Session(discover)
+    assert session.bound_slices() == []
+    assert not clusters
+    slice = make_virtual_device_set().add_slice(1, "x", name="first")
+    assert session.bind([slice], "f")[slice].positions == (0,)
+    assert session.bound_slices() == [slice.name]
+    assert session.cluster() is session.manager().cluster is clusters[0]
+    assert len(clusters) == 1
+
+
+def test_a_session_changes_its_cluster_only_while_nothing_is_bound_there():
+    session = Session(lambda: cluster_of(2))
+    slice = make_virtual_device_set().add_slice(3, "x")
+    with pytest.raises(ResourceError, match="there are 2"):
+        session.bind([slice], "f")
+    larger = cluster_of(4)
+    assert session.connect(lambda: larger) is session.cluster() is larger
+    session.bind([slice], "f")
+    with pytest.raises(RuntimeError, match=f"connect: slices {slice.name} are bound to devices"):
+        session.connect(lambda: cluster_of(1))
+    assert session.cluster() is larger
+    session.release(slice)
+    assert len(session.connect(lambda: cluster_of(1)).devices) == 1

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.virtual import make_virtual_device_set
 
 
@@ -13,6 +14,12 @@ def test_a_slice_is_a_mesh_with_named_axes():
     assert slice.size == 8
     assert slice.shape == (2, 4)
     assert repr(slice) == "VirtualSlice('encoder', data=2, model=4)"
+
+
+def test_a_plan_is_told_all_of_a_slice():
+    devices = make_virtual_device_set()
+    slice = devices.add_slice((2, 4), ("data", "model"), name="stage", island="island1", overlap=True)
+    assert slice.spec == SliceSpec(slice.name, ("data", "model"), (2, 4), "island1", overlap=True)
 
 
 def test_a_number_and_a_string_stand_for_one_axis():

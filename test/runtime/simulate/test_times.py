@@ -1,4 +1,4 @@
-"""Durations and links as users write them."""
+"""Durations as users write them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 from pipelines import gpipe, pipeline
 
 from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.simulate.quantities import TimesError
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import Link, TimesError, measured_times, read_link, read_times
+from pathways.runtime.simulate.times import measured_times, read_times
 
 
 @pytest.fixture(scope="module")
@@ -67,35 +68,6 @@ def test_what_cannot_be_used_is_named(given, message, plan):
 def test_seconds_are_not_guessed(plan):
     with pytest.raises(TimesError, match=r"no time for launch front_bwd\[0\] \(bwd at stage 1\)"):
         simulate(plan, read_times({"phases": {"fwd": "1ms"}}, plan))
-
-
-@pytest.mark.parametrize(
-    ("latency", "bandwidth", "link"),
-    [
-        ("5us", "10GB/s", Link(5e-6, 1e10)),
-        ("0.5 ms", "8Gbit/s", Link(5e-4, 1e9)),
-        (None, "2GiB/s", Link(0, 2**31)),
-    ],
-)
-def test_links_have_units(latency, bandwidth, link):
-    read = read_link(latency, bandwidth, "s")
-    assert read.latency == pytest.approx(link.latency)
-    assert read.bandwidth == pytest.approx(link.bandwidth)
-
-
-@pytest.mark.parametrize(
-    ("latency", "bandwidth", "message"),
-    [
-        ("5", None, "latency: is in time units, but the durations are in seconds"),
-        (None, "0GB/s", "bandwidth: must be more than 0"),
-        (None, "10GB", "bandwidth: unknown suffix 'GB'"),
-        ("-5us", None, "latency: must be a number from 0 up"),
-    ],
-)
-def test_wrong_links_are_named(latency, bandwidth, message):
-    with pytest.raises(TimesError) as error:
-        read_link(latency, bandwidth, "s")
-    assert str(error.value).startswith(message)
 
 
 def test_measured_durations_are_medians(plan):

@@ -9,10 +9,11 @@ import pytest
 from pipelines import gpipe, interleaved, one_f_one_b, pipeline
 
 from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.simulate.links import Link
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import Link, Times
+from pathways.runtime.simulate.times import Times
+from pathways.runtime.timelines.events import EventLog, TimelineEvent
 from pathways.runtime.timelines.page import page_of
-from pathways.runtime.timelines.timeline import Event, Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -76,8 +77,8 @@ def test_the_table_says_what_the_timelines_say(timelines):
 
 
 def test_the_parts_of_a_fused_launch_are_drawn_one_after_the_other():
-    event = Event("launch", "s0", "f[2]", 1.0, 3.0, phase="fwd", microbatch=2, fused=("fwd", "bwd"))
-    page = parsed(page_of([Timeline("step", "planned", "units", ("s0",), (event,))]))
+    event = TimelineEvent("launch", "s0", "f[2]", 1.0, 3.0, phase="fwd", microbatch=2, fused=("fwd", "bwd"))
+    page = parsed(page_of([EventLog("step", "planned", "units", ("s0",), (event,))]))
     boxes = [r for r in page.iter(f"{SVG}rect") if "launch" in r.get("class")]
     assert [(box.get("data-name"), box.get("class").split()[1]) for box in boxes] == [
         ("F2", "fwd"),
@@ -111,7 +112,7 @@ def test_colours_leave_dark_text_readable():
 
 
 def test_a_program_that_takes_no_time_has_a_page():
-    timeline = Timeline("empty", "planned", "units", ("s0",), ())
+    timeline = EventLog("empty", "planned", "units", ("s0",), ())
     parsed(
         page_of(
             [timeline, simulate(plan_of(pipeline(gpipe, 1, 1), "step"), Times(phases={"fwd": 0, "bwd": 0}))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -16,6 +16,16 @@ import pytest
 
 import pathways as pw
 from pathways.runtime.xla import compile_cache, pjrt
+from pathways.runtime.xla.compile_cache import (
+    AlreadyLoaded,
+    Compile,
+    CopyCompiled,
+    CopyLoaded,
+    Job,
+    Key,
+    LoadStored,
+    Way,
+)
 
 Load = Callable[..., int]
 """Loads a program of one function, checks what it computes, and returns how often XLA compiled."""
@@ -50,6 +60,47 @@ def load(folder: Path, plan_builder, runner, monkeypatch: pytest.MonkeyPatch) ->
         return len(compiled)
 
     return load
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[Way]:
+    """How each computation of each load got to its devices."""
+    seen: list[Way] = []
+    decide = compile_cache.decide
+
+    def watched(jobs: Mapping[Key, Job]) -> dict[Key, Way]:
+        decided = decide(jobs)
+        seen.extend(decided.values())
+        return decided
+
+    monkeypatch.setattr(compile_cache, "decide", watched)
+    return seen
+
+
+def test_computations_get_to_their_devices_by_the_shortest_way(
+    folder: Path, plan_builder, runner, ways: list[Way]
+) -> None:
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice(shape=(1,), axis_names=("x",)) for _ in range(3)]
+
+    def load(*on: pw.VirtualSlice) -> tuple[object, list[type]]:
+        ways.clear()
+        build = plan_builder(*on)
+        results = [build.launch(jnp.tan, slice, build.argument((5,), slice)) for slice in on]
+        return runner.load(build, *results), [type(way) for way in ways]
+
+    first, kinds = load(*slices[:2])
+    assert kinds == [Compile, CopyCompiled]
+    second, kinds = load(*slices)
+    assert kinds == [AlreadyLoaded, AlreadyLoaded, CopyLoaded]
+    del first, second
+    third, kinds = load(*slices)
+    assert kinds == [LoadStored] * 3
+    # What was deserialised is not serialised again.
+    del third
+    kept, _ = load(slices[0])
+    assert load(*slices)[1] == [AlreadyLoaded, LoadStored, LoadStored]
+    del kept
 
 
 @pytest.mark.parametrize("size", [1, 2])

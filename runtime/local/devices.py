@@ -1,0 +1,168 @@
+"""The devices of this process: JAX's own, as a cluster, and as the meshes of the slices that have them.
+
+The default cluster is this process: its JAX devices in one island, or in several equal ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+
+from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, Host, Island
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.session import Discover, Session
+from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.xla import pjrt
+
+_handles: dict[tuple[str, int], jax.Device] = {}
+"""JAX's object for each device that was discovered, by platform and id."""
+
+
+def connect(
+    *,
+    cpu_devices: int | None = None,
+    islands: int | None = None,
+    platform: str | None = None,
+    device_memory: int | None = None,
+) -> Cluster:
+    """Chooses the devices that programs of this process use, and returns them.
+
+    Args:
+      cpu_devices: use this number of CPU devices. JAX makes as many when it has not started yet.
+      islands: divide the devices into this number of equal consecutive islands, one by default.
+      platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given.
+      device_memory: bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
+        that takes more is refused when it is compiled. By default what JAX says (`bytes_limit` of
+        `jax.Device.memory_stats()`); for CPU devices that is nothing, and nothing is refused.
+
+    Raises:
+      ValueError: a number below one, or islands that would not be equal.
+      RuntimeError: fewer CPU devices than asked for, and JAX has already started; or slices are bound to
+        devices of the present cluster.
+    """
+    return session.connect(_discovery(cpu_devices, islands, platform, device_memory))
+
+
+def cluster() -> Cluster:
+    """The current cluster.
+
+    The first call makes one of the devices that JAX sees, PW_CPU_DEVICES (a number of CPU devices) and
+    PW_ISLANDS (a number of islands), unless `connect` was called before.
+    """
+    return session.cluster()
+
+
+def bind(slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
+    """`ResourceManager.bind` on the current cluster."""
+    return session.bind(slices, program)
+
+
+def release(slice: VirtualSlice) -> None:
+    """`ResourceManager.release` on the current cluster."""
+    session.release(slice)
+
+
+def discover(
+    cpu_devices: int | None = None,
+    islands: int = 1,
+    platform: str | None = None,
+    device_memory: int | None = None,
+) -> Cluster:
+    """The cluster of this process, for arguments that `connect` has checked."""
+    handles = jax.devices(platform) if cpu_devices is None else _cpu_devices(cpu_devices)
+    if islands < 1:
+        raise ValueError(f"islands={islands}: expected at least 1")
+    if len(handles) % islands:
+        raise ValueError(f"islands={islands}: {len(handles)} devices do not divide into equal islands")
+    size = len(handles) // islands
+    devices = [
+        _device(handle, position, f"island{position // size}", device_memory)
+        for position, handle in enumerate(handles)
+    ]
+    groups = [devices[start : start + size] for start in range(0, len(devices), size)]
+    return Cluster(tuple(Island(group[0].island, tuple(group)) for group in groups))
+
+
+def devices_of(binding: Binding) -> tuple[jax.Device, ...]:
+    """JAX's objects for the devices of a slice, in the order of its mesh."""
+    return tuple(_handles[device.platform, device.id] for device in binding.devices)
+
+
+def mesh_of(binding: Binding) -> jax.sharding.Mesh:
+    """The devices of a slice as a JAX mesh with the names of its axes."""
+    handles = np.array(devices_of(binding), dtype=object)
+    return jax.sharding.Mesh(handles.reshape(binding.shape), binding.axis_names)
+
+
+def _discovery(
+    cpu_devices: int | None,
+    islands: int | None,
+    platform: str | None = None,
+    device_memory: int | None = None,
+) -> Discover:
+    """`discover` with checked arguments."""
+    if cpu_devices is not None and cpu_devices < 1:
+        raise ValueError(f"cpu_devices={cpu_devices}: expected at least 1")
+    if not isinstance(device_memory, int | float | None):
+        raise TypeError(f"device_memory={device_memory!r}: expected a number of bytes")
+    if device_memory is not None and device_memory < 1:
+        raise ValueError(f"device_memory={device_memory}: expected at least 1 byte")
+    if cpu_devices is not None and platform not in (None, "cpu"):
+        raise ValueError(f"cpu_devices={cpu_devices} with platform={platform!r}: expected platform='cpu'")
+    return functools.partial(
+        discover, cpu_devices, 1 if islands is None else islands, platform, device_memory
+    )
+
+
+def _discover_from_environment() -> Cluster:
+    return _discovery(_environment("PW_CPU_DEVICES"), _environment("PW_ISLANDS"))()
+
+
+def _environment(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise ValueError(f"{variable}={text!r}: expected a number")
+    return int(text)
+
+
+def _device(handle: jax.Device, position: int, island: str, stated_memory: int | None) -> Device:
+    """Describes a device of JAX's, and remembers it."""
+    platform = pjrt.platform_of(handle)
+    _handles[platform, handle.id] = handle
+    memory = _memory_limit(handle) if stated_memory is None else stated_memory
+    return Device(position, handle.id, platform, Host(handle.process_index), island, memory)
+
+
+def _memory_limit(handle: jax.Device) -> int | None:
+    """Bytes of memory that programs may use on a device; None where JAX does not say."""
+    # Of the devices of other processes it knows nothing.
+    if handle.process_index != jax.process_index():
+        return None
+    return (handle.memory_stats() or {}).get("bytes_limit")
+
+
+def _cpu_devices(count: int) -> list[jax.Device]:
+    """The first CPU devices, making as many when JAX has not started yet."""
+    # JAX refuses this setting once it has started; then the devices that it made must do.
+    try:
+        if jax.config.jax_num_cpu_devices < count:
+            jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        pass
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise RuntimeError(
+            f"cpu_devices={count}: JAX has started with {len(devices)} CPU devices; "
+            + MORE_CPU_DEVICES.format(count=count)
+        )
+    return devices[:count]
+
+
+session = Session(_discover_from_environment)
+"""The one that all programs of this process share."""

@@ -1,0 +1,238 @@
+"""Binds a plan to devices: compiles it, places its constants, and makes the function that runs it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from pathways.runtime.local import codegen, memory, tracing
+from pathways.runtime.local.checks import check_alive
+from pathways.runtime.local.devices import devices_of, mesh_of
+from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
+from pathways.runtime.local.target import LocalTarget
+from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result, Slot
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.xla import pjrt
+from pathways.runtime.xla.compile_cache import Loaded, Request, load_all
+from pathways.runtime.xla.compile_threads import Progress
+
+# Collectives of two programs that reach devices in different orders deadlock, so a program with a slice of
+# several devices issues all its steps under this lock. Reentrant: a callback may run in the same thread.
+_launch_order = threading.RLock()
+
+
+@functools.cache
+def _finish_before_exit() -> None:
+    """Lets the process end only when its work is done.
+
+    XLA:CPU runs computations and copies in threads of its own, and a process that tears down its
+    devices under them ends with a segmentation fault.
+    """
+
+    def wait() -> None:
+        for array in jax.live_arrays("cpu"):
+            # Whatever is wrong with an array was for its reader to find out.
+            with contextlib.suppress(Exception):
+                array.block_until_ready()
+
+    atexit.register(wait)
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """Where one array enters or leaves a loaded program.
+
+    Attributes:
+      number: the number of the argument or result in the plan.
+      slice: the slice of the array.
+      type: its global shape and dtype.
+      sharding: its sharding, which names its devices.
+    """
+
+    number: int
+    slice: str
+    type: ArrayType
+    sharding: NamedSharding
+
+
+@dataclasses.dataclass(eq=False)
+class Executable:
+    """A program that is loaded on its devices.
+
+    Attributes:
+      plan: the plan that it runs.
+      inputs: what `run` takes, in order: every slot of every argument that the caller passes.
+      outputs: what `run` returns, in order: every slot of every result.
+      run: `run(arrays) -> arrays`. It returns before the work is done and does not check its arguments:
+        an array of another shape, dtype or device than its port says gives wrong values or an error from
+        XLA. An error in a computation surfaces on the arrays that depend on it, or here when XLA runs the
+        computation at once. Another function while a trace is recorded.
+      source: the text of `run`, as it is without a trace.
+      executables: the executable of each computation on each slice, by their names; that of the first
+        device where each device has its own.
+      requests: what was loaded for them, in their order.
+    """
+
+    plan: Plan
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    run: Callable[[list[jax.Array]], list[jax.Array]]
+    source: str
+    executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]
+    requests: Sequence[Request] = dataclasses.field(repr=False)
+    _loaded: Sequence[Loaded] = dataclasses.field(repr=False)
+    _generate: Callable[..., codegen.Generated] = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        self._untraced = self.run
+        tracing.register(self)
+
+    def observe(self, observer: codegen.StepObserver | None) -> None:
+        """Reports every call from now on, or none any more."""
+        self.run = self._untraced if observer is None else self._generate(observer=observer).run
+
+
+def load(
+    plan: Plan,
+    bindings: Mapping[str, Binding],
+    *,
+    result_avals: Sequence[pjrt.Aval] | None = None,
+    callbacks: Sequence[object] = (),
+    argument_names: Sequence[str] | None = None,
+    code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
+    progress: Progress | None = None,
+) -> Executable:
+    """Compiles every computation of a plan for the devices of its slices and places its constants.
+
+    Args:
+      plan: the plan.
+      bindings: the devices of each of its slices, by name.
+      result_avals: the avals of the program's results, where they say more than the plan does: weak types,
+        typed PRNG keys. By default those of the plan.
+      callbacks: the Python callbacks of JAX's lowering of the program, for computations that call them.
+      argument_names: what the caller calls its arguments, for messages. By default their numbers.
+      code: serialised executables that were made for such devices, by the names of computation and slice;
+        what has none is compiled.
+      progress: is called as computations get ready. By default a line on standard error says so when it
+        takes longer than a second.
+
+    Raises:
+      CompileError: XLA refused a computation, or laid out its operands or results differently.
+      ResourceError: the devices have less memory than the program takes; see `memory.check_fits`.
+      ValueError: a transfer brings a device what it does not need; the plan is wrong.
+    """
+    _finish_before_exit()
+    # Also before XLA gets to work, which may take minutes.
+    memory.check_fits(plan, bindings, None)
+    requests = _requests(plan, bindings, callbacks, code or {})
+    loaded = load_all(list(itertools.chain(*requests.values())), progress)
+    remaining = iter([computation.executable for computation in loaded])
+    executables = {pair: tuple(itertools.islice(remaining, len(some))) for pair, some in requests.items()}
+    first = {pair: on_devices[0] for pair, on_devices in executables.items()}
+    memory.check_fits(plan, bindings, first)
+    meshes = {name: mesh_of(binding) for name, binding in bindings.items()}
+    if result_avals is None:
+        result_avals = [aval_of(result.type) for result in plan.results]
+    slots = slot_arrays(plan, meshes, result_avals)
+    passed = [argument for argument in plan.arguments if argument.constant is None]
+    names = argument_names or [str(number) for number in range(len(passed))]
+    slot_names = [
+        (slot, name) for argument, name in zip(passed, names, strict=True) for slot in argument.slots.values()
+    ]
+    generate = functools.partial(
+        codegen.generate,
+        plan,
+        LocalTarget(plan, meshes, executables, slots, result_avals),
+        copy_arrays=pjrt.copy_arrays,
+        constants=_place_constants(plan, slots),
+        order=_launch_order if any(mesh.size > 1 for mesh in meshes.values()) else None,
+        explain=functools.partial(_explain, plan.name, slot_names),
+    )
+    generated = generate()
+    return Executable(
+        plan,
+        tuple(_ports(passed, slots)),
+        tuple(_ports(plan.results, slots)),
+        generated.run,
+        generated.source,
+        first,
+        # Without the code, which may be large.
+        [dataclasses.replace(request, code=None) for request in itertools.chain(*requests.values())],
+        loaded,
+        generate,
+    )
+
+
+def _requests(
+    plan: Plan,
+    bindings: Mapping[str, Binding],
+    callbacks: Sequence[object],
+    code: Mapping[tuple[str, str], bytes | memoryview],
+) -> dict[tuple[str, str], list[Request]]:
+    """For each computation on each slice one request, or one for each device where it is local."""
+    requests = {}
+    for pair in dict.fromkeys((s.computation, s.slice) for s in plan.steps if isinstance(s, Launch)):
+        computation, slice = plan.computations[pair[0]], pair[1]
+        devices = devices_of(bindings[slice])
+        used = tuple(callbacks) if computation.callbacks else ()
+        requests[pair] = [
+            Request(computation, slice, group, used, code.get(pair))
+            for group in ([(device,) for device in devices] if computation.local else [devices])
+        ]
+    return requests
+
+
+# What XLA and JAX say of a deleted array, each in its own way.
+_DELETED = ("INVALID_ARGUMENT", "has been deleted")
+
+
+def _explain(
+    program: str,
+    arguments: Sequence[tuple[Slot, str]],
+    lines: Mapping[int, codegen.Line],
+    error: Exception,
+    arrays: Sequence[jax.Array],
+) -> None:
+    """Says which argument was deleted, or else which step of the program failed.
+
+    Only what the step reads: steps before it may have used up other arguments, which were donated.
+    """
+    step = lines.get(error.__traceback__.tb_lineno if error.__traceback__ else 0)
+    if step is None:
+        return
+    if any(text in str(error) for text in _DELETED):
+        for (slot, name), array in zip(arguments, arrays, strict=True):
+            if slot in step.reads:
+                check_alive(program, name, array)
+    error.add_note(f"in program {program}, step {step.label}")
+
+
+def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
+    """The arrays in slots of constants, on their slices."""
+    placed = {}
+    constants = [(argument.constant, argument.slots.values()) for argument in plan.arguments]
+    # Without x64 JAX would narrow a constant of 64 bits, and the module was made for its real dtype.
+    with jax.enable_x64(True):
+        for name, on_slices in constants:
+            if name is None:
+                continue
+            value = plan.constants[name]
+            for slot in on_slices:
+                array = value if isinstance(value, jax.Array) else np.asarray(value, slots.avals[slot].dtype)
+                placed[slot] = jax.device_put(array, slots.shardings[slot])
+    return placed
+
+
+def _ports(values: Sequence[Argument | Result], slots: SlotArrays) -> Iterator[Port]:
+    for number, value in enumerate(values):
+        for slice, slot in value.slots.items():
+            yield Port(number, slice, value.type, slots.shardings[slot])

@@ -1,0 +1,162 @@
+"""What the launches, transfers and results of a plan are bound to on the devices of its slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from pathways.runtime.local.checks import check_pieces, check_shardings, check_shards, check_whole
+from pathways.runtime.local.codegen import Arrays, Kernel
+from pathways.runtime.local.slots import SlotArrays, aval_of
+from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
+from pathways.runtime.xla import pjrt
+
+DeviceExecutables = Mapping[tuple[str, str], Sequence[pjrt.LoadedExecutable]]
+"""The executable of each computation on each slice, by their names; one for each device where it is local."""
+
+
+class LocalTarget:
+    """A `codegen.StepTarget` of devices of this process.
+
+    Args:
+      plan: the plan.
+      meshes: the devices of its slices, by name.
+      executables: its computations, loaded on them.
+      slots: what its slots hold there.
+      result_avals: the avals that its results get.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        meshes: Mapping[str, Mesh],
+        executables: DeviceExecutables,
+        slots: SlotArrays,
+        result_avals: Sequence[pjrt.Aval],
+    ) -> None:
+        self._plan = plan
+        self._devices = {name: tuple(mesh.devices.flat) for name, mesh in meshes.items()}
+        self._executables = executables
+        # Bound once: each access makes another method object, and the generated function names each object.
+        self._execute = {pair: on_devices[0].execute_sharded for pair, on_devices in executables.items()}
+        self._slots = slots
+        self._result_avals = result_avals
+        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._copies: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self._routed: dict[tuple[object, ...], Callable[[Arrays], Arrays]] = {}
+
+    def kernel(self, launch: Launch) -> Kernel:
+        """How to make a launch.
+
+        Raises:
+          CompileError: XLA laid out an operand or a result otherwise than the plan says.
+          ValueError: the computation is for other shards; the plan is wrong.
+        """
+        avals = tuple(self._slots.avals[slot] for slot in launch.results)
+        shardings = tuple(self._slots.shardings[slot] for slot in (*launch.operands, *launch.results))
+        local = self._plan.computations[launch.computation].local
+        in_shards = self._are_in_shards((*launch.operands, *launch.results)) if local else ()
+        key = (launch.computation, launch.slice, avals, shardings, in_shards)
+        if key not in self._kernels:
+            self._kernels[key] = self._on_each_device(launch) if local else self._on_all_devices(launch)
+        return self._kernels[key]
+
+    def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
+        """The arguments of `pjrt.copy_arrays`, besides the arrays, that make all these transfers at once.
+
+        Raises:
+          ValueError: one of them brings a device what it does not need; the plan is wrong.
+        """
+        for transfer in transfers:
+            check_whole(self._plan, transfer, self._slots.shardings)
+        shardings = tuple(self._slots.shardings[transfer.results[0]] for transfer in transfers)
+        if shardings not in self._copies:
+            devices = [pjrt.device_list(list(sharding.mesh.devices.flat)) for sharding in shardings]
+            self._copies[shardings] = devices, list(shardings), [pjrt.ALWAYS_COPY] * len(shardings)
+        return self._copies[shardings]
+
+    def routed(self, transfer: Transfer) -> Callable[[Arrays], Arrays] | None:
+        """How to make a transfer of pieces; None for one that `pjrt.copy_arrays` makes.
+
+        Raises:
+          ValueError: the pieces have not one type; the plan is wrong.
+        """
+        if transfer.routes is None:
+            return None
+        check_pieces(self._plan, transfer)
+        avals = tuple(self._slots.avals[slot] for slot in transfer.results)
+        in_shards = self._are_in_shards((*transfer.operands, *transfer.results))
+        key = (self._slots.shardings[transfer.results[0]], avals, transfer.routes, in_shards)
+        if key not in self._routed:
+            self._routed[key] = pjrt.route(
+                transfer.routes,
+                self._devices[transfer.dst],
+                self._readers(transfer.operands),
+                self._makers(transfer.results),
+            )
+        return self._routed[key]
+
+    def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
+        """What remains to be done to a result of the program on a slice; None for nothing."""
+        slot = self._plan.results[result].slots[slice]
+        sharding, aval = self._slots.shardings[slot], self._result_avals[result]
+        rewrap = None if aval == self._slots.avals[slot] else pjrt.rewrap(aval, sharding)
+        if self._plan.own_slots.get(slot) == result:
+            return rewrap
+        devices = pjrt.device_list(self._devices[slice])
+
+        def copy(array: Any) -> Any:
+            (copied,) = pjrt.copy_arrays([array], [devices], [sharding], [pjrt.ALWAYS_COPY])
+            return copied if rewrap is None else rewrap(copied)
+
+        return copy
+
+    def _on_all_devices(self, launch: Launch) -> Kernel:
+        """One execution for all devices of the slice."""
+        (executable,) = self._executables[launch.computation, launch.slice]
+        devices = self._devices[launch.slice]
+        if len(devices) > 1:
+            check_shardings(self._plan, launch, self._slots.shardings, executable)
+        effects = self._plan.computations[launch.computation].effects
+        handlers = [
+            pjrt.result_handler(
+                self._slots.avals[slot],
+                self._slots.shardings[slot],
+                f"{launch.computation} on {launch.slice}",
+            )
+            for slot in launch.results
+        ]
+        execute = self._execute[launch.computation, launch.slice]
+        return Kernel(execute, handlers, pjrt.token_keeper(devices) if effects else None)
+
+    def _on_each_device(self, launch: Launch) -> Kernel:
+        """An execution for each device of the slice, with its shards."""
+        check_shards(self._plan, launch)
+        execute = pjrt.on_each_device(
+            self._executables[launch.computation, launch.slice],
+            self._devices[launch.slice],
+            [aval_of(type_) for type_ in self._plan.computations[launch.computation].results],
+            self._readers(launch.operands),
+            self._makers(launch.results),
+        )
+        return Kernel(execute, None)
+
+    def _are_in_shards(self, slots: Sequence[Slot]) -> tuple[bool, ...]:
+        return tuple(slot in self._slots.in_shards for slot in slots)
+
+    def _readers(self, slots: Sequence[Slot]) -> list[pjrt.ShardReader]:
+        return [_as_it_is if slot in self._slots.in_shards else pjrt.take_apart for slot in slots]
+
+    def _makers(self, slots: Sequence[Slot]) -> list[pjrt.ShardMaker]:
+        return [
+            _as_it_is
+            if slot in self._slots.in_shards
+            else pjrt.put_together(self._slots.avals[slot], self._slots.shardings[slot])
+            for slot in slots
+        ]
+
+
+def _as_it_is(shards: Any) -> Any:
+    return shards

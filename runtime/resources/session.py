@@ -1,0 +1,65 @@
+"""What a process uses: its cluster, and which of its slices have which devices there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.manager import Binding, ResourceManager
+from pathways.runtime.resources.virtual import VirtualSlice
+
+Discover = Callable[[], Cluster]
+"""Finds the devices of a cluster."""
+
+
+class Session:
+    """The current cluster, and who has what of it.
+
+    Args:
+      discover: finds the cluster of a session that was never connected to one, when it is first needed.
+    """
+
+    def __init__(self, discover: Discover) -> None:
+        self._discover = discover
+        # Reentrant: while devices are discovered the garbage collector may run, and with it anything.
+        self._lock = threading.RLock()
+        self._manager: ResourceManager | None = None
+
+    def connect(self, discover: Discover) -> Cluster:
+        """Makes another cluster the current one, and returns it.
+
+        Raises:
+          RuntimeError: slices are bound to devices of the present cluster.
+        """
+        with self._lock:
+            if bound := self.bound_slices():
+                raise RuntimeError(
+                    f"connect: slices {', '.join(bound)} are bound to devices; release them, or connect first"
+                )
+            self._manager = ResourceManager(discover())
+            return self._manager.cluster
+
+    def manager(self) -> ResourceManager:
+        """The resource manager of the current cluster."""
+        with self._lock:
+            if self._manager is None:
+                self._manager = ResourceManager(self._discover())
+            return self._manager
+
+    def cluster(self) -> Cluster:
+        """The current cluster."""
+        return self.manager().cluster
+
+    def bind(self, slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
+        """`ResourceManager.bind` on the current cluster."""
+        return self.manager().bind(slices, program)
+
+    def release(self, slice: VirtualSlice) -> None:
+        """`ResourceManager.release` on the current cluster."""
+        self.manager().release(slice)
+
+    def bound_slices(self) -> list[str]:
+        """The names of the slices that have devices; asks for no cluster when there is none yet."""
+        with self._lock:
+            return [] if self._manager is None else [slice.name for slice in self._manager.holders()]

@@ -1,0 +1,40 @@
+"""The links between slices in a simulation: their latency and their bandwidth."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from pathways.runtime.simulate.quantities import QuantityReader, TimesError
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A link between two slices.
+
+    Attributes:
+      latency: the time from sending the last byte to its arrival.
+      bandwidth: bytes in one unit of time.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = math.inf
+
+
+def read_link(latency: str | float | None, bandwidth: str | float | None, unit: str) -> Link:
+    """Reads a link.
+
+    Args:
+      latency: a time, `5us` or a number of units; None for no latency.
+      bandwidth: bytes in a time, `10GB/s`, `200Gbit/s` or a number of bytes in a unit; None for no limit.
+      unit: the unit of the durations that it goes with.
+
+    Raises:
+      TimesError: when it cannot be read, or is in another unit.
+    """
+    reader = QuantityReader(unit)
+    time = reader.time(latency, "latency") if latency is not None else 0.0
+    rate = reader.rate(bandwidth, "bandwidth") if bandwidth is not None else math.inf
+    if rate == 0:
+        raise TimesError("bandwidth: must be more than 0")
+    return Link(time, rate)

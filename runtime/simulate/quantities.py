@@ -1,0 +1,92 @@
+"""Times and rates as people write them: `1.2ms`, `10GB/s`, or a bare number of time units."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pathways.runtime.timelines.events import SECONDS, UNITS
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_RATES = {
+    f"{prefix}{unit}": factor / bits
+    for unit, bits in (("B/s", 1), ("bit/s", 8))
+    for prefix, factor in {
+        "": 1.0,
+        "K": 1e3,
+        "k": 1e3,
+        "M": 1e6,
+        "G": 1e9,
+        "T": 1e12,
+        "Ki": 2.0**10,
+        "Mi": 2.0**20,
+        "Gi": 2.0**30,
+        "Ti": 2.0**40,
+    }.items()
+}
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*")
+
+
+class TimesError(ValueError):
+    """Durations or links that cannot be used; the message names the entry."""
+
+
+class QuantityReader:
+    """Reads quantities, all in one unit: that of the first one that is not zero.
+
+    Args:
+      unit: the unit that they must have, when it is known before.
+    """
+
+    def __init__(self, unit: str | None = None) -> None:
+        self._unit = unit
+        self._first = "the durations are"
+
+    @property
+    def unit(self) -> str:
+        """`s` for seconds, or `units`, also when there was nothing but zeros."""
+        return self._unit or UNITS
+
+    def time(self, value: Any, where: str) -> float:
+        """Reads a time; `where` names its entry.
+
+        Raises:
+          TimesError: it is none, or in another unit.
+        """
+        return self._number(value, where, _SECONDS, "5us")
+
+    def rate(self, value: Any, where: str) -> float:
+        """Reads a number of bytes in a time; `where` names its entry.
+
+        Raises:
+          TimesError: it is none, or in another unit.
+        """
+        return self._number(value, where, _RATES, "10GB/s")
+
+    def _number(self, value: Any, where: str, suffixes: Mapping[str, float], example: str) -> float:
+        number, suffix = _split(value, where, suffixes, example)
+        if not math.isfinite(number) or number < 0:
+            raise TimesError(f"{where}: must be a number from 0 up, got {value}")
+        unit = SECONDS if suffix else UNITS
+        if number:
+            if self._unit is None:
+                self._unit, self._first = unit, f"'{where}' is"
+            if unit != self._unit:
+                kinds = {SECONDS: "in seconds", UNITS: "in time units"}
+                raise TimesError(f"{where}: is {kinds[unit]}, but {self._first} {kinds[self._unit]}")
+        return number * suffixes.get(suffix, 1.0)
+
+
+def _split(value: Any, where: str, suffixes: Mapping[str, float], example: str) -> tuple[float, str]:
+    """The number and the suffix of a quantity."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return (math.inf if abs(value) > sys.float_info.max else float(value)), ""
+    parts = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if parts is None:
+        raise TimesError(f'{where}: expected a number or a string such as "{example}", got {value!r}')
+    if parts[2] and parts[2] not in suffixes:
+        raise TimesError(f"{where}: unknown suffix '{parts[2]}'; known are {', '.join(suffixes)}")
+    return float(parts[1]), parts[2] or ""

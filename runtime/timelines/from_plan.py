@@ -1,0 +1,124 @@
+"""The timeline of a plan, from when each of its steps ran."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
+from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Transfer
+from pathways.runtime.timelines.events import Curve, TimelineEvent
+from pathways.runtime.timelines.timeline import Timeline
+
+_Moment = tuple[float, int, int]
+"""A time, the number of a step, and 0 for a beginning, 1 for an end: what ends at a time makes room for what
+later steps begin at that time."""
+
+_Change = tuple[_Moment, int]
+"""When the live bytes of a slice change, and by how many."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSpan:
+    """When a step ran.
+
+    Attributes:
+      start: when it began.
+      end: when it was done.
+      after: the number of the step that it waited for last, None for none.
+    """
+
+    start: float
+    end: float
+    after: int | None = None
+
+
+def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str) -> Timeline:
+    """The timeline of a plan whose steps ran at these times.
+
+    Args:
+      plan: the plan.
+      spans: for each launch and transfer, by the number of its step, when it ran.
+      unit: the unit of the times.
+      title: the title of the timeline.
+    """
+    numbers = {step: n for n, step in enumerate(spans)}
+    made_by: dict[Slot, int] = {}
+    events: list[TimelineEvent] = []
+    for number, span in spans.items():
+        step = plan.steps[number]
+        assert not isinstance(step, Release)
+        reads = tuple(dict.fromkeys(made_by[slot] for slot in step.operands if slot in made_by))
+        after = None if span.after is None else numbers[span.after]
+        made_by.update(dict.fromkeys(step.results, len(events)))
+        match step:
+            case Launch():
+                event = TimelineEvent(
+                    "launch",
+                    step.slice,
+                    step.label,
+                    span.start,
+                    span.end,
+                    stage=step.stage,
+                    phase=step.phase,
+                    microbatch=step.microbatch,
+                    part=step.part,
+                    fused=step.fused,
+                    reads=reads,
+                    after=after,
+                )
+            case Transfer():
+                event = TimelineEvent(
+                    "transfer",
+                    step.src,
+                    f"{step.src} -> {step.dst}",
+                    span.start,
+                    span.end,
+                    # A transfer belongs to the microbatch of what it moves.
+                    microbatch=events[reads[0]].microbatch if reads else None,
+                    dst=step.dst,
+                    nbytes=plan.bytes_moved(step),
+                    reads=reads,
+                    after=after,
+                )
+        events.append(event)
+    return Timeline(plan.name, title, unit, tuple(plan.slices), tuple(events), _memory(plan, spans))
+
+
+def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
+    """The live bytes of each slice: a result lives from the start of its step, what is released until its
+    last reader is done."""
+    # When the last step that reads or fills a slot is done, and its number.
+    last: dict[Slot, tuple[float, int]] = {}
+    curves: dict[str, list[_Change]] = {name: [] for name in plan.slices}
+
+    def change(slot: Slot, moment: _Moment, sign: int) -> None:
+        slice = plan.slot_slices[slot]
+        curves[slice].append((moment, sign * plan.shard_type(slot).nbytes * plan.slices[slice].size))
+
+    for changes in slot_changes(plan):
+        n = changes.step
+        step = None if n == BEFORE else plan.steps[n]
+        if isinstance(step, Release):
+            for slot in changes.ended:
+                change(slot, (*last.get(slot, (0.0, n)), 1), -1)
+            continue
+        start = 0.0 if step is None else spans[n].start
+        for slot in changes.ended:
+            change(slot, (start, n, 0), -1)
+        for slot in changes.begun:
+            change(slot, (start, n, 0), 1)
+        if step is not None:
+            for slot in (*step.operands, *step.results):
+                last[slot] = max(last.get(slot, (0.0, 0)), (spans[n].end, n))
+    return {name: _curve(moves) for name, moves in curves.items()}
+
+
+def _curve(changes: Sequence[_Change]) -> Curve:
+    """The sums of changes in the order of their moments; those of one moment count at once."""
+    sums: dict[_Moment, int] = {}
+    for moment, nbytes in sorted(changes):
+        sums[moment] = sums.get(moment, 0) + nbytes
+    totals = itertools.accumulate(sums.values())
+    return tuple((time, total) for (time, _, _), total in zip(sums, totals, strict=True))

@@ -1,0 +1,46 @@
+"""Plans that do not fit their devices or their computations are refused when they are loaded."""
+
+import pytest
+
+from pathways.runtime.plan import plan
+from pathways.runtime.resources.virtual import make_virtual_device_set
+from pathways.runtime.xla.compile_cache import CompileError
+
+
+def slices():
+    devices = make_virtual_device_set()
+    return devices.add_slice(2, "x"), devices.add_slice(2, "x")
+
+
+def double(x):
+    return x * 2
+
+
+def test_a_copy_of_other_shards_is_refused(plan_builder, runner):
+    s0, s1 = slices()
+    build = plan_builder(s0, s1)
+    y = build.transfer(build.argument((4,), s0), s1)
+    with pytest.raises(ValueError, match=r"from P\('x',\) on {'x': 2} to P\(\) on {'x': 2} needs routes"):
+        runner.load(build, y, shardings=[(("x",),), ()])
+
+
+def test_pieces_of_different_types_are_refused(plan_builder, runner):
+    s0, s1 = slices()
+    build = plan_builder(s0, s1)
+    x = build.argument((4,), s0)
+    y = build.slot(plan.ArrayType((4,), "float32"), s1)
+    build.steps.append(plan.Transfer((x,), (y,), s0.name, s1.name, (((0, 0), (0, 1)),)))
+    with pytest.raises(ValueError, match=r"pieces of different types: float32\[2\], float32\[4\]"):
+        runner.load(build, y, shardings=[(("x",),), ()])
+
+
+def test_a_computation_that_xla_lays_out_differently_is_named(plan_builder, runner):
+    """The module says nothing of shardings, so XLA replicates what the plan splits."""
+    s0, _ = slices()
+    build = plan_builder(s0)
+    y = build.launch(double, s0, build.argument((4,), s0))
+    wanted = (
+        rf"computation double_ on slice {s0.name}: operand #0 lies as P\('x',\) on {{'x': 2}}, but XLA chose"
+    )
+    with pytest.raises(CompileError, match=wanted):
+        runner.load(build, y, shardings=[(("x",),), ()])

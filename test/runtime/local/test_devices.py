@@ -1,0 +1,65 @@
+"""The devices of this process: how they are chosen, and how JAX knows them."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from pathways.runtime.local import devices
+from pathways.runtime.resources.manager import ResourceManager
+from pathways.runtime.resources.virtual import make_virtual_device_set
+
+
+def test_a_slice_is_a_mesh_of_the_devices_that_it_has():
+    manager = ResourceManager(devices.discover(8, islands=2))
+    slice = make_virtual_device_set().add_slice((2, 2), ("x", "y"), island="island1")
+    binding = manager.bind([slice], "f")[slice]
+    handles = jax.devices("cpu")[4:8]
+    assert devices.devices_of(binding) == tuple(handles)
+    mesh = devices.mesh_of(binding)
+    assert mesh.axis_names == ("x", "y")
+    assert mesh.devices.tolist() == [handles[:2], handles[2:]]
+
+
+def test_memory_is_what_connect_was_told_or_jax_says():
+    assert {device.memory for device in devices.discover(2).devices} == {None}
+    assert {device.memory for device in devices.discover(2, device_memory=1 << 20).devices} == {1 << 20}
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, env={**os.environ, **environment}
+    )
+
+
+def test_the_environment_describes_the_cluster():
+    code = "import pathways as pw; print([len(island.devices) for island in pw.cluster().islands])"
+    done = run_python(code, PW_CPU_DEVICES="6", PW_ISLANDS="3")
+    assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n")
+
+
+def test_connect_makes_cpu_devices_before_jax_starts():
+    code = "from pathways.runtime import connect; print(len(connect(cpu_devices=5).devices))"
+    assert run_python(code).stdout == "5\n"
+
+
+def test_more_devices_than_jax_started_with_is_an_error():
+    jax.devices()
+    with pytest.raises(RuntimeError, match=r"JAX has started with 8 CPU devices; .*PW_CPU_DEVICES=9"):
+        devices.discover(9)
+
+
+def test_islands_must_be_equal():
+    with pytest.raises(ValueError, match="8 devices do not divide into equal islands"):
+        devices.discover(8, islands=3)
+
+
+def test_connect_refuses_to_move_bound_slices():
+    code = (
+        "from pathways.runtime import connect, bind, make_virtual_device_set as m\n"
+        "s = m().add_slice(1, 'x'); bind([s], 'f'); connect(cpu_devices=1)"
+    )
+    done = run_python(code)
+    assert "RuntimeError: connect: slices s0 are bound to devices" in done.stderr

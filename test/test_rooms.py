@@ -1,0 +1,163 @@
+"""Who may import whom: rooms import from rooms to their left, at the top of a module, and without cycles."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+ROOMS = (
+    "dialect",
+    "passes",
+    "runtime.plan",
+    "runtime.timelines",
+    "runtime.bundle",
+    "runtime.resources",
+    "runtime.simulate",
+    "runtime.xla",
+    "runtime.local",
+    "compiler",
+    "tools",
+)
+"""From left to right."""
+
+JAX = ("runtime.xla", "runtime.local", "compiler")
+"""The rooms that may import jax; tools may inside of functions. The bindings in jaxlib are for all."""
+
+FACES = ("pathways", "runtime")
+"""Packages that belong to no room: they offer names of any, and import them when they are asked for."""
+
+EXCEPTIONS = {
+    "compiler.api, compiler.bundles, compiler.call, compiler.lowering, compiler.placed, compiler.stages "
+    "import each other",
+    "compiler.bundles imports pathways, which is to its right",
+    "compiler.placed imports compiler.api inside of a function",
+    "compiler.stages imports compiler.bundles inside of a function",
+    "passes.place.cut imports scipy inside of a function",
+    "tools.targets imports jax at the top",
+    "several classes are called Loop",
+    "several classes are called Parser",
+}
+"""What is not true yet; each is to go, and none to come."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """An import of a module; `where` is `top`, `types` (only for type checkers) or `inside` of a function."""
+
+    importer: str
+    imported: str
+    where: str
+
+
+def modules() -> dict[str, ast.Module]:
+    """Every module of the project by its name without `pathways.`."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for folder in ("dialect", "passes", "runtime", "compiler", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    names = {name: name.removesuffix(".__init__") for name in files} | {"compiler._root.__init__": "pathways"}
+    return {names[name]: ast.parse(path.read_text()) for name, path in files.items()}
+
+
+MODULES = modules()
+
+
+def imports() -> Iterator[Import]:
+    for name, tree in MODULES.items():
+        yield from of_body(name, tree.body, "top")
+
+
+def of_body(name: str, nodes: list[ast.stmt], where: str) -> Iterator[Import]:
+    for node in nodes:
+        match node:
+            case ast.Import():
+                yield from (Import(name, module_of(alias.name), where) for alias in node.names)
+            case ast.ImportFrom():
+                assert node.level == 0, f"{name}: imports are absolute"
+                names = (module_of(f"{node.module}.{alias.name}") for alias in node.names)
+                yield from dict.fromkeys(Import(name, module, where) for module in names)
+            case ast.If(test=ast.Name("TYPE_CHECKING")):
+                yield from of_body(name, node.body, "types")
+            case _:
+                inner = "inside" if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else where
+                children = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+                yield from of_body(name, children, inner)
+
+
+def module_of(name: str) -> str:
+    """The module that an imported name is, or is in; of other projects only their name."""
+    own = name.removeprefix("pathways.")
+    if own == name and name != "pathways":
+        return name.partition(".")[0]
+    return own if own in MODULES else own.rpartition(".")[0] or "pathways"
+
+
+def rank(module: str) -> int:
+    """The place of a module's room, counted from the left; faces stand on the right of all."""
+    if module in FACES:
+        return len(ROOMS)
+    ranks = [n for n, room in enumerate(ROOMS) if f"{module}.".startswith(f"{room}.")]
+    assert ranks, f"{module} is in no room"
+    return ranks[0]
+
+
+def violations() -> Iterator[str]:
+    for statement in imports():
+        importer, imported, where = statement.importer, statement.imported, statement.where
+        if importer in FACES and where == "types":
+            continue
+        said = f"{importer} imports {imported}"
+        room = ROOMS[rank(importer)] if importer not in FACES else ""
+        if where == "inside" and room != "tools":
+            yield f"{said} inside of a function"
+        if imported == "jax" and room not in JAX and (room != "tools" or where == "top"):
+            yield f"{said} at the top"
+        if imported not in MODULES:
+            continue
+        if rank(imported) > rank(importer):
+            yield f"{said}, which is to its right"
+        if where != "types" and any(other.startswith(f"{importer}.") for other in MODULES):
+            yield f"{said} at once, but is the face of a package"
+
+
+def cycles() -> Iterator[str]:
+    graph: dict[str, set[str]] = {name: set() for name in MODULES if name not in FACES}
+    for statement in imports():
+        if statement.importer in graph and statement.imported in graph:
+            graph[statement.importer].add(statement.imported)
+    reached = {name: reachable(name, graph) for name in graph}
+    groups = {frozenset(n for n in reached[name] if name in reached[n]) for name in graph}
+    yield from (f"{', '.join(sorted(group))} import each other" for group in groups if len(group) > 1)
+
+
+def reachable(name: str, graph: dict[str, set[str]]) -> set[str]:
+    """The modules that a module imports, at once or through others."""
+    reached: set[str] = set()
+    pending = [name]
+    while pending:
+        new = graph[pending.pop()] - reached
+        reached |= new
+        pending += new
+    return reached
+
+
+def classes_of_one_name() -> Iterator[str]:
+    classes = collections.Counter(
+        node.name.lstrip("_")
+        for tree in MODULES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    )
+    yield from (f"several classes are called {name}" for name, count in classes.items() if count > 1)
+
+
+def test_every_module_keeps_to_the_rules() -> None:
+    seen = {*violations(), *cycles(), *classes_of_one_name()}
+    assert seen - EXCEPTIONS == set(), "new"
+    assert EXCEPTIONS - seen == set(), "no exception any more: remove it from the table"
