@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways.compiler.jax_internals import metadata_call
-from pathways.compiler.placed import active_trace, symbol
+from pathways.compiler.names import symbol
+from pathways.compiler.trace_state import active_trace
 from pathways.dialect.metadata import CallMetadata
 
 REDUCTIONS = ("mean", "sum", "concat")

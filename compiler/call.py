@@ -14,9 +14,8 @@ import jax
 
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature, abstract
-from pathways.compiler.lowering import Traced
+from pathways.compiler.interface import Interface
 from pathways.runtime.local.executable import Executable, check_alive
-from pathways.runtime.plan.plan import Plan
 
 UNLIKE = object()
 """What `Call.go_if_like_last` returns when it did not run."""
@@ -49,10 +48,10 @@ class _Mirrors:
 
     def find(self, array: Any, shardings: Sequence[Any]) -> tuple[Any, ...] | None:
         """The copies of an array if it has them in exactly these places."""
-        entry = self._copies.get(id(array))
-        if entry is None or entry[0]() is not array:
+        kept = self._copies.get(id(array))
+        if kept is None or kept[0]() is not array:
             return None
-        copies = entry[1]
+        copies = kept[1]
         if [c.sharding for c in copies] != list(shardings) or any(c.is_deleted() for c in copies):
             return None
         return copies
@@ -64,6 +63,12 @@ _mirrors = _Mirrors()
 class Call:
     """One signature of a program on its devices.
 
+    Args:
+      executable: the program on its devices.
+      interface: what it takes, returns and runs on.
+      signature: what its arguments have to be.
+      keepalive: what must live as long as the executables.
+
     Attributes:
       tree: the structure of the arguments.
       context: the JAX settings it was traced under.
@@ -72,19 +77,20 @@ class Call:
 
     def __init__(
         self,
-        plan: Plan,
         executable: Executable,
-        traced: Traced,
+        interface: Interface,
         signature: Signature,
+        keepalive: Sequence[Any] = (),
     ) -> None:
+        plan = executable.plan
         self.name = plan.name
+        self.executable = executable
         self.tree = signature.tree
         self.context = signature.context
         self.static = signature.static
-        self.paths = traced.argument_paths
+        self.paths = interface.argument_paths
         self._signature = signature
-        self._executable = executable
-        self._unflatten = _unflatten(traced.out_tree)
+        self._unflatten = _unflatten(interface.out_tree)
         passed = [a for a in plan.arguments if a.constant is None]
         # The shardings of each argument, one per slice that it lives on; none when nothing reads it.
         self._places: list[tuple[Any, ...]] = [()] * len(passed)
@@ -106,7 +112,7 @@ class Call:
         self._avals: list[Any] = [None] * len(passed)
         self._shardings: list[Any] = [None] * len(passed)
         self._remarked: set[int] = set()
-        self._alive = (traced.keepalive, list(traced.slices.values()))
+        self._alive = (keepalive, list(interface.slices.values()))
 
     def go_if_like_last(self, leaves: list[Any]) -> Any:
         """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
@@ -116,7 +122,7 @@ class Call:
         except AttributeError:
             return UNLIKE
         if self._plain:
-            return self._unflatten(self._executable.run(leaves))
+            return self._unflatten(self.executable.run(leaves))
         return self.go(leaves)
 
     def go(self, leaves: list[Any]) -> Any:
@@ -125,7 +131,7 @@ class Call:
             self._check_donated(leaves)
         if self._rearranged:
             leaves = self._rearrange(leaves)
-        results = self._executable.run(leaves)
+        results = self.executable.run(leaves)
         if self._mirrored_results:
             results = self._join(results)
         return self._unflatten(results)
@@ -212,12 +218,12 @@ class Call:
     def _check_donated(self, leaves: list[Any]) -> None:
         if len(set(map(id, leaves))) == len(leaves):
             return
-        given = {id(leaves[n]) for n in self._donated}
+        donated = {id(leaves[n]) for n in self._donated}
         seen: dict[int, int] = {}
         for n, leaf in enumerate(leaves):
             first = seen.setdefault(id(leaf), n)
             # Numbers and numpy arrays are copied, as often as they are passed.
-            if first != n and id(leaf) in given and isinstance(leaf, jax.Array):
+            if first != n and id(leaf) in donated and isinstance(leaf, jax.Array):
                 raise ValueError(
                     f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
                     "same array, and one of them is donated; pass a copy"

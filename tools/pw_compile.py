@@ -208,7 +208,7 @@ def _read[T](parse: Callable[[str], T], text: str, what: str) -> T:
 
 
 def _phase(options: argparse.Namespace) -> str:
-    from pathways.compiler.stages import PHASES
+    from pathways.compiler.lowering import PHASES
 
     wanted = options.phase or PHASES[-1]
     phases = [*PHASES, _DEVICE]
@@ -220,7 +220,7 @@ def _phase(options: argparse.Namespace) -> str:
 
 
 def _help() -> str:
-    from pathways.compiler.stages import PHASES
+    from pathways.compiler.lowering import PHASES
 
     phases = ", ".join(PHASES)
     listed = (

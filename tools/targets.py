@@ -17,10 +17,12 @@ from typing import Any
 import jax
 from jaxlib.mlir import ir
 
-from pathways.compiler.api import Program
 from pathways.compiler.from_mlir import lower_module
-from pathways.compiler.placed import PlacedFunction, symbol
-from pathways.compiler.stages import Compiled, Lowered, ProgramError
+from pathways.compiler.lowering import ProgramError
+from pathways.compiler.names import symbol
+from pathways.compiler.placed import PlacedFunction
+from pathways.compiler.program import Program
+from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
@@ -76,7 +78,7 @@ def find(name: str) -> Target | MlirTarget:
             raise UserError(f"there is no '{attribute}' in {where}{hint}")
         value = getattr(value, part)
     if isinstance(value, PlacedFunction):
-        return Target(attribute, where, module, value._alone)
+        return Target(attribute, where, module, value.alone)
     if isinstance(value, Program):
         return Target(attribute, where, module, value)
     hint = "; put @pw.program above it" if inspect.isfunction(value) else _list(where, found)
@@ -127,9 +129,8 @@ class Target:
         args = [_abstract(value) for value in args]
         kwargs = {name: _abstract(value) for name, value in kwargs.items()}
         self._check_signature(args, kwargs)
-        options = _options(self.program._options, policy, fuse)
-        self.program._options = options
-        return _call(f"program '{self.name}'", self.program.lower, *args, **kwargs)
+        program = self.program.with_options(_options(self.program.options, policy, fuse))
+        return _call(f"program '{self.name}'", program.lower, *args, **kwargs)
 
     def compile(self, lowered: Lowered) -> Compiled:
         """Compiles for the devices of the cluster.
