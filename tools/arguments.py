@@ -19,7 +19,8 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pathways.tools.files import UserError, read_input
+from pathways.tools.errors import UserError
+from pathways.tools.files import read_input
 from pathways.tools.signatures import SignatureError, parse_named, parse_value
 
 _DEEPEST = 64

@@ -12,7 +12,8 @@ from pathways.runtime.bundle.manifest import MANIFEST, BundleError, Leaf
 from pathways.runtime.bundle.program import artifact_of
 from pathways.runtime.timelines.tables import size, table
 from pathways.tools import supervisor
-from pathways.tools.files import UserError, write_output
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
 
 
 def run(options: argparse.Namespace) -> int:

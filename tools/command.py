@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pathways.tools.files import UserError, write_output
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
 from pathways.tools.flags import FlagParser
 from pathways.tools.supervisor import supervise, supervised
 

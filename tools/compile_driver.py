@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +18,9 @@ from pathways.runtime.resources.cluster import cluster, connect
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla.compile_cache import CompileError
 from pathways.tools import targets
+from pathways.tools.errors import UserError, hint
 from pathways.tools.explain import explain
-from pathways.tools.files import UserError, write_output
+from pathways.tools.files import write_output
 from pathways.tools.supervisor import doing
 from pathways.tools.user_code import CannotRun
 
@@ -86,9 +86,8 @@ def _phase(options: argparse.Namespace) -> str:
     phases = [*PHASES, _DEVICE]
     if phase in phases:
         return phase
-    near = difflib.get_close_matches(phase, phases, 1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise UserError(f"unknown phase '{phase}'; {hint}the phases are {', '.join(phases)}")
+    meant = hint(phase, phases) or ";"
+    raise UserError(f"unknown phase '{phase}'{meant} the phases are {', '.join(phases)}")
 
 
 def _use_cpu_devices(number: int) -> None:
@@ -99,7 +98,13 @@ def _use_cpu_devices(number: int) -> None:
         raise UserError(str(error)) from None
 
 
-def _compile(target: targets.Target | targets.MlirTarget, lowered: Lowered) -> Compiled:
+def _compile(target: targets.PythonTarget | targets.MlirTarget, lowered: Lowered) -> Compiled:
+    """Compiles for the devices of the cluster.
+
+    Raises:
+      TooFewDevices: there are fewer than the slices take.
+      CannotRun: for any other reason, with the error as its cause.
+    """
     try:
         return target.compile(lowered)
     except CannotRun as error:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from pathways.tools.files import UserError
+from pathways.tools.errors import UserError, hint
 
 MOST_CPU_DEVICES = 4096
 
@@ -64,17 +63,11 @@ class FlagParser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, rest = self.parse_known_args(args, namespace)
         if rest:
-            self.error(f"unexpected argument '{rest[0]}'{self.hint(rest[0].partition('=')[0], self.flags)}")
+            self.error(f"unexpected argument '{rest[0]}'{hint(rest[0].partition('=')[0], self.flags)}")
         return options
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
-
-    @staticmethod
-    def hint(text: str, choices: Sequence[str]) -> str:
-        """A guess at what was meant by a text; empty when nothing is near."""
-        near = difflib.get_close_matches(text, choices, 1)
-        return f"; did you mean '{near[0]}'?" if near else ""
 
     def answer(self, options: argparse.Namespace) -> str | None:
         """What `--version` or `--help` asks for; None where neither is given."""

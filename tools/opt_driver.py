@@ -13,7 +13,8 @@ from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import Item, PipelineError, parse_pipeline
 from pathways.tools.diagnostics import Expectations, Printer
-from pathways.tools.files import UserError, read_input, write_output
+from pathways.tools.errors import UserError
+from pathways.tools.files import read_input, write_output
 from pathways.tools.reports import Instrumentation, Timing, dialects_help, list_passes
 from pathways.tools.source import SEPARATOR, Source, parse
 from pathways.tools.supervisor import doing

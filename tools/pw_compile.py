@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pathways.tools.arguments import read_arguments
 from pathways.tools.command import run_here
-from pathways.tools.files import UserError
+from pathways.tools.errors import UserError
 from pathways.tools.flags import FlagParser, count, cpu_devices
 from pathways.tools.supervisor import doing, supervise
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pathways.tools import command
 from pathways.tools.deferred_numpy import defer_numpy
+from pathways.tools.errors import hint
 from pathways.tools.flags import FlagParser, count
 
 _USAGE = "pw-opt [FILE] [-o FILE] [passes] [flags]"
@@ -117,7 +118,7 @@ class _OptParser(FlagParser):
         if flag[2:] in MODULES or flag[2:] in BUILTIN_PASSES or flag.startswith("--sdy-"):
             return
         passes = [f"--{name}" for name in (*MODULES, *BUILTIN_PASSES)]
-        self.error(f"unknown flag '{flag}'{self.hint(flag, [*self.flags, *passes])}")
+        self.error(f"unknown flag '{flag}'{hint(flag, [*self.flags, *passes])}")
 
 
 def _bool(text: str) -> bool:

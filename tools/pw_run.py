@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pathways.tools import command
-from pathways.tools.files import UserError
+from pathways.tools.errors import UserError
 from pathways.tools.flags import FlagParser, count, cpu_devices
 
 _DESCRIPTION = """\

@@ -17,7 +17,7 @@ from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import BundleError, Leaf
 from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.arrays import made_up, read_arrays, write_arrays
-from pathways.tools.files import UserError
+from pathways.tools.errors import UserError
 from pathways.tools.flags import MOST_CPU_DEVICES
 from pathways.tools.supervisor import doing
 
@@ -104,7 +104,7 @@ def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
 
 def _devices_needed(bundle: Bundle) -> int:
     """The number of CPU devices that the slices of a bundle take together, if that is reasonable."""
-    needed = sum(math.prod(entry.shape) for entry in bundle.manifest.slices)
+    needed = sum(math.prod(spec.shape) for spec in bundle.manifest.slices)
     if needed > _UNASKED:
         raise UserError(
             f"{bundle.path} needs {needed} devices; --cpu-devices makes up to {MOST_CPU_DEVICES} of the CPU"

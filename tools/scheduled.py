@@ -18,7 +18,8 @@ from pathways.runtime.simulate.times import Link, Times, TimesError, measured_ti
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.runtime.timelines.trace_file import TraceError, read_trace
 from pathways.tools.diagnostics import Printer
-from pathways.tools.files import UserError, read_input
+from pathways.tools.errors import UserError
+from pathways.tools.files import read_input
 from pathways.tools.source import Source, parse
 from pathways.tools.supervisor import doing
 

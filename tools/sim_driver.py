@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from pathways.runtime.timelines.timeline import Timeline
-from pathways.tools.files import UserError, write_output
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
 from pathways.tools.scheduled import read_model, read_plan, simulated
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import types
 from collections.abc import Sequence
@@ -23,13 +22,14 @@ from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.schedule import POLICIES
-from pathways.tools.files import UserError, read_input
+from pathways.tools.errors import UserError, hint
+from pathways.tools.files import read_input
 from pathways.tools.signatures import Array
 from pathways.tools.source import Source, parse
 from pathways.tools.user_code import call, import_file, import_module
 
 
-def find(name: str) -> Target | MlirTarget:
+def find(name: str) -> PythonTarget | MlirTarget:
     """Imports the module of `path/file.py:function` or `package.module:function` and finds the program.
 
     A name that ends in `.mlir` is a file that holds the program itself.
@@ -50,20 +50,19 @@ def find(name: str) -> Target | MlirTarget:
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            near = difflib.get_close_matches(attribute, programs, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else _list(where, programs)
-            raise UserError(f"there is no '{attribute}' in {where}{hint}")
+            listed = hint(attribute, programs) or _list(where, programs)
+            raise UserError(f"there is no '{attribute}' in {where}{listed}")
         value = getattr(value, part)
     if isinstance(value, PlacedFunction):
-        return Target(attribute, where, module, value.alone)
+        return PythonTarget(attribute, where, module, value.alone)
     if isinstance(value, Program):
-        return Target(attribute, where, module, value)
-    hint = "; put @pw.program above it" if inspect.isfunction(value) else _list(where, programs)
-    raise UserError(f"'{attribute}' in {where} is no program: it is a {_kind(value)}{hint}")
+        return PythonTarget(attribute, where, module, value)
+    advice = "; put @pw.program above it" if inspect.isfunction(value) else _list(where, programs)
+    raise UserError(f"'{attribute}' in {where} is no program: it is a {_kind(value)}{advice}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class PythonTarget:
     """A program and the module that it was found in.
 
     Attributes:
@@ -127,15 +126,15 @@ class Target:
         except TypeError as error:
             bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
             shown = f"{self.name}{signature.replace(parameters=bare, return_annotation=signature.empty)}"
-            hint = "" if args or kwargs else f"; give --args, or define {self.name}_example_args beside it"
+            advice = "" if args or kwargs else f"; give --args, or define {self.name}_example_args beside it"
             code = getattr(inspect.unwrap(self.program), "__code__", None)
             place = f"\n  at {code.co_filename}:{code.co_firstlineno}" if code else ""
-            raise UserError(f"{shown}: {error}{hint}{place}") from None
+            raise UserError(f"{shown}: {error}{advice}{place}") from None
 
 
 @dataclasses.dataclass(frozen=True)
 class MlirTarget:
-    """A program that is a file of MLIR; see `Target`."""
+    """A program that is a file of MLIR; see `PythonTarget`."""
 
     name: str
     module: ir.Module
@@ -158,16 +157,15 @@ class MlirTarget:
         return call(self.name, lower_module, self.module, name, _options(Options(), policy, fuse))
 
     def compile(self, lowered: Lowered) -> Compiled:
-        """Compiles for the devices of the cluster; see `Target.compile`."""
+        """Compiles for the devices of the cluster; see `PythonTarget.compile`."""
         return call(self.name, lowered.compile)
 
 
 def _options(options: Options, policy: str | None, fuse: bool) -> Options:
     if policy is not None:
         if policy not in POLICIES:
-            near = difflib.get_close_matches(policy, POLICIES, 1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise UserError(f"unknown policy '{policy}'; {hint}the policies are {', '.join(POLICIES)}")
+            meant = hint(policy, POLICIES) or ";"
+            raise UserError(f"unknown policy '{policy}'{meant} the policies are {', '.join(POLICIES)}")
         options = dataclasses.replace(options, policy=policy, schedule_file="")
     return dataclasses.replace(options, fuse=True) if fuse else options
 

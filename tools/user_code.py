@@ -16,7 +16,7 @@ import jax
 from pathways.compiler.lowering import ProgramError
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla.compile_cache import CompileError
-from pathways.tools.files import UserError
+from pathways.tools.errors import UserError
 
 _PLACED_ERRORS = (ProgramError, CompileError, ResourceError)
 """Errors that name the place themselves."""
@@ -27,6 +27,11 @@ class CannotRun(UserError):
 
 
 def import_file(path: str) -> types.ModuleType:
+    """Imports a Python file.
+
+    Raises:
+      UserError: there is none, or it fails; names the line that does.
+    """
     file = Path(path)
     if not file.is_file():
         problem = "it is a folder" if file.is_dir() else "no such file"
@@ -44,6 +49,11 @@ def import_file(path: str) -> types.ModuleType:
 
 
 def import_module(name: str) -> types.ModuleType:
+    """Imports a module by its name, also from the current folder.
+
+    Raises:
+      UserError: there is none, or it fails; names the line that does.
+    """
     sys.path.insert(0, str(Path.cwd()))
     return _import(name, lambda: importlib.import_module(name))
 
@@ -67,7 +77,11 @@ def _import[T](name: str, run: Callable[[], T]) -> T:
 
 
 def call[T](what: str, run: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Calls what may fail in the user's code; the error is theirs, with the line it comes from."""
+    """Calls what may fail in the user's code.
+
+    Raises:
+      CannotRun: names the line of the user's that it comes from.
+    """
     try:
         return run(*args, **kwargs)
     except _PLACED_ERRORS as error:

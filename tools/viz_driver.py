@@ -7,7 +7,8 @@ import argparse
 from pathways.runtime.simulate.times import Link, Times
 from pathways.runtime.timelines.page import page_of
 from pathways.runtime.timelines.timeline import Timeline
-from pathways.tools.files import UserError, write_output
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
 from pathways.tools.scheduled import read_model, read_plan, read_timelines, simulated
 
 

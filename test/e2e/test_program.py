@@ -560,7 +560,7 @@ def test_one_function_on_two_slices(slices):
 
 
 def test_methods(chain):
-    class Model:
+    class Scaled:
         def __init__(self, scale: float) -> None:
             self.scale = scale
 
@@ -568,8 +568,8 @@ def test_methods(chain):
         def apply(self, x):
             return chain(x) * self.scale
 
-    assert Model(2.0).apply(np.float32(1)) == 6
-    assert Model(3.0).apply(np.float32(1)) == 9
+    assert Scaled(2.0).apply(np.float32(1)) == 6
+    assert Scaled(3.0).apply(np.float32(1)) == 9
 
 
 # Arrays that a program closes over.
