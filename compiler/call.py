@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ import jax
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature, abstract
 from pathways.compiler.interface import Interface
+from pathways.compiler.mirrors import Mirrors
 from pathways.runtime.local.executable import Executable, check_alive
 
 UNLIKE = object()
@@ -23,41 +22,7 @@ UNLIKE = object()
 log = logging.getLogger("pathways")
 
 
-class _Mirrors:
-    """The copies that arrays have on other slices, as long as the arrays live.
-
-    A caller sees a mirrored value as one ordinary array, on the first of its slices. The runtime keeps
-    the others here, so that passing the array back sends nothing.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._copies: dict[int, tuple[weakref.ref[Any], tuple[Any, ...]]] = {}
-
-    def add(self, array: Any, copies: Sequence[Any]) -> None:
-        key = id(array)
-
-        def forget(ref: weakref.ref[Any]) -> None:
-            # Another array may have got the id by now.
-            with self._lock:
-                if key in self._copies and self._copies[key][0] is ref:
-                    del self._copies[key]
-
-        with self._lock:
-            self._copies[key] = (weakref.ref(array, forget), tuple(copies))
-
-    def find(self, array: Any, shardings: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The copies of an array if it has them in exactly these places."""
-        kept = self._copies.get(id(array))
-        if kept is None or kept[0]() is not array:
-            return None
-        copies = kept[1]
-        if [c.sharding for c in copies] != list(shardings) or any(c.is_deleted() for c in copies):
-            return None
-        return copies
-
-
-_mirrors = _Mirrors()
+_mirrors = Mirrors()
 
 
 class Call:
@@ -138,7 +103,29 @@ class Call:
 
     def bring(self, leaves: list[Any]) -> list[Any] | None:
         """Brings arguments to their slices; None when they are of another signature."""
+        moves = self._misplaced(leaves)
+        if not moves:
+            return None if moves is None else list(leaves)
+        if self._donated:
+            self._check_donated(leaves)
+        for n in moves:
+            if isinstance(leaves[n], jax.Array):
+                check_alive(self.name, self.paths[n], leaves[n])
+        # An alias of what the caller keeps must not be donated.
+        placed = jax.device_put(
+            [leaves[n] for n in moves],
+            [self._places[n][0] for n in moves],
+            may_alias=[n not in self._donated for n in moves],
+        )
         brought = list(leaves)
+        for n, array in zip(moves, placed, strict=True):
+            brought[n] = array
+            if n in self._donated and _is_apart(leaves[n], array):
+                leaves[n].delete()
+        return brought
+
+    def _misplaced(self, leaves: list[Any]) -> list[int] | None:
+        """The numbers of the arguments that are not on their slices; None for another signature."""
         moves: list[int] = []
         for n, (leaf, aval, place) in enumerate(zip(leaves, self._avals, self._shardings, strict=True)):
             sharding: Any = getattr(leaf, "sharding", None)
@@ -156,23 +143,7 @@ class Call:
                 return None
             if self._places[n]:
                 moves.append(n)
-        if moves:
-            if self._donated:
-                self._check_donated(leaves)
-            for n in moves:
-                if isinstance(leaves[n], jax.Array):
-                    check_alive(self.name, self.paths[n], leaves[n])
-            # An alias of what the caller keeps must not be donated.
-            placed = jax.device_put(
-                [leaves[n] for n in moves],
-                [self._places[n][0] for n in moves],
-                may_alias=[n not in self._donated for n in moves],
-            )
-            for n, array in zip(moves, placed, strict=True):
-                brought[n] = array
-                if n in self._donated and _is_apart(leaves[n], array):
-                    leaves[n].delete()
-        return brought
+        return moves
 
     def _is_like(self, leaf: Any, n: int) -> bool:
         """Whether something from the host has the type that argument `n` was compiled for."""
