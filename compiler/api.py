@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from pathways.compiler.arguments import conventions
+from pathways.compiler.arguments import conventions_of
 from pathways.compiler.names import symbol_of
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
@@ -147,9 +147,13 @@ def program(
         )
     if not callable(fun):
         raise TypeError(f"expected a function to make a program of, got {type(fun).__name__}")
-    how = conventions(fun, symbol_of(fun), donate_argnums, donate_argnames, static_argnums, static_argnames)
+    conventions = conventions_of(
+        fun, symbol_of(fun), donate_argnums, donate_argnames, static_argnums, static_argnames
+    )
     policy, file = _policy_or_file(schedule)
-    return Program(fun, how, Options(schedule_file=file, fuse=fuse), in_shardings, out_shardings, policy)
+    return Program(
+        fun, conventions, Options(schedule_file=file, fuse=fuse), in_shardings, out_shardings, policy
+    )
 
 
 def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None, str]:

@@ -114,7 +114,7 @@ class Conventions:
         return f"args[{n}]"
 
 
-def conventions(
+def conventions_of(
     fun: Callable[..., Any],
     name: str,
     donate_argnums: int | Sequence[int] | None = None,

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pathways.compiler.arguments import conventions
+from pathways.compiler.arguments import conventions_of
 from pathways.compiler.jax_internals import Tracer, placed_call
 from pathways.compiler.names import symbol_of
 from pathways.compiler.program import Program
@@ -63,8 +63,8 @@ class PlacedFunction:
     @functools.cached_property
     def alone(self) -> Program:
         """The program of one launch that it is outside of other programs."""
-        how = conventions(self, self.name, None, None, self.static_argnums, self.static_argnames)
-        return Program(self, how, Options())
+        conventions = conventions_of(self, self.name, None, None, self.static_argnums, self.static_argnames)
+        return Program(self, conventions, Options())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if active_trace.program is None:

@@ -27,21 +27,21 @@ class Program:
     def __init__(
         self,
         fun: Callable[..., Any],
-        how: Conventions,
+        conventions: Conventions,
         options: Options,
         in_shardings: Any = None,
         out_shardings: Any = None,
         schedule: str | None = None,
     ) -> None:
         functools.update_wrapper(self, fun)
-        self.name = how.name
+        self.name = conventions.name
         self._fun = fun
         self.options = options
-        self._how = how
+        self._conventions = conventions
         self._in_shardings = in_shardings
         self._out_shardings = out_shardings
         self._schedule = schedule
-        self._has_static = how.has_static
+        self._has_static = conventions.has_static
         self._calls: list[Call] = []
         self._last: Call | None = None
         self._compiling = threading.Lock()
@@ -56,7 +56,7 @@ class Program:
         """Runs the program and returns at once, with arrays that become ready later."""
         static: tuple[Any, ...] = ()
         if self._has_static:
-            dynamic, named, static = self._how.split_static(args, kwargs)
+            dynamic, named, static = self._conventions.split_static(args, kwargs)
             leaves, tree = flatten((dynamic, named))
         else:
             leaves, tree = flatten((args, kwargs))
@@ -83,9 +83,9 @@ class Program:
         Raises:
           ProgramError: when a pass refuses the program; names the place in the user's code.
         """
-        dynamic, named, static = self._how.split_static(args, kwargs)
+        dynamic, named, static = self._conventions.split_static(args, kwargs)
         leaves, tree = flatten((dynamic, named))
-        avals = abstract(leaves, self.name, lambda: self._how.paths(args, kwargs))
+        avals = abstract(leaves, self.name, lambda: self._conventions.paths(args, kwargs))
         signature = Signature(tree, tuple(avals), static, trace_context())
         traced = self._trace(signature, args, kwargs)
         if not traced.interface.out_avals and not traced.callbacks:
@@ -95,7 +95,9 @@ class Program:
 
     def with_options(self, options: Options) -> Program:
         """The same program with other options of the compiler."""
-        return Program(self._fun, self._how, options, self._in_shardings, self._out_shardings, self._schedule)
+        return Program(
+            self._fun, self._conventions, options, self._in_shardings, self._out_shardings, self._schedule
+        )
 
     def _call_slowly(
         self,
@@ -144,10 +146,10 @@ class Program:
             self.name,
             tuple(static[n] if n in static else next(values) for n in range(len(args))),
             {**named, **{k: v for k, v in static.items() if isinstance(k, str)}},
-            self._how.donated(args, kwargs),
+            self._conventions.donated(args, kwargs),
             cluster().platform,
-            self._how.static_argnums,
-            self._how.static_argnames,
+            self._conventions.static_argnums,
+            self._conventions.static_argnames,
             self._argument_specs(dynamic, named),
             self._out_shardings,
             self._schedule,
