@@ -49,6 +49,8 @@ class PlacedFunction:
         self.static_argnames = (
             (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ())
         )
+        # Set here also because `fun` may be a placed function, of which everything was copied.
+        self._alone: Program | None = None
         self._with_static: dict[Any, Callable[..., Any]] = {}
         self._mesh = abstract_mesh(devices)
         self._in_shardings = in_shardings
@@ -60,11 +62,15 @@ class PlacedFunction:
     def __repr__(self) -> str:
         return f"<pw.jit {self.name} on {self.devices.name}>"
 
-    @functools.cached_property
+    @property
     def alone(self) -> Program:
         """The program of one launch that it is outside of other programs."""
-        conventions = conventions_of(self, self.name, None, None, self.static_argnums, self.static_argnames)
-        return Program(self, conventions, Options())
+        if self._alone is None:
+            conventions = conventions_of(
+                self, self.name, static_argnums=self.static_argnums, static_argnames=self.static_argnames
+            )
+            self._alone = Program(self, conventions, Options())
+        return self._alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if active_trace.program is None:

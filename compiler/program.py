@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -36,7 +37,7 @@ class Program:
         functools.update_wrapper(self, fun)
         self.name = conventions.name
         self._fun = fun
-        self.options = options
+        self._options = options
         self._conventions = conventions
         self._in_shardings = in_shardings
         self._out_shardings = out_shardings
@@ -90,11 +91,12 @@ class Program:
         traced = self._trace(signature, args, kwargs)
         if not traced.interface.out_avals and not traced.callbacks:
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
-        forms = run_phases(traced.module, self.name, self.options)
+        forms = run_phases(traced.module, self.name, self._options)
         return Lowered(forms, traced.interface, signature, traced.callbacks, traced.keepalive)
 
-    def with_options(self, options: Options) -> Program:
-        """The same program with other options of the compiler."""
+    def with_options(self, **changes: Any) -> Program:
+        """The same program with some of its `Options` changed."""
+        options = dataclasses.replace(self._options, **changes)
         return Program(
             self._fun, self._conventions, options, self._in_shardings, self._out_shardings, self._schedule
         )

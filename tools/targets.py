@@ -105,7 +105,7 @@ class PythonTarget:
         args = [_abstract(value) for value in args]
         kwargs = {name: _abstract(value) for name, value in kwargs.items()}
         self._check_signature(args, kwargs)
-        program = self.program.with_options(_options(self.program.options, policy, fuse))
+        program = self.program.with_options(**_options(policy, fuse))
         return call(f"program '{self.name}'", program.lower, *args, **kwargs)
 
     def compile(self, lowered: Lowered) -> Compiled:
@@ -154,20 +154,20 @@ class MlirTarget:
         if args or kwargs:
             raise UserError(f"{self.name} says itself what it takes; it gets no arguments")
         name = symbol(Path(self.name).stem)
-        return call(self.name, lower_module, self.module, name, _options(Options(), policy, fuse))
+        return call(self.name, lower_module, self.module, name, Options(**_options(policy, fuse)))
 
     def compile(self, lowered: Lowered) -> Compiled:
         """Compiles for the devices of the cluster; see `PythonTarget.compile`."""
         return call(self.name, lowered.compile)
 
 
-def _options(options: Options, policy: str | None, fuse: bool) -> Options:
-    if policy is not None:
-        if policy not in POLICIES:
-            meant = hint(policy, POLICIES) or ";"
-            raise UserError(f"unknown policy '{policy}'{meant} the policies are {', '.join(POLICIES)}")
-        options = dataclasses.replace(options, policy=policy, schedule_file="")
-    return dataclasses.replace(options, fuse=True) if fuse else options
+def _options(policy: str | None, fuse: bool) -> dict[str, Any]:
+    """What the flags say of the `Options` of the compiler."""
+    if policy is not None and policy not in POLICIES:
+        meant = hint(policy, POLICIES) or ";"
+        raise UserError(f"unknown policy '{policy}'{meant} the policies are {', '.join(POLICIES)}")
+    options: dict[str, Any] = {} if policy is None else {"policy": policy, "schedule_file": ""}
+    return options | {"fuse": True} if fuse else options
 
 
 def _parse_file(path: str) -> MlirTarget:

@@ -530,6 +530,13 @@ def test_a_placed_function_alone_is_a_program_of_one_launch(slices):
     assert device_of(double(np.float32(1))) == device_of(twin(np.float32(1)))
 
 
+def test_a_placed_function_that_has_run_alone_is_not_placed_again(slices):
+    double = pw.jit(lambda x: x * 2, devices=slices[0])
+    assert double(np.float32(2)) == 4
+    with pytest.raises(pw.ProgramError, match=r"is placed on @.* but called inside"):
+        pw.jit(double, devices=slices[1])(np.float32(2))
+
+
 def test_decorators_with_and_without_arguments(slices):
     @pw.jit(devices=slices[0])
     def double(x):
