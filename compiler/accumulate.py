@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways.compiler.jax_internals import metadata_call
-from pathways.compiler.placed import active_trace, symbol
+from pathways.compiler.names import symbol
+from pathways.compiler.trace_state import active_trace
 from pathways.dialect.metadata import CallMetadata
 
 REDUCTIONS = ("mean", "sum", "concat")
@@ -69,7 +70,9 @@ def accumulate(
     for kind in jax.tree.leaves(reduce):
         if kind not in REDUCTIONS:
             raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)} for each result, got {kind!r}")
-    loop = _Loop(fun, symbol(getattr(fun, "__name__", "loop")), int(num_microbatches), reduce, batch_argnums)
+    loop = _MicrobatchLoop(
+        fun, symbol(getattr(fun, "__name__", "loop")), int(num_microbatches), reduce, batch_argnums
+    )
 
     # Without the attributes of `fun`: those of a placed function would say that this is one.
     @functools.wraps(fun, updated=())
@@ -79,7 +82,7 @@ def accumulate(
     return accumulated
 
 
-class _Loop:
+class _MicrobatchLoop:
     """A call of `fun` for every microbatch of a batch."""
 
     def __init__(

@@ -99,11 +99,11 @@ class Conventions:
     def paths(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """What to call each leaf that is not static: the parameter's name and the path inside it."""
         static = {n % len(args) for n in self.static_argnums if args and -len(args) <= n < len(args)}
-        given = [(self._name(n), a) for n, a in enumerate(args) if n not in static]
-        given += sorted((k, v) for k, v in kwargs.items() if k not in self.static_argnames)
+        named = [(self._name(n), a) for n, a in enumerate(args) if n not in static]
+        named += sorted((k, v) for k, v in kwargs.items() if k not in self.static_argnames)
         return [
             name + jax.tree_util.keystr(path)
-            for name, argument in given
+            for name, argument in named
             for path, _ in jax.tree_util.tree_leaves_with_path(argument)
         ]
 
@@ -114,13 +114,13 @@ class Conventions:
         return f"args[{n}]"
 
 
-def conventions(
+def conventions_of(
     fun: Callable[..., Any],
     name: str,
-    donate_argnums: int | Sequence[int] | None,
-    donate_argnames: str | Sequence[str] | None,
-    static_argnums: int | Sequence[int] | None,
-    static_argnames: str | Sequence[str] | None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
 ) -> Conventions:
     """Normalises what a user gives to `pw.program`; names and numbers imply each other where they can."""
     try:
@@ -131,11 +131,11 @@ def conventions(
     order = [p.name for p in parameters.parameters.values() if p.kind in positional] if parameters else []
 
     def both(numbers: Any, names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        given = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
-        named = (names,) if isinstance(names, str) else tuple(names or ())
-        positions = tuple(dict.fromkeys([*given, *(order.index(k) for k in named if k in order)]))
-        keywords = tuple(dict.fromkeys([*named, *(order[n] for n in given if -len(order) <= n < len(order))]))
-        return positions, keywords
+        positions = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+        keywords = (names,) if isinstance(names, str) else tuple(names or ())
+        named = [order.index(k) for k in keywords if k in order]
+        numbered = [order[n] for n in positions if -len(order) <= n < len(order)]
+        return tuple(dict.fromkeys([*positions, *named])), tuple(dict.fromkeys([*keywords, *numbered]))
 
     static, donate = both(static_argnums, static_argnames), both(donate_argnums, donate_argnames)
     for n in set(static[0]) & set(donate[0]):

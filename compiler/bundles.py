@@ -12,9 +12,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
 import pathways
-from pathways.compiler import jax_internals
-from pathways.compiler.stages import Lowered
-from pathways.compiler.structures import argument_roots, tree_of
+from pathways.compiler.arguments import Signature
+from pathways.compiler.interface import Interface
+from pathways.compiler.structures import argument_roots, dtype_of, tree_of
 from pathways.dialect import make_context, ops_named
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.bundle import trees
@@ -29,23 +29,32 @@ from pathways.runtime.bundle.manifest import (
     Slice,
 )
 from pathways.runtime.bundle.program import custom_calls, read_artifact
-from pathways.runtime.local.load import Executable
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Argument, Computation, Plan, Result
 from pathways.runtime.xla import pjrt
-from pathways.runtime.xla.compile_cache import code_target, serialize_all
+from pathways.runtime.xla.compile_cache import Request, code_target, serialize_all
 
 RESULT = "result"
 """The name of the root of all results."""
 
 
-def save(path: str | os.PathLike[str], lowered: Lowered, executable: Executable | None = None) -> None:
+def save(
+    path: str | os.PathLike[str],
+    scheduled: ir.Module,
+    name: str,
+    interface: Interface,
+    signature: Signature,
+    requests: Sequence[Request] = (),
+) -> None:
     """Writes a bundle.
 
     Args:
       path: the file.
-      lowered: the program.
-      executable: the program on its devices, to store its code as well.
+      scheduled: the program in scheduled form.
+      name: its name.
+      interface: what it takes, returns and runs on.
+      signature: the structure of its arguments.
+      requests: what was compiled for its devices, to store the code as well.
 
     Raises:
       BundleError: the program has no place in a bundle; names what of it.
@@ -53,26 +62,30 @@ def save(path: str | os.PathLike[str], lowered: Lowered, executable: Executable 
       OSError: the file cannot be written.
     """
     try:
-        _save(path, lowered, executable)
+        _save(path, plan_of(scheduled, name, proved=True), scheduled, interface, signature, requests)
     except BundleError as error:
-        raise BundleError(f"cannot save program '{lowered.name}': {error}") from None
+        raise BundleError(f"cannot save program '{name}': {error}") from None
 
 
-def _save(path: str | os.PathLike[str], lowered: Lowered, executable: Executable | None) -> None:
-    traced = lowered._traced
-    module = ir.Module.parse(lowered._forms["scheduled"], lowered._module.context)
-    plan = plan_of(module, lowered.name, proved=True)
+def _save(
+    path: str | os.PathLike[str],
+    plan: Plan,
+    scheduled: ir.Module,
+    interface: Interface,
+    signature: Signature,
+    requests: Sequence[Request],
+) -> None:
     for computation in plan.computations.values():
         _refuse_callbacks(computation)
-    positional, named = argument_roots(lowered._signature.tree, traced.argument_paths)
-    result = Root(RESULT, tree_of(traced.out_tree))
+    positional, named = argument_roots(signature.tree, interface.argument_paths)
+    result = Root(RESULT, tree_of(interface.out_tree))
     artifacts = [pjrt.portable_artifact(computation.module) for computation in plan.computations.values()]
     calls = {call for artifact in artifacts for call in custom_calls(read_artifact(artifact))}
     passed = [argument for argument in plan.arguments if argument.constant is None]
     constants = {name: np.asarray(value, order="C") for name, value in plan.constants.items()}
     manifest = Manifest(
-        name=lowered.name,
-        platform=traced.platform,
+        name=plan.name,
+        platform=interface.platform,
         versions={
             "pathways": pathways.__version__,
             "jax": jax.__version__,
@@ -80,13 +93,13 @@ def _save(path: str | os.PathLike[str], lowered: Lowered, executable: Executable
         },
         slices=tuple(
             Slice(virtual_name, v.axis_names, v.shape, v.island, v.overlap)
-            for virtual_name, v in traced.slices.items()
+            for virtual_name, v in interface.slices.items()
         ),
         positional=positional,
         named=named,
-        arguments=tuple(_leaves((*positional, *named), traced.in_avals, passed)),
+        arguments=tuple(_leaves((*positional, *named), interface.in_avals, passed)),
         result=result,
-        results=tuple(_leaves((result,), traced.out_avals, plan.results)),
+        results=tuple(_leaves((result,), interface.out_avals, plan.results)),
         computations=tuple(ListedComputation(c.name, c.local, c.effects) for c in plan.computations.values()),
         custom_calls=tuple(sorted(calls)),
         constants=tuple(Constant(name, value.shape, value.dtype.name) for name, value in constants.items()),
@@ -94,10 +107,10 @@ def _save(path: str | os.PathLike[str], lowered: Lowered, executable: Executable
     bundle.write(
         path,
         manifest,
-        _program_text(module, plan),
+        _program_text(scheduled, plan),
         artifacts,
         [value.tobytes() for value in constants.values()],
-        [] if executable is None else _codes(executable),
+        _codes(requests),
     )
 
 
@@ -111,20 +124,20 @@ def _refuse_callbacks(computation: Computation) -> None:
         )
 
 
-def _codes(executable: Executable) -> list[tuple[Code, bytes]]:
+def _codes(requests: Sequence[Request]) -> list[tuple[Code, bytes]]:
     """The code of each computation, once for each number of devices that it runs on."""
-    wanted = {(r.computation.name, len(r.devices)): r for r in executable.requests}
-    found = []
-    for (name, devices), raw in zip(wanted, serialize_all(list(wanted.values())), strict=True):
-        computation = wanted[name, devices].computation
-        target = code_target(computation, wanted[name, devices].devices)
-        found.append((Code(name, devices, target, bundle.sha256(raw)), raw))
-    return found
+    unlike = {(r.computation.name, len(r.devices)): r for r in requests}
+    codes = []
+    for request, raw in zip(unlike.values(), serialize_all(list(unlike.values())), strict=True):
+        target = code_target(request.computation, request.devices)
+        codes.append((Code(request.computation.name, len(request.devices), target, bundle.sha256(raw)), raw))
+    return codes
 
 
-def _program_text(module: ir.Module, plan: Plan) -> bytes:
+def _program_text(scheduled: ir.Module, plan: Plan) -> bytes:
     """The scheduled program with computations and constants declared, without source locations."""
-    with module.context, ir.Location.unknown(module.context):
+    with scheduled.context, ir.Location.unknown(scheduled.context):
+        module = scheduled.operation.clone()
         for op in ops_named(module, ["func.func"]):
             name = op.attributes["sym_name"].value
             if name in plan.computations:
@@ -144,10 +157,4 @@ def _leaves(
     names = [name for root in roots for name, _ in trees.leaf_names(root.name, root.tree)]
     for name, aval, value in zip(names, avals, values, strict=True):
         donated = isinstance(value, Argument) and value.donated
-        yield Leaf(name, aval.shape, _dtype(aval), bool(aval.weak_type), tuple(value.slots), donated)
-
-
-def _dtype(aval: Any) -> str:
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return f"key<{jax_internals.key_kind(aval.dtype)}>"
-    return aval.dtype.name
+        yield Leaf(name, aval.shape, dtype_of(aval), bool(aval.weak_type), tuple(value.slots), donated)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +12,10 @@ import jax
 
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature, abstract
-from pathways.compiler.lowering import Traced
+from pathways.compiler.interface import Interface
+from pathways.compiler.mirrors import Mirrors
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.load import Executable
-from pathways.runtime.plan.plan import Plan
 
 UNLIKE = object()
 """What `Call.go_if_like_last` returns when it did not run."""
@@ -25,45 +23,17 @@ UNLIKE = object()
 log = logging.getLogger("pathways")
 
 
-class _Mirrors:
-    """The copies that arrays have on other slices, as long as the arrays live.
-
-    A caller sees a mirrored value as one ordinary array, on the first of its slices. The runtime keeps
-    the others here, so that passing the array back sends nothing.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._copies: dict[int, tuple[weakref.ref[Any], tuple[Any, ...]]] = {}
-
-    def add(self, array: Any, copies: Sequence[Any]) -> None:
-        key = id(array)
-
-        def forget(ref: weakref.ref[Any]) -> None:
-            # Another array may have got the id by now.
-            with self._lock:
-                if key in self._copies and self._copies[key][0] is ref:
-                    del self._copies[key]
-
-        with self._lock:
-            self._copies[key] = (weakref.ref(array, forget), tuple(copies))
-
-    def find(self, array: Any, shardings: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The copies of an array if it has them in exactly these places."""
-        entry = self._copies.get(id(array))
-        if entry is None or entry[0]() is not array:
-            return None
-        copies = entry[1]
-        if [c.sharding for c in copies] != list(shardings) or any(c.is_deleted() for c in copies):
-            return None
-        return copies
-
-
-_mirrors = _Mirrors()
+_mirrors = Mirrors()
 
 
 class Call:
     """One signature of a program on its devices.
+
+    Args:
+      executable: the program on its devices.
+      interface: what it takes, returns and runs on.
+      signature: what its arguments have to be.
+      keepalive: what must live as long as the executables.
 
     Attributes:
       tree: the structure of the arguments.
@@ -73,19 +43,20 @@ class Call:
 
     def __init__(
         self,
-        plan: Plan,
         executable: Executable,
-        traced: Traced,
+        interface: Interface,
         signature: Signature,
+        keepalive: Sequence[Any] = (),
     ) -> None:
+        plan = executable.plan
         self.name = plan.name
+        self.executable = executable
         self.tree = signature.tree
         self.context = signature.context
         self.static = signature.static
-        self.paths = traced.argument_paths
+        self.paths = interface.argument_paths
         self._signature = signature
-        self._executable = executable
-        self._unflatten = _unflatten(traced.out_tree)
+        self._unflatten = _unflatten(interface.out_tree)
         passed = [a for a in plan.arguments if a.constant is None]
         # The shardings of each argument, one per slice that it lives on; none when nothing reads it.
         self._places: list[tuple[Any, ...]] = [()] * len(passed)
@@ -107,7 +78,7 @@ class Call:
         self._avals: list[Any] = [None] * len(passed)
         self._shardings: list[Any] = [None] * len(passed)
         self._remarked: set[int] = set()
-        self._alive = (traced.keepalive, list(traced.slices.values()))
+        self._alive = (keepalive, list(interface.slices.values()))
 
     def go_if_like_last(self, leaves: list[Any]) -> Any:
         """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
@@ -117,7 +88,7 @@ class Call:
         except AttributeError:
             return UNLIKE
         if self._plain:
-            return self._unflatten(self._executable.run(leaves))
+            return self._unflatten(self.executable.run(leaves))
         return self.go(leaves)
 
     def go(self, leaves: list[Any]) -> Any:
@@ -126,14 +97,36 @@ class Call:
             self._check_donated(leaves)
         if self._rearranged:
             leaves = self._rearrange(leaves)
-        results = self._executable.run(leaves)
+        results = self.executable.run(leaves)
         if self._mirrored_results:
             results = self._join(results)
         return self._unflatten(results)
 
     def bring(self, leaves: list[Any]) -> list[Any] | None:
         """Brings arguments to their slices; None when they are of another signature."""
+        moves = self._misplaced(leaves)
+        if not moves:
+            return None if moves is None else list(leaves)
+        if self._donated:
+            self._check_donated(leaves)
+        for n in moves:
+            if isinstance(leaves[n], jax.Array):
+                check_alive(self.name, self.paths[n], leaves[n])
+        # An alias of what the caller keeps must not be donated.
+        placed = jax.device_put(
+            [leaves[n] for n in moves],
+            [self._places[n][0] for n in moves],
+            may_alias=[n not in self._donated for n in moves],
+        )
         brought = list(leaves)
+        for n, array in zip(moves, placed, strict=True):
+            brought[n] = array
+            if n in self._donated and _is_apart(leaves[n], array):
+                leaves[n].delete()
+        return brought
+
+    def _misplaced(self, leaves: list[Any]) -> list[int] | None:
+        """The numbers of the arguments that are not on their slices; None for another signature."""
         moves: list[int] = []
         for n, (leaf, aval, place) in enumerate(zip(leaves, self._avals, self._shardings, strict=True)):
             sharding: Any = getattr(leaf, "sharding", None)
@@ -151,23 +144,7 @@ class Call:
                 return None
             if self._places[n]:
                 moves.append(n)
-        if moves:
-            if self._donated:
-                self._check_donated(leaves)
-            for n in moves:
-                if isinstance(leaves[n], jax.Array):
-                    check_alive(self.name, self.paths[n], leaves[n])
-            # An alias of what the caller keeps must not be donated.
-            placed = jax.device_put(
-                [leaves[n] for n in moves],
-                [self._places[n][0] for n in moves],
-                may_alias=[n not in self._donated for n in moves],
-            )
-            for n, array in zip(moves, placed, strict=True):
-                brought[n] = array
-                if n in self._donated and _is_apart(leaves[n], array):
-                    leaves[n].delete()
-        return brought
+        return moves
 
     def _is_like(self, leaf: Any, n: int) -> bool:
         """Whether something from the host has the type that argument `n` was compiled for."""
@@ -213,12 +190,12 @@ class Call:
     def _check_donated(self, leaves: list[Any]) -> None:
         if len(set(map(id, leaves))) == len(leaves):
             return
-        given = {id(leaves[n]) for n in self._donated}
+        donated = {id(leaves[n]) for n in self._donated}
         seen: dict[int, int] = {}
         for n, leaf in enumerate(leaves):
             first = seen.setdefault(id(leaf), n)
             # Numbers and numpy arrays are copied, as often as they are passed.
-            if first != n and id(leaf) in given and isinstance(leaf, jax.Array):
+            if first != n and id(leaf) in donated and isinstance(leaf, jax.Array):
                 raise ValueError(
                     f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
                     "same array, and one of them is donated; pass a copy"

@@ -6,9 +6,10 @@ import jax
 from jaxlib.mlir import ir
 
 from pathways.compiler.arguments import Signature
-from pathways.compiler.lowering import Traced
-from pathways.compiler.stages import Lowered, ProgramError
-from pathways.dialect import argument_attrs, form_of, ops_named, symbol_table
+from pathways.compiler.interface import Interface
+from pathways.compiler.lowering import ProgramError, run_phases
+from pathways.compiler.stages import Lowered
+from pathways.dialect import argument_attrs, ops_named, symbol_table
 from pathways.dialect.names import ARGUMENT_INFO, CONSTANT
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
@@ -40,8 +41,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     passed = [n for n, attrs in enumerate(attributes) if CONSTANT not in attrs]
     in_avals = tuple(_aval(main.type.inputs[n]) for n in passed)
     out_avals = tuple(map(_aval, main.type.results))
-    traced = Traced(
-        module=module,
+    interface = Interface(
         slices=_slices(module, symbols),
         argument_paths=tuple(
             attributes[n][ARGUMENT_INFO].value if ARGUMENT_INFO in attributes[n] else f"args[{n}]"
@@ -50,12 +50,10 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
         in_avals=in_avals,
         out_avals=out_avals,
         out_tree=jax.tree.structure(0 if len(out_avals) == 1 else (0,) * len(out_avals)),
-        callbacks=(),
-        keepalive=(),
         platform=cluster().platform,
     )
     signature = Signature(jax.tree.structure(((0,) * len(passed), {})), in_avals, (), None)
-    return Lowered(name, traced, signature, options, start=form_of(module) or "stablehlo")
+    return Lowered(run_phases(module, name, options), interface, signature)
 
 
 def _aval(type_: ir.Type) -> jax.core.ShapedArray:
@@ -65,10 +63,10 @@ def _aval(type_: ir.Type) -> jax.core.ShapedArray:
 
 def _slices(module: ir.Module, symbols: dict[str, ir.OpView]) -> dict[str, VirtualSlice]:
     devices = make_virtual_device_set()
-    found = {}
+    slices = {}
     for op in ops_named(module, ["pw.slice"]):
         names, sizes = mesh_axes(symbols[op.mesh])
-        found[op.sym_name] = devices.add_slice(
+        slices[op.sym_name] = devices.add_slice(
             sizes, names, name=op.sym_name, island=op.island, overlap=bool(op.overlap)
         )
-    return found
+    return slices

@@ -89,9 +89,9 @@ def named_shardings(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
         seen.add(id(jaxpr))
         for equation in jaxpr.eqns:
             for value in equation.params.values():
-                for entry in value if isinstance(value, (tuple, list)) else (value,):
-                    if isinstance(entry, jax.NamedSharding):
-                        yield entry, source_info_util.summarize(equation.source_info)
+                for item in value if isinstance(value, (tuple, list)) else (value,):
+                    if isinstance(item, jax.NamedSharding):
+                        yield item, source_info_util.summarize(equation.source_info)
             for inner in core.jaxprs_in_params(equation.params):
                 yield from visit(inner)
 

@@ -13,19 +13,19 @@ import numpy as np
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature
 from pathways.compiler.call import UNLIKE, Call
-from pathways.compiler.lowering import Traced
+from pathways.compiler.compiling import bind_slices, compile_plan
+from pathways.compiler.interface import Interface
 from pathways.compiler.stages import Bound
-from pathways.compiler.structures import key_of
+from pathways.compiler.structures import aval_of, is_key, key_of
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.examine import examine_apart
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
-from pathways.runtime.bundle.manifest import BundleError, Leaf
+from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.bundle.program import read_program
-from pathways.runtime.local.devices import bind, cluster, devices_of
-from pathways.runtime.local.load import Executable
-from pathways.runtime.local.load import load as load_executable
+from pathways.runtime.local.devices import cluster, devices_of
 from pathways.runtime.plan.plan import Launch, Plan
+from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import code_target
@@ -71,55 +71,47 @@ def load_bundle(
         )
     if not trust:
         examine_apart(bundle)
-    module, plan = read_program(bundle)
+    _, plan = read_program(bundle)
     if platform == "cpu" and any(call.startswith("lapack_") for call in manifest.custom_calls):
         pjrt.initialize_lapack()
-    virtual = _slices(bundle, slices or {})
-    bound = bind(virtual.values(), program=manifest.name)
-    bindings = {name: bound[found] for name, found in virtual.items()}
-    out_avals = [_aval(leaf) for leaf in manifest.results]
-    devices = {name: devices_of(binding) for name, binding in bindings.items()}
-    code = _matching_code(bundle, plan, devices) if trust else {}
-    names = tuple(leaf.name for leaf in manifest.arguments)
-    executable = load_executable(plan, bindings, result_avals=out_avals, argument_names=names, code=code)
-    args = tuple(root.tree for root in manifest.positional)
-    kwargs = {root.name: root.tree for root in manifest.named}
-    traced = Traced(
-        module=module,
-        slices=virtual,
-        argument_paths=names,
-        in_avals=tuple(_aval(leaf) for leaf in manifest.arguments),
-        out_avals=tuple(out_avals),
+    interface = Interface(
+        slices=_slices(bundle, slices or {}),
+        argument_paths=tuple(leaf.name for leaf in manifest.arguments),
+        in_avals=tuple(map(aval_of, manifest.arguments)),
+        out_avals=tuple(map(aval_of, manifest.results)),
         out_tree=jax.tree.structure(manifest.result.tree),
-        callbacks=(),
-        keepalive=(),
         platform=platform,
     )
+    bindings = bind_slices(interface, manifest.name)
+    code = _matching_code(bundle, plan, bindings) if trust else {}
+    args = tuple(root.tree for root in manifest.positional)
+    kwargs = {root.name: root.tree for root in manifest.named}
     # Its types are settled: a number that is passed for an array is converted.
-    signature = Signature(jax.tree.structure((args, kwargs)), traced.in_avals, (), None, strict=False)
-    call = Call(plan, executable, traced, signature)
-    return LoadedProgram(bundle, plan, executable, call, traced, len(code))
+    signature = Signature(jax.tree.structure((args, kwargs)), interface.in_avals, (), None, strict=False)
+    call = compile_plan(plan, bindings, interface, signature, code=code)
+    return LoadedProgram(bundle, call, interface, len(code))
 
 
-def _slices(bundle: Bundle, given: Mapping[str, VirtualSlice]) -> dict[str, VirtualSlice]:
-    needed = {entry.name: entry for entry in bundle.manifest.slices}
-    for name, virtual in given.items():
-        entry = needed.get(name)
-        if entry is None:
-            raise ValueError(f"{bundle.path}: there is no slice {name}; it has {', '.join(needed)}")
-        wanted, has = (dict(zip(s.axis_names, s.shape, strict=True)) for s in (entry, virtual))
-        if list(wanted.items()) != list(has.items()):
-            raise ValueError(f"{bundle.path}: slice {name} has axes {wanted}, but {virtual.name} has {has}")
+def _slices(bundle: Bundle, chosen: Mapping[str, VirtualSlice]) -> dict[str, VirtualSlice]:
+    """A slice for each of the bundle: the one that the caller chose, or a new one."""
+    specs = {spec.name: spec for spec in bundle.manifest.slices}
+    for name, virtual in chosen.items():
+        spec = specs.get(name)
+        if spec is None:
+            raise ValueError(f"{bundle.path}: there is no slice {name}; it has {', '.join(specs)}")
+        axes, has = (dict(zip(s.axis_names, s.shape, strict=True)) for s in (spec, virtual))
+        if list(axes.items()) != list(has.items()):
+            raise ValueError(f"{bundle.path}: slice {name} has axes {axes}, but {virtual.name} has {has}")
     new = make_virtual_device_set()
     return {
-        name: given.get(name)
-        or new.add_slice(e.shape, e.axis_names, name=e.name, island=e.island, overlap=e.overlap)
-        for name, e in needed.items()
+        name: chosen.get(name)
+        or new.add_slice(s.shape, s.axis_names, name=s.name, island=s.island, overlap=s.overlap)
+        for name, s in specs.items()
     }
 
 
 def _matching_code(
-    bundle: Bundle, plan: Plan, devices: Mapping[str, Sequence[jax.Device]]
+    bundle: Bundle, plan: Plan, bindings: Mapping[str, Binding]
 ) -> dict[tuple[str, str], memoryview]:
     """The stored code of each computation on each slice, where it was made for such devices."""
     stored = {(code.computation, code.devices, code.target): raw for code, raw in bundle.executables}
@@ -129,23 +121,13 @@ def _matching_code(
     @functools.cache
     def target(name: str, slice: str) -> tuple[int, str]:
         computation = plan.computations[name]
-        several = devices[slice][:1] if computation.local else devices[slice]
-        return len(several), code_target(computation, several)
+        devices = devices_of(bindings[slice])
+        launched_on = devices[:1] if computation.local else devices
+        return len(launched_on), code_target(computation, launched_on)
 
     pairs = {(step.computation, step.slice) for step in plan.steps if isinstance(step, Launch)}
     keys = {pair: (pair[0], *target(*pair)) for pair in pairs}
     return {pair: stored[key] for pair, key in keys.items() if key in stored}
-
-
-def _aval(leaf: Leaf) -> Any:
-    if leaf.dtype.startswith("key<"):
-        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=leaf.dtype[4:-1])).dtype
-        return jax.core.ShapedArray(leaf.shape, dtype)
-    return jax.core.ShapedArray(leaf.shape, jax.numpy.dtype(leaf.dtype), weak_type=leaf.weak_type)
-
-
-def _is_key(array: Any) -> bool:
-    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 class LoadedProgram(Bound):
@@ -156,20 +138,12 @@ class LoadedProgram(Bound):
     or None come back as `OrderedDict`s of their fields.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        plan: Plan,
-        executable: Executable,
-        call: Call,
-        traced: Traced,
-        stored: int,
-    ) -> None:
-        super().__init__(plan, executable, call)
+    def __init__(self, bundle: Bundle, call: Call, interface: Interface, stored: int) -> None:
+        super().__init__(call)
         self.name = bundle.manifest.name
         self._manifest = bundle.manifest
         self._text = bytes(bundle.program).decode()
-        self._traced = traced
+        self._interface = interface
         self._stored = stored
         self._orders: dict[Any, list[int]] = {}
 
@@ -179,13 +153,13 @@ class LoadedProgram(Bound):
     @property
     def inputs(self) -> dict[str, Any]:
         """The abstract value of each argument, by name."""
-        return dict(zip(self._traced.argument_paths, self._traced.in_avals, strict=True))
+        return dict(zip(self._interface.argument_paths, self._interface.in_avals, strict=True))
 
     @property
     def outputs(self) -> dict[str, Any]:
         """The abstract value of each result, by name."""
         names = [leaf.name for leaf in self._manifest.results]
-        return dict(zip(names, self._traced.out_avals, strict=True))
+        return dict(zip(names, self._interface.out_avals, strict=True))
 
     @property
     def donated(self) -> frozenset[str]:
@@ -195,22 +169,22 @@ class LoadedProgram(Bound):
     @property
     def origins(self) -> tuple[int, int]:
         """How many executables came out of the bundle, and how many were compiled."""
-        return self._stored, len(self._executable.executables) - self._stored
+        return self._stored, len(self.call.executable.executables) - self._stored
 
     @property
     def in_avals(self) -> tuple[Any, ...]:
         """Abstract values of the flat arguments."""
-        return self._traced.in_avals
+        return self._interface.in_avals
 
     @property
     def out_tree(self) -> Any:
         """The structure of the results."""
-        return self._traced.out_tree
+        return self._interface.out_tree
 
     @property
     def slices(self) -> Mapping[str, VirtualSlice]:
         """The virtual slices that it is bound to, by their names in the bundle."""
-        return self._traced.slices
+        return self._interface.slices
 
     def as_text(self, phase: str = "scheduled") -> str:
         """The program as MLIR text.
@@ -229,7 +203,7 @@ class LoadedProgram(Bound):
           TypeError: when an argument does not have the shape, dtype or names that were saved.
         """
         leaves, tree = jax_internals.flatten((args, kwargs))
-        if tree != self._call.tree:
+        if tree != self.call.tree:
             if tree not in self._orders:
                 self._orders[tree] = self._order(args, kwargs)
             leaves = [leaves[n] for n in self._orders[tree]]
@@ -242,8 +216,8 @@ class LoadedProgram(Bound):
           TypeError: when one is missing, unknown, or of another shape or dtype.
         """
         order = self._numbers(list(arrays))
-        given = list(arrays.values())
-        results = jax.tree.leaves(self._go([given[n] for n in order]))
+        leaves = list(arrays.values())
+        results = jax.tree.leaves(self._go([leaves[n] for n in order]))
         return dict(zip(self.outputs, results, strict=True))
 
     def from_buffers(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -253,7 +227,7 @@ class LoadedProgram(Bound):
             name: jax.random.wrap_key_data(
                 jax.numpy.asarray(array), impl=jax_internals.key_kind(avals[name].dtype)
             )
-            if _is_key(avals[name])
+            if is_key(avals[name])
             else array
             for name, array in arrays.items()
         }
@@ -261,22 +235,25 @@ class LoadedProgram(Bound):
     def to_buffers(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Plain arrays from results by name."""
         return {
-            name: np.asarray(jax.random.key_data(array) if _is_key(array) else array)
+            name: np.asarray(jax.random.key_data(array) if is_key(array) else array)
             for name, array in arrays.items()
         }
 
     def place(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Puts arrays on the slices of the arguments that they are for, so that calls need not."""
-        ports = {self._traced.argument_paths[p.number]: p.sharding for p in reversed(self._executable.inputs)}
+        ports = {
+            self._interface.argument_paths[p.number]: p.sharding
+            for p in reversed(self.call.executable.inputs)
+        }
         names = [name for name in arrays if name in ports]
         placed = jax.device_put([arrays[n] for n in names], [ports[n] for n in names])
         return {**arrays, **dict(zip(names, placed, strict=True))}
 
     def _go(self, leaves: list[Any]) -> Any:
-        result = self._call.go_if_like_last(leaves)
+        result = self.call.go_if_like_last(leaves)
         if result is not UNLIKE:
             return result
-        return self._call.go(self._call.bring_or_fail(leaves, self._call.tree))
+        return self.call.go(self.call.bring_or_fail(leaves, self.call.tree))
 
     def _order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
         """Where each argument is in trees that are not quite those that were saved."""
@@ -286,23 +263,23 @@ class LoadedProgram(Bound):
                 f"program '{self.name}' takes {len(roots)} positional arguments ({', '.join(roots)}), "
                 f"got {len(args)}"
             )
-        given = [*zip(roots, args, strict=True), *sorted(kwargs.items())]
+        named = [*zip(roots, args, strict=True), *sorted(kwargs.items())]
         names = [
-            root + "".join(trees.step(key_of(entry)) for entry in path)
-            for root, argument in given
+            root + "".join(trees.step(key_of(step)) for step in path)
+            for root, argument in named
             for path, _ in jax.tree_util.tree_leaves_with_path(argument)
         ]
         return self._numbers(names)
 
     def _numbers(self, names: Sequence[str]) -> list[int]:
         """The position of each argument in a list of names."""
-        wanted = self._traced.argument_paths
+        own = self._interface.argument_paths
         positions = {name: n for n, name in enumerate(names)}
-        missing = [name for name in wanted if name not in positions]
-        known = set(wanted)
+        missing = [name for name in own if name not in positions]
+        known = set(own)
         unknown = [name for name in names if name not in known]
-        for problem, found in (("needs", missing), ("does not take", unknown)):
-            if found:
-                more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-                raise TypeError(f"program '{self.name}' {problem} an argument {', '.join(found[:3])}{more}")
-        return [positions[name] for name in wanted]
+        for problem, wrong in (("needs", missing), ("does not take", unknown)):
+            if wrong:
+                more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+                raise TypeError(f"program '{self.name}' {problem} an argument {', '.join(wrong[:3])}{more}")
+        return [positions[name] for name in own]

@@ -2,69 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pathways.compiler.arguments import conventions_of
 from pathways.compiler.jax_internals import Tracer, placed_call
+from pathways.compiler.names import symbol_of
+from pathways.compiler.program import Program
 from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
+from pathways.compiler.stages import Lowered
+from pathways.compiler.trace_state import active_trace, register_slice
 from pathways.dialect.metadata import CallMetadata
+from pathways.passes.pipeline import Options
 from pathways.runtime.resources.virtual import VirtualSlice
-
-_slices: weakref.WeakValueDictionary[str, VirtualSlice] = weakref.WeakValueDictionary()
-
-
-class _Trace(threading.local):
-    """What this thread is tracing.
-
-    Attributes:
-      program: the program, None outside of one.
-      calls: how many placed calls it has seen.
-      placed: whether it is inside a placed function, which is ordinary JAX.
-      loop: the function whose microbatches it is about.
-    """
-
-    def __init__(self) -> None:
-        self.program: str | None = None
-        self.calls = 0
-        self.placed = False
-        self.loop: str | None = None
-
-    @contextlib.contextmanager
-    def set(self, **values: Any) -> Iterator[None]:
-        """Sets attributes until the end of a `with`."""
-        outer = {name: getattr(self, name) for name in values}
-        vars(self).update(values)
-        try:
-            yield
-        finally:
-            vars(self).update(outer)
-
-
-active_trace = _Trace()
-
-
-_in_program = jax.make_user_context(False)
-"""Keeps what JAX caches of programs apart: outside of them, the marks of `pw.accumulate` compute nothing."""
-
-
-@contextlib.contextmanager
-def tracing(program: str) -> Iterator[None]:
-    """Marks that this thread traces a program: placed functions called meanwhile become part of it."""
-    with _in_program(True), active_trace.set(program=program, calls=0, placed=False, loop=None):
-        yield
-
-
-def slice_named(name: str) -> VirtualSlice:
-    """The slice that the metadata of a placed call names."""
-    return _slices[name]
 
 
 class PlacedFunction:
@@ -87,31 +42,35 @@ class PlacedFunction:
         self.fun = fun
         self.devices = devices
         self.stage = stage
-        self.name = symbol(getattr(fun, "__name__", type(fun).__name__))
+        self.name = symbol_of(fun)
         self.static_argnums = (
             (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ())
         )
         self.static_argnames = (
             (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ())
         )
+        # Set here also because `fun` may be a placed function, of which everything was copied.
+        self._alone: Program | None = None
         self._with_static: dict[Any, Callable[..., Any]] = {}
         self._mesh = abstract_mesh(devices)
         self._in_shardings = in_shardings
         self._out_shardings = out_shardings
         # One object for all calls: JAX traces a function object once per signature.
         self._body = self._on_mesh(fun)
-        _slices[devices.name] = devices
+        register_slice(devices)
 
     def __repr__(self) -> str:
         return f"<pw.jit {self.name} on {self.devices.name}>"
 
-    @functools.cached_property
-    def _alone(self) -> Any:
-        from pathways.compiler.api import program
-
-        return program(
-            self, static_argnums=self.static_argnums or None, static_argnames=self.static_argnames or None
-        )
+    @property
+    def alone(self) -> Program:
+        """The program of one launch that it is outside of other programs."""
+        if self._alone is None:
+            conventions = conventions_of(
+                self, self.name, static_argnums=self.static_argnums, static_argnames=self.static_argnames
+            )
+            self._alone = Program(self, conventions, Options())
+        return self._alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if active_trace.program is None:
@@ -122,7 +81,7 @@ class PlacedFunction:
                         "transformation outside a program; put the outermost function under @pw.program "
                         "instead of jax.jit, and transformations such as jax.grad inside it"
                     )
-            return self._alone(*args, **kwargs)
+            return self.alone(*args, **kwargs)
         metadata = CallMetadata(
             name=self.name, slice=self.devices.name, call=str(active_trace.calls), stage=self.stage
         )
@@ -131,9 +90,9 @@ class PlacedFunction:
         backward = dataclasses.replace(metadata, kind="bwd")
         return placed_call(fun, metadata.strings(), backward.strings())(*args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers the program of one launch; see `Program.lower`."""
-        return self._alone.lower(*args, **kwargs)
+        return self.alone.lower(*args, **kwargs)
 
     def _on_mesh(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         """The function as it is traced: on the mesh of its slice, its arguments and results constrained."""
@@ -181,9 +140,3 @@ class PlacedFunction:
             self._with_static[key] = self._on_mesh(bound)
         dynamic = tuple(a for n, a in enumerate(args) if n not in numbers)
         return self._with_static[key], dynamic, {k: v for k, v in kwargs.items() if k not in named}
-
-
-def symbol(name: str) -> str:
-    """A function's name as it can stand in the IR."""
-    cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-    return "lambda" if cleaned.strip("_") in ("", "lambda") else cleaned

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import collections
-import io
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from jaxlib.mlir import ir
 
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature
+from pathways.compiler.bundles import save
 from pathways.compiler.call import UNLIKE, Call
-from pathways.compiler.lowering import Traced
-from pathways.dialect import form_of
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
-from pathways.passes.pipeline import Options, phases_behind
-from pathways.runtime.local.devices import bind
-from pathways.runtime.local.load import Executable, load
+from pathways.compiler.compiling import bind_slices, compile_plan
+from pathways.compiler.interface import Interface
+from pathways.compiler.lowering import Forms
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
@@ -29,13 +22,7 @@ from pathways.runtime.simulate.links import read_link
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import read_times
 from pathways.runtime.timelines.timeline import Timeline
-
-PHASES = ("stablehlo", "imported", "placed", "sharded", "scheduled")
-"""The forms of a program that `as_text` shows, in the order in which it takes them."""
-
-
-class ProgramError(ValueError):
-    """A program that cannot be lowered; the message names the place in the user's code."""
+from pathways.runtime.xla.compile_cache import Request
 
 
 class Lowered:
@@ -45,30 +32,35 @@ class Lowered:
     """
 
     def __init__(
-        self, name: str, traced: Traced, signature: Signature, options: Options, start: str = PHASES[0]
+        self,
+        forms: Forms,
+        interface: Interface,
+        signature: Signature,
+        callbacks: Sequence[Any] = (),
+        keepalive: Sequence[Any] = (),
     ) -> None:
-        self.name = name
-        self._traced = traced
+        self.name = forms.name
+        self.remarks = forms.remarks
+        self._forms = forms
+        self._interface = interface
         self._signature = signature
-        self._forms: dict[str, bytes] = {}
-        self.remarks: tuple[Diagnostic, ...] = ()
-        self._module = traced.module
-        self._run(options, start)
+        self._callbacks = callbacks
+        self._keepalive = keepalive
 
     @property
     def in_avals(self) -> tuple[Any, ...]:
         """Abstract values of the flat arguments."""
-        return self._traced.in_avals
+        return self._interface.in_avals
 
     @property
     def slices(self) -> Mapping[str, VirtualSlice]:
         """The virtual slices that the program needs, by name."""
-        return self._traced.slices
+        return self._interface.slices
 
     @property
     def out_tree(self) -> Any:
         """The structure of the results."""
-        return self._traced.out_tree
+        return self._interface.out_tree
 
     def as_text(self, phase: str = "scheduled") -> str:
         """The module after a phase, as MLIR text.
@@ -76,11 +68,7 @@ class Lowered:
         Args:
           phase: one of `stablehlo`, `imported`, `placed`, `sharded`, `scheduled`.
         """
-        if phase not in PHASES:
-            raise ValueError(f"unknown phase '{phase}'; the phases are {', '.join(PHASES)}")
-        if phase not in self._forms:
-            raise ValueError(f"program '{self.name}' starts in a form behind '{phase}'")
-        return str(ir.Module.parse(self._forms[phase], self._module.context))
+        return self._forms.text(phase)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a bundle: a file that `pathways.load` and `pw-run` run without the code of the program.
@@ -92,9 +80,7 @@ class Lowered:
           BundleError: the program calls back into Python, or its arguments have no names in a file.
           OSError: the file cannot be written.
         """
-        from pathways.compiler.bundles import save
-
-        save(path, self)
+        self._save(path, ())
 
     def compile(self) -> Compiled:
         """Binds the slices to devices, compiles every computation, and generates the launch path.
@@ -104,53 +90,29 @@ class Lowered:
             they have too little memory; says what each slice takes.
           CompileError: when XLA refuses a computation; names it.
         """
-        plan = plan_of(self._module, self.name, proved=True)
-        bindings = bind(self._traced.slices.values(), program=self.name)
-        executable = load(
-            plan,
-            {name: bindings[virtual] for name, virtual in self._traced.slices.items()},
-            result_avals=self._traced.out_avals,
-            callbacks=self._traced.callbacks,
-            argument_names=self._traced.argument_paths,
+        call = compile_plan(
+            plan_of(self._forms.scheduled, self.name, proved=True),
+            bind_slices(self._interface, self.name),
+            self._interface,
+            self._signature,
+            callbacks=self._callbacks,
+            keepalive=self._keepalive,
         )
-        return Compiled(self, plan, executable, Call(plan, executable, self._traced, self._signature))
+        return Compiled(self, call)
 
-    def _run(self, options: Options, start: str) -> None:
-        directory = os.environ.get("PW_DUMP_TO")
-        if start in PHASES:
-            self._keep(start, directory)
-        with Diagnostics(self._module.context) as seen:
-            for phase in phases_behind(options, form_of(self._module)):
-                try:
-                    # From the placed form on, each phase ends with a pass that closes its form.
-                    run_passes(self._module, phase.passes, verify_each=False)
-                except PassFailure:
-                    error = seen.errors[0]
-                    where = f" ({error.position})" if error.position else ""
-                    message = error.message.removeprefix("'func.func' op ")
-                    raise ProgramError(f"program '{self.name}': {message}{where}") from None
-                self._keep(phase.name, directory)
-        self.remarks = tuple(d for d in seen.all if d.severity == "remark")
-
-    def _keep(self, phase: str, directory: str | None) -> None:
-        """Remembers the module after a phase; printing waits until somebody asks."""
-        buffer = io.BytesIO()
-        self._module.operation.write_bytecode(buffer)
-        self._forms[phase] = buffer.getvalue()
-        if directory:
-            folder = Path(directory)
-            folder.mkdir(parents=True, exist_ok=True)
-            number = PHASES.index(phase)
-            (folder / f"{self.name}.{number}_{phase}.mlir").write_text(self.as_text(phase) + "\n")
+    def _save(self, path: str | os.PathLike[str], requests: Sequence[Request]) -> None:
+        save(path, self._forms.scheduled, self.name, self._interface, self._signature, requests)
 
 
 class Bound:
-    """A program bound to devices: what `Compiled` and `LoadedProgram` have in common."""
+    """A program bound to devices: what `Compiled` and `LoadedProgram` have in common.
 
-    def __init__(self, plan: Plan, executable: Executable, call: Call) -> None:
-        self._plan = plan
-        self._executable = executable
-        self._call = call
+    Attributes:
+      call: the path of its calls.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns at once, with arrays that become ready later.
@@ -159,7 +121,7 @@ class Bound:
           TypeError: when an argument does not have the shape, dtype or structure it was compiled for.
         """
         leaves, tree = jax_internals.flatten((args, kwargs))
-        call = self._call
+        call = self.call
         if tree == call.tree:
             result = call.go_if_like_last(leaves)
             if result is not UNLIKE:
@@ -169,14 +131,14 @@ class Bound:
     def _device_text(self) -> str:
         return "\n".join(
             f"// computation {computation} on slice {slice}\n\n{module.to_string().strip()}\n"
-            for (computation, slice), executable in self._executable.executables.items()
+            for (computation, slice), executable in self.call.executable.executables.items()
             for module in executable.hlo_modules()
         )
 
     @property
     def plan(self) -> Plan:
         """The scheduled program, flattened."""
-        return self._plan
+        return self.call.executable.plan
 
     def cost_analysis(self) -> dict[str, Any]:
         """Counts what one call does.
@@ -185,19 +147,19 @@ class Bound:
           `launches` and `transfers` between slices, `bytes transferred` by them, and the `flops` of all
           computations by XLA's estimate, on all devices together.
         """
-        launches = [s for s in self._plan.steps if isinstance(s, Launch)]
+        launches = [s for s in self.plan.steps if isinstance(s, Launch)]
         counts = collections.Counter((s.computation, s.slice) for s in launches)
-        transfers = [s for s in self._plan.steps if isinstance(s, Transfer)]
+        transfers = [s for s in self.plan.steps if isinstance(s, Transfer)]
         return {
             "launches": len(launches),
             "transfers": len(transfers),
-            "bytes transferred": sum(self._plan.bytes_moved(t) for t in transfers),
+            "bytes transferred": sum(self.plan.bytes_moved(t) for t in transfers),
             "flops": sum(self.flops(*pair) * n for pair, n in counts.items()),
         }
 
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch on a slice, by XLA's estimate, on all its devices."""
-        return float(self._executable.executables[computation, slice].cost_analysis().get("flops", 0.0))
+        return float(self.call.executable.executables[computation, slice].cost_analysis().get("flops", 0.0))
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one call takes on each slice, in bytes over all devices of the slice together.
@@ -206,7 +168,7 @@ class Bound:
           By the name of the slice, a `SliceMemory`: arguments, results, temporaries, and the peak of all that
           is alive at once, under the names of `jax.stages.Compiled.memory_analysis()`. `print` shows a table.
         """
-        return analyze(self._plan, self._executable.executables)
+        return analyze(self.plan, self.call.executable.executables)
 
     def timeline(
         self,
@@ -230,15 +192,15 @@ class Bound:
         Raises:
           TimesError: names the entry that is wrong.
         """
-        durations = read_times(times or {}, self._plan)
-        return simulate(self._plan, durations, read_link(latency, bandwidth, durations.unit))
+        durations = read_times(times or {}, self.plan)
+        return simulate(self.plan, durations, read_link(latency, bandwidth, durations.unit))
 
 
 class Compiled(Bound):
     """A program bound to devices: call it with arguments of the signature it was lowered for."""
 
-    def __init__(self, lowered: Lowered, plan: Plan, executable: Executable, call: Call) -> None:
-        super().__init__(plan, executable, call)
+    def __init__(self, lowered: Lowered, call: Call) -> None:
+        super().__init__(call)
         self._lowered = lowered
 
     def as_text(self, phase: str = "scheduled") -> str:
@@ -260,6 +222,4 @@ class Compiled(Bound):
           BundleError: see `Lowered.save`.
           CompileError: the platform cannot serialise its executables.
         """
-        from pathways.compiler.bundles import save
-
-        save(path, self._lowered, self._executable if executables else None)
+        self._lowered._save(path, self.call.executable.requests if executables else ())

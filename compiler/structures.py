@@ -1,4 +1,4 @@
-"""JAX's structures as the named trees of a bundle."""
+"""JAX's structures and abstract values as the named trees and leaves of a bundle."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 
+from pathways.compiler import jax_internals
 from pathways.runtime.bundle import trees
-from pathways.runtime.bundle.manifest import BundleError, Root
+from pathways.runtime.bundle.manifest import BundleError, Leaf, Root
 
 
 def argument_roots(tree: Any, paths: Sequence[str]) -> tuple[tuple[Root, ...], tuple[Root, ...]]:
@@ -32,8 +33,8 @@ def argument_roots(tree: Any, paths: Sequence[str]) -> tuple[tuple[Root, ...], t
 def _root_name(path: str, keys: Sequence[Any], n: int) -> str:
     """The name of a parameter, from what JAX calls the first leaf of its argument: `params['w']`."""
     root = path.removesuffix(jax.tree_util.keystr(tuple(keys)))
-    if found := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[([0-9]+)\])?", root):
-        return found[1] if found[2] is None else found[1] + trees.step(int(found[2]))
+    if parameter := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[([0-9]+)\])?", root):
+        return parameter[1] if parameter[2] is None else parameter[1] + trees.step(int(parameter[2]))
     return f"args.{n}"
 
 
@@ -76,15 +77,16 @@ def _node(structure: Any, paths: Sequence[Any], depth: int, numbers: Iterator[in
     return OrderedDict(named)
 
 
-def key_of(entry: Any) -> str | int:
-    match entry:
+def key_of(step: Any) -> str | int:
+    """The name or the number of a child, as one step of a path of JAX's."""
+    match step:
         case jax.tree_util.SequenceKey():
-            return entry.idx
+            return step.idx
         case jax.tree_util.GetAttrKey():
-            return entry.name
+            return step.name
         case jax.tree_util.DictKey() | jax.tree_util.FlattenedIndexKey():
-            return _plain_key(entry.key)
-    raise BundleError(f"a node of its arguments or results has keys of type {type(entry).__name__}")
+            return _plain_key(step.key)
+    raise BundleError(f"a node of its arguments or results has keys of type {type(step).__name__}")
 
 
 def _plain_key(key: Any) -> str | int:
@@ -93,3 +95,21 @@ def _plain_key(key: Any) -> str | int:
             f"a dictionary has the key {key!r}; in a bundle the keys of dictionaries are strings and integers"
         )
     return key
+
+
+def is_key(array: Any) -> bool:
+    """Whether an array, or an abstract value, holds typed PRNG keys."""
+    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def dtype_of(aval: Any) -> str:
+    """The dtype of an abstract value as a bundle names it: numpy's name, or `key<kind>`."""
+    return f"key<{jax_internals.key_kind(aval.dtype)}>" if is_key(aval) else aval.dtype.name
+
+
+def aval_of(leaf: Leaf) -> Any:
+    """The abstract value of a leaf; the inverse of `dtype_of`."""
+    if leaf.dtype.startswith("key<"):
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=leaf.dtype[4:-1])).dtype
+        return jax.core.ShapedArray(leaf.shape, dtype)
+    return jax.core.ShapedArray(leaf.shape, jax.numpy.dtype(leaf.dtype), weak_type=leaf.weak_type)

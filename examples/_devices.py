@@ -33,12 +33,12 @@ def fit(platform: str, count: int, slices: int, shape: tuple[int, ...]) -> tuple
 
 def connect(slices: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
     """Takes devices for the slices of an example; returns their shape, and `overlap` for `add_slice`."""
-    wanted = slices * math.prod(shape)
+    needed = slices * math.prod(shape)
     # JAX has to start to say what its default platform is, and makes CPU devices only then. Where it has
     # started already, `pw.connect` says if there are too few.
-    if jax.config.jax_num_cpu_devices < wanted:
+    if jax.config.jax_num_cpu_devices < needed:
         with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", wanted)
+            jax.config.update("jax_num_cpu_devices", needed)
     platform = jax.default_backend()
-    found = pw.connect(cpu_devices=wanted if platform == "cpu" else None)
-    return fit(platform, len(found.devices), slices, shape)
+    cluster = pw.connect(cpu_devices=needed if platform == "cpu" else None)
+    return fit(platform, len(cluster.devices), slices, shape)

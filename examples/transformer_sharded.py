@@ -205,9 +205,9 @@ def main() -> int:
     for path, leaf in leaves_of(ours.trees["gradient"]).items():
         line = f"{path:27}{leaf.shape!s:15}{leaf.sharding.spec!s:22}"
         for name, tree in ours.trees.items():
-            found = difference(leaves_of(tree)[path], references[name][path], x64)
-            worst[name] = max(worst[name], found)
-            line += f"{found:10.1e}"
+            apart = difference(leaves_of(tree)[path], references[name][path], x64)
+            worst[name] = max(worst[name], apart)
+            line += f"{apart:10.1e}"
         print(line)
     worst["loss"] = max(difference(*pair, x64) for pair in zip(ours.losses, theirs.losses, strict=True))
 

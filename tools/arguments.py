@@ -1,66 +1,97 @@
-"""What the command lines of the tools have in common."""
+"""Arguments of a program: from the command line, or from a file for trees that are too large for it.
+
+A file is JSON or TOML:
+
+    {"args": [{"w": "f32[8,8]", "b": "f32[8]"}, "f32[4,8]"], "kwargs": {"lr": "f32[]"}}
+
+    args = [{w = "f32[8,8]", b = "f32[8]"}, "f32[4,8]"]
+    kwargs = {lr = "f32[]"}
+
+A string is a value as on the command line: an array, a tuple `"(f32[2], i32[])"`, or a string `"'mean'"`.
+Objects, lists, numbers, true, false and null are themselves.
+"""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-from typing import Any, NoReturn
+import json
+import tomllib
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from pathways.tools.files import UserError
+from pathways.tools.errors import UserError
+from pathways.tools.files import read_input
+from pathways.tools.signatures import SignatureError, parse_named, parse_value
 
-MOST_CPU_DEVICES = 4096
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are `UserError`s, with a guess at what was meant."""
-
-    def __init__(self, tool: str, usage: str, description: str, epilog: str | None = None) -> None:
-        super().__init__(
-            tool,
-            usage=usage,
-            description=description,
-            epilog=epilog,
-            allow_abbrev=False,
-            add_help=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, rest = self.parse_known_args(args, namespace)
-        if rest:
-            flags = [name for action in self._actions for name in action.option_strings]
-            near = difflib.get_close_matches(rest[0].partition("=")[0], flags, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            self.error(f"unexpected argument '{rest[0]}'{hint}")
-        return options
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
+_DEEPEST = 64
 
 
-def count(text: str) -> int:
-    """A number on the command line."""
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"must be a number, got '{text}'")
-    return int(text)
+def read_arguments(options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]] | None:
+    """The positional and named arguments that the flags of `pw-compile` give; None where they give none.
+
+    Raises:
+      UserError: says what is wrong, and where in the argument or the file.
+    """
+    if options.args_file is not None:
+        if options.args is not None or options.kwargs:
+            raise UserError("arguments are given by --args-file and by --args or --kwargs; give one of them")
+        return _read_file(options.args_file)
+    if options.args is None and not options.kwargs:
+        return None
+    args = [
+        _read_text(parse_value, text, f"argument {number}")
+        for number, text in enumerate(options.args or (), 1)
+    ]
+    kwargs: dict[str, Any] = {}
+    for text in options.kwargs:
+        name, value = _read_text(parse_named, text, "named argument")
+        if name in kwargs:
+            raise UserError(f"argument '{name}' is given twice")
+        kwargs[name] = value
+    return args, kwargs
 
 
-def cpu_devices(text: str) -> int:
-    """A number of CPU devices on the command line; XLA starts threads for each."""
-    number = count(text)
-    if not 1 <= number <= MOST_CPU_DEVICES:
-        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_CPU_DEVICES}, got {number}")
-    return number
+def _read_text[T](parse: Callable[[str], T], text: str, what: str) -> T:
+    try:
+        return parse(text)
+    except SignatureError as error:
+        shown = "".join(c if c.isprintable() else " " for c in text)
+        caret = " " * (error.column - 1) + "^"
+        raise UserError(f"{what}, column {error.column}: {error}\n{shown}\n{caret}") from None
 
 
-def version_of(tool: str) -> str:
-    """The line that `--version` prints."""
-    from importlib.metadata import PackageNotFoundError, version
+def _read_file(path: str) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and named arguments, as `signatures.parse_value` reads each."""
+    data = read_input(path)
+    try:
+        text = data.decode()
+        document = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
+    except RecursionError:
+        raise UserError(f"{path}: nested too deep") from None
+    except ValueError as error:
+        kind = "TOML" if path.endswith(".toml") else "JSON"
+        raise UserError(f"{path}: not {kind}: {error}") from None
+    if not isinstance(document, dict) or not document.keys() <= {"args", "kwargs"}:
+        raise UserError(f"{path}: expected an object of 'args', a list, and 'kwargs', an object")
+    args, kwargs = document.get("args", []), document.get("kwargs", {})
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise UserError(f"{path}: expected 'args' to be a list, and 'kwargs' an object")
+    return _value(args, f"{path}: args", 0), _value(kwargs, f"{path}: kwargs", 0)
 
-    def installed(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "not installed"
 
-    return f"{tool} {installed('pathways-mlir')} (jax {installed('jax')})\n"
+def _value(value: Any, where: str, depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise UserError(f"{where}: nested more than {_DEEPEST} levels deep")
+    match value:
+        case str():
+            try:
+                return parse_value(value)
+            except SignatureError as error:
+                raise UserError(f"{where}: {value!r}, column {error.column}: {error}") from None
+        case list():
+            return [_value(item, f"{where}[{n}]", depth + 1) for n, item in enumerate(value)]
+        case dict():
+            return {key: _value(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+        case None | bool() | int() | float():
+            return value
+    raise UserError(f"{where}: a {type(value).__name__} is no argument")

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 
 from pathways.runtime.plan.plan import ArrayType
-from pathways.tools.files import UserError, write_output
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """What reads the header of each version of numpy's format; the third is for records."""
 
 
-def read_arrays(path: str, wanted: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
+def read_arrays(path: str, types: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
     """Reads arrays and checks them against the arguments of a program.
 
     Args:
       path: an `.npz` file; nothing in it is unpickled.
-      wanted: the type of each argument, by name; that of their bits for typed PRNG keys.
+      types: the type of each argument, by name; that of their bits for typed PRNG keys.
 
     Raises:
       UserError: the file is none, or has an array that is unknown or of another shape or dtype.
@@ -33,9 +34,9 @@ def read_arrays(path: str, wanted: Mapping[str, ArrayType]) -> dict[str, np.ndar
         with zipfile.ZipFile(path) as file:
             members = _members(path, file)
             for name in members:
-                if name not in wanted:
+                if name not in types:
                     raise UserError(f"{path}: the program has no argument {name}; see pw-bundle inspect")
-            return {name: _array(path, file, name, entry, wanted[name]) for name, entry in members.items()}
+            return {name: _array(path, file, name, member, types[name]) for name, member in members.items()}
     except UserError:
         raise
     # The parsers of zip, of what it is packed with, and of numpy have a dozen types of errors.
@@ -47,34 +48,34 @@ def read_arrays(path: str, wanted: Mapping[str, ArrayType]) -> dict[str, np.ndar
 def _members(path: str, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The member of each array, by the name of the array."""
     members: dict[str, zipfile.ZipInfo] = {}
-    for entry in file.infolist():
-        name = entry.filename.removesuffix(".npy")
+    for member in file.infolist():
+        name = member.filename.removesuffix(".npy")
         if not name.isprintable():
             raise UserError(f"{path}: the program has no argument {name!r}; see pw-bundle inspect")
         if name in members:
             raise UserError(f"{path}: {name} is there twice")
-        members[name] = entry
+        members[name] = member
     return members
 
 
 def _array(
-    path: str, file: zipfile.ZipFile, name: str, entry: zipfile.ZipInfo, type_: ArrayType
+    path: str, file: zipfile.ZipFile, name: str, member: zipfile.ZipInfo, type_: ArrayType
 ) -> np.ndarray:
     """Reads an array, once its header says that it is of the right type: no more than that is allocated."""
-    with file.open(entry) as member:
-        version = np.lib.format.read_magic(member)
+    with file.open(member) as data:
+        version = np.lib.format.read_magic(data)
         if version not in _HEADERS:
             raise UserError(f"{path}: {name} is in version {version[0]}.{version[1]} of numpy's format")
-        shape, _, dtype = _HEADERS[version](member)
-    wanted = np.dtype(type_.dtype)
+        shape, _, dtype = _HEADERS[version](data)
+    own = np.dtype(type_.dtype)
     # numpy forgets the names of small floats when it writes them.
-    nameless = dtype.kind == wanted.kind == "V" and dtype.itemsize == wanted.itemsize and not dtype.fields
-    if shape != type_.shape or not (dtype == wanted or nameless):
+    nameless = dtype.kind == own.kind == "V" and dtype.itemsize == own.itemsize and not dtype.fields
+    if shape != type_.shape or not (dtype == own or nameless):
         raise UserError(
-            f"{path}: {name} is {dtype}{list(shape)}, but the program takes {wanted}{list(type_.shape)}"
+            f"{path}: {name} is {dtype}{list(shape)}, but the program takes {own}{list(type_.shape)}"
         )
-    with file.open(entry) as member:
-        return np.lib.format.read_array(member, allow_pickle=False).view(wanted)
+    with file.open(member) as data:
+        return np.lib.format.read_array(data, allow_pickle=False).view(own)
 
 
 def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
@@ -92,10 +93,10 @@ def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
     write_output(path, buffer.getvalue())
 
 
-def made_up(wanted: Mapping[str, ArrayType], seed: int | None) -> dict[str, np.ndarray]:
+def made_up(types: Mapping[str, ArrayType], seed: int | None) -> dict[str, np.ndarray]:
     """Arrays for all arguments: zeros, or with a seed standard normal numbers, small integers, and keys."""
     rng = np.random.default_rng(seed)
-    return {name: _made_up(type_, None if seed is None else rng) for name, type_ in wanted.items()}
+    return {name: _made_up(type_, None if seed is None else rng) for name, type_ in types.items()}
 
 
 def _made_up(type_: ArrayType, rng: np.random.Generator | None) -> np.ndarray:

@@ -129,15 +129,15 @@ def _read_expectations(source: Source, complain: Complain) -> list[_Expectation]
     waiting: list[_Expectation] = []
     last_plain_line = source.first_line
     for number, line in enumerate(source.data.decode(errors="replace").splitlines(), source.first_line):
-        found = _COMMENT.search(line.rstrip())
-        if not found:
+        comment = _COMMENT.search(line.rstrip())
+        if not comment:
             for expectation in waiting:
                 expectation.line = number
             waiting.clear()
             last_plain_line = number
             continue
-        kind, is_pattern, where, text = found.groups()
-        written_at = Position(source.name, number, found.start() + 1)
+        kind, is_pattern, where, text = comment.groups()
+        written_at = Position(source.name, number, comment.start() + 1)
         try:
             pattern = re.compile(_pattern(text) if is_pattern else re.escape(text))
         except re.error as error:

@@ -9,9 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-
-class UserError(Exception):
-    """A mistake of the caller, told in one line and without a traceback."""
+from pathways.tools.errors import UserError
 
 
 def read_input(path: str) -> bytes:

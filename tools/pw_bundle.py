@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from pathways.runtime.bundle.file import Bundle, read
-from pathways.runtime.bundle.manifest import MANIFEST, BundleError, Leaf
-from pathways.runtime.timelines.tables import size, table
-from pathways.tools import supervisor
-from pathways.tools.arguments import Parser, version_of
-from pathways.tools.files import UserError, write_output
+from pathways.tools import command
+from pathways.tools.errors import UserError
+from pathways.tools.flags import FlagParser
 
 _DESCRIPTION = """\
   pw-bundle inspect FILE    what the program takes and returns, and what the file holds
@@ -23,140 +19,21 @@ Both read the file as a stranger's: nothing in it is evaluated, and executables 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the tool; returns its exit code: 0, 1 for any error, 130 when interrupted.
-
-    Args:
-      arguments: those of the command line when left out, in a process that can report a crash of MLIR;
-        otherwise the tool runs in this process.
-    """
-    if arguments is None:
-        return supervisor.supervise("pw-bundle", lambda: _guarded(sys.argv[1:]))
-    return _guarded(arguments)
+    """Runs the tool; see `command.run`."""
+    return command.run(_parser(), _run, arguments)
 
 
-def _guarded(arguments: Sequence[str]) -> int:
-    return supervisor.in_one_line("pw-bundle", lambda: _main(arguments))
-
-
-def _main(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
-    if options.help or options.version:
-        sys.stdout.write(version_of("pw-bundle") if options.version else _parser().format_help())
-        return 0
+def _run(options: argparse.Namespace) -> int:
     if options.command is None or options.bundle is None:
         raise UserError("expected a command and a bundle; see pw-bundle --help")
-    supervisor.doing(f"reading {options.bundle}")
-    try:
-        bundle = read(options.bundle)
-        text = _verify(bundle) if options.command == "verify" else _inspect(bundle, options)
-    except BundleError as error:
-        raise UserError(str(error)) from None
-    write_output("-", f"{text}\n".encode())
-    return 0
+
+    from pathways.tools import bundle_driver
+
+    return bundle_driver.run(options)
 
 
-def _verify(bundle: Bundle) -> str:
-    from pathways.runtime.bundle.examine import examine
-
-    with _allowance(bundle):
-        examine(bundle)
-    kept = f"; {len(bundle.executables)} executables not looked into" if bundle.executables else ""
-    return f"{bundle.path}: sound ({len(bundle.members)} members{kept})"
-
-
-def _inspect(bundle: Bundle, options: argparse.Namespace) -> str:
-    if options.manifest:
-        return bytes(bundle.members[MANIFEST]).decode().rstrip()
-    if options.program:
-        return _shown(bytes(bundle.program).decode(errors="replace"))
-    if options.computation is not None:
-        return _shown(_computation(bundle, options.computation))
-    return "\n\n".join(_sections(bundle))
-
-
-def _computation(bundle: Bundle, name: str) -> str:
-    from pathways.runtime.bundle.program import artifact_of
-
-    if name not in bundle.artifacts():
-        raise UserError(f"there is no computation '{name}'; there are {', '.join(bundle.artifacts())}")
-    supervisor.doing(f"reading computation {name}")
-    with _allowance(bundle):
-        return str(artifact_of(bundle, name))
-
-
-@contextlib.contextmanager
-def _allowance(bundle: Bundle) -> Iterator[None]:
-    """Limits what MLIR may take of time and memory, as when the bundle is loaded, in a process of its own."""
-    from pathways.runtime.bundle.examine import allowance, memory_of_at_most
-
-    if not supervisor.supervised():
-        yield
-        return
-    seconds, memory = allowance(bundle)
-    try:
-        with supervisor.at_most(seconds), memory_of_at_most(memory):
-            yield
-    except MemoryError:
-        raise UserError(f"{bundle.path}: reading its program takes too much memory") from None
-
-
-def _shown(text: str) -> str:
-    """Text from the file without what would steer a terminal."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    ).rstrip()
-
-
-def _sections(bundle: Bundle) -> Iterator[str]:
-    manifest = bundle.manifest
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
-    about = [
-        ("platform", manifest.platform),
-        ("made with", versions),
-        ("digest", bundle.digest),
-        ("custom calls", ", ".join(manifest.custom_calls) or "none"),
-    ]
-    yield f"program {manifest.name}\n{table(about)}"
-    yield table(
-        [
-            ("slice", "mesh", "island"),
-            *(_slice_row(s.name, s.axis_names, s.shape, s.island) for s in manifest.slices),
-        ]
-    )
-    yield table([("argument", "type", "slices", ""), *map(_leaf_row, manifest.arguments)])
-    yield table([("result", "type", "slices"), *(_leaf_row(leaf)[:3] for leaf in manifest.results)])
-    code: dict[str, int] = {}
-    for entry, raw in bundle.executables:
-        code[entry.computation] = code.get(entry.computation, 0) + len(raw)
-    yield table(
-        [
-            ("computation", "artifact", "executables"),
-            *(
-                (name, size(len(data)), size(code[name]) if name in code else "-")
-                for name, data in bundle.artifacts().items()
-            ),
-        ]
-    )
-    if manifest.constants:
-        rows = [(c.name, f"{c.dtype}{list(c.shape)}") for c in manifest.constants]
-        yield table([("constant", "type"), *rows])
-
-
-def _slice_row(
-    name: str, axes: Sequence[str], shape: Sequence[int], island: str | None
-) -> tuple[str, str, str]:
-    mesh = " ".join(f"{axis}={n}" for axis, n in zip(axes, shape, strict=True))
-    return name, mesh, island or "any"
-
-
-def _leaf_row(leaf: Leaf) -> tuple[str, str, str, str]:
-    weak = " (weak)" if leaf.weak_type else ""
-    where = " ".join(leaf.slices) or "unread"
-    return leaf.name, f"{leaf.dtype}{list(leaf.shape)}{weak}", where, "donated" if leaf.donated else ""
-
-
-def _parser() -> Parser:
-    parser = Parser("pw-bundle", usage="pw-bundle inspect|verify FILE [flags]", description=_DESCRIPTION)
+def _parser() -> FlagParser:
+    parser = FlagParser("pw-bundle", "pw-bundle inspect|verify FILE [flags]", _DESCRIPTION)
     add = parser.add_argument
     add("command", nargs="?", choices=("inspect", "verify"), metavar="inspect|verify")
     add("bundle", nargs="?", metavar="FILE", help="a bundle")
@@ -164,8 +41,6 @@ def _parser() -> Parser:
     shown.add_argument("--manifest", action="store_true", help="inspect: print the manifest, which is JSON")
     shown.add_argument("--program", action="store_true", help="inspect: print the scheduled program")
     shown.add_argument("--computation", metavar="NAME", help="inspect: print a computation as StableHLO")
-    add("--version", action="store_true", help="print the version")
-    add("-h", "--help", action="store_true", help="print this")
     return parser
 
 

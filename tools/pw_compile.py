@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import difflib
 import mmap
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pathways.tools import supervisor
-from pathways.tools.argument_files import read_arguments
-from pathways.tools.arguments import Parser, count, cpu_devices, version_of
-from pathways.tools.files import UserError, write_output
-from pathways.tools.signatures import SignatureError, parse_named, parse_value
+from pathways.tools.arguments import read_arguments
+from pathways.tools.command import run_here
+from pathways.tools.errors import UserError
+from pathways.tools.flags import FlagParser, count, cpu_devices
+from pathways.tools.supervisor import doing, supervise
 
 if TYPE_CHECKING:
-    from pathways.compiler.stages import Compiled, Lowered
-    from pathways.tools.targets import MlirTarget, Target
+    from pathways.tools.compile_driver import TooFewDevices
 
 _DESCRIPTION = """\
 Compiles a program and prints the module after a phase, or with -o FILE.pwb writes a bundle for pw-run. TARGET
@@ -50,39 +47,26 @@ examples:
   pw-compile step.mlir --compile-to=device
 """
 
-_DEVICE = "device"
 _AGAIN = 75
 """The exit code of a child process that asks to be started again with more devices."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the tool; returns its exit code: 0, 1 for any error, 130 when interrupted.
-
-    Args:
-      arguments: those of the command line when left out, in a process that can report a crash of MLIR and
-        start again with more devices; otherwise the tool runs in this process.
-    """
+    """Runs the tool; see `command.run`. The child process may be started again, with more devices."""
+    parser = _parser()
     if arguments is not None:
-        return _guarded(arguments)
-    given = sys.argv[1:]
+        return run_here(parser, _run, arguments)
+    words = sys.argv[1:]
     # Written by the child: how many CPU devices the program needs, when JAX has started with fewer.
-    shared = mmap.mmap(-1, 8)
-    code = supervisor.supervise("pw-compile", lambda: _guarded(given, shared))
+    needed = mmap.mmap(-1, 8)
+    code = supervise(parser.prog, lambda: run_here(parser, lambda options: _run(options, needed), words))
     if code == _AGAIN:
-        wanted = int.from_bytes(shared[:])
-        code = supervisor.supervise("pw-compile", lambda: _guarded([f"--cpu-devices={wanted}", *given]))
+        words = [f"--cpu-devices={int.from_bytes(needed[:])}", *words]
+        code = supervise(parser.prog, lambda: run_here(parser, _run, words))
     return code
 
 
-def _guarded(arguments: Sequence[str], shared: mmap.mmap | None = None) -> int:
-    return supervisor.in_one_line("pw-compile", lambda: _main(arguments, shared))
-
-
-def _main(arguments: Sequence[str], shared: mmap.mmap | None) -> int:
-    options = _parser().parse_args(arguments)
-    if options.help or options.version:
-        write_output("-", (version_of("pw-compile") if options.version else _help()).encode())
-        return 0
+def _run(options: argparse.Namespace, needed: mmap.mmap | None = None) -> int:
     if options.target is None:
         raise UserError("expected a target, such as path/file.py:function; see pw-compile --help")
     is_bundle = options.output.endswith(".pwb")
@@ -90,151 +74,47 @@ def _main(arguments: Sequence[str], shared: mmap.mmap | None) -> int:
         raise UserError(f"{options.output} is a bundle, which --compile-to does not go with")
     if options.executables and not is_bundle:
         raise UserError("--executables are for a bundle; write one with -o FILE.pwb")
-    given = _read_arguments(options)
+    arguments = read_arguments(options)
 
-    supervisor.doing("importing JAX")
-    from pathways.tools import targets
+    doing("importing JAX")
+    from pathways.tools import compile_driver
 
-    phase = _phase(options)
-    if options.cpu_devices is not None:
-        targets.use_cpu_devices(options.cpu_devices)
-    # Standard output is for the module alone.
-    with contextlib.redirect_stdout(sys.stderr), _showing_tracebacks(options.traceback):
-        supervisor.doing(f"importing {options.target}")
-        target = targets.find(options.target)
-        args, kwargs = (target.example_args(), {}) if given is None else given
-        supervisor.doing(f"lowering {options.target}")
-        lowered = target.lower(args, kwargs, policy=options.policy, fuse=options.fuse)
-        compiled = None
-        if phase == _DEVICE or options.explain or options.executables:
-            supervisor.doing(f"compiling {options.target}")
-            compiled = _compile(target, lowered, shared if options.cpu_devices is None else None)
-            if compiled is None:
-                return _AGAIN
-        if is_bundle:
-            supervisor.doing(f"writing {options.output}")
-            targets.save(options.output, lowered, compiled if options.executables else None)
-        supervisor.doing("printing the result")
-        text = _text(options, phase, lowered, compiled)
-    if options.remarks:
-        _print_remarks(lowered)
-    if options.explain or not is_bundle:
-        write_output("-" if is_bundle else options.output, text.encode(errors="replace") + b"\n")
-    return 0
-
-
-def _text(options: argparse.Namespace, phase: str, lowered: Lowered, compiled: Compiled | None) -> str:
-    """What the tool prints: a table, or the module after a phase."""
-    from pathways.tools.explain import explain
-    from pathways.tools.targets import module_text
-
-    if compiled is not None and options.explain:
-        text = explain(lowered, compiled)
-    elif compiled is not None and phase == _DEVICE:
-        text = compiled.as_text(_DEVICE)
-    else:
-        text = module_text(lowered, phase, options.elide)
-    return text.rstrip("\n")
-
-
-@contextlib.contextmanager
-def _showing_tracebacks(wanted: bool) -> Any:
-    """Prints where an error of the user's code came from, if that is wanted."""
     try:
-        yield
+        return compile_driver.run(options, arguments)
     except UserError as error:
-        if wanted and error.__cause__ is not None:
+        if isinstance(error, compile_driver.TooFewDevices) and not (needed is None or options.cpu_devices):
+            return _ask_for_devices(error, needed)
+        if options.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         raise
 
 
-def _compile(target: Target | MlirTarget, lowered: Lowered, shared: mmap.mmap | None) -> Compiled | None:
-    """Compiles; None when there are too few devices and another process may make more."""
-    from pathways.runtime.local.devices import cluster
-    from pathways.runtime.resources.manager import ResourceError
-    from pathways.tools.targets import CannotRun
-
-    try:
-        return target.compile(lowered)
-    except CannotRun as error:
-        needed = sum(slice.size for slice in lowered.slices.values())
-        present = len(cluster().devices)
-        if shared is None or not isinstance(error.__cause__, ResourceError) or present >= needed:
-            raise
-    if (platform := cluster().platform) != "cpu":
+def _ask_for_devices(error: TooFewDevices, needed: mmap.mmap) -> int:
+    if error.platform != "cpu":
         print(
-            f"pw-compile: note: {needed} {platform} devices are needed, there are {present}; "
-            f"compiling for {needed} CPU devices",
+            f"pw-compile: note: {error.needed} {error.platform} devices are needed, there are "
+            f"{error.present}; compiling for {error.needed} CPU devices",
             file=sys.stderr,
         )
-    shared[:] = needed.to_bytes(8)
-    return None
+    needed[:] = error.needed.to_bytes(8)
+    return _AGAIN
 
 
-def _print_remarks(lowered: Lowered) -> None:
-    for remark in lowered.remarks:
-        print(remark, *remark.notes, sep="\n", file=sys.stderr)
-    if not lowered.remarks:
-        print("pw-compile: no remarks", file=sys.stderr)
+def _more_help() -> str:
+    from pathways.compiler.lowering import PHASES
 
-
-def _read_arguments(options: argparse.Namespace) -> tuple[Sequence[Any], dict[str, Any]] | None:
-    """The positional and named arguments that the command line gives; None where it gives none."""
-    if options.args_file is not None:
-        if options.args is not None or options.kwargs:
-            raise UserError("arguments are given by --args-file and by --args or --kwargs; give one of them")
-        return read_arguments(options.args_file)
-    if options.args is None and not options.kwargs:
-        return None
-    args = [
-        _read(parse_value, text, f"argument {number}") for number, text in enumerate(options.args or (), 1)
-    ]
-    kwargs: dict[str, Any] = {}
-    for text in options.kwargs:
-        name, value = _read(parse_named, text, "named argument")
-        if name in kwargs:
-            raise UserError(f"argument '{name}' is given twice")
-        kwargs[name] = value
-    return args, kwargs
-
-
-def _read[T](parse: Callable[[str], T], text: str, what: str) -> T:
-    try:
-        return parse(text)
-    except SignatureError as error:
-        shown = "".join(c if c.isprintable() else " " for c in text)
-        caret = " " * (error.column - 1) + "^"
-        raise UserError(f"{what}, column {error.column}: {error}\n{shown}\n{caret}") from None
-
-
-def _phase(options: argparse.Namespace) -> str:
-    from pathways.compiler.stages import PHASES
-
-    wanted = options.phase or PHASES[-1]
-    phases = [*PHASES, _DEVICE]
-    if wanted in phases:
-        return wanted
-    near = difflib.get_close_matches(wanted, phases, 1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise UserError(f"unknown phase '{wanted}'; {hint}the phases are {', '.join(phases)}")
-
-
-def _help() -> str:
-    from pathways.compiler.stages import PHASES
-
-    phases = ", ".join(PHASES)
-    listed = (
-        f"phases:\n  {phases}: forms of the module\n  {_DEVICE}: XLA's optimized module of each "
-        "computation on each slice, partitioned for its devices\n"
+    return (
+        f"phases:\n  {', '.join(PHASES)}: forms of the module\n  device: XLA's optimized module of each "
+        f"computation on each slice, partitioned for its devices\n\n{_ARGUMENTS}"
     )
-    return f"{_parser().format_help()}\n{listed}\n{_ARGUMENTS}"
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def _parser() -> FlagParser:
+    parser = FlagParser(
         "pw-compile",
-        usage="pw-compile TARGET [--args ARG ...] [--kwargs NAME=ARG ...] [-o FILE] [flags]",
-        description=_DESCRIPTION,
+        "pw-compile TARGET [--args ARG ...] [--kwargs NAME=ARG ...] [-o FILE] [flags]",
+        _DESCRIPTION,
+        _more_help,
     )
     add = parser.add_argument
     add("target", nargs="?", metavar="TARGET", help="path/file.py:function, package.module:function or .mlir")
@@ -286,8 +166,6 @@ def _parser() -> Parser:
         help="print no elements attributes of more than N elements",
     )
     add("--traceback", action="store_true", help="print where an error in your code came from")
-    add("--version", action="store_true", help="print the version")
-    add("-h", "--help", action="store_true", help="print this")
     return parser
 
 

@@ -14,11 +14,12 @@ Strings stand between single or double quotes with the escapes of JSON. Reading 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Callable
 from typing import Any
+
+from pathways.tools.errors import hint
 
 DTYPES = {
     **dict.fromkeys(("bool", "i1", "pred"), "bool"),
@@ -73,12 +74,12 @@ def parse_value(text: str) -> Any:
     Raises:
       SignatureError: says what is expected where.
     """
-    return _Reader(text).whole()
+    return _ValueReader(text).whole()
 
 
 def parse_named(text: str) -> tuple[str, Any]:
     """Reads an argument with its name: `scale=f32[]`."""
-    reader = _Reader(text)
+    reader = _ValueReader(text)
     name = reader.take(_WORD)
     if not name:
         reader.fail("expected the name of an argument")
@@ -87,7 +88,7 @@ def parse_named(text: str) -> tuple[str, Any]:
     return name, reader.whole()
 
 
-class _Reader:
+class _ValueReader:
     """A recursive-descent parser."""
 
     def __init__(self, text: str) -> None:
@@ -98,8 +99,8 @@ class _Reader:
     def fail(self, message: str, position: int | None = None) -> Any:
         """Raises an error, by default about what stands at the present position."""
         if position is None:
-            found = self.text[self.position : self.position + 1]
-            message += f", got {found!r}" if found else ", got the end"
+            character = self.text[self.position : self.position + 1]
+            message += f", got {character!r}" if character else ", got the end"
             position = self.position
         raise SignatureError(message, position + 1)
 
@@ -118,11 +119,11 @@ class _Reader:
     def take(self, pattern: re.Pattern[str]) -> str:
         """Moves past what a pattern matches here, which may be nothing."""
         self.skip_space()
-        found = pattern.match(self.text, self.position)
-        if not found:
+        match = pattern.match(self.text, self.position)
+        if not match:
             return ""
-        self.position = found.end()
-        return found.group()
+        self.position = match.end()
+        return match.group()
 
     def whole(self) -> Any:
         value = self.value()
@@ -154,9 +155,7 @@ class _Reader:
 
     def array(self, word: str, start: int) -> Array:
         if word not in DTYPES:
-            near = difflib.get_close_matches(word, [*DTYPES, *_LITERALS], 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            self.fail(f"unknown dtype '{word}'{hint}", start)
+            self.fail(f"unknown dtype '{word}'{hint(word, [*DTYPES, *_LITERALS])}", start)
         if not self.accept("["):
             self.fail(f"expected a shape, such as {word}[8,128], or {word}[] for a scalar")
         shape: list[int] = []
@@ -212,7 +211,7 @@ class _Reader:
         return values, comma
 
     def read_dict(self) -> dict[str, Any]:
-        entries: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         comma = True
         while not self.accept("}"):
             if not comma:
@@ -221,13 +220,13 @@ class _Reader:
             if self.text[at : at + 1] not in ('"', "'"):
                 self.fail("expected a key in quotes, or '}'")
             key = self.string()
-            if key in entries:
+            if key in values:
                 self.fail(f"key {key!r} stands here twice", at)
             if not self.accept(":"):
                 self.fail("expected ':'")
-            entries[key] = self.value()
+            values[key] = self.value()
             comma = self.accept(",")
-        return entries
+        return values
 
     def string(self) -> str:
         start = self.position

@@ -14,8 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from pathways.tools.files import UserError
-
 _SIZE = 4096
 _activity: mmap.mmap | None = None
 """What the child is doing, in memory that the parent can read after a crash; None without a parent."""
@@ -83,23 +81,3 @@ def _stop(child: int) -> None:
             time.sleep(0.01)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def in_one_line(tool: str, body: Callable[[], int]) -> int:
-    """Runs a tool and returns its exit code; tells mistakes of the caller and interruptions in one line."""
-    try:
-        return body()
-    except UserError as error:
-        print(f"{tool}: error: {error}", file=sys.stderr)
-        return 1
-    except MemoryError:
-        print(f"{tool}: error: out of memory", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not try to flush the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
-    except KeyboardInterrupt:
-        if not supervised():
-            print(f"{tool}: interrupted", file=sys.stderr)
-        return 130

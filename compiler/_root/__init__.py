@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathways.compiler.accumulate import accumulate
-    from pathways.compiler.api import Program, jit, program
+    from pathways.compiler.api import jit, program
     from pathways.compiler.loaded import LoadedProgram, load
-    from pathways.compiler.stages import Compiled, Lowered, ProgramError
+    from pathways.compiler.lowering import ProgramError
+    from pathways.compiler.program import Program
+    from pathways.compiler.stages import Compiled, Lowered
     from pathways.runtime.bundle.manifest import BundleError
     from pathways.runtime.local.devices import cluster, connect
     from pathways.runtime.local.tracing import trace
@@ -51,8 +53,8 @@ _MODULES = {
     "Compiled": "compiler.stages",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
-    "Program": "compiler.api",
-    "ProgramError": "compiler.stages",
+    "Program": "compiler.program",
+    "ProgramError": "compiler.lowering",
     "ResourceError": "runtime.resources.manager",
     "VirtualDeviceSet": "runtime.resources.virtual",
     "VirtualSlice": "runtime.resources.virtual",

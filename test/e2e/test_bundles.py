@@ -320,7 +320,7 @@ class Saved:
     def __call__(self, fun, **options):
         outer = self
 
-        class Program:
+        class SavedProgram:
             def lower(self, *args):
                 self.lowered = pw.program(fun, **options).lower(*args)
                 return self
@@ -335,7 +335,7 @@ class Saved:
             def __call__(self, *args):
                 return self.lower(*args).compile()(*args)
 
-        return Program()
+        return SavedProgram()
 
 
 def test_the_transformer_example(tmp_path):

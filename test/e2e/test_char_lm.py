@@ -13,7 +13,7 @@ ACTIVATIONS = 4 * 16 * 64 * 128
 
 
 @dataclasses.dataclass(frozen=True)
-class Pipeline:
+class StagesOnSlices:
     """Four stages, which slices take in turn.
 
     Attributes:
@@ -29,8 +29,8 @@ class Pipeline:
     flags: tuple[str, ...] = ()
 
 
-DEFAULT = Pipeline(slices=4, microbatches=8, data=2, model=1, bubble="27.3%")  # 3 / (8 + 3)
-INTERLEAVED = Pipeline(
+DEFAULT = StagesOnSlices(slices=4, microbatches=8, data=2, model=1, bubble="27.3%")  # 3 / (8 + 3)
+INTERLEAVED = StagesOnSlices(
     slices=2,
     microbatches=4,
     data=1,
@@ -41,12 +41,12 @@ INTERLEAVED = Pipeline(
 
 
 @pytest.fixture(scope="module", params=[DEFAULT, INTERLEAVED], ids=["1f1b", "interleaved-1f1b"])
-def pipeline(request: pytest.FixtureRequest) -> Pipeline:
+def pipeline(request: pytest.FixtureRequest) -> StagesOnSlices:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def run(pipeline: Pipeline, run_example):
+def run(pipeline: StagesOnSlices, run_example):
     return run_example("char_lm.py", "--quick", *pipeline.flags)
 
 
@@ -72,7 +72,7 @@ def test_learns(output: str) -> None:
     assert float(after) < float(before) - 1
 
 
-def test_moves_activations_their_gradients_and_scalars(output: str, pipeline: Pipeline) -> None:
+def test_moves_activations_their_gradients_and_scalars(output: str, pipeline: StagesOnSlices) -> None:
     # Three boundaries, there and back; what the slices know of the global norm goes there and back once.
     scalars = 2 * (pipeline.slices - 1)
     assert row(output, "transfers per step") == [str(2 * 3 * pipeline.microbatches + scalars)]
@@ -81,7 +81,7 @@ def test_moves_activations_their_gradients_and_scalars(output: str, pipeline: Pi
     assert row(output, "bytes moved per step") == [str(moved)]
 
 
-def test_counts_launches(output: str, pipeline: Pipeline) -> None:
+def test_counts_launches(output: str, pipeline: StagesOnSlices) -> None:
     (launches,) = row(output, "launches per step")
     # Four stages forward, three backward: the last does both in one. Then, for each slice, at most three
     # around the loop: what the norm and the update need beyond what rides on launches of the loop.
@@ -89,11 +89,11 @@ def test_counts_launches(output: str, pipeline: Pipeline) -> None:
     assert in_loop <= int(launches) <= in_loop + 3 * pipeline.slices
 
 
-def test_the_bubble_is_that_of_the_schedule(output: str, pipeline: Pipeline) -> None:
+def test_the_bubble_is_that_of_the_schedule(output: str, pipeline: StagesOnSlices) -> None:
     assert row(output, "bubble as planned") == [pipeline.bubble]
 
 
-def test_earlier_slices_hold_more_microbatches(output: str, pipeline: Pipeline) -> None:
+def test_earlier_slices_hold_more_microbatches(output: str, pipeline: StagesOnSlices) -> None:
     peaks = [int(row(output, f"peak bytes on s{n}")[0]) for n in range(pipeline.slices)]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] > 3 * 4 * 800_000 / pipeline.slices, "parameters and both moments of AdamW"

@@ -530,6 +530,13 @@ def test_a_placed_function_alone_is_a_program_of_one_launch(slices):
     assert device_of(double(np.float32(1))) == device_of(twin(np.float32(1)))
 
 
+def test_a_placed_function_that_has_run_alone_is_not_placed_again(slices):
+    double = pw.jit(lambda x: x * 2, devices=slices[0])
+    assert double(np.float32(2)) == 4
+    with pytest.raises(pw.ProgramError, match=r"is placed on @.* but called inside"):
+        pw.jit(double, devices=slices[1])(np.float32(2))
+
+
 def test_decorators_with_and_without_arguments(slices):
     @pw.jit(devices=slices[0])
     def double(x):
@@ -560,7 +567,7 @@ def test_one_function_on_two_slices(slices):
 
 
 def test_methods(chain):
-    class Model:
+    class Scaled:
         def __init__(self, scale: float) -> None:
             self.scale = scale
 
@@ -568,8 +575,8 @@ def test_methods(chain):
         def apply(self, x):
             return chain(x) * self.scale
 
-    assert Model(2.0).apply(np.float32(1)) == 6
-    assert Model(3.0).apply(np.float32(1)) == 9
+    assert Scaled(2.0).apply(np.float32(1)) == 6
+    assert Scaled(3.0).apply(np.float32(1)) == 9
 
 
 # Arrays that a program closes over.

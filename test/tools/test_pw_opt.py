@@ -250,9 +250,9 @@ def test_interruption(tmp_path, number, code, message):
     ("arguments", "message"),
     [
         (["--verify-each=maybe"], "argument --verify-each: must be 0 or 1, got 'maybe'"),
-        (["--mlir-elide-elementsattrs-if-larger=-1"], "must be a number of elements, got '-1'"),
+        (["--mlir-elide-elementsattrs-if-larger=-1"], "must be a number, got '-1'"),
         (["-o"], "argument -o: expected one argument"),
-        (["a", "b"], "unrecognized arguments: b"),
+        (["a", "b"], "unexpected argument 'b'"),
         (["--no-such-thing"], "unknown flag '--no-such-thing'"),
         (["--list-pases"], "unknown flag '--list-pases'; did you mean '--list-passes'?"),
         (["--pw-dee"], "unknown flag '--pw-dee'; did you mean '--pw-dce'?"),

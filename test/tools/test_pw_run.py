@@ -17,7 +17,7 @@ import pytest
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.arrays import read_arrays
-from pathways.tools.files import UserError
+from pathways.tools.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}

@@ -21,7 +21,7 @@
 // NEGATIVE: pw-sim: error: --latency: must be a number from 0 up, got -1
 // RATE: pw-sim: error: --bandwidth: expected a number or a string such as "10GB/s", got 'fast'
 // OUTPUT: pw-sim: error: cannot write output file '/nowhere/t.json': No such file or directory
-// FLAG: pw-sim: error: unrecognized arguments: --tmies x
+// FLAG: pw-sim: error: unexpected argument '--tmies'; did you mean '--times'?
 // ORDER: <stdin>:{{.*}}: error: 'pw.launch' op has order 0 on @s0
 // SORTED: <stdin>:{{.*}}: error: 'pw.launch' op stands before the launch of @finish on @s0 (order 1), but waits for it; run pw-plan-memory
 

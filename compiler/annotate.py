@@ -1,0 +1,119 @@
+"""What a traced program says beside JAX's StableHLO: its slices, its loops, and what users said of values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jax.sharding import PartitionSpec
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from pathways.compiler.specs import Spec, dims_of
+from pathways.compiler.trace_state import slice_named
+from pathways.dialect import (
+    LoopOp,
+    SliceOp,
+    argument_attrs,
+    ops_named,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
+    symbol_table,
+)
+from pathways.dialect.metadata import CallMetadata
+from pathways.dialect.names import ARGUMENT_INFO, DONOR, MAIN, SPEC
+from pathways.dialect.shardings import read_mesh
+from pathways.passes.util.functions import unique_name
+from pathways.runtime.resources.virtual import VirtualSlice
+
+
+def declare_slices(module: ir.Module) -> dict[str, VirtualSlice]:
+    """Adds a `pw.slice` for every slice that a metadata call names, and a mesh for every shape."""
+    slices: dict[str, VirtualSlice] = {}
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        name = CallMetadata.read(op).slice
+        if name is not None:
+            slices.setdefault(name, slice_named(name))
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    ip = ir.InsertionPoint.at_block_begin(module.body)
+    # Constraints inside placed functions have brought meshes along. Of equal ones Shardy keeps the first.
+    meshes: dict[tuple[tuple[str, int], ...], str] = {}
+    for op in ops_named(module, ["sdy.mesh"]):
+        meshes.setdefault(read_mesh(op).axes, op.attributes["sym_name"].value)
+    ordered = dict(sorted(slices.items(), key=lambda item: item[1].number))
+    for virtual in ordered.values():
+        axes = tuple(zip(virtual.axis_names, virtual.shape, strict=True))
+        if axes not in meshes:
+            base = "mesh_" + "x".join(map(str, virtual.shape))
+            taken = symbol_table(module)
+            meshes[axes] = base if base not in taken else f"{base}_{'_'.join(virtual.axis_names)}"
+            attributes = {
+                "sym_name": ir.StringAttr.get(meshes[axes]),
+                "mesh": sdy.MeshAttr.get([sdy.MeshAxisAttr.get(n, s) for n, s in axes]),
+            }
+            ip.insert(ir.Operation.create("sdy.mesh", attributes=attributes))
+    for symbol, virtual in ordered.items():
+        mesh = meshes[tuple(zip(virtual.axis_names, virtual.shape, strict=True))]
+        overlap = True if virtual.overlap else None
+        SliceOp.build(sym_name=symbol, mesh=mesh, island=virtual.island, overlap=overlap, ip=ip)
+    return ordered
+
+
+def declare_loops(module: ir.Module, schedule: str | None) -> None:
+    """Adds a `pw.loop` for every loop that a metadata call names, and calls it after its function.
+
+    While tracing, loops have numbers that are unique in the process: JAX may reuse the trace of a function.
+    """
+    names: dict[str, str] = {}
+    taken = set(symbol_table(module))
+    ip = ir.InsertionPoint.at_block_begin(module.body)
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        metadata = CallMetadata.read(op)
+        if metadata.loop is None:
+            return ir.WalkResult.ADVANCE
+        if metadata.loop not in names:
+            name = names[metadata.loop] = unique_name(metadata.name, taken)
+            taken.add(name)
+            LoopOp.build(sym_name=name, count=metadata.count, schedule=schedule, loc=op.location, ip=ip)
+        dataclasses.replace(metadata, loop=names[metadata.loop]).write(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+
+
+def describe_arguments(
+    module: ir.Module, paths: Sequence[str], donated: Sequence[bool], specs: Sequence[Spec]
+) -> None:
+    """Notes on each argument of `@main` what the caller calls it, whether it is donated, and how it lies."""
+    main = symbol_table(module)[MAIN]
+    attrs = argument_attrs(main)
+    offset = len(attrs) - len(paths)
+    wishes = specs or [None] * len(paths)
+    for argument, path, is_donated, spec in zip(attrs[offset:], paths, donated, wishes, strict=True):
+        argument[ARGUMENT_INFO] = ir.StringAttr.get(path)
+        if is_donated:
+            argument[DONOR] = ir.BoolAttr.get(True)
+        if spec is not None:
+            argument[SPEC] = _spec_attribute(spec)
+    set_argument_attrs(main, attrs)
+
+
+def describe_results(module: ir.Module, specs: Sequence[Spec]) -> None:
+    """Notes on each result of `@main` how the user wants it to lie over its slice."""
+    main = symbol_table(module)[MAIN]
+    attrs = result_attrs(main)
+    for result, spec in zip(attrs, specs, strict=True):
+        if spec is not None:
+            result[SPEC] = _spec_attribute(spec)
+    set_result_attrs(main, attrs)
+
+
+def _spec_attribute(spec: PartitionSpec) -> ir.Attribute:
+    return ir.ArrayAttr.get(
+        [ir.ArrayAttr.get([ir.StringAttr.get(axis) for axis in dim]) for dim in dims_of(spec).dims]
+    )

@@ -1,0 +1,43 @@
+"""Copies of arrays on other slices than the one where their holder sees them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+
+class Mirrors:
+    """The copies that arrays have on other slices, as long as the arrays live.
+
+    A caller sees a mirrored value as one ordinary array, on the first of its slices. The runtime keeps
+    the others here, so that passing the array back sends nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._copies: dict[int, tuple[weakref.ref[Any], tuple[Any, ...]]] = {}
+
+    def add(self, array: Any, copies: Sequence[Any]) -> None:
+        """Remembers the copies of an array until it is gone."""
+        key = id(array)
+
+        def forget(ref: weakref.ref[Any]) -> None:
+            # Another array may have got the id by now.
+            with self._lock:
+                if key in self._copies and self._copies[key][0] is ref:
+                    del self._copies[key]
+
+        with self._lock:
+            self._copies[key] = (weakref.ref(array, forget), tuple(copies))
+
+    def find(self, array: Any, shardings: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The copies of an array if it has them in exactly these places."""
+        kept = self._copies.get(id(array))
+        if kept is None or kept[0]() is not array:
+            return None
+        copies = kept[1]
+        if [c.sharding for c in copies] != list(shardings) or any(c.is_deleted() for c in copies):
+            return None
+        return copies

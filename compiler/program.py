@@ -1,0 +1,166 @@
+"""A function compiled once for each signature of its arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pathways.compiler.arguments import Conventions, Signature, abstract
+from pathways.compiler.call import UNLIKE, Call
+from pathways.compiler.jax_internals import flatten, trace_context, unflatten
+from pathways.compiler.lowering import ProgramError, run_phases
+from pathways.compiler.specs import Spec, flat_specs, positional_only
+from pathways.compiler.stages import Lowered
+from pathways.compiler.trace import Traced, trace
+from pathways.compiler.trace_state import active_trace
+from pathways.passes.pipeline import Options
+from pathways.runtime.local.devices import cluster
+
+
+class Program:
+    """A function compiled for many slices; made by `pw.program`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        conventions: Conventions,
+        options: Options,
+        in_shardings: Any = None,
+        out_shardings: Any = None,
+        schedule: str | None = None,
+    ) -> None:
+        functools.update_wrapper(self, fun)
+        self.name = conventions.name
+        self._fun = fun
+        self._options = options
+        self._conventions = conventions
+        self._in_shardings = in_shardings
+        self._out_shardings = out_shardings
+        self._schedule = schedule
+        self._has_static = conventions.has_static
+        self._calls: list[Call] = []
+        self._last: Call | None = None
+        self._compiling = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<pw.program {self.name}>"
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program and returns at once, with arrays that become ready later."""
+        static: tuple[Any, ...] = ()
+        if self._has_static:
+            dynamic, named, static = self._conventions.split_static(args, kwargs)
+            leaves, tree = flatten((dynamic, named))
+        else:
+            leaves, tree = flatten((args, kwargs))
+        last = self._last
+        if (
+            last is not None
+            and tree == last.tree
+            and static == last.static
+            and last.context == trace_context()
+            and active_trace.program is None
+        ):
+            result = last.go_if_like_last(leaves)
+            if result is not UNLIKE:
+                return result
+        return self._call_slowly(leaves, tree, static, args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces the program and takes it through all passes, without devices or data.
+
+        Args:
+          *args: arrays, numbers or `jax.ShapeDtypeStruct`s; static arguments as they are.
+          **kwargs: likewise.
+
+        Raises:
+          ProgramError: when a pass refuses the program; names the place in the user's code.
+        """
+        dynamic, named, static = self._conventions.split_static(args, kwargs)
+        leaves, tree = flatten((dynamic, named))
+        avals = abstract(leaves, self.name, lambda: self._conventions.paths(args, kwargs))
+        signature = Signature(tree, tuple(avals), static, trace_context())
+        traced = self._trace(signature, args, kwargs)
+        if not traced.interface.out_avals and not traced.callbacks:
+            raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
+        forms = run_phases(traced.module, self.name, self._options)
+        return Lowered(forms, traced.interface, signature, traced.callbacks, traced.keepalive)
+
+    def with_options(self, **changes: Any) -> Program:
+        """The same program with some of its `Options` changed."""
+        options = dataclasses.replace(self._options, **changes)
+        return Program(
+            self._fun, self._conventions, options, self._in_shardings, self._out_shardings, self._schedule
+        )
+
+    def _call_slowly(
+        self,
+        leaves: list[Any],
+        tree: Any,
+        static: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A call that brings something new: arguments to move, or a signature to compile."""
+        if active_trace.program is not None:
+            # A program called inside a program is part of it.
+            return self._fun(*args, **kwargs)
+        ready = self._ready_call(leaves, tree, static)
+        if ready is None:
+            with self._compiling:
+                # Another thread may have been faster.
+                ready = self._ready_call(leaves, tree, static)
+                if ready is None:
+                    call = self.lower(*args, **kwargs).compile().call
+                    self._calls.append(call)
+                    ready = call, call.bring_or_fail(leaves, tree)
+        self._last, brought = ready
+        return self._last.go(brought)
+
+    def _ready_call(
+        self, leaves: list[Any], tree: Any, static: tuple[Any, ...]
+    ) -> tuple[Call, list[Any]] | None:
+        """The compiled signature that these arguments have, and the arguments on their slices."""
+        context = trace_context()
+        # The last one first: most programs get a new array from the host in every call.
+        for call in sorted(self._calls, key=lambda call: call is not self._last):
+            if tree == call.tree and static == call.static and context == call.context:
+                brought = call.bring(leaves)
+                if brought is not None:
+                    return call, brought
+        return None
+
+    def _trace(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
+        dynamic, named = unflatten(signature.tree, structs)
+        static = dict(signature.static)
+        values = iter(dynamic)
+        return trace(
+            self._fun,
+            self.name,
+            tuple(static[n] if n in static else next(values) for n in range(len(args))),
+            {**named, **{k: v for k, v in static.items() if isinstance(k, str)}},
+            self._conventions.donated(args, kwargs),
+            cluster().platform,
+            self._conventions.static_argnums,
+            self._conventions.static_argnames,
+            self._argument_specs(dynamic, named),
+            self._out_shardings,
+            self._schedule,
+        )
+
+    def _argument_specs(self, dynamic: tuple[Any, ...], named: dict[str, Any]) -> list[Spec]:
+        """What the user says of the sharding of each flat argument."""
+        if self._in_shardings is None:
+            return []
+        what = f"in_shardings of program '{self.name}'"
+        positional_only(named, what)
+        return flat_specs(self._in_shardings, dynamic, what)

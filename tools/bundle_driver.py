@@ -1,0 +1,122 @@
+"""What `pw-bundle` shows of a bundle, and how it checks one."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from pathways.runtime.bundle.examine import allowance, examine, memory_of_at_most
+from pathways.runtime.bundle.file import Bundle, read
+from pathways.runtime.bundle.manifest import MANIFEST, BundleError, Leaf
+from pathways.runtime.bundle.program import artifact_of
+from pathways.runtime.timelines.tables import size, table
+from pathways.tools import supervisor
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the flags ask for; returns the exit code."""
+    supervisor.doing(f"reading {options.bundle}")
+    try:
+        bundle = read(options.bundle)
+        text = _verify(bundle) if options.command == "verify" else _inspect(bundle, options)
+    except BundleError as error:
+        raise UserError(str(error)) from None
+    write_output("-", f"{text}\n".encode())
+    return 0
+
+
+def _verify(bundle: Bundle) -> str:
+    with _allowance(bundle):
+        examine(bundle)
+    kept = f"; {len(bundle.executables)} executables not looked into" if bundle.executables else ""
+    return f"{bundle.path}: sound ({len(bundle.members)} members{kept})"
+
+
+def _inspect(bundle: Bundle, options: argparse.Namespace) -> str:
+    if options.manifest:
+        return bytes(bundle.members[MANIFEST]).decode().rstrip()
+    if options.program:
+        return _shown(bytes(bundle.program).decode(errors="replace"))
+    if options.computation is not None:
+        return _shown(_computation(bundle, options.computation))
+    return "\n\n".join(_sections(bundle))
+
+
+def _computation(bundle: Bundle, name: str) -> str:
+    if name not in bundle.artifacts():
+        raise UserError(f"there is no computation '{name}'; there are {', '.join(bundle.artifacts())}")
+    supervisor.doing(f"reading computation {name}")
+    with _allowance(bundle):
+        return str(artifact_of(bundle, name))
+
+
+@contextlib.contextmanager
+def _allowance(bundle: Bundle) -> Iterator[None]:
+    """Limits what MLIR may take of time and memory, as when the bundle is loaded, in a process of its own."""
+    if not supervisor.supervised():
+        yield
+        return
+    seconds, memory = allowance(bundle)
+    try:
+        with supervisor.at_most(seconds), memory_of_at_most(memory):
+            yield
+    except MemoryError:
+        raise UserError(f"{bundle.path}: reading its program takes too much memory") from None
+
+
+def _shown(text: str) -> str:
+    """Text from the file without what would steer a terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    ).rstrip()
+
+
+def _sections(bundle: Bundle) -> Iterator[str]:
+    manifest = bundle.manifest
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
+    about = [
+        ("platform", manifest.platform),
+        ("made with", versions),
+        ("digest", bundle.digest),
+        ("custom calls", ", ".join(manifest.custom_calls) or "none"),
+    ]
+    yield f"program {manifest.name}\n{table(about)}"
+    yield table(
+        [
+            ("slice", "mesh", "island"),
+            *(_slice_row(s.name, s.axis_names, s.shape, s.island) for s in manifest.slices),
+        ]
+    )
+    yield table([("argument", "type", "slices", ""), *map(_leaf_row, manifest.arguments)])
+    yield table([("result", "type", "slices"), *(_leaf_row(leaf)[:3] for leaf in manifest.results)])
+    code: dict[str, int] = {}
+    for listed, raw in bundle.executables:
+        code[listed.computation] = code.get(listed.computation, 0) + len(raw)
+    yield table(
+        [
+            ("computation", "artifact", "executables"),
+            *(
+                (name, size(len(data)), size(code[name]) if name in code else "-")
+                for name, data in bundle.artifacts().items()
+            ),
+        ]
+    )
+    if manifest.constants:
+        rows = [(c.name, f"{c.dtype}{list(c.shape)}") for c in manifest.constants]
+        yield table([("constant", "type"), *rows])
+
+
+def _slice_row(
+    name: str, axes: Sequence[str], shape: Sequence[int], island: str | None
+) -> tuple[str, str, str]:
+    mesh = " ".join(f"{axis}={n}" for axis, n in zip(axes, shape, strict=True))
+    return name, mesh, island or "any"
+
+
+def _leaf_row(leaf: Leaf) -> tuple[str, str, str, str]:
+    weak = " (weak)" if leaf.weak_type else ""
+    where = " ".join(leaf.slices) or "unread"
+    return leaf.name, f"{leaf.dtype}{list(leaf.shape)}{weak}", where, "donated" if leaf.donated else ""

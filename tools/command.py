@@ -1,0 +1,55 @@
+"""How every tool runs: in a child process, with its flags read and its errors told in one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
+from pathways.tools.flags import FlagParser
+from pathways.tools.supervisor import supervise, supervised
+
+Work = Callable[[argparse.Namespace], int]
+"""What a tool does for its flags; returns the exit code."""
+
+
+def run(parser: FlagParser, work: Work, arguments: Sequence[str] | None) -> int:
+    """Runs a tool; returns its exit code: 0, 1 for any error, 130 when interrupted.
+
+    Args:
+      parser: its flags.
+      work: what it does for them; imports whatever is heavy, so that the parent has not.
+      arguments: those of the command line when None, in a process that can report a crash of MLIR or XLA;
+        otherwise the tool runs in this process.
+    """
+    if arguments is None:
+        return supervise(parser.prog, lambda: run_here(parser, work, sys.argv[1:]))
+    return run_here(parser, work, arguments)
+
+
+def run_here(parser: FlagParser, work: Work, arguments: Sequence[str]) -> int:
+    """Runs a tool in this process; tells mistakes of the caller and interruptions in one line."""
+    try:
+        options = parser.parse_args(arguments)
+        answer = parser.answer(options)
+        if answer is None:
+            return work(options)
+        write_output("-", answer.encode())
+        return 0
+    except UserError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print(f"{parser.prog}: error: out of memory", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the interpreter must not try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except KeyboardInterrupt:
+        if not supervised():
+            print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,161 @@
+"""Compiles the program of `pw-compile`, and prints or saves it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pathways.compiler.lowering import PHASES
+from pathways.compiler.stages import Compiled, Lowered
+from pathways.dialect import make_context
+from pathways.runtime.bundle.manifest import BundleError
+from pathways.runtime.local.devices import cluster, connect
+from pathways.runtime.resources.manager import ResourceError
+from pathways.runtime.xla.compile_cache import CompileError
+from pathways.tools import targets
+from pathways.tools.errors import UserError, hint
+from pathways.tools.explain import explain
+from pathways.tools.files import write_output
+from pathways.tools.supervisor import doing
+from pathways.tools.user_code import CannotRun
+
+_DEVICE = "device"
+
+
+class TooFewDevices(CannotRun):
+    """A program needs more devices than there are.
+
+    Attributes:
+      needed: how many it needs.
+      present: how many there are.
+      platform: of which kind.
+    """
+
+    def __init__(self, message: str, needed: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.present = len(cluster().devices)
+        self.platform = cluster().platform
+
+
+def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, Any]] | None) -> int:
+    """Does what the flags ask for; returns the exit code.
+
+    Args:
+      options: the flags.
+      arguments: those of the program, by position and by name; None for its examples.
+
+    Raises:
+      TooFewDevices: it cannot be compiled for the devices that there are.
+    """
+    phase = _phase(options)
+    is_bundle = options.output.endswith(".pwb")
+    if options.cpu_devices is not None:
+        _use_cpu_devices(options.cpu_devices)
+    # Standard output is for the module alone.
+    with contextlib.redirect_stdout(sys.stderr):
+        doing(f"importing {options.target}")
+        target = targets.find(options.target)
+        args, kwargs = (target.example_args(), {}) if arguments is None else arguments
+        doing(f"lowering {options.target}")
+        lowered = target.lower(args, kwargs, policy=options.policy, fuse=options.fuse)
+        compiled = None
+        if phase == _DEVICE or options.explain or options.executables:
+            doing(f"compiling {options.target}")
+            compiled = _compile(target, lowered)
+        if is_bundle:
+            doing(f"writing {options.output}")
+            _save(options.output, lowered, compiled if options.executables else None)
+        doing("printing the result")
+        text = _text(options, phase, lowered, compiled)
+    if options.remarks:
+        _print_remarks(lowered)
+    if options.explain or not is_bundle:
+        write_output("-" if is_bundle else options.output, text.encode(errors="replace") + b"\n")
+    return 0
+
+
+def _phase(options: argparse.Namespace) -> str:
+    """The phase whose module is printed."""
+    phase = options.phase or PHASES[-1]
+    phases = [*PHASES, _DEVICE]
+    if phase in phases:
+        return phase
+    meant = hint(phase, phases) or ";"
+    raise UserError(f"unknown phase '{phase}'{meant} the phases are {', '.join(phases)}")
+
+
+def _use_cpu_devices(number: int) -> None:
+    """Makes the cluster of so many CPU devices."""
+    try:
+        connect(cpu_devices=number)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(str(error)) from None
+
+
+def _compile(target: targets.PythonTarget | targets.MlirTarget, lowered: Lowered) -> Compiled:
+    """Compiles for the devices of the cluster.
+
+    Raises:
+      TooFewDevices: there are fewer than the slices take.
+      CannotRun: for any other reason, with the error as its cause.
+    """
+    try:
+        return target.compile(lowered)
+    except CannotRun as error:
+        needed = sum(virtual.size for virtual in lowered.slices.values())
+        if isinstance(error.__cause__, ResourceError) and len(cluster().devices) < needed:
+            raise TooFewDevices(str(error), needed) from error.__cause__
+        raise
+
+
+def _save(path: str, lowered: Lowered, compiled: Compiled | None) -> None:
+    """Writes a bundle, with executables where it is compiled.
+
+    Raises:
+      UserError: the program has no place in one, or the file cannot be written.
+    """
+    try:
+        if compiled is None:
+            lowered.save(path)
+        else:
+            compiled.save(path, executables=True)
+    except (BundleError, CompileError) as error:
+        raise UserError(str(error)) from None
+    except OSError as error:
+        raise UserError(f"cannot write output file '{path}': {error.strerror or error}") from None
+
+
+def _text(options: argparse.Namespace, phase: str, lowered: Lowered, compiled: Compiled | None) -> str:
+    """What the tool prints: a table, or the module after a phase."""
+    if compiled is not None and options.explain:
+        text = explain(lowered, compiled)
+    elif compiled is not None and phase == _DEVICE:
+        text = compiled.as_text(_DEVICE)
+    else:
+        text = _module_text(lowered, phase, options.elide)
+    return text.rstrip("\n")
+
+
+def _module_text(lowered: Lowered, phase: str, elide: int | None = None) -> str:
+    """The module after a phase; elements attributes of more than `elide` elements are left out."""
+    try:
+        text = lowered.as_text(phase)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if elide is None:
+        return text
+    module = ir.Module.parse(text, make_context())
+    return module.operation.get_asm(large_elements_limit=elide)
+
+
+def _print_remarks(lowered: Lowered) -> None:
+    for remark in lowered.remarks:
+        print(remark, *remark.notes, sep="\n", file=sys.stderr)
+    if not lowered.remarks:
+        print("pw-compile: no remarks", file=sys.stderr)

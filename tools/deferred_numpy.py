@@ -1,0 +1,26 @@
+"""Keeps numpy out of tools that seldom need it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import Any
+
+
+class DeferredModule(types.ModuleType):
+    """A module that is imported when somebody first asks it for something.
+
+    `importlib.util.LazyLoader` would not do: a second import statement wakes its modules up.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        sys.modules.pop(self.__name__, None)
+        real = importlib.import_module(self.__name__)
+        self.__dict__.update(real.__dict__)
+        return getattr(real, name)
+
+
+def defer_numpy() -> None:
+    """Keeps MLIR's bindings, which import numpy but seldom use it, from doubling the start-up time."""
+    sys.modules.setdefault("numpy", DeferredModule("numpy"))

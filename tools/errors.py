@@ -1,0 +1,16 @@
+"""Mistakes of the caller of a tool, and guesses at what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the caller, told in one line and without a traceback."""
+
+
+def hint(text: str, choices: Iterable[str]) -> str:
+    """What a text may mean: `; did you mean 'scheduled'?`, or nothing when no choice is near."""
+    near = difflib.get_close_matches(text, list(choices), 1)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,112 @@
+"""The flags of the tools."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from pathways.tools.errors import UserError, hint
+
+MOST_CPU_DEVICES = 4096
+
+TIMES_HELP = """\
+times:
+  A JSON file of durations. All of it is optional; the most specific entry counts.
+    {"phases": {"fwd": "1.2ms", "bwd": "2.4ms", "bwd.input": "1ms", "recompute": "1ms", "glue": 0},
+     "stages": {"3": {"fwd": "2ms"}},
+     "computations": {"front": "1ms"},
+     "launches": {"front[3]": "5ms"}}
+  A number counts time units, a string has a suffix (s, ms, us, ns); the two do not mix. Without the file a
+  placed call takes one unit, glue none, and a launch that several calls were fused into what they take
+  together. A trace of a measured run serves as well: each launch takes the median of its durations there.
+"""
+
+
+class FlagParser(argparse.ArgumentParser):
+    """The flags of a tool; its errors are `UserError`s, with a guess at what was meant.
+
+    Args:
+      tool: the name of the tool.
+      usage: how to call it.
+      description: what it does.
+      more_help: gives what `--help` says behind the flags.
+      library: the package whose version `--version` names beside ours.
+    """
+
+    def __init__(
+        self,
+        tool: str,
+        usage: str,
+        description: str,
+        more_help: Callable[[], str] = str,
+        library: str | None = "jax",
+    ) -> None:
+        super().__init__(
+            tool,
+            usage=usage,
+            description=description,
+            allow_abbrev=False,
+            add_help=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._more_help = more_help
+        self._library = library
+        self.add_argument("--version", action="store_true", help="print the version")
+        self.add_argument("-h", "--help", action="store_true", help="print this")
+
+    @property
+    def flags(self) -> list[str]:
+        """All flags, with their dashes."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unexpected argument '{rest[0]}'{hint(rest[0].partition('=')[0], self.flags)}")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+    def answer(self, options: argparse.Namespace) -> str | None:
+        """What `--version` or `--help` asks for; None where neither is given."""
+        if options.version:
+            library = f" ({self._library} {_version(self._library)})" if self._library else ""
+            return f"{self.prog} {_version('pathways-mlir')}{library}\n"
+        if options.help:
+            more = self._more_help()
+            return f"{self.format_help()}\n{more}" if more else self.format_help()
+        return None
+
+
+def _version(package: str) -> str:
+    from importlib import metadata  # Slow, and seldom needed.
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def count(text: str) -> int:
+    """A number on the command line."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"must be a number, got '{text}'")
+    return int(text)
+
+
+def cpu_devices(text: str) -> int:
+    """A number of CPU devices on the command line; XLA starts threads for each."""
+    number = count(text)
+    if not 1 <= number <= MOST_CPU_DEVICES:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_CPU_DEVICES}, got {number}")
+    return number
+
+
+def add_timing_flags(parser: FlagParser) -> None:
+    """Adds the flags that say how long things take; `TIMES_HELP` describes the file."""
+    add = parser.add_argument
+    add("--times", metavar="FILE", help="how long launches take: a JSON file, or the trace of a run")
+    add("--latency", metavar="TIME", help="of a link between two slices, such as 5us; default: none")
+    add("--bandwidth", metavar="RATE", help="of a link, such as 10GB/s or 200Gbit/s; default: no limit")

@@ -1,0 +1,123 @@
+"""Runs passes over the input of `pw-opt` and prints the result."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import make_context
+from pathways.passes.base import PassFailure
+from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.text import Item, PipelineError, parse_pipeline
+from pathways.tools.diagnostics import Expectations, Printer
+from pathways.tools.errors import UserError
+from pathways.tools.files import read_input, write_output
+from pathways.tools.reports import Instrumentation, Timing, dialects_help, list_passes
+from pathways.tools.source import SEPARATOR, Source, parse
+from pathways.tools.supervisor import doing
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the flags ask for; returns the exit code."""
+    if options.list_passes or options.show_dialects:
+        write_output("-", (list_passes() if options.list_passes else dialects_help()).encode())
+        return 0
+    doing("reading the pipeline")
+    items = _read_pipeline(options.pipeline, make_context())
+    if options.input == "-" and sys.stdin.isatty():
+        print("pw-opt: reading from standard input; Ctrl-D ends it", file=sys.stderr)
+    name = "<stdin>" if options.input == "-" else options.input
+    source = Source(name, read_input(options.input))
+    timing = Timing()
+    outputs = [
+        _process(piece, items, options, timing)
+        for piece in (source.chunks() if options.split_input_file else [source])
+    ]
+    printed = [output for output in outputs if output]
+    complete = None not in outputs
+    if printed and (complete or options.output == "-"):
+        with timing.measure("Output"):
+            write_output(options.output, f"{SEPARATOR}\n".encode().join(printed))
+    if options.timing:
+        print(timing.report(), file=sys.stderr)
+    return 0 if complete else 1
+
+
+def _process(source: Source, items: list[Item], options: argparse.Namespace, timing: Timing) -> bytes | None:
+    """The output for one piece of the input; None after errors, empty when they were the expected ones."""
+    context = make_context()
+    printer = Printer(source)
+    expectations = Expectations(source, printer) if options.verify_diagnostics else None
+    hooks = Instrumentation(
+        lambda module: _text(module, options),
+        options.print_before,
+        options.print_after,
+        options.print_change,
+        timing,
+    )
+    output: bytes | None = None
+    with Diagnostics(context, expectations or printer):
+        try:
+            with timing.measure("Parser"):
+                module = parse(source, context)
+            run_passes(
+                module,
+                items,
+                verify_each=options.verify_each,
+                before_each=hooks.before_each,
+                after_each=hooks.after_each,
+            )
+            if options.irdl:
+                _write_irdl(module, options.irdl)
+            doing("printing the result")
+            output = _output(module, options)
+        except (ir.MLIRError, PassFailure):
+            pass
+    if expectations is not None:
+        return (output or b"") if expectations.finish() else None
+    return output
+
+
+def _output(module: ir.Module, options: argparse.Namespace) -> bytes:
+    if options.emit_schedule:
+        from pathways.passes.schedule.schedule import schedule_of
+
+        with module.context:
+            return schedule_of(module).encode()
+    return _bytecode(module) if options.emit_bytecode else _text(module, options)
+
+
+def _text(module: ir.Module, options: argparse.Namespace) -> bytes:
+    text = module.operation.get_asm(
+        binary=True,
+        enable_debug_info=options.debuginfo,
+        print_generic_op_form=options.generic or options.irdl is not None,
+        large_elements_limit=options.elide,
+    )
+    return text.rstrip(b"\n") + b"\n"
+
+
+def _write_irdl(module: ir.Module, path: str) -> None:
+    from pathways.dialect.irdl import export
+
+    doing("writing the dialect as IRDL")
+    write_output(path, export(module).encode())
+
+
+def _bytecode(module: ir.Module) -> bytes:
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def _read_pipeline(texts: list[str], context: ir.Context) -> list[Item]:
+    items: list[Item] = []
+    for text in texts:
+        try:
+            items += parse_pipeline(text, context)
+        except PipelineError as error:
+            raise UserError(f"{error}\n{text}\n{' ' * (error.column - 1)}^") from None
+    return items

@@ -1,0 +1,50 @@
+"""Gathers the timelines that `pw-viz` draws."""
+
+from __future__ import annotations
+
+import argparse
+
+from pathways.runtime.simulate.links import Link
+from pathways.runtime.simulate.times import Times
+from pathways.runtime.timelines.events import EventLog
+from pathways.runtime.timelines.page import page_of
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
+from pathways.tools.scheduled import read_model, read_plan, read_timelines, simulated
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the flags ask for; returns the exit code."""
+    timelines: list[EventLog] = []
+    if options.input is not None:
+        replays = _replays(options)
+        if replays is None:
+            return 1
+        timelines += replays
+    for path in options.traces:
+        timelines += _steps_of(read_timelines(path), options.step, path)
+    write_output(options.output, page_of(timelines).encode())
+    return 0
+
+
+def _replays(options: argparse.Namespace) -> list[EventLog] | None:
+    """The planned timeline of a program, and the simulated one if it is another."""
+    plan = read_plan(options.input)
+    if plan is None:
+        return None
+    times, link = read_model(options, plan)
+    timelines: list[EventLog] = [simulated(plan, Times(), Link(), "planned")]
+    if times.has_entries or link != Link():
+        timelines.append(simulated(plan, times, link, "simulated"))
+    return timelines
+
+
+def _steps_of(timelines: list[EventLog], step: str, path: str) -> list[EventLog]:
+    """The steps of a trace that are to be drawn."""
+    if step == "all":
+        return timelines
+    if step == "last":
+        return timelines[-1:]
+    if not (step.isascii() and step.isdecimal()) or int(step) >= len(timelines):
+        raise UserError(f"--step: '{path}' has steps 0 to {len(timelines) - 1}, got '{step}'")
+    return [timelines[int(step)]]
