@@ -1,0 +1,260 @@
+"""Failures of one cause: how many there are, the smallest example, and whether MLIR alone fails on it too."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import syntax
+from cases import INPUT, OUTPUT, Case, Verdict, execute, judge, quiet_context
+from forked import Ending, Task, run_all
+from jaxlib.mlir import ir
+from jaxlib.mlir.passmanager import PassManager
+from mutate_lines import without
+
+from pathways.tools import pw_opt
+
+SECONDS = 10.0
+"""How long a case may take."""
+
+_EFFORT = 25.0
+"""Seconds that go into making one example smaller."""
+
+_HANGS = 3.0
+"""Seconds after which a smaller example of one that takes too long counts as one too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Failures of one cause.
+
+    Attributes:
+      count: how many cases ended here.
+      number: the number of the smallest of them.
+      case: the smallest of them, made smaller still in the end.
+      verdict: what became of it.
+      stock: whether MLIR's own parser, printer or passes fail on it without anything of ours.
+    """
+
+    count: int
+    number: int
+    case: Case
+    verdict: Verdict
+    stock: bool = False
+
+
+Buckets = dict[tuple[str, str], Bucket]
+
+
+def add(buckets: Buckets, number: int, case: Case, verdict: Verdict) -> None:
+    """Counts a failure; keeps the smaller example."""
+    key = (verdict.kind, verdict.bucket)
+    before = buckets.get(key)
+    if before is None:
+        buckets[key] = Bucket(1, number, case, verdict)
+    elif len(case.data) < len(before.case.data):
+        buckets[key] = Bucket(before.count + 1, number, case, verdict)
+    else:
+        buckets[key] = dataclasses.replace(before, count=before.count + 1)
+
+
+def verdict_of(case: Case, seconds: float = SECONDS) -> Verdict:
+    """Runs a case in a child."""
+    return _once(functools.partial(write_and_execute, case), judge, seconds)
+
+
+def write_and_execute(case: Case, folder: Path, note: Callable[[str], None]) -> None:
+    """The task of a child that runs a case."""
+    case.write(folder)
+    execute(case, folder, note)
+
+
+def _once[T](task: Task, read: Callable[[Ending], T], seconds: float = SECONDS) -> T:
+    # Read at once: the folder of an ending is gone when the next one is asked for.
+    (result,) = [read(ending) for _, ending in run_all([(None, task)], 1, seconds)]
+    return result
+
+
+def finish(buckets: Buckets, jobs: int) -> Iterator[tuple[tuple[str, str], Bucket]]:
+    """Makes the example of each bucket smaller, and asks whether MLIR alone fails on it."""
+    tasks = [(key, functools.partial(_finish_one, bucket)) for key, bucket in buckets.items()]
+    for key, ending in run_all(tasks, jobs, 8 * _EFFORT):
+        bucket = buckets[key]
+        done = ending.folder / "stock"
+        if done.exists():
+            stock = json.loads(done.read_text())
+            yield key, dataclasses.replace(bucket, case=Case.read(ending.folder), stock=stock)
+        else:
+            yield key, bucket
+
+
+def _finish_one(bucket: Bucket, folder: Path, note: Callable[[str], None]) -> None:
+    smaller = _Reduction(bucket.case, bucket.verdict).run()
+    smaller.write(folder)
+    (folder / "stock").write_text(json.dumps(is_stock(smaller, bucket.verdict)))
+
+
+class _Reduction:
+    """Makes a case smaller as long as its verdict stays what it is."""
+
+    def __init__(self, case: Case, verdict: Verdict) -> None:
+        self.case = case
+        self.verdict = verdict
+        self.deadline = time.monotonic() + _EFFORT
+
+    def run(self) -> Case:
+        whole = self.case
+        if not self.keep(whole):
+            return whole  # It depends on more than the input; the whole of it may tell something.
+        self.shrink()
+        if self.verdict.kind == "hang" and verdict_of(self.case).kind != "hang":
+            return whole
+        return self.case
+
+    def shrink(self) -> None:
+        if self.case.flags:
+            self.keep(dataclasses.replace(self.case, flags=()))
+        self.shorten_pipeline()
+        if self.case.data.startswith(b"ML\xefR"):
+            if (text := _once(functools.partial(_print, self.case.data), _output)) is None:
+                return
+            if not self.keep(dataclasses.replace(self.case, data=text)):
+                return
+        size = len(self.case.data) + 1
+        while len(self.case.data) < size and time.monotonic() < self.deadline:
+            size = len(self.case.data)
+            self.drop_lines(at_least=4)
+            self.drop_statements()
+            self.drop_lines(at_least=1)
+            self.drop_attributes()
+
+    def keep(self, candidate: Case) -> bool:
+        """Takes a candidate if it ends as the case does."""
+        if time.monotonic() > self.deadline:
+            return False
+        verdict = verdict_of(candidate, _HANGS if self.verdict.kind == "hang" else SECONDS)
+        if (verdict.kind, verdict.bucket) != (self.verdict.kind, self.verdict.bucket):
+            return False
+        self.case = candidate
+        return True
+
+    def keep_text(self, text: str) -> bool:
+        return self.keep(dataclasses.replace(self.case, data=text.encode(errors="surrogateescape")))
+
+    @property
+    def text(self) -> str:
+        return self.case.data.decode(errors="surrogateescape")
+
+    def shorten_pipeline(self) -> None:
+        for number in reversed(range(len(self.case.pipeline))):
+            rest = self.case.pipeline[:number] + self.case.pipeline[number + 1 :]
+            self.keep(dataclasses.replace(self.case, pipeline=rest))
+        for number, name in enumerate(self.case.pipeline):
+            bare = (*self.case.pipeline[:number], name.partition("{")[0], *self.case.pipeline[number + 1 :])
+            if "{" in name:
+                self.keep(dataclasses.replace(self.case, pipeline=bare))
+
+    def drop_statements(self) -> None:
+        rng = random.Random(0)
+        number = 0
+        while number < len(found := _largest_first(self.text)):
+            if not self.keep_text("\n".join(without(rng, self.text.split("\n"), found[number]))):
+                number += 1
+            if time.monotonic() > self.deadline:
+                return
+
+    def drop_lines(self, at_least: int) -> None:
+        chunk = max(1, self.text.count("\n") // 2)
+        while chunk >= at_least:
+            start = 0
+            while start < len(lines := self.text.split("\n")):
+                if not self.keep_text("\n".join(lines[:start] + lines[start + chunk :])):
+                    start += chunk
+            chunk //= 2
+
+    def drop_attributes(self) -> None:
+        number = 0
+        while number < len(found := syntax.dictionaries(self.text)):
+            if not self.keep_attributes(found[number], ()):
+                self.drop_some(number)
+                number += 1
+
+    def drop_some(self, number: int) -> None:
+        """Drops attributes of one dictionary, one after the other."""
+        position = 0
+        while number < len(found := syntax.dictionaries(self.text)):
+            attributes = found[number].attributes
+            if position >= len(attributes):
+                return
+            if not self.keep_attributes(found[number], attributes[:position] + attributes[position + 1 :]):
+                position += 1
+
+    def keep_attributes(self, dictionary: syntax.Dictionary, kept: tuple[syntax.Attribute, ...]) -> bool:
+        written = ", ".join(self.text[a.start : a.end] for a in kept)
+        smaller = syntax.replace(self.text, dictionary.start, dictionary.end, written)
+        tidy = re.sub(r"( attributes)? (\{\}|<\{\}>)(?=[ ,)]|$)", "", smaller) if not kept else smaller
+        return self.keep_text(tidy) or (tidy != smaller and self.keep_text(smaller))
+
+
+def _largest_first(text: str) -> list[syntax.Statement]:
+    return sorted(syntax.statements(text.split("\n")), key=lambda s: (s.first - s.last, s.first))
+
+
+def is_stock(case: Case, verdict: Verdict) -> bool:
+    """Whether MLIR fails by itself: reading and printing the input, or running a pass of its own.
+
+    The input of that pass is what the passes before it make, in a process of their own.
+    """
+    if verdict.kind not in ("crash", "hang", "memory"):
+        return False
+    if _fails_alone(case.data, None):
+        return True
+    running = re.fullmatch(r"running (.*)", verdict.note)
+    names = [name.partition("{")[0] for name in case.pipeline]
+    if running is None or running[1].startswith("pw-") or running[1] not in names:
+        return False
+    before = dataclasses.replace(
+        case, pipeline=case.pipeline[: names.index(running[1])], flags=("--mlir-print-op-generic",)
+    )
+    data = _once(functools.partial(_write_and_run, before), _output)
+    return data is not None and _fails_alone(data, running[1])
+
+
+def _write_and_run(case: Case, folder: Path, note: Callable[[str], None]) -> None:
+    case.write(folder)
+    pw_opt.main([str(folder / INPUT), "-o", str(folder / OUTPUT), *case.command()[3:]])
+
+
+def _print(data: bytes, folder: Path, note: Callable[[str], None]) -> None:
+    with quiet_context() as context, contextlib.suppress(ir.MLIRError):
+        module = ir.Module.parse(data, context)
+        (folder / OUTPUT).write_bytes(module.operation.get_asm(binary=True, print_generic_op_form=True))
+
+
+def _output(ending: Ending) -> bytes | None:
+    path = ending.folder / OUTPUT
+    return path.read_bytes() if path.exists() else None
+
+
+def _fails_alone(data: bytes, name: str | None) -> bool:
+    """Whether MLIR dies or hangs when it reads and prints a module, and runs a pass of its own on it."""
+
+    def task(folder: Path, note: Callable[[str], None]) -> None:
+        with quiet_context() as context:
+            try:
+                module = ir.Module.parse(data, context)
+                module.operation.verify()
+                module.operation.get_asm(binary=True)
+                if name is not None:
+                    PassManager.parse(f"builtin.module({name})", context).run(module.operation)
+            except (ir.MLIRError, ValueError, UnicodeDecodeError):
+                pass
+
+    return _once(task, lambda ending: ending.late or ending.signal is not None)

@@ -1,0 +1,271 @@
+"""One case: an input and a pipeline, what the tools do with them, and whether they may."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from corpus import ROOT, Corpus
+from forked import Ending
+from jaxlib.mlir import ir
+from mutations import mutate, pick_seed
+from random_pipelines import SCHEDULE_FILE, random_order, random_pipeline
+
+from pathways.dialect import make_context, verify
+from pathways.tools import pw_opt, pw_sim, supervisor
+
+_FLAGS = (
+    *(
+        ("--mlir-print-op-generic",),
+        ("--emit-bytecode",),
+        ("--emit-schedule",),
+        ("--mlir-print-ir-after-change",),
+    ),
+    *(("--mlir-print-debuginfo",), ("--emit-irdl", "pw.irdl")),
+)
+OURS = ("dialect", "passes", "runtime", "tools", "compiler")
+GOOD = ("ok", "refused")
+"""What may become of a case; everything else is a failure."""
+
+INPUT, OUTPUT = "input.mlir", "output.mlir"
+_ERROR = re.compile(r"(?m)^(?:.*:\d+:\d+: |<unknown>:\d+: |pw-(?:opt|sim): )?error: ")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+_NO_MEMORY = ("out of memory", "std::bad_alloc", "Allocation failed", "MemoryError")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An input of `pw-opt`, the passes to run on it, other flags, and a schedule file next to it."""
+
+    data: bytes
+    pipeline: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    order: str = ""
+    seed: str = ""
+    """What the input was made of."""
+
+    def command(self) -> list[str]:
+        """The arguments of `pw-opt`."""
+        return [INPUT, "-o", OUTPUT, "-p", ",".join(self.pipeline), *self.flags]
+
+    def write(self, folder: Path) -> None:
+        """Writes the input, and all that `read` needs."""
+        (folder / INPUT).write_bytes(self.data)
+        (folder / SCHEDULE_FILE).write_bytes(self.order.encode("latin-1"))
+        rest = {"pipeline": self.pipeline, "flags": self.flags, "order": self.order, "seed": self.seed}
+        (folder / "case.json").write_text(json.dumps(rest))
+
+    @staticmethod
+    def read(folder: Path) -> Case:
+        """The case that was written to a folder."""
+        rest = json.loads((folder / "case.json").read_text())
+        pipeline, flags = tuple(rest["pipeline"]), tuple(rest["flags"])
+        return Case((folder / INPUT).read_bytes(), pipeline, flags, rest["order"], rest["seed"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of a case.
+
+    Attributes:
+      kind: `ok`; `refused`: exit code 1 and diagnostics; `traceback`; `crash`: killed by a signal; `hang`;
+        `memory`: it needed more than it may have; `silent`: exit code 1 without an error, or 0 with one, or
+        another code; `reread`: its own output is refused.
+      bucket: what failures of one cause have in common.
+      message: the first error, or the end of the traceback.
+      note: what was being done.
+    """
+
+    kind: str
+    bucket: str = ""
+    message: str = ""
+    note: str = ""
+
+
+def random_case(number: int, seed: int, corpus: Corpus, folder: Path, note: Callable[[str], None]) -> Case:
+    """Makes a case, and writes it to a folder.
+
+    What MLIR refuses by itself tells nothing of this compiler, so such inputs are mostly made anew; and half
+    of the time those that our verifier refuses as well, so that passes have something to do.
+    """
+    rng = random.Random(f"{seed}/{number}")
+    patience = rng.choice([0.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5])
+    with quiet_context() as context:
+        for _ in range(6):
+            note("making the case")
+            case = _random_case(rng, corpus)
+            case.write(folder)
+            if patience == 0.0:
+                break
+            note(f"reading {INPUT}")
+            module = _parsed(case.data, context)
+            if module is not None and (patience == 1.0 or _is_valid(module)):
+                break
+    return case
+
+
+def _random_case(rng: random.Random, corpus: Corpus) -> Case:
+    source = pick_seed(rng, corpus)
+    data = mutate(rng, source, corpus)
+    claims = "" if source.is_bytecode else data.decode(errors="replace")
+    pipeline = random_pipeline(rng, claims, source.pipelines)
+    flags = rng.choice(_FLAGS) if rng.random() < 0.2 else ()
+    return Case(data, pipeline, flags, random_order(rng), source.name)
+
+
+@contextlib.contextmanager
+def quiet_context() -> Iterator[ir.Context]:
+    """A context whose diagnostics nobody reads: the bindings abort when they convert some of them."""
+    context = make_context()
+    context.emit_error_diagnostics = True
+    handler = context.attach_diagnostic_handler(lambda _: True)
+    with context:
+        yield context
+    handler.detach()
+
+
+def _parsed(data: bytes, context: ir.Context) -> ir.Module | None:
+    try:
+        if not data.startswith(b"ML\xefR"):
+            data.decode()  # The bindings do so too, and abort where they cannot.
+        return ir.Module.parse(data, context)
+    except (ir.MLIRError, ValueError, MemoryError):
+        return None
+
+
+def _is_valid(module: ir.Module) -> bool:
+    """Whether our verifier takes a module, or fails at it, which is worth a closer look."""
+    try:
+        return verify(module)
+    except Exception:
+        return True
+
+
+def execute(case: Case, folder: Path, note: Callable[[str], None]) -> None:
+    """Runs a case in this process, which should be a child, and writes its verdict to the folder."""
+    os.chdir(folder)
+    supervisor.doing = note
+    memory_frames: list[str] = []
+    supervisor.in_one_line = _noting_memory(supervisor.in_one_line, memory_frames)
+    try:
+        verdict = _run(case)
+    except BaseException as error:
+        sys.stdout.flush()
+        verdict = _raised(error)
+    if verdict.message.endswith("out of memory"):
+        verdict = Verdict("memory", (memory_frames or ["?"])[0], verdict.message)
+    Path("verdict.json").write_text(json.dumps(dataclasses.asdict(verdict)))
+
+
+def _noting_memory(original: Callable[..., int], frames: list[str]) -> Callable[..., int]:
+    """The tools tell of a lack of memory in one line, which does not say where."""
+
+    def in_one_line(tool: str, body: Callable[[], int]) -> int:
+        def noted() -> int:
+            try:
+                return body()
+            except MemoryError as error:
+                frames.append(_innermost(error.__traceback__))
+                raise
+
+        return original(tool, noted)
+
+    return in_one_line
+
+
+def _run(case: Case) -> Verdict:
+    verdict = _tool(lambda: pw_opt.main(case.command()))
+    if verdict.kind != "ok" or "--emit-schedule" in case.flags:
+        return verdict
+    reread = _tool(lambda: pw_opt.main([OUTPUT, "-o", "again.mlir"]))
+    if reread.kind != "ok":
+        return dataclasses.replace(
+            reread,
+            kind="reread" if reread.kind == "refused" else reread.kind,
+            bucket=reread.bucket or f"reread: {_general(reread.message)}",
+        )
+    if b'pw.form = "scheduled"' in Path(OUTPUT).read_bytes():
+        simulated = _tool(lambda: pw_sim.main([OUTPUT, "--json", "-o", "sim.json"]))
+        return verdict if simulated.kind == "refused" else simulated
+    return verdict
+
+
+def _tool(main: Callable[[], int]) -> Verdict:
+    """Runs a tool; what it raises is left to the caller."""
+    sys.stderr.flush()
+    start = os.fstat(2).st_size
+    code = main()
+    sys.stderr.flush()
+    printed = os.pread(os.open("/proc/self/fd/2", os.O_RDONLY), 1 << 20, start).decode(errors="replace")
+    error = _ERROR.search(printed)
+    first = printed[error.start() :].split("\n")[0] if error else ""
+    if "Traceback (most recent call last)" in printed:
+        return Verdict("silent", "prints a traceback", printed[-300:])
+    match code:
+        case 0 if not error:
+            return Verdict("ok")
+        case 1 if error:
+            return Verdict("refused", message=first)
+    return Verdict("silent", f"exit code {code}, {'an' if error else 'no'} error: {_general(first)}", first)
+
+
+def _raised(error: BaseException) -> Verdict:
+    """The verdict on an exception that a tool let through."""
+    traceback.print_exception(error)
+    frame = _innermost(error.__traceback__)
+    message = "".join(traceback.format_exception_only(error)).strip()[:500]
+    if isinstance(error, MemoryError):
+        return Verdict("memory", frame, message)
+    return Verdict("traceback", f"{type(error).__name__} {frame}", message)
+
+
+def _innermost(trace: TracebackType | None) -> str:
+    frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(trace)]
+    return _ours(reversed(frames))
+
+
+def _ours(frames: Any) -> str:
+    """The first of some frames that is ours, as `passes/place/cut.py:71 cut`."""
+    for file, line, name in frames:
+        path = Path(file)
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in OURS:
+            return f"{path.relative_to(ROOT)}:{line} {name}"
+    return "?"
+
+
+def judge(ending: Ending) -> Verdict:
+    """The verdict on a case that was executed in a child."""
+    if ending.signal is None and not ending.late:
+        read = json.loads((ending.folder / "verdict.json").read_text())
+        return dataclasses.replace(Verdict(**read), note=ending.note)
+    stack = [(file, int(line), name) for file, line, name in _FRAME.findall(ending.stderr)]
+    # Whoever calls it: the tool, or this file, which looks first whether it is worth to run the tool.
+    frame = "MLIR's parser" if stack and stack[0][2] in ("parse", "_parsed") else _ours(stack)
+    doing = _general(ending.note)
+    if ending.late:
+        # Where in a loop it is stopped is chance; that it is this pass is not.
+        passes = [f for f in stack if "/passes/" in f[0] and "/driver.py" not in f[0]]
+        where = _ours(passes[-1:] or stack).split(":")[0]
+        return Verdict("hang", f"{where} {doing}", frame, ending.note)
+    name = ending.signal.name if ending.signal else "?"
+    if any(sign in ending.stderr for sign in _NO_MEMORY):
+        return Verdict("memory", f"{frame} {doing}", name, ending.note)
+    abort = re.search(r"(?m)^(?:LLVM ERROR|.*Assertion|terminate called).*", ending.stderr)
+    return Verdict("crash", f"{name} {frame} {doing}", abort.group() if abort else name, ending.note)
+
+
+def _general(text: str) -> str:
+    """A message without what differs from input to input."""
+    text = re.sub(r"\{.*\}", "", text)
+    text = re.sub(r"^\S+:\d+:\d+: ", "", text)
+    return re.sub(r"'[^']*'|@[\w:]+|#?\d+|\"[^\"]*\"|%\S+", "_", text)[:80]

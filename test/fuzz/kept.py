@@ -1,0 +1,55 @@
+"""Examples as files whose first line says which passes they are for, and how they end."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from buckets import Bucket
+from cases import Case
+from random_pipelines import full_pipeline
+
+from pathways.passes import registry
+
+_FIRST = re.compile(rb"// pw-opt (.*?)   was: .*\n")
+
+
+def write(bucket: Bucket, folder: Path) -> Path:
+    """Writes the example of a bucket; those that are MLIR's own fault go to a folder below."""
+    folder = folder / "stock" if bucket.stock else folder
+    folder.mkdir(parents=True, exist_ok=True)
+    case, verdict = bucket.case, bucket.verdict
+    name = re.sub(r"\W+", "_", f"{verdict.kind}_{verdict.bucket}").strip("_")[:100]
+    path = folder / f"{name}.{bucket.number}.mlir"
+    arguments = shlex.join(["-p", ",".join(case.pipeline), *case.flags])
+    first = f"// pw-opt {arguments}   was: {verdict.kind} {verdict.bucket}, case {bucket.number}\n"
+    path.write_bytes(first.encode() + case.data + b"\n" * (not case.data.endswith(b"\n")))
+    if "order.csv" in arguments:
+        path.with_suffix(".csv").write_bytes(case.order.encode("latin-1"))
+    return path
+
+
+def read(folder: Path) -> Iterator[tuple[Path, Case]]:
+    """The cases of the files of a folder: with the passes of the first line, or with all there are."""
+    for path in sorted(folder.rglob("*.mlir")):
+        data = path.read_bytes()
+        first = _FIRST.match(data)
+        if first is not None and data[first.end() :].startswith(b"ML\xefR"):
+            data = data[first.end() :]
+        table = path.with_suffix(".csv")
+        order = table.read_text("latin-1") if table.exists() else ""
+        arguments = shlex.split(first[1].decode()) if first is not None and b"-p " in first[1] else []
+        if arguments:
+            pipelines = [tuple(split_pipeline(arguments[1]))]
+        else:
+            text = data.decode(errors="replace")
+            pipelines = [(), *((name,) for name in registry.names()), full_pipeline(text), full_pipeline("")]
+        for pipeline in pipelines:
+            yield path, Case(data, pipeline, tuple(arguments[2:]), order)
+
+
+def split_pipeline(text: str) -> list[str]:
+    """The passes of a pipeline, each with its options."""
+    return [name for name in re.findall(r"(?:[^,{(]|\{[^}]*\}|\([^)]*\))+", text) if name]

@@ -1,0 +1,154 @@
+"""Runs the tools on mutated IR: they are to give their result or one clear error, whatever they read.
+
+  python test/fuzz/mutate_ir.py --seed 0 --count 5000 --jobs 2 --keep build/fuzz/kept
+  python test/fuzz/mutate_ir.py --replay build/fuzz/kept
+
+Case number n of a seed is always the same, for the same sources. Each runs in a child process. A failure is a
+traceback, a crash, more than 10 s or 2 GiB, exit code 1 without an error, or output that is refused when it
+is read again. Failures of one cause are counted together; of each the smallest example is made smaller and
+kept. The exit code is 1 when there is one that is not MLIR's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import kept
+from buckets import SECONDS, Bucket, Buckets, add, finish, is_stock, write_and_execute
+from cases import GOOD, Case, execute, judge, random_case
+from corpus import ROOT, Corpus, read_corpus
+from forked import run_all
+
+
+def main() -> int:
+    """Runs the harness; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first case (default: %(default)s)"
+    )
+    parser.add_argument("--count", type=int, default=1000, help="number of cases (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at the same time (default: %(default)s)")
+    parser.add_argument(
+        "--keep", type=Path, default=ROOT / "build" / "fuzz" / "kept", help="folder for examples"
+    )
+    parser.add_argument(
+        "--replay", type=Path, help="run the files of a folder, with the passes they name, instead"
+    )
+    options = parser.parse_args()
+    if options.replay is not None:
+        return replay(options.replay, options.jobs)
+    return fuzz(options.seed, range(options.first, options.first + options.count), options.jobs, options.keep)
+
+
+def fuzz(seed: int, numbers: range, jobs: int, keep: Path) -> int:
+    """Runs random cases; returns the exit code."""
+    corpus = read_corpus()
+    tasks = ((number, functools.partial(_make_and_execute, number, seed, corpus)) for number in numbers)
+    kinds: collections.Counter[str] = collections.Counter()
+    refused: collections.Counter[str] = collections.Counter()
+    buckets: Buckets = {}
+    progress = _Progress(len(numbers))
+    for number, ending in run_all(tasks, jobs, SECONDS):
+        verdict = judge(ending)
+        kinds[verdict.kind] += 1
+        if verdict.kind == "refused":
+            refused[verdict.note] += 1
+        if verdict.kind not in GOOD:
+            add(buckets, number, Case.read(ending.folder), verdict)
+        progress.show(sum(kinds.values()), f"{len(buckets)} buckets")
+    rate = progress.rate(len(numbers))
+    progress.end()
+    print(f"making {len(buckets)} examples smaller ...", file=sys.stderr)
+    for key, bucket in finish(buckets, jobs):
+        buckets[key] = bucket
+        kept.write(bucket, keep)
+    _report(kinds, refused, buckets, rate)
+    return 1 if any(not bucket.stock for bucket in buckets.values()) else 0
+
+
+def _make_and_execute(
+    number: int, seed: int, corpus: Corpus, folder: Path, note: Callable[[str], None]
+) -> None:
+    execute(random_case(number, seed, corpus, folder, note), folder, note)
+
+
+def replay(folder: Path, jobs: int) -> int:
+    """Runs kept examples; returns the exit code."""
+    kinds: collections.Counter[str] = collections.Counter()
+    failures: dict[tuple[Path, str], list[Case]] = {}
+    tasks = (((path, case), functools.partial(write_and_execute, case)) for path, case in kept.read(folder))
+    for (path, case), ending in run_all(tasks, jobs, SECONDS):
+        verdict = judge(ending)
+        stock = verdict.kind not in GOOD and is_stock(case, verdict)
+        kinds[f"{verdict.kind}{' of MLIR' * stock}"] += 1
+        if verdict.kind not in GOOD and not stock:
+            failures.setdefault((path, f"{verdict.kind} {verdict.bucket}"), []).append(case)
+    for (path, what), cases in sorted(failures.items(), key=lambda failure: failure[0]):
+        pipeline = ",".join(min(cases, key=lambda case: len(case.pipeline)).pipeline)
+        print(f"{path.relative_to(folder)}: {what}, with {len(cases)} pipelines such as '{pipeline}'")
+    files = len({path for path, _ in failures})
+    print(f"{', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}; {files} files failed")
+    return 1 if failures else 0
+
+
+def _report(
+    kinds: collections.Counter[str], refused: collections.Counter[str], buckets: Buckets, rate: float
+) -> None:
+    total = sum(kinds.values())
+    print(f"{total} cases, {rate:.0f} a second")
+    for kind, count in kinds.most_common():
+        print(f"  {kind:<10} {count:>6}  {count / total:.1%}")
+    print("refused while")
+    for note, count in refused.most_common(12):
+        print(f"  {count:>6}  {note}")
+    for title, stock in (("failures", False), ("failures of MLIR alone", True)):
+        chosen = sorted((b for b in buckets.values() if b.stock == stock), key=_by_count)
+        print(f"{title}: {len(chosen)} buckets, {sum(b.count for b in chosen)} cases")
+        for bucket in chosen:
+            verdict = bucket.verdict
+            message = verdict.message.split("\n")[0][:80]
+            print(f"  {bucket.count:>5}  {verdict.kind:<9} {verdict.bucket}  [{bucket.number}] {message}")
+
+
+def _by_count(bucket: Bucket) -> tuple[int, str]:
+    return -bucket.count, bucket.verdict.bucket
+
+
+class _Progress:
+    """A line on standard error that is written over, or from time to time one more."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.started = time.monotonic()
+        self.shown = self.started
+
+    def rate(self, done: int) -> float:
+        """Cases a second so far."""
+        return done / max(time.monotonic() - self.started, 1e-3)
+
+    def show(self, done: int, what: str) -> None:
+        """Shows how far it is, when it is time to."""
+        terminal = sys.stderr.isatty()
+        if time.monotonic() - self.shown < (0.2 if terminal else 20):
+            return
+        self.shown = time.monotonic()
+        text = f"{done}/{self.total} cases, {self.rate(done):.0f} a second, {what}"
+        print(f"\r{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leaves the line."""
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""The harness itself: its verdicts on a tool that fails in every way, and that a case is always the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import syntax
+
+TEXT = """\
+!x = tensor<4xf32>
+module @program attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  func.func @main(%x: !x {pw.donated, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> !x {
+    %0:2 = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> (!x, tensor<f32>)
+    return %0#0 : !x
+  }
+  func.func private @f(!x) -> (!x, tensor<f32>)
+}
+"""
+
+
+def in_a_process(script: str, tmp_path: Path) -> Any:
+    """What a script leaves in `result`; the harness forks, which JAX in the process of the tests forbids."""
+    names = f"import json, sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nTEXT = {TEXT!r}\n"
+    path = tmp_path / "script.py"
+    path.write_text(f"{names}{script}\nprint(json.dumps(result))\n")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_dictionaries_are_found_with_all_kinds_of_values():
+    found = [[(a.key, a.value) for a in d.attributes] for d in syntax.dictionaries(TEXT)]
+    assert found == [
+        [("pw.form", '"placed"')],
+        [("mesh", "@mesh"), ("sym_name", '"s0"')],
+        [("pw.donated", None), ("sdy.sharding", '#sdy.sharding<@mesh, [{"x"}]>')],
+        [("callee", "@f"), ("slice", "@s0")],
+    ]
+
+
+def test_operations_and_values_of_functions_are_found():
+    lines = TEXT.split("\n")
+    assert [(s.first, s.last) for s in syntax.statements(lines)] == [
+        *((1, 9), (2, 2), (3, 3), (4, 7), (5, 5), (6, 6), (8, 8)),
+    ]
+    (function,) = syntax.functions(lines)
+    assert function.values == {"%x": "!x", "%0#0": "!x", "%0#1": "tensor<f32>"}
+
+
+def test_every_way_to_fail_has_its_verdict(tmp_path: Path):
+    script = """
+import os
+import cases, buckets
+
+def leave(data, code, text):
+    def main(arguments):
+        print(text, file=sys.stderr, end="")
+        return code
+    return main
+
+def fail(error):
+    def main(arguments):
+        raise error
+    return main
+
+def hang(arguments):
+    while True:
+        pass
+
+def grow(arguments):
+    return cases.supervisor.in_one_line("pw-opt", lambda: len(bytearray(1 << 42)))
+
+ways = [
+    leave(b"", 1, "input.mlir:1:2: error: 'pw.launch' op is wrong"),
+    leave(b"", 1, "pw-opt: error: unknown flag"),
+    leave(b"", 1, ""),
+    leave(b"", 1, "nothing of note"),
+    leave(b"", 0, "pw-opt: error: but it went on"),
+    leave(b"", 2, "pw-opt: error: unknown flag"),
+    fail(KeyError("x")),
+    lambda _: os.abort(),
+    hang,
+    grow,
+]
+result = []
+for way in ways:
+    cases.pw_opt.main = way
+    result.append(buckets.verdict_of(cases.Case(b""), seconds=1).kind)
+"""
+    assert in_a_process(script, tmp_path) == [
+        *(
+            "refused",
+            "refused",
+            "silent",
+            "silent",
+            "silent",
+            "silent",
+            "traceback",
+            "crash",
+            "hang",
+            "memory",
+        ),
+    ]
+
+
+def test_the_tools_themselves_accept_and_refuse(tmp_path: Path):
+    script = """
+import cases, buckets
+texts = ["module {}", TEXT, "module {", "func.func @main() { return }", '"pw.slice"() : () -> ()']
+result = [buckets.verdict_of(cases.Case(text.encode(), ("pw-insert-transfers",))).kind for text in texts]
+"""
+    assert in_a_process(script, tmp_path) == ["refused", "ok", "refused", "ok", "refused"]
+
+
+def test_an_example_is_made_small(tmp_path: Path):
+    script = """
+from pathlib import Path
+import cases, buckets
+
+def main(arguments):
+    if "pw.donated" in Path(arguments[0]).read_text() and "pw-cse" in arguments[4]:
+        raise KeyError("x")
+    return 0
+
+cases.pw_opt.main = main
+case = cases.Case(TEXT.encode(), ("pw-dce", "pw-cse", "pw-dce"), ("--emit-bytecode",))
+bucket = buckets.Bucket(1, 7, case, buckets.verdict_of(case))
+((_, finished),) = buckets.finish({("traceback", ""): bucket}, jobs=1)
+small = finished.case
+result = [small.data.decode().split(), small.pipeline, small.flags, finished.stock, finished.number]
+"""
+    words, pipeline, flags, stock, number = in_a_process(script, tmp_path)
+    assert "".join(words) == "func.func@main(%x:!x{pw.donated})->!x{"
+    assert (pipeline, flags, stock, number) == (["pw-cse"], [], False, 7)
+
+
+def test_a_case_depends_on_nothing_but_its_number(tmp_path: Path):
+    script = """
+from pathlib import Path
+import cases, corpus, forked
+
+def task(number):
+    def make(folder, note):
+        cases.random_case(number, 0, seeds, folder, note)
+    return make
+
+seeds = corpus.corpus_of([corpus.Seed("text", TEXT.encode())], [corpus.Seed("bytecode", b"ML\\xefR rest")])
+result = {}
+for number, ending in forked.run_all([(n, task(n)) for n in range(60)], jobs=2, seconds=10):
+    case = cases.Case.read(ending.folder)
+    result[number] = [case.data.decode("latin-1"), case.pipeline, case.flags, case.order]
+"""
+    first, second = in_a_process(script, tmp_path), in_a_process(script, tmp_path)
+    assert first == second
+    assert len({json.dumps(case) for case in first.values()}) > 50
