@@ -26,8 +26,7 @@ ROOMS = (
 """From left to right."""
 
 JAX = ("runtime.xla", "runtime.local", "compiler", "tools")
-"""The rooms that may import jax; of the tools those that `test/tools/test_start.py` does not know. The bindings in jaxlib
-are for all."""
+"""The rooms that may import jax. The parents of tools do not: `test/tools/test_start.py`."""
 
 FACES = ("pathways", "runtime")
 """Packages that belong to no room: they offer names of any, and import them when they are asked for."""
@@ -36,8 +35,8 @@ EXCEPTIONS = {
     "compiler.bundles imports pathways, which is to its right",
     "passes.place.cut imports scipy inside of a function",
 }
-"""What breaks the rules for a reason: a bundle names the version of the package, and scipy takes longer to import
-than a small program to place."""
+"""What breaks the rules for a reason: a bundle names the version of the package, and scipy takes longer
+to import than a small program to place."""
 
 
 @dataclasses.dataclass(frozen=True)
