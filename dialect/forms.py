@@ -230,7 +230,7 @@ UNCLAIMED = Form(
 def form_of(module: ir.Module) -> str | None:
     """The form that a module claims to be in; None when it claims none."""
     claim = module.operation.attributes.get(FORM)
-    return claim.value if isinstance(claim, ir.StringAttr) else None
+    return claim.value_bytes.decode(errors="replace") if isinstance(claim, ir.StringAttr) else None
 
 
 def set_form(module: ir.Module, form: Form) -> None:

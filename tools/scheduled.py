@@ -52,7 +52,10 @@ def read_plan(path: str) -> Plan | None:
             return None
         doing("making the plan")
         name = module.operation.attributes
-        return plan_of(module, name["sym_name"].value if "sym_name" in name else "main", proved=True)
+        try:
+            return plan_of(module, name["sym_name"].value if "sym_name" in name else "main", proved=True)
+        except ValueError as error:
+            raise UserError(f"'{source.name}': {error}") from None
 
 
 def read_model(options: argparse.Namespace, plan: Plan) -> tuple[Times, Link]:

@@ -276,6 +276,8 @@ class _Flattener:
         Its operands are the arguments as they lie, its results are returned as they lie. Not if the
         function donates: the arrays of its callers end as a whole.
         """
+        if not function.regions[0].blocks:
+            return False
         block = function.regions[0].blocks[0]
         computation, *others = block.operations
         if not isinstance(computation, sdy.ManualComputationOp) or len(others) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -10,7 +11,7 @@ import random
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,8 @@ from mutations import mutate, pick_seed
 from random_pipelines import SCHEDULE_FILE, random_order, random_pipeline
 
 from pathways.dialect import make_context, verify
-from pathways.tools import pw_opt, pw_sim, supervisor
+from pathways.tools import command, opt_driver, pw_opt, pw_sim, scheduled, supervisor
+from pathways.tools.flags import FlagParser
 
 _FLAGS = (
     *(
@@ -154,9 +156,9 @@ def _is_valid(module: ir.Module) -> bool:
 def execute(case: Case, folder: Path, note: Callable[[str], None]) -> None:
     """Runs a case in this process, which should be a child, and writes its verdict to the folder."""
     os.chdir(folder)
-    supervisor.doing = note
+    opt_driver.doing = scheduled.doing = supervisor.doing = note
     memory_frames: list[str] = []
-    supervisor.in_one_line = _noting_memory(supervisor.in_one_line, memory_frames)
+    command.run_here = _noting_memory(command.run_here, memory_frames)
     try:
         verdict = _run(case)
     except BaseException as error:
@@ -170,17 +172,17 @@ def execute(case: Case, folder: Path, note: Callable[[str], None]) -> None:
 def _noting_memory(original: Callable[..., int], frames: list[str]) -> Callable[..., int]:
     """The tools tell of a lack of memory in one line, which does not say where."""
 
-    def in_one_line(tool: str, body: Callable[[], int]) -> int:
-        def noted() -> int:
+    def run_here(parser: FlagParser, work: command.Work, arguments: Sequence[str]) -> int:
+        def noted(options: argparse.Namespace) -> int:
             try:
-                return body()
+                return work(options)
             except MemoryError as error:
                 frames.append(_innermost(error.__traceback__))
                 raise
 
-        return original(tool, noted)
+        return original(parser, noted, arguments)
 
-    return in_one_line
+    return run_here
 
 
 def _run(case: Case) -> Verdict:

@@ -158,7 +158,7 @@ def _inserted(rng: random.Random, lines: Lines, copy: Lines, source: syntax.Func
     """The text with an operation inserted; its operands become values of the same type that are there."""
     targets = syntax.functions(lines)
     if rng.random() < 0.2 or not targets or source is None:
-        place = rng.randrange(len(lines)) if rng.random() < 0.3 else min(1, len(lines))
+        place = rng.randint(0, len(lines)) if rng.random() < 0.3 else min(1, len(lines))
         lines[place:place] = copy
         return "\n".join(lines)
     target = rng.choice(targets)

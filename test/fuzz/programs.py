@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.compiler.stages import PHASES
+from pathways.compiler.lowering import PHASES
 
 Slices = list[pw.VirtualSlice]
 

@@ -73,7 +73,8 @@ def hang(arguments):
         pass
 
 def grow(arguments):
-    return cases.supervisor.in_one_line("pw-opt", lambda: len(bytearray(1 << 42)))
+    parser = cases.FlagParser("pw-opt", "", "")
+    return cases.command.run_here(parser, lambda _: len(bytearray(1 << 42)), [])
 
 ways = [
     leave(b"", 1, "input.mlir:1:2: error: 'pw.launch' op is wrong"),
