@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 KINDS = ("fwd", "bwd", "recompute")
 PARTS = ("input", "weight")
@@ -29,6 +30,27 @@ class Origin:
     stage: int | None = None
     microbatch: int | None = None
     part: Literal["input", "weight"] | None = None
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Origin:
+        """Reads what `as_fields` gives.
+
+        Raises:
+          ValueError: the fields are not those of an origin.
+        """
+        numbers = [fields.get(name) for name in ("stage", "microbatch")]
+        if (
+            not fields.keys() <= {field.name for field in dataclasses.fields(cls)}
+            or fields.get("kind") not in KINDS
+            or fields.get("part") not in (None, *PARTS)
+            or not all(n is None or (type(n) is int and n >= 0) for n in numbers)
+        ):
+            raise ValueError(f"{dict(fields)} is no origin of a launch")
+        return cls(**fields)
+
+    def as_fields(self) -> dict[str, str | int]:
+        """Its attributes by name, without those that are None."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @property
     def letter(self) -> str:

@@ -13,7 +13,7 @@ MOST_CPU_DEVICES = 4096
 TIMES_HELP = """\
 times:
   A JSON file of durations. All of it is optional; the most specific entry counts.
-    {"phases": {"fwd": "1.2ms", "bwd": "2.4ms", "bwd.input": "1ms", "recompute": "1ms", "glue": 0},
+    {"kinds": {"fwd": "1.2ms", "bwd": "2.4ms", "bwd.input": "1ms", "recompute": "1ms", "glue": 0},
      "stages": {"3": {"fwd": "2ms"}},
      "computations": {"front": "1ms"},
      "launches": {"front[3]": "5ms"}}

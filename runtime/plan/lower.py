@@ -187,19 +187,7 @@ class _Flattener:
         operands = tuple(self.slots[v][op.slice] for v in op.operands)
         results = tuple(self.new_slot(r, op.slice) for r in op.results)
         label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
-        origin = op.origin
-        return Launch(
-            op.callee,
-            op.slice,
-            operands,
-            results,
-            label,
-            stage=origin.stage if origin else None,
-            phase=origin.kind if origin else "glue",
-            microbatch=op.microbatch,
-            part=origin.part if origin else None,
-            fused=tuple(o.kind for o in op.origins) if len(op.origins) > 1 else (),
-        )
+        return Launch(op.callee, op.slice, operands, results, label, tuple(op.origins), op.microbatch)
 
     def transfer(self, op: TransferOp) -> Transfer:
         if op.memory_kind is not None:

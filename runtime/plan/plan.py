@@ -15,6 +15,8 @@ from collections.abc import Mapping
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
 
+from pathways.dialect.origins import Origin
+
 Slot = int
 
 
@@ -87,11 +89,8 @@ class Launch:
       operands: the slots that it reads.
       results: the slots that it fills.
       label: names it in traces and errors.
-      stage: the pipeline stage, None for glue between stages.
-      phase: `fwd`, `bwd`, `recompute` or `glue`.
+      origins: the placed calls that it stands for; none for glue.
       microbatch: the microbatch that it works on, None outside loops.
-      part: `input` or `weight` for half of a split backward.
-      fused: the phases of the placed calls that it was fused of, when there are several.
     """
 
     computation: str
@@ -99,11 +98,8 @@ class Launch:
     operands: tuple[Slot, ...]
     results: tuple[Slot, ...]
     label: str
-    stage: int | None = None
-    phase: str | None = None
+    origins: tuple[Origin, ...] = ()
     microbatch: int | None = None
-    part: str | None = None
-    fused: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

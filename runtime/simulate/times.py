@@ -3,15 +3,15 @@
 Durations are given as a mapping, which is also the form of a JSON file:
 
     {
-      "phases": {"fwd": "1.2ms", "bwd": "2.4ms", "bwd.input": "1ms", "glue": 0},
+      "kinds": {"fwd": "1.2ms", "bwd": "2.4ms", "bwd.input": "1ms", "glue": 0},
       "stages": {"3": {"fwd": "2ms"}},
       "computations": {"front": "1ms"},
       "launches": {"front[3]": "5ms"}
     }
 
-All of it is optional, and the most specific entry counts: a launch by its label, its computation, its
-phase at its stage, its phase. A number counts time units, a string has a suffix and counts seconds; the
-two do not mix. Where nothing is stated, a placed call takes one unit and glue none; half of a split backward
+All of it is optional, and the most specific entry counts: a launch by its label, its computation, the
+kinds of its placed calls at their stages, these kinds. A number counts time units, a string has a suffix
+and counts seconds; the two do not mix. Where nothing is stated, a placed call takes one unit and glue none; half of a split backward
 takes half of a backward, and a launch that several placed calls were fused into what they take together.
 """
 
@@ -23,12 +23,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pathways.dialect.origins import Origin
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.simulate.quantities import QuantityReader, TimesError
 from pathways.runtime.timelines.events import SECONDS, UNITS, EventLog
 
-PHASES = ("fwd", "bwd", "bwd.input", "bwd.weight", "recompute", "glue")
-SECTIONS = ("phases", "stages", "computations", "launches")
+KINDS = ("fwd", "bwd", "bwd.input", "bwd.weight", "recompute", "glue")
+SECTIONS = ("kinds", "stages", "computations", "launches")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +38,14 @@ class Times:
 
     Attributes:
       unit: the unit of the times.
-      phases: by phase.
-      stages: by stage and phase.
+      kinds: by kind of a placed call, its half if it is split, or `glue`.
+      stages: by stage and kind.
       computations: by name of the computation.
       launches: by label of the launch.
     """
 
     unit: str = UNITS
-    phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    kinds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     stages: Mapping[int, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     computations: Mapping[str, float] = dataclasses.field(default_factory=dict)
     launches: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -52,7 +53,7 @@ class Times:
     @property
     def has_entries(self) -> bool:
         """Whether any time is stated."""
-        return bool(self.phases or self.stages or self.computations or self.launches)
+        return bool(self.kinds or self.stages or self.computations or self.launches)
 
     def of(self, launch: Launch) -> float:
         """How long a launch takes.
@@ -64,22 +65,21 @@ class Times:
             return self.launches[launch.label]
         if launch.computation in self.computations:
             return self.computations[launch.computation]
-        return sum(
-            self._of_phase(launch, phase, launch.part) for phase in launch.fused or (launch.phase or "fwd",)
-        )
+        if not launch.origins:
+            return self.kinds.get("glue", 0.0)
+        return sum(self._of_call(origin, launch.label) for origin in launch.origins)
 
-    def _of_phase(self, launch: Launch, phase: str, part: str | None) -> float:
-        for table in (self.stages.get(-1 if launch.stage is None else launch.stage, {}), self.phases):
-            if part is not None and f"{phase}.{part}" in table:
-                return table[f"{phase}.{part}"]
-            if phase in table:
-                return table[phase] / (1 if part is None else 2)
-        if phase == "glue":
-            return 0.0
+    def _of_call(self, call: Origin, label: str) -> float:
+        at_stage = {} if call.stage is None else self.stages.get(call.stage, {})
+        for table in (at_stage, self.kinds):
+            if call.part is not None and f"{call.kind}.{call.part}" in table:
+                return table[f"{call.kind}.{call.part}"]
+            if call.kind in table:
+                return table[call.kind] / (1 if call.part is None else 2)
         if self.unit == SECONDS:
-            at = "" if launch.stage is None else f" at stage {launch.stage}"
-            raise TimesError(f"no time for launch {launch.label} ({phase}{at})")
-        return 1.0 if part is None else 0.5
+            at = "" if call.stage is None else f" at stage {call.stage}"
+            raise TimesError(f"no time for launch {label} ({call.kind}{at})")
+        return 1.0 if call.part is None else 0.5
 
 
 def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
@@ -94,7 +94,7 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
     """
     launches = [step for step in plan.steps if isinstance(step, Launch)]
     known: dict[str, tuple[str, Iterable[str]]] = {
-        "phases": ("phase", PHASES),
+        "kinds": ("kind", KINDS),
         "computations": ("computation", plan.computations),
         "launches": ("launch", [launch.label for launch in launches]),
     }
@@ -104,11 +104,12 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
         section: _read_table(reader, durations.get(section, {}), section, *names)
         for section, names in known.items()
     }
-    present = dict.fromkeys(str(launch.stage) for launch in launches if launch.stage is not None)
+    calls = [origin for launch in launches for origin in launch.origins]
+    present = dict.fromkeys(str(call.stage) for call in calls if call.stage is not None)
     stages = durations.get("stages", {})
     _check_names(stages, present, "stages: there is no stage")
     by_stage = {
-        int(stage): _read_table(reader, table, f"stages, {stage}", "phase", PHASES)
+        int(stage): _read_table(reader, table, f"stages, {stage}", "kind", KINDS)
         for stage, table in stages.items()
     }
     return Times(reader.unit, stages=by_stage, **tables)

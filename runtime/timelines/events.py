@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from pathways.dialect.origins import Origin
+
 Curve = tuple[tuple[float, int], ...]
 """Live bytes over time: each pair holds from its time on, until that of the next."""
 
 SECONDS = "s"
 UNITS = "units"
-
-_LETTERS = {"fwd": "F", "bwd": "B", "recompute": "R"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +25,8 @@ class TimelineEvent:
       label: the computation and microbatch of a launch, the two slices of a transfer.
       start: when it began, since the step began.
       end: when it was done; of a transfer, when the value had arrived.
-      stage: the pipeline stage of a launch.
-      phase: `fwd`, `bwd`, `recompute` or `glue` for a launch.
+      origins: the placed calls that a launch stands for; none for glue.
       microbatch: the microbatch that it belongs to, None outside loops.
-      part: `input` or `weight` for half of a split backward.
-      fused: the phases of the placed calls in a launch, when there are several.
       dst: the slice that a transfer goes to.
       nbytes: the bytes that a transfer moves.
       reads: the numbers of the events that make what it reads.
@@ -41,11 +38,8 @@ class TimelineEvent:
     label: str
     start: float
     end: float
-    stage: int | None = None
-    phase: str | None = None
+    origins: tuple[Origin, ...] = ()
     microbatch: int | None = None
-    part: str | None = None
-    fused: tuple[str, ...] = ()
     dst: str | None = None
     nbytes: int = 0
     reads: tuple[int, ...] = ()
@@ -59,19 +53,20 @@ class TimelineEvent:
     @property
     def name(self) -> str:
         """What papers on pipelines call it: `F3`, `B3`, `W3`, `FB3`; its label outside microbatches."""
-        letters = "".join(map(self._letter, self.fused or (self.phase,)))
-        return self.label if self.microbatch is None or not letters else f"{letters}{self.microbatch}"
+        return self._name("".join(origin.letter for origin in self.origins))
 
     @property
-    def parts(self) -> tuple[tuple[str | None, str], ...]:
-        """The phase and the name of each placed call in a launch; of one that was not fused, its own."""
-        if not self.fused:
-            return ((self.phase, self.name),)
-        named = self.microbatch is not None
-        return tuple((p, f"{self._letter(p)}{self.microbatch}" if named else self.label) for p in self.fused)
+    def parts(self) -> tuple[tuple[Origin | None, str], ...]:
+        """The placed calls in a launch and their names; of glue its own."""
+        return tuple((o, self._name(o.letter)) for o in self.origins) or ((None, self.label),)
 
-    def _letter(self, phase: str | None) -> str:
-        return "W" if self.part == "weight" else _LETTERS.get(phase or "", "")
+    @property
+    def stage(self) -> int | None:
+        """The pipeline stage of a launch: that of its first placed call."""
+        return self.origins[0].stage if self.origins else None
+
+    def _name(self, letters: str) -> str:
+        return self.label if self.microbatch is None or not letters else f"{letters}{self.microbatch}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,11 +60,8 @@ def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str
                     step.label,
                     span.start,
                     span.end,
-                    stage=step.stage,
-                    phase=step.phase,
+                    origins=step.origins,
                     microbatch=step.microbatch,
-                    part=step.part,
-                    fused=step.fused,
                     reads=reads,
                     after=after,
                 )

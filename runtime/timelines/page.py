@@ -10,6 +10,7 @@ import importlib.resources
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from pathways.dialect.origins import Origin
 from pathways.runtime.timelines.events import EventLog, TimelineEvent
 from pathways.runtime.timelines.tables import duration, percent, size
 
@@ -26,7 +27,6 @@ _KINDS = {
     "weight": "backward, weights",
     "recompute": "recomputed forward",
     "glue": "update and glue",
-    "other": "launch",
     "transfer": "transfer",
     "idle": "idle",
     "memory": "live bytes",
@@ -86,7 +86,7 @@ def _summary(timelines: Sequence[EventLog]) -> Iterator[str]:
 def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
     present = {"idle"}
     for timeline in timelines:
-        present |= {_kind(event, phase) for event in timeline.launches for phase, _ in event.parts}
+        present |= {_kind(origin) for event in timeline.launches for origin, _ in event.parts}
         present |= {"transfer"} if timeline.transfers else set()
         present |= {"memory"} if any(timeline.memory.values()) else set()
     yield '<div class="bar"><span class="legend">'
@@ -147,10 +147,10 @@ def _boxes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[st
         shade = shades.get((event.slice, event.stage), 0)
         top, tip = _top(rows.index(event.slice)), _tip(event, timeline)
         width = event.duration * scale / len(event.parts)
-        for n, (phase, name) in enumerate(event.parts):
+        for n, (origin, name) in enumerate(event.parts):
             left = _number(event.start * scale + n * width)
             yield (
-                f'<rect class="launch {_kind(event, phase)} shade{shade}" x="{left}" y="{top}" '
+                f'<rect class="launch {_kind(origin)} shade{shade}" x="{left}" y="{top}" '
                 f'width="{_number(width)}" height="{_LANE}" data-name="{escape(name)}" data-tip="{tip}"/>'
             )
 
@@ -199,11 +199,11 @@ def _steps(curve: Iterable[tuple[float, int]]) -> Iterator[tuple[float, int]]:
         yield time, last
 
 
-def _kind(event: TimelineEvent, phase: str | None) -> str:
-    """The colour of a launch, or of one of its parts."""
-    if event.part == "weight":
-        return "weight"
-    return phase if phase is not None and phase in _KINDS else "other"
+def _kind(origin: Origin | None) -> str:
+    """The colour of a placed call; of glue where there is none."""
+    if origin is None:
+        return "glue"
+    return "weight" if origin.part == "weight" else origin.kind
 
 
 def _shades(timeline: EventLog) -> dict[tuple[str, int | None], int]:
@@ -220,11 +220,9 @@ def _tip(event: TimelineEvent, timeline: EventLog) -> str:
     lines = [event.label if event.kind == "launch" else f"transfer {event.label}"]
     if event.stage is not None:
         lines.append(f"stage {event.stage}")
-    phases = event.fused or ((event.phase,) if event.phase else ())
-    if phases:
-        lines.append(
-            ", ".join(_KINDS[phase] for phase in phases) + (f" ({event.part})" if event.part else "")
-        )
+    if event.kind == "launch":
+        kinds = [_KINDS[_kind(origin)] for origin, _ in event.parts]
+        lines.append(", ".join(kinds))
     if event.microbatch is not None:
         lines.append(f"microbatch {event.microbatch}")
     if event.kind == "transfer":

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pathways.dialect.origins import Origin
 from pathways.runtime.timelines.events import SECONDS, UNITS, EventLog, TimelineEvent
 
 _TICKS = {SECONDS: 1e6, UNITS: 1e3}
@@ -27,7 +28,7 @@ _LAUNCHES = 1
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _HEADER = "pathways step"
-_OPTIONAL = ("stage", "phase", "microbatch", "part", "dst", "after")
+_OPTIONAL = ("microbatch", "dst", "after")
 
 
 class TraceError(ValueError):
@@ -150,8 +151,8 @@ def _args(event: TimelineEvent) -> dict[str, Any]:
     """What a trace says of an event besides its name and times."""
     args: dict[str, Any] = {"label": event.label, "slice": event.slice, "reads": list(event.reads)}
     args |= {name: getattr(event, name) for name in _OPTIONAL if getattr(event, name) is not None}
-    if event.fused:
-        args["fused"] = list(event.fused)
+    if event.kind == "launch":
+        args["origins"] = [origin.as_fields() for origin in event.origins]
     if event.kind == "transfer":
         args["nbytes"] = event.nbytes
     return args
@@ -217,7 +218,8 @@ class _RecordedStep:
         elif event["ph"] == "X":
             start = self.time(event["ts"])
             more = {name: args[name] for name in (*_OPTIONAL, "label", "slice", "nbytes") if name in args}
-            more |= {name: tuple(args.get(name, ())) for name in ("reads", "fused")}
+            more["reads"] = tuple(args.get("reads", ()))
+            more["origins"] = tuple(Origin.from_fields(fields) for fields in args.get("origins", ()))
             end = start + _finite(event["dur"]) / self.tick
             self.events.append(TimelineEvent(kind=event["cat"], start=start, end=end, **more))
 

@@ -55,9 +55,9 @@ def test_a_timeline_is_printed_by_its_figures():
 
 def test_a_timeline_takes_times_of_ones_own():
     program = compiled("1f1b", 2, 1, 2)
-    slow = program.timeline({"phases": {"fwd": "1ms", "bwd": "2ms"}}, latency="1ms")
+    slow = program.timeline({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, latency="1ms")
     assert slow.unit == "s"
     # The last stage is both in one: 1 + 1 + 3 + 3 + 1 + 2 ms, with two transfers that nothing hides.
     assert slow.step_time == pytest.approx(11e-3)
     with pytest.raises(TimesError, match="there is no phase 'forward'"):
-        program.timeline({"phases": {"forward": 1}})
+        program.timeline({"kinds": {"forward": 1}})

@@ -57,7 +57,7 @@ def test_every_launch_and_transfer_is_recorded_in_an_order_that_its_data_allows(
         for event, planned in zip(timeline.events, steps, strict=True):
             if isinstance(planned, Launch):
                 assert (event.label, event.slice) == (planned.label, planned.slice)
-                assert (event.microbatch, event.phase) == (planned.microbatch, planned.phase)
+                assert (event.microbatch, event.origins) == (planned.microbatch, planned.origins)
             else:
                 assert (event.slice, event.dst) == (planned.src, planned.dst)
             # Times are rounded when they are written.

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import gpipe, interleaved, one_f_one_b, pipeline
 
+from pathways.dialect.origins import Origin
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Transfer
 from pathways.runtime.simulate.links import Link
@@ -99,10 +100,10 @@ def test_a_replay_meets_every_constraint(policy, slices, count, latency, bandwid
 
 def test_a_full_channel_holds_its_sender_up():
     plan = plan_of(pipeline(gpipe, 2, 4), "step")
-    slow = Times(stages={1: {"fwd": 3.0}}, phases={"fwd": 1.0})
+    slow = Times(stages={1: {"fwd": 3.0}}, kinds={"fwd": 1.0})
     free = simulate(dataclasses.replace(plan, channels=dict.fromkeys(plan.channels, 4)), slow)
     tight = simulate(dataclasses.replace(plan, channels=dict.fromkeys(plan.channels, 1)), slow)
-    starts = [[e.start for e in t.launches if e.slice == "s0" and e.phase == "fwd"] for t in (free, tight)]
+    starts = [[e.start for e in t.launches if e.slice == "s0" and e.name[0] == "F"] for t in (free, tight)]
     assert starts == [[0, 1, 2, 3], [0, 1, 2, 4]]
 
 
@@ -113,18 +114,18 @@ def test_slices_that_overlap_take_turns():
 
 
 def test_a_fused_launch_takes_what_its_parts_take():
-    launch = Launch("f", "s0", (), (), "f[0]", stage=1, phase="fwd", microbatch=0, fused=("fwd", "bwd"))
+    launch = Launch("f", "s0", (), (), "f[0]", tuple(Origin(kind, 1, 0) for kind in ("fwd", "bwd")), 0)
     assert Times().of(launch) == 2
-    assert Times(phases={"bwd": 2.0}, stages={1: {"fwd": 5.0}}).of(launch) == 7
-    assert Times(phases={"bwd": 2.0}, computations={"f": 4.0}).of(launch) == 4
+    assert Times(kinds={"bwd": 2.0}, stages={1: {"fwd": 5.0}}).of(launch) == 7
+    assert Times(kinds={"bwd": 2.0}, computations={"f": 4.0}).of(launch) == 4
     assert Times(computations={"f": 4.0}, launches={"f[0]": 3.0}).of(launch) == 3
 
 
 def test_the_halves_of_a_backward_take_as_long_as_the_whole():
-    half = Launch("f", "s0", (), (), "f[0]", phase="bwd", part="weight")
+    half = Launch("f", "s0", (), (), "f[0]", (Origin("bwd", part="weight"),))
     assert Times().of(half) == 0.5
-    assert Times(phases={"bwd": 3.0}).of(half) == 1.5
-    assert Times(phases={"bwd": 3.0, "bwd.weight": 1.0}).of(half) == 1
+    assert Times(kinds={"bwd": 3.0}).of(half) == 1.5
+    assert Times(kinds={"bwd": 3.0, "bwd.weight": 1.0}).of(half) == 1
 
 
 def test_transfers_belong_to_the_microbatch_of_what_they_move():

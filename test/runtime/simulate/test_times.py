@@ -20,7 +20,7 @@ def plan():
 
 def test_the_most_specific_entry_counts(plan):
     given = {
-        "phases": {"fwd": "1ms", "bwd": "2ms"},
+        "kinds": {"fwd": "1ms", "bwd": "2ms"},
         "stages": {"1": {"fwd": "3ms"}},
         "launches": {"front[1]": "5 ms"},
     }
@@ -37,25 +37,25 @@ def test_the_most_specific_entry_counts(plan):
     ("given", "message"),
     [
         ([], "times: expected an object, got list"),
-        ({"phase": {}}, "there is no section 'phase'; did you mean 'phases'?"),
-        ({"phases": 3}, "phases: expected an object, got int"),
-        ({"phases": {"forward": 1}}, "phases: there is no phase 'forward'"),
+        ({"kind": {}}, "there is no section 'kind'; did you mean 'kinds'?"),
+        ({"kinds": 3}, "kinds: expected an object, got int"),
+        ({"kinds": {"forward": 1}}, "kinds: there is no kind 'forward'"),
         (
             {"computations": {"fornt": 1}},
             "computations: there is no computation 'fornt'; did you mean 'front'?",
         ),
         ({"launches": {"front[9]": 1}}, "launches: there is no launch 'front[9]'"),
         ({"stages": {"7": {"fwd": 1}}}, "stages: there is no stage '7'"),
-        ({"stages": {"1": {"fvd": 1}}}, "stages, 1: there is no phase 'fvd'; did you mean 'fwd'?"),
-        ({"phases": {"fwd": -1}}, "phases, fwd: must be a number from 0 up, got -1"),
-        ({"phases": {"fwd": float("nan")}}, "phases, fwd: must be a number from 0 up, got nan"),
-        ({"phases": {"fwd": 10**400}}, "phases, fwd: must be a number from 0 up"),
-        ({"phases": {"fwd": True}}, 'phases, fwd: expected a number or a string such as "5us", got True'),
-        ({"phases": {"fwd": "fast"}}, "phases, fwd: expected a number"),
-        ({"phases": {"fwd": "3 days"}}, "phases, fwd: unknown suffix 'days'; known are s, ms, us"),
+        ({"stages": {"1": {"fvd": 1}}}, "stages, 1: there is no kind 'fvd'; did you mean 'fwd'?"),
+        ({"kinds": {"fwd": -1}}, "kinds, fwd: must be a number from 0 up, got -1"),
+        ({"kinds": {"fwd": float("nan")}}, "kinds, fwd: must be a number from 0 up, got nan"),
+        ({"kinds": {"fwd": 10**400}}, "kinds, fwd: must be a number from 0 up"),
+        ({"kinds": {"fwd": True}}, 'kinds, fwd: expected a number or a string such as "5us", got True'),
+        ({"kinds": {"fwd": "fast"}}, "kinds, fwd: expected a number"),
+        ({"kinds": {"fwd": "3 days"}}, "kinds, fwd: unknown suffix 'days'; known are s, ms, us"),
         (
-            {"phases": {"fwd": 1, "bwd": "2ms"}},
-            "phases, bwd: is in seconds, but 'phases, fwd' is in time units",
+            {"kinds": {"fwd": 1, "bwd": "2ms"}},
+            "kinds, bwd: is in seconds, but 'kinds, fwd' is in time units",
         ),
     ],
 )
@@ -67,12 +67,12 @@ def test_what_cannot_be_used_is_named(given, message, plan):
 
 def test_seconds_are_not_guessed(plan):
     with pytest.raises(TimesError, match=r"no time for launch front_bwd\[0\] \(bwd at stage 1\)"):
-        simulate(plan, read_times({"phases": {"fwd": "1ms"}}, plan))
+        simulate(plan, read_times({"kinds": {"fwd": "1ms"}}, plan))
 
 
 def test_measured_durations_are_medians(plan):
     runs = [
-        simulate(plan, read_times({"phases": {"fwd": f"{fwd}ms", "bwd": "2ms"}}, plan)) for fwd in (1, 3, 9)
+        simulate(plan, read_times({"kinds": {"fwd": f"{fwd}ms", "bwd": "2ms"}}, plan)) for fwd in (1, 3, 9)
     ]
     times = measured_times(runs, plan)
     assert times.unit == "s"

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from pipelines import gpipe, interleaved, one_f_one_b, pipeline
 
+from pathways.dialect.origins import Origin
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.simulate.links import Link
 from pathways.runtime.simulate.replay import simulate
@@ -21,7 +22,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(scope="module")
 def timelines():
     plan = plan_of(pipeline(one_f_one_b, 3, 4), "step")
-    slow = Times(phases={"fwd": 1.0, "bwd": 2.0})
+    slow = Times(kinds={"fwd": 1.0, "bwd": 2.0})
     return [simulate(plan), simulate(plan, slow, Link(0.5), 'with <slow> links & "quotes"')]
 
 
@@ -58,7 +59,7 @@ def test_every_event_is_drawn_in_its_row_and_at_its_time(timelines):
             assert width == pytest.approx(event.duration / whole * 1000, abs=1e-3)
             assert rows.index(box.get("y")) == timeline.slices.index(event.slice)
             assert box.get("data-name") == event.name
-            assert event.phase in box.get("class").split()
+            assert event.origins[0].kind in box.get("class").split()
             assert event.label in box.get("data-tip").splitlines()[0]
         lines = [p for p in section.iter(f"{SVG}path") if p.get("class") == "transfer"]
         assert len(lines) == len(timeline.transfers)
@@ -77,7 +78,7 @@ def test_the_table_says_what_the_timelines_say(timelines):
 
 
 def test_the_parts_of_a_fused_launch_are_drawn_one_after_the_other():
-    event = TimelineEvent("launch", "s0", "f[2]", 1.0, 3.0, phase="fwd", microbatch=2, fused=("fwd", "bwd"))
+    event = TimelineEvent("launch", "s0", "f[2]", 1.0, 3.0, (Origin("fwd"), Origin("bwd")), 2)
     page = parsed(page_of([EventLog("step", "planned", "units", ("s0",), (event,))]))
     boxes = [r for r in page.iter(f"{SVG}rect") if "launch" in r.get("class")]
     assert [(box.get("data-name"), box.get("class").split()[1]) for box in boxes] == [
@@ -115,6 +116,6 @@ def test_a_program_that_takes_no_time_has_a_page():
     timeline = EventLog("empty", "planned", "units", ("s0",), ())
     parsed(
         page_of(
-            [timeline, simulate(plan_of(pipeline(gpipe, 1, 1), "step"), Times(phases={"fwd": 0, "bwd": 0}))]
+            [timeline, simulate(plan_of(pipeline(gpipe, 1, 1), "step"), Times(kinds={"fwd": 0, "bwd": 0}))]
         )
     )

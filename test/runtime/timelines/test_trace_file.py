@@ -17,7 +17,7 @@ from pathways.runtime.timelines.trace_file import TraceError, TraceFile, read_tr
 @pytest.fixture(scope="module")
 def timeline():
     plan = plan_of(pipeline(one_f_one_b, 3, 4), "step")
-    return simulate(plan, Times(phases={"fwd": 1.0, "bwd": 2.0}), Link(0.25, 64))
+    return simulate(plan, Times(kinds={"fwd": 1.0, "bwd": 2.0}), Link(0.25, 64))
 
 
 @pytest.fixture
