@@ -11,8 +11,9 @@ Durations are given as a mapping, which is also the form of a JSON file:
 
 All of it is optional, and the most specific entry counts: a launch by its label, its computation, the
 kinds of its placed calls at their stages, these kinds. A number counts time units, a string has a suffix
-and counts seconds; the two do not mix. Where nothing is stated, a placed call takes one unit and glue none; half of a split backward
-takes half of a backward, and a launch that several placed calls were fused into what they take together.
+and counts seconds; the two do not mix. Where nothing is stated, a placed call takes one unit and glue none;
+half of a split backward takes half of a backward, and a launch that several placed calls were fused into
+what they take together.
 """
 
 from __future__ import annotations
