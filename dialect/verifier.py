@@ -53,28 +53,28 @@ def verify(module: ir.Module, form: Form | None = None) -> bool:
 
 def problems(module: ir.Module, form: Form | None = None) -> list[Problem]:
     """What `verify` would report."""
-    found: list[Problem] = []
+    reported: list[Problem] = []
 
     def report(op: ir.OpView, message: str) -> None:
-        found.append(Problem(op, message))
+        reported.append(Problem(op, message))
 
     with module.context:
         claim = _claimed(module, report)
         expected = form or claim or UNCLAIMED
         checker = WellFormed(module, report, is_program=expected is not UNCLAIMED)
-        if found or not checker.check():
-            return found
+        if reported or not checker.check():
+            return reported
         if expected.arrays and not checker.check_types():
-            return found
+            return reported
         program = read_program(module)
-        if found or program is None:
-            return found
+        if reported or program is None:
+            return reported
         expected.check(program, report)
-        for relation in () if found else expected.relations:
+        for relation in () if reported else expected.relations:
             relation(program, report)
-        for proof in () if found else expected.proofs:
+        for proof in () if reported else expected.proofs:
             proof(program, report)
-    return found
+    return reported
 
 
 def _claimed(module: ir.Module, report: Report) -> Form | None:

@@ -98,13 +98,13 @@ def _with_readers(
     read_at: dict[ir.Value, frozenset[_Level]] = {}
     for op in reversed(list(body_block(main).operations)) if levels else ():
         if op.results and op.results[0] in levels:
-            found = frozenset({levels[op.results[0]]})
+            before = frozenset({levels[op.results[0]]})
         elif isinstance(op, LaunchOp) and op.loop is not None:
             continue
         else:
-            found = frozenset().union(*(read_at.get(r, frozenset()) for r in op.results))
-        for value in captured(op) if found else ():
-            read_at[value] = read_at.get(value, frozenset()) | found
+            before = frozenset().union(*(read_at.get(r, frozenset()) for r in op.results))
+        for value in captured(op) if before else ():
+            read_at[value] = read_at.get(value, frozenset()) | before
 
     def moved(launch: LaunchOp, level: _Level) -> _Level:
         readers = frozenset().union(*(read_at.get(r, frozenset()) for r in launch.results))

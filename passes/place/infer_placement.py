@@ -175,12 +175,12 @@ class _Placer:
         for component, inside in _components(len(members), edges, fixed):
             local = {n: i for i, n in enumerate(component)}
             known = {local[n]: fixed[n] for n in component if n in fixed}
-            found = multiway_cut(
+            labels = multiway_cut(
                 len(component),
                 [Edge(local[e.producer], tuple(local[c] for c in e.consumers), e.cost) for e in inside],
                 known or {0: 0},
             )
-            for n, label in zip(component, found, strict=True):
+            for n, label in zip(component, labels, strict=True):
                 self.home.update(dict.fromkeys(members[n], label))
 
     def cost(self, value: ir.Value) -> int:
@@ -203,12 +203,12 @@ class _Placer:
 
     def readers(self) -> dict[ir.Value, list[int]]:
         """The positions of the operations, mirrored work apart, that read each value."""
-        found: dict[ir.Value, list[int]] = {}
+        reading: dict[ir.Value, list[int]] = {}
         for n, op in enumerate(self.ops):
             if not self.is_mirrored_op(op):
                 for value in self.reads[n]:
-                    found.setdefault(value, []).append(n)
-        return found
+                    reading.setdefault(value, []).append(n)
+        return reading
 
     def mirror_round_trips(self) -> None:
         """Works out small values that go back where they came from on both sides.
@@ -222,29 +222,29 @@ class _Placer:
             for op, reads in zip(self.ops, self.reads, strict=True)
         ]
 
-        def cone(n: int, place: int, found: dict[int, bool]) -> bool:
+        def cone(n: int, place: int, visited: dict[int, bool]) -> bool:
             """Finds the small operations between an operation and values that live on `place`."""
-            if n not in found and len(found) < _MAX_REPEATED:
-                found[n] = False
+            if n not in visited and len(visited) < _MAX_REPEATED:
+                visited[n] = False
                 op = self.ops[n]
                 if not self.is_repeatable(op) or place in where[n]:
                     return False
                 for value in self.reads[n]:
                     if self.home.get(value) == place and value not in self.mirrored:
-                        found[n] = True
+                        visited[n] = True
                     elif value in producer and value not in self.mirrored:
-                        found[n] |= cone(producer[value], place, found)
-            return found.get(n, False)
+                        visited[n] |= cone(producer[value], place, visited)
+            return visited.get(n, False)
 
         for n, op in enumerate(self.ops):
             if not self.is_repeatable(op):
                 continue
             read_on = {p for r in op.results for reader in readers.get(r, ()) for p in where[reader]}
             for place in read_on - where[n]:
-                found: dict[int, bool] = {}
-                if not cone(n, place, found):
+                visited: dict[int, bool] = {}
+                if not cone(n, place, visited):
                     continue
-                repeated = {m for m, inside in found.items() if inside}
+                repeated = {m for m, inside in visited.items() if inside}
                 sent = {
                     value
                     for m in repeated

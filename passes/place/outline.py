@@ -134,8 +134,8 @@ class _Grouping:
         self.assign_exports()
 
     def groups(self) -> list[_Group]:
-        found = [*self.group_of.values(), *self.exporter.values()]
-        return list({id(g): g for g in found}.values())
+        every_group = [*self.group_of.values(), *self.exporter.values()]
+        return list({id(g): g for g in every_group}.values())
 
     def assign_groups(self) -> None:
         program = self.program
@@ -210,15 +210,15 @@ class _Grouping:
     def repeated(self, group: _Group) -> set[ir.Value]:
         """The mirrored values that a computation works out for itself."""
         program = self.program
-        found: set[ir.Value] = set()
+        remade: set[ir.Value] = set()
         pending = [v for n in group.members for v in program.reads[n]] + list(group.exports)
         while pending:
             value = pending.pop()
-            if program.is_mirrored(value) and value not in found:
+            if program.is_mirrored(value) and value not in remade:
                 n = program.producer[value]
-                found.update(program.ops[n].results)
+                remade.update(program.ops[n].results)
                 pending += program.reads[n]
-        return found
+        return remade
 
     def assign_exports(self) -> None:
         """Finds or makes computations for the mirrored values that launches or the caller need."""
@@ -282,12 +282,12 @@ class _Grouping:
     def outputs(self) -> dict[_Group, dict[ir.Value, None]]:
         """The values that each computation must return."""
         program = self.program
-        found: dict[_Group, dict[ir.Value, None]] = {group: {} for group in self.groups()}
+        leaving: dict[_Group, dict[ir.Value, None]] = {group: {} for group in self.groups()}
 
         def need(value: ir.Value, place: str, reader: _Group | None) -> None:
             group = self.group_of.get(program.source(value, place) or (-1, ""))
             if group is not None and group is not reader:
-                found[group][value] = None
+                leaving[group][value] = None
 
         for instance in program.instances():
             reader = self.group_of.get(instance)
@@ -298,9 +298,9 @@ class _Grouping:
             n = program.producer.get(value)
             for place in program.places[n] if n is not None else ():
                 need(value, place, None)
-        for group in found:
-            found[group].update(group.exports)
-        return found
+        for group in leaving:
+            leaving[group].update(group.exports)
+        return leaving
 
     def in_order(self) -> Iterator[Unit]:
         """All units, each after those it reads from, otherwise in program order."""

@@ -44,8 +44,8 @@ def action_of(origin: Origin) -> Action | None:
 
 def parse_action(text: str) -> Action | None:
     """Reads what `str` of an action writes; None when it is something else."""
-    found = re.fullmatch(r"([0-9]{1,9})([FBIW])([0-9]{1,9})", text)
-    return Action(int(found[1]), found[2], int(found[3])) if found else None
+    match = re.fullmatch(r"([0-9]{1,9})([FBIW])([0-9]{1,9})", text)
+    return Action(int(match[1]), match[2], int(match[3])) if match else None
 
 
 class ActionCycleError(Exception):

@@ -107,11 +107,11 @@ class _Lifetimes:
         self.arguments = list(block.arguments)
         self.slices = argument_slices(main)
         attrs = argument_attrs(main)
-        self.given = {a for a, attr in zip(self.arguments, attrs, strict=True) if DONATED in attr}
+        self.donated = {a for a, attr in zip(self.arguments, attrs, strict=True) if DONATED in attr}
         self.last_use = {v: n for n, op in enumerate(self.ops) for v in _touched(op)}
         # Results, and arguments that the caller keeps, outlive the program.
         self.kept = {v for result in self.terminator.operands for v in _unmirrored(result)}
-        self.kept |= {a for a in self.arguments if a not in self.given}
+        self.kept |= {a for a in self.arguments if a not in self.donated}
         self.variants: dict[tuple[str, Aliases], str] = {}
         self.launches_of: dict[str, set[Aliases]] = {}
 
@@ -120,7 +120,7 @@ class _Lifetimes:
         live: LiveBytes[str] = LiveBytes()
         for argument, slices in zip(self.arguments, self.slices, strict=True):
             # What the caller keeps and nothing reads is never brought to its slice.
-            if argument in self.given or any(True for _ in argument.uses):
+            if argument in self.donated or any(True for _ in argument.uses):
                 for name in slices or ():
                     live.add(name, self.size(argument, name))
         self.release_unread(live)
@@ -154,7 +154,7 @@ class _Lifetimes:
     def release_unread(self, live: LiveBytes[str]) -> None:
         """Donated arguments that nothing reads die before the first launch."""
         unread = [
-            a for a in self.arguments if a in self.given and a not in self.last_use and a not in self.kept
+            a for a in self.arguments if a in self.donated and a not in self.last_use and a not in self.kept
         ]
         if unread:
             first = self.ops[0] if self.ops else self.terminator
@@ -183,7 +183,7 @@ class _Lifetimes:
                 (value, name) for value in _unmirrored(result) for name in slices_of(value, self.slices) or ()
             ]
             for value, name in copies:
-                is_argument = isinstance(value, ir.BlockArgument) and value not in self.given
+                is_argument = isinstance(value, ir.BlockArgument) and value not in self.donated
                 if is_argument or (value, name) in owned:
                     yield value, name
             owned.update(copies)
@@ -218,9 +218,9 @@ class _Lifetimes:
           free: the numbers of operands that cost no variant: all launches of the computation can donate them.
         """
         operands = [(k, v) for k, v in enumerate(op.operands) if self.may_be_donated(n, op, v)]
-        given = [(k, v) for k, v in operands if v in self.given]
+        given = [(k, v) for k, v in operands if v in self.donated]
         # From behind: pw-accumulate puts sums there, which XLA adds to in place.
-        others = [(k, v) for k, v in reversed(operands) if v not in self.given]
+        others = [(k, v) for k, v in reversed(operands) if v not in self.donated]
         large = [(k, v) for k, v in others if byte_size(v.type) >= self.donate_bytes]
         small = [(k, v) for k, v in others if byte_size(v.type) < self.donate_bytes and k in free]
         results = dict(enumerate(op.results))
