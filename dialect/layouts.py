@@ -21,7 +21,7 @@ class Layouts:
 
     Attributes:
       symbols: the symbols of the module; functions added to it are known from then on.
-      meshes: the name and the axes of the mesh of each slice.
+      meshes: the mesh of each slice.
     """
 
     def __init__(self, module: ir.Module) -> None:
@@ -34,7 +34,7 @@ class Layouts:
 
     def mesh(self, slice: str) -> Mesh:
         """The axes of a slice."""
-        return self.meshes[slice][1]
+        return self.meshes[slice].mesh
 
     def of(self, value: ir.Value, slice: str) -> Sharding:
         """How a value lies over one of its slices."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
@@ -83,10 +84,23 @@ def sharding_of(
     return None
 
 
-def slice_meshes(symbols: Mapping[str, ir.OpView]) -> dict[str, tuple[str, Mesh]]:
-    """The name and the axes of the mesh of each `pw.slice`."""
+@dataclasses.dataclass(frozen=True)
+class SliceMesh:
+    """The mesh of a slice.
+
+    Attributes:
+      symbol: its name in the module.
+      mesh: its axes.
+    """
+
+    symbol: str
+    mesh: Mesh
+
+
+def slice_meshes(symbols: Mapping[str, ir.OpView]) -> dict[str, SliceMesh]:
+    """The mesh of each `pw.slice`."""
     return {
-        name: (op.attributes["mesh"].value, read_mesh(symbols[op.attributes["mesh"].value]))
+        name: SliceMesh(op.attributes["mesh"].value, read_mesh(symbols[op.attributes["mesh"].value]))
         for name, op in symbols.items()
         if op.operation.name == "pw.slice"
     }

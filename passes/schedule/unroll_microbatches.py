@@ -110,8 +110,8 @@ class _Functions:
         self.computations = Computations(module, self.layouts.symbols)
 
     def attribute(self, slice: str, sharding: Sharding) -> ir.Attribute | None:
-        name, mesh = self.layouts.meshes[slice]
-        return make_sharding(name, sharding) if mesh.size > 1 else None
+        home = self.layouts.meshes[slice]
+        return make_sharding(home.symbol, sharding) if home.mesh.size > 1 else None
 
     def launch(
         self,

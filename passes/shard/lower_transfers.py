@@ -199,8 +199,8 @@ class _Lowering:
         return self.gathered_values[key]
 
     def side(self, slice: str, sharding: Sharding) -> _Side:
-        name, mesh = self.layouts.meshes[slice]
-        return _Side(slice, name, mesh, sharding)
+        home = self.layouts.meshes[slice]
+        return _Side(slice, home.symbol, home.mesh, sharding)
 
     def crosses_islands(self, source: _Side, target: _Side) -> bool:
         if self.options.islands == "all":

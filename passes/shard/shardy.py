@@ -1,0 +1,268 @@
+"""`@main` in terms that Shardy propagates through, and back.
+
+While Shardy runs, launches are calls, transfers between equal meshes and sums over microbatches identities,
+splits and concatenations of microbatches those of StableHLO. Each carries what it stands for as an attribute.
+Transfers between different meshes stay; Shardy does not look through them.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, sdy, stablehlo
+from jaxlib.mlir.passmanager import PassManager
+
+from pathways.dialect import (
+    LaunchOp,
+    PwOp,
+    ReduceOp,
+    SplitOp,
+    TransferOp,
+    argument_attrs,
+    argument_slices,
+    nested_ops,
+    ops_named,
+    set_argument_attrs,
+    slices_of,
+)
+from pathways.dialect.meshes import replicated
+from pathways.dialect.names import SHARDING
+from pathways.dialect.shardings import SliceMesh, make_sharding
+from pathways.passes.base import main_function, remark
+from pathways.passes.util.functions import body_block
+
+_KIND = "pw.kind"
+"""The name of the operation that another one stands for."""
+
+_ORIGINAL = "pw.original"
+"""The attributes of the operation that another one stands for."""
+
+_NUMBER = "pw.number"
+"""Tells transfers between different meshes apart."""
+
+_COPY = "pw.copy_of_argument"
+"""The operation that stands for the copy of a mirrored argument on another mesh."""
+
+_Decided = dict[str, ir.Attribute | None]
+"""Attributes of an operation by name; None takes one away."""
+
+
+class _Encoding[Op: PwOp](abc.ABC):
+    """How Shardy sees the operations of one kind."""
+
+    @abc.abstractmethod
+    def encode(self, op: Op) -> ir.OpView:
+        """Builds what stands for an operation."""
+
+    @abc.abstractmethod
+    def decode(self, op: ir.OpView) -> _Decided:
+        """What Shardy decided of an operation, read from what stands for it."""
+
+    def operands(self, op: ir.OpView) -> list[ir.Value]:
+        """The operands of an operation from what stands for it."""
+        return [op.operands[0]]
+
+
+class _LaunchAsCall(_Encoding[LaunchOp]):
+    """A call, of a variant of the computation where shardings differ."""
+
+    def encode(self, op: LaunchOp) -> ir.OpView:
+        callee = ir.FlatSymbolRefAttr.get(op.callee)
+        return func.CallOp([r.type for r in op.results], callee, list(op.operands))
+
+    def decode(self, op: ir.OpView) -> _Decided:
+        return {"callee": op.attributes["callee"]}
+
+    def operands(self, op: ir.OpView) -> list[ir.Value]:
+        return list(op.operands)
+
+
+class _TransferAsIdentity(_Encoding[TransferOp]):
+    """An identity, between equal meshes."""
+
+    def encode(self, op: TransferOp) -> ir.OpView:
+        return stablehlo.OptimizationBarrierOp([op.operands[0]])
+
+    def decode(self, op: ir.OpView) -> _Decided:
+        return {"sharding": _of_result(op, 0)}
+
+
+class _SplitAsSlice(_Encoding[SplitOp]):
+    """A slice of as many rows as a microbatch has."""
+
+    def encode(self, op: SplitOp) -> ir.OpView:
+        result = ir.RankedTensorType(op.results[0].type)
+        return stablehlo.SliceOp(op.operands[0], [0] * result.rank, list(result.shape), [1] * result.rank)
+
+    def decode(self, op: ir.OpView) -> _Decided:
+        return _sharding_if_any(op)
+
+
+class _ReduceAsBlocks(_Encoding[ReduceOp]):
+    """An identity for a sum, a concatenation of equal blocks for one of microbatches."""
+
+    def encode(self, op: ReduceOp) -> ir.OpView:
+        value = op.operands[0]
+        if op.kind == "sum":
+            return stablehlo.OptimizationBarrierOp([value])
+        rows = ir.RankedTensorType(op.results[0].type).shape[0]
+        blocks = rows // ir.RankedTensorType(value.type).shape[0]
+        return stablehlo.ConcatenateOp([value] * blocks, 0)
+
+    def decode(self, op: ir.OpView) -> _Decided:
+        return _sharding_if_any(op)
+
+
+_ENCODINGS: Mapping[str, _Encoding[Any]] = {
+    "pw.launch": _LaunchAsCall(),
+    "pw.transfer": _TransferAsIdentity(),
+    "pw.split": _SplitAsSlice(),
+    "pw.reduce": _ReduceAsBlocks(),
+}
+
+
+def encode(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
+    """Turns `@main` into what Shardy propagates through."""
+    _copy_mirrored(main, meshes)
+    arguments = argument_slices(main)
+    operations = list(body_block(main).operations)
+    # Asked before anything changes: a call does not say where it runs.
+    for number, op in enumerate(operations):
+        if isinstance(op, TransferOp):
+            source = (slices_of(op.operands[0], arguments) or (op.slice,))[0]
+            if meshes[source].symbol != meshes[op.slice].symbol:
+                op.attributes[_NUMBER] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
+    for op in operations:
+        kind = op.operation.name
+        if kind not in _ENCODINGS or _NUMBER in op.attributes:
+            continue
+        with ir.InsertionPoint(op), op.operation.location:
+            new = _ENCODINGS[kind].encode(op)
+        new.attributes[_KIND] = ir.StringAttr.get(kind)
+        new.attributes[_ORIGINAL] = ir.DictAttr.get({name: op.attributes[name] for name in op.attributes})
+        _replace(op, new.results)
+
+
+def decode(module: ir.Module) -> None:
+    """Turns `@main` back, with what Shardy decided, and its operations in computations into plain ones."""
+    for op in ops_named(module, ["sdy.mesh"]):
+        # Shardy's note to other compilers; the mesh says it already.
+        if "stablehlo.mesh" in op.attributes:
+            del op.attributes["stablehlo.mesh"]
+    for op in list(body_block(main_function(module)).operations):
+        if _KIND in op.attributes:
+            _replace(op, _original(op).results)
+        elif op.operation.name in (_COPY, "sdy.reshard"):
+            # Where shardings differ after all, `settle` says so, slice by slice.
+            _replace(op, [op.operands[0]])
+        elif isinstance(op, TransferOp):
+            op.sharding = _of_result(op, 0)
+            for name in (SHARDING, _NUMBER):
+                if name in op.attributes:
+                    del op.attributes[name]
+    for function in ops_named(module, ["func.func"]):
+        _plain_stablehlo(function)
+
+
+def _original(op: ir.OpView) -> ir.Operation:
+    """Builds the operation that another one stands for."""
+    name = op.attributes[_KIND].value
+    encoding = _ENCODINGS[name]
+    merged = {entry.name: entry.attr for entry in op.attributes[_ORIGINAL]} | encoding.decode(op)
+    attributes = {key: attribute for key, attribute in merged.items() if attribute is not None}
+    with ir.InsertionPoint(op), op.operation.location:
+        return ir.Operation.create(name, [r.type for r in op.results], encoding.operands(op), attributes)
+
+
+def _replace(op: ir.OpView, values: ir.OpResultList | list[ir.Value]) -> None:
+    for old, value in zip(op.results, values, strict=True):
+        old.replace_all_uses_with(value)
+    op.operation.erase()
+
+
+def _copy_mirrored(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
+    """Keeps the copies of an argument on different meshes apart: all are replicated, each on its own mesh."""
+    attrs = argument_attrs(main)
+    operations = list(body_block(main).operations)
+    for argument, entry, places in zip(main.arguments, attrs, argument_slices(main), strict=True):
+        symbols = list(dict.fromkeys(meshes[place].symbol for place in places or ()))
+        if len(symbols) < 2:
+            continue
+        rank = ir.RankedTensorType(argument.type).rank
+        if SHARDING in entry:
+            remark(
+                main,
+                f"argument #{argument.arg_number} is read on slices with different meshes, so it is "
+                "replicated on each of them, whatever the program says of it",
+            )
+        entry[SHARDING] = make_sharding(symbols[0], replicated(rank))
+        for symbol in symbols[1:]:
+            sharding = sdy.TensorShardingPerValueAttr.get([make_sharding(symbol, replicated(rank))])
+            with ir.InsertionPoint(operations[0]), main.operation.location:
+                copy = ir.Operation.create(_COPY, [argument.type], [argument], {SHARDING: sharding})
+            for op in operations:
+                if isinstance(op, LaunchOp) and meshes[op.slice].symbol == symbol:
+                    op.operation.replace_uses_of_with(argument, copy.results[0])
+    set_argument_attrs(main, attrs)
+
+
+def _plain_stablehlo(function: ir.OpView) -> None:
+    """Undoes what the pipeline changed in computations and XLA does not take back."""
+    for op in list(nested_ops(function)):
+        match op.operation.name:
+            case "sdy.constant":
+                name, attribute = "stablehlo.constant", "value"
+            case "sdy.reshard":
+                name, attribute = "sdy.sharding_constraint", "sharding"
+            case _:
+                continue
+        attributes = {attribute: op.attributes[attribute]}
+        with ir.InsertionPoint(op), op.operation.location:
+            new = ir.Operation.create(name, [op.results[0].type], list(op.operands), attributes)
+        _replace(op, new.results)
+
+
+def propagate(module: ir.Module) -> None:
+    """Runs Shardy over a module whose `@main` is encoded."""
+    # Shardy warns of every operation that it has no rule for; ours are barriers to it, as they should be.
+    handler = module.context.attach_diagnostic_handler(lambda d: "SDY sharding rule registry" in d.message)
+    try:
+        PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(module.operation)
+    finally:
+        handler.detach()
+
+
+def between_meshes(module: ir.Module) -> Iterator[tuple[int, TransferOp]]:
+    """The transfers between different meshes of an encoded `@main`, by numbers that stay theirs."""
+    for op in body_block(main_function(module)).operations:
+        if isinstance(op, TransferOp):
+            yield op.attributes[_NUMBER].value, op
+
+
+def hint(module: ir.Module, hints: Mapping[int, ir.Attribute]) -> None:
+    """Writes the shardings that transfers between different meshes hand on."""
+    for number, op in between_meshes(module):
+        if number in hints:
+            op.attributes[SHARDING] = sdy.TensorShardingPerValueAttr.get([hints[number]])
+
+
+def decided(value: ir.Value, main: ir.OpView) -> ir.Attribute | None:
+    """What propagation decided of a value of an encoded `@main`; None for nothing."""
+    if isinstance(value, ir.BlockArgument):
+        return argument_attrs(main)[value.arg_number].get(SHARDING)
+    if value.owner.operation.name == "sdy.reshard":
+        return value.owner.attributes["sharding"]
+    return _of_result(value.owner, ir.OpResult(value).result_number)
+
+
+def _of_result(op: ir.OpView, number: int) -> ir.Attribute | None:
+    attribute = op.attributes.get(SHARDING)
+    return None if attribute is None else sdy.TensorShardingPerValueAttr(attribute).shardings[number]
+
+
+def _sharding_if_any(op: ir.OpView) -> _Decided:
+    sharding = _of_result(op, 0)
+    return {} if sharding is None else {"sharding": sharding}
