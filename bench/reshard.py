@@ -57,7 +57,7 @@ class Move:
     limit: str
     inside: bool = False
 
-    def target(self, size: str) -> float | None:
+    def largest_ratio(self, size: str) -> float | None:
         """The largest ratio to `jax.device_put`; None where the ratio is only reported.
 
         A reshard of a value that is ready and that somebody waits for has nothing to hide its passes behind.
@@ -164,7 +164,7 @@ def moves() -> Iterator[Case]:
             yield Case(
                 f"{move.name}, {size}",
                 "jax.device_put",
-                move.target(size),
+                move.largest_ratio(size),
                 ours,
                 theirs,
                 fresh.prepare,

@@ -136,7 +136,7 @@ def load(
     requests = _requests(plan, bindings, callbacks, code or {})
     loaded = load_all(list(itertools.chain(*requests.values())), progress)
     remaining = iter([computation.executable for computation in loaded])
-    executables = {pair: tuple(itertools.islice(remaining, len(some))) for pair, some in requests.items()}
+    executables = {pair: tuple(itertools.islice(remaining, len(asked))) for pair, asked in requests.items()}
     first = {pair: on_devices[0] for pair, on_devices in executables.items()}
     memory.check_fits(plan, bindings, first)
     meshes = {name: mesh_of(binding) for name, binding in bindings.items()}
@@ -218,17 +218,19 @@ def _explain(
 
 def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
     """The arrays in slots of constants, on their slices."""
+    names = {
+        slot: argument.constant
+        for argument in plan.arguments
+        if argument.constant is not None
+        for slot in argument.slots.values()
+    }
     placed = {}
-    constants = [(argument.constant, argument.slots.values()) for argument in plan.arguments]
     # Without x64 JAX would narrow a constant of 64 bits, and the module was made for its real dtype.
     with jax.enable_x64(True):
-        for name, on_slices in constants:
-            if name is None:
-                continue
+        for slot, name in names.items():
             value = plan.constants[name]
-            for slot in on_slices:
-                array = value if isinstance(value, jax.Array) else np.asarray(value, slots.avals[slot].dtype)
-                placed[slot] = jax.device_put(array, slots.shardings[slot])
+            array = value if isinstance(value, jax.Array) else np.asarray(value, slots.avals[slot].dtype)
+            placed[slot] = jax.device_put(array, slots.shardings[slot])
     return placed
 
 

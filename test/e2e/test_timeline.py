@@ -59,5 +59,5 @@ def test_a_timeline_takes_times_of_ones_own():
     assert slow.unit == "s"
     # The last stage is both in one: 1 + 1 + 3 + 3 + 1 + 2 ms, with two transfers that nothing hides.
     assert slow.step_time == pytest.approx(11e-3)
-    with pytest.raises(TimesError, match="there is no phase 'forward'"):
+    with pytest.raises(TimesError, match="there is no kind 'forward'"):
         program.timeline({"kinds": {"forward": 1}})
