@@ -72,13 +72,13 @@ def test_every_launch_and_transfer_is_recorded_in_an_order_that_its_data_allows(
 
 def test_results_are_the_same_and_nothing_is_left_behind(step, tmp_path):
     compiled, x = step
-    untraced = compiled._executable.run
+    untraced = compiled.call.executable.run
     expected = compiled(params(), x)
     with pw.trace(tmp_path / "run.json"):
-        assert compiled._executable.run is not untraced
+        assert compiled.call.executable.run is not untraced
         traced = compiled(params(), x)
-    assert compiled._executable.run is untraced
-    assert "note(" not in compiled._executable.source
+    assert compiled.call.executable.run is untraced
+    assert "note(" not in compiled.call.executable.source
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(traced), strict=True):
         np.testing.assert_array_equal(a, b)
 
