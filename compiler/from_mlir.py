@@ -9,11 +9,11 @@ from pathways.compiler.arguments import Signature
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import ProgramError, run_phases
 from pathways.compiler.stages import Lowered
-from pathways.dialect import argument_attrs, ops_named, symbol_table
 from pathways.dialect.names import ARGUMENT_INFO, CONSTANT
+from pathways.dialect.program import Attributes, ProgramView, read_program
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
-from pathways.runtime.plan.lower import array_type, mesh_axes
+from pathways.runtime.plan.lower import array_type
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 
 
@@ -33,20 +33,16 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     """
     if "sym_name" in module.operation.attributes:
         name = module.operation.attributes["sym_name"].value
-    symbols = symbol_table(module)
-    main = symbols.get("main")
-    if main is None or main.operation.name != "func.func" or not main.regions[0].blocks:
+    program = read_program(module)
+    if program is None:
         raise ProgramError(f"program '{name}' has no function @main with a body")
-    attributes = argument_attrs(main)
-    passed = [n for n, attrs in enumerate(attributes) if CONSTANT not in attrs]
-    in_avals = tuple(_aval(main.type.inputs[n]) for n in passed)
-    out_avals = tuple(map(_aval, main.type.results))
+    passed = [n for n, attrs in enumerate(program.arguments) if CONSTANT not in attrs]
+    types = program.main.type
+    in_avals = tuple(_aval(types.inputs[n]) for n in passed)
+    out_avals = tuple(map(_aval, types.results))
     interface = Interface(
-        slices=_slices(module, symbols),
-        argument_paths=tuple(
-            attributes[n][ARGUMENT_INFO].value if ARGUMENT_INFO in attributes[n] else f"args[{n}]"
-            for n in passed
-        ),
+        slices=_slices(program),
+        argument_paths=tuple(_path(program.arguments[n], n) for n in passed),
         in_avals=in_avals,
         out_avals=out_avals,
         out_tree=jax.tree.structure(0 if len(out_avals) == 1 else (0,) * len(out_avals)),
@@ -56,17 +52,22 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     return Lowered(run_phases(module, name, options), interface, signature)
 
 
+def _path(attributes: Attributes, n: int) -> str:
+    return attributes[ARGUMENT_INFO].value if ARGUMENT_INFO in attributes else f"args[{n}]"
+
+
 def _aval(type_: ir.Type) -> jax.core.ShapedArray:
     plain = array_type(type_)
     return jax.core.ShapedArray(plain.shape, jax.numpy.dtype(plain.dtype))
 
 
-def _slices(module: ir.Module, symbols: dict[str, ir.OpView]) -> dict[str, VirtualSlice]:
+def _slices(program: ProgramView) -> dict[str, VirtualSlice]:
     devices = make_virtual_device_set()
     slices = {}
-    for op in ops_named(module, ["pw.slice"]):
-        names, sizes = mesh_axes(symbols[op.mesh])
-        slices[op.sym_name] = devices.add_slice(
-            sizes, names, name=op.sym_name, island=op.island, overlap=bool(op.overlap)
+    for name, mesh in program.meshes.items():
+        op = program.symbols[name]
+        axes = dict(mesh.axes)
+        slices[name] = devices.add_slice(
+            tuple(axes.values()), tuple(axes), name=name, island=op.island, overlap=bool(op.overlap)
         )
     return slices

@@ -13,9 +13,9 @@ from jaxlib.mlir import ir
 from pathways.dialect import form_of
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
-from pathways.passes.pipeline import Options, phases_behind
+from pathways.passes.pipeline import Options, phases, phases_behind
 
-PHASES = ("stablehlo", "imported", "placed", "sharded", "scheduled")
+PHASES = ("stablehlo", *(phase.name for phase in phases(Options())))
 """The forms of a program, in the order in which it takes them; each has the name of the phase before it."""
 
 

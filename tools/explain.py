@@ -8,6 +8,7 @@ from jaxlib.mlir import ir
 
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import TransferOp, make_context, ops_named
+from pathways.passes.base import main_function
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.timelines.tables import percent, size, table
 
@@ -63,8 +64,8 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
 
 def _channels(module: ir.Module, plan: Plan) -> list[tuple[str, ...]]:
     """Each channel of the program, with what passes through it in one call."""
-    (main,) = (op for op in ops_named(module, ["func.func"]) if op.attributes["sym_name"].value == "main")
-    ops = [op for op in main.regions[0].blocks[0].operations if isinstance(op, TransferOp)]
+    block = main_function(module).regions[0].blocks[0]
+    ops = [op for op in block.operations if isinstance(op, TransferOp)]
     # The plan has the transfers of the module in the same order.
     steps = [step for step in plan.steps if isinstance(step, Transfer)]
     count: Counter[str] = Counter()

@@ -8,6 +8,7 @@ import json
 from jaxlib.mlir import ir
 
 from pathways.dialect import form_of, make_context
+from pathways.dialect.forms import SCHEDULED
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
@@ -39,10 +40,10 @@ def read_plan(path: str) -> Plan | None:
         try:
             module = parse(source, context)
             form = form_of(module)
-            if form != "scheduled":
+            if form != SCHEDULED.name:
                 problem = "has no pw.form" if form is None else f"is in the form '{form}'"
                 raise UserError(
-                    f"'{source.name}' {problem}, not 'scheduled'; compile it with pw-compile, or run "
+                    f"'{source.name}' {problem}, not '{SCHEDULED.name}'; compile it with pw-compile, or run "
                     "pw-schedule, pw-plan-memory and pw-verify-schedule"
                 )
             doing("checking the schedule")

@@ -10,6 +10,7 @@
 // RUN: not pw-sim %t.mlir --tmies x 2>&1 | filecheck %s --check-prefix=FLAG
 // RUN: pw-opt %s --pw-schedule --pw-verify-schedule | sed 's/order = 1/order = 0/' | not pw-sim 2>&1 | filecheck %s --check-prefix=ORDER
 // RUN: pw-opt %s --pw-schedule --pw-verify-schedule | sed 's/order = 0/order = 5/' | not pw-sim 2>&1 | filecheck %s --check-prefix=SORTED
+// RUN: echo 'module attributes {pw.form = "scheduled"} {}' | not pw-sim 2>&1 | filecheck %s --check-prefix=MAIN
 
 // Each mistake is told in one line that names the thing.
 
@@ -24,6 +25,7 @@
 // FLAG: pw-sim: error: unexpected argument '--tmies'; did you mean '--times'?
 // ORDER: <stdin>:{{.*}}: error: 'pw.launch' op has order 0 on @s0
 // SORTED: <stdin>:{{.*}}: error: 'pw.launch' op stands before the launch of @finish on @s0 (order 1), but waits for it; run pw-plan-memory
+// MAIN: <stdin>:1:1: error: 'builtin.module' op has no function @main, the program
 
 !x = tensor<4xf32>
 module @two attributes {pw.form = "unrolled"} {
