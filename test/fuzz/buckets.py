@@ -30,6 +30,9 @@ _EFFORT = 25.0
 _HANGS = 3.0
 """Seconds after which a smaller example of one that takes too long counts as one too."""
 
+_PATIENCE = 4
+"""By how much more effort goes into one that takes too long: it costs seconds to see that it still does."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
@@ -85,7 +88,7 @@ def _once[T](task: Task, read: Callable[[Ending], T], seconds: float = SECONDS) 
 def finish(buckets: Buckets, jobs: int) -> Iterator[tuple[tuple[str, str], Bucket]]:
     """Makes the example of each bucket smaller, and asks whether MLIR alone fails on it."""
     tasks = [(key, functools.partial(_finish_one, bucket)) for key, bucket in buckets.items()]
-    for key, ending in run_all(tasks, jobs, 8 * _EFFORT):
+    for key, ending in run_all(tasks, jobs, 2 * _PATIENCE * _EFFORT):
         bucket = buckets[key]
         done = ending.folder / "stock"
         if done.exists():
@@ -107,14 +110,15 @@ class _Reduction:
     def __init__(self, case: Case, verdict: Verdict) -> None:
         self.case = case
         self.verdict = verdict
-        self.deadline = time.monotonic() + _EFFORT
+        self.deadline = time.monotonic() + _EFFORT * (_PATIENCE if verdict.kind == "hang" else 1)
 
     def run(self) -> Case:
         whole = self.case
         if not self.keep(whole):
             return whole  # It depends on more than the input; the whole of it may tell something.
         self.shrink()
-        if self.verdict.kind == "hang" and verdict_of(self.case).kind != "hang":
+        # One that grows for as long as it runs ends in one way or the other.
+        if self.verdict.kind == "hang" and verdict_of(self.case).kind not in ("hang", "memory"):
             return whole
         return self.case
 
@@ -210,11 +214,12 @@ def _largest_first(text: str) -> list[syntax.Statement]:
 def is_stock(case: Case, verdict: Verdict) -> bool:
     """Whether MLIR fails by itself: reading and printing the input, or running a pass of its own.
 
-    The input of that pass is what the passes before it make, in a process of their own.
+    The input of that pass is what the passes before it make, in a process of their own. A module that MLIR
+    prints and then cannot read is its own fault too.
     """
-    if verdict.kind not in ("crash", "hang", "memory"):
+    if verdict.kind not in ("crash", "hang", "memory", "reread"):
         return False
-    if _fails_alone(case.data, None):
+    if _fails_alone(case.data, None, reread=verdict.kind == "reread"):
         return True
     running = re.fullmatch(r"running (.*)", verdict.note)
     names = [name.partition("{")[0] for name in case.pipeline]
@@ -243,18 +248,29 @@ def _output(ending: Ending) -> bytes | None:
     return path.read_bytes() if path.exists() else None
 
 
-def _fails_alone(data: bytes, name: str | None) -> bool:
-    """Whether MLIR dies or hangs when it reads and prints a module, and runs a pass of its own on it."""
+def _fails_alone(data: bytes, name: str | None, *, reread: bool = False) -> bool:
+    """Whether MLIR dies or hangs when it reads and prints a module, and runs a pass of its own on it.
+
+    With `reread` also whether it cannot read what it printed.
+    """
 
     def task(folder: Path, note: Callable[[str], None]) -> None:
+        printed = None
         with quiet_context() as context:
             try:
                 module = ir.Module.parse(data, context)
                 module.operation.verify()
-                module.operation.get_asm(binary=True)
+                printed = module.operation.get_asm(binary=True)
+                ir.Module.parse(printed, context)
+                printed = None
                 if name is not None:
                     PassManager.parse(f"builtin.module({name})", context).run(module.operation)
-            except (ir.MLIRError, ValueError, UnicodeDecodeError):
-                pass
+            except (ir.MLIRError, ValueError):
+                (folder / "unreadable").write_bytes(printed or b"")
 
-    return _once(task, lambda ending: ending.late or ending.signal is not None)
+    def failed(ending: Ending) -> bool:
+        unreadable = ending.folder / "unreadable"
+        cannot_read = reread and unreadable.exists() and unreadable.stat().st_size > 0
+        return ending.late or ending.signal is not None or cannot_read
+
+    return _once(task, failed)

@@ -35,6 +35,9 @@ _FLAGS = (
     ),
     *(("--mlir-print-debuginfo",), ("--emit-irdl", "pw.irdl")),
 )
+_NOT_FOR_US = {"--emit-schedule", "--emit-irdl"}
+"""Flags with which the output is not for `pw-opt` to read again."""
+
 OURS = ("dialect", "passes", "runtime", "tools", "compiler")
 GOOD = ("ok", "refused")
 """What may become of a case; everything else is a failure."""
@@ -187,7 +190,7 @@ def _noting_memory(original: Callable[..., int], frames: list[str]) -> Callable[
 
 def _run(case: Case) -> Verdict:
     verdict = _tool(lambda: pw_opt.main(case.command()))
-    if verdict.kind != "ok" or "--emit-schedule" in case.flags:
+    if verdict.kind != "ok" or not _NOT_FOR_US.isdisjoint(case.flags):
         return verdict
     reread = _tool(lambda: pw_opt.main([OUTPUT, "-o", "again.mlir"]))
     if reread.kind != "ok":
@@ -262,8 +265,10 @@ def judge(ending: Ending) -> Verdict:
     name = ending.signal.name if ending.signal else "?"
     if any(sign in ending.stderr for sign in _NO_MEMORY):
         return Verdict("memory", f"{frame} {doing}", name, ending.note)
-    abort = re.search(r"(?m)^(?:LLVM ERROR|.*Assertion|terminate called).*", ending.stderr)
-    return Verdict("crash", f"{name} {frame} {doing}", abort.group() if abort else name, ending.note)
+    abort = re.search(
+        r"(?m)^(?:LLVM ERROR: (?:F\d.*?\] )?|(?=.*Assertion)|(?=terminate called))(.*)", ending.stderr
+    )
+    return Verdict("crash", f"{name} {frame} {doing}", abort[1] if abort else name, ending.note)
 
 
 def _general(text: str) -> str:
