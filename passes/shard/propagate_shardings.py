@@ -128,12 +128,15 @@ def _apply_specs(main: ir.OpView, meshes: Meshes) -> None:
 
 def _separate_meshes(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
     """Gives launches of one computation on different meshes computations of their own."""
-    computations = Computations(module, symbol_table(module))
+    symbols = symbol_table(module)
+    computations = Computations(module, symbols)
     names: dict[tuple[str, str], str] = {}
     first: dict[str, str] = {}
     for op in body_block(main).operations:
         if not isinstance(op, LaunchOp):
             continue
+        if not symbols[op.callee].body.blocks:
+            fail(op, f"launches @{op.callee}, which is only declared: shardings go through its body")
         mesh = meshes[op.slice].symbol
         if first.setdefault(op.callee, mesh) == mesh:
             continue
