@@ -112,8 +112,10 @@ for way in ways:
 def test_the_tools_themselves_accept_and_refuse(tmp_path: Path):
     script = """
 import cases, buckets
-texts = ["module {}", TEXT, "module {", "func.func @main() { return }", '"pw.slice"() : () -> ()']
-result = [buckets.verdict_of(cases.Case(text.encode(), ("pw-insert-transfers",))).kind for text in texts]
+placed = TEXT.replace("{pw.donated", "{pw.slice = @s0, pw.donated")
+placed = placed.replace("-> !x {", "-> (!x {pw.slice = @s0}) {")
+texts = ["module {}", placed, TEXT, "func.func @main() { return }", '"pw.slice"() : () -> ()']
+result = [buckets.verdict_of(cases.Case(text.encode(), ("pw-cse",))).kind for text in texts]
 """
     assert in_a_process(script, tmp_path) == ["refused", "ok", "refused", "ok", "refused"]
 
