@@ -58,14 +58,16 @@ def arguments_carry_constants(program: ProgramView, report: Report) -> None:
 
 def loops_are_closed(program: ProgramView, report: Report) -> None:
     """What reads a value of a microbatch is of its loop, or of one inside; only `pw.reduce` takes it out."""
+    members = {
+        result: loop
+        for op in program.ops
+        if op.results and (loop := _loop_of(program, op.results[0])) is not None
+        for result in op.results
+    }
     for op in (*program.ops, program.terminator):
         own = loop_of_op(op)
-        reads = {
-            loop
-            for reader in (op, *nested_ops(op))
-            for value in reader.operands
-            if (loop := _loop_of(program, value)) is not None
-        }
+        readers = (op,) if isinstance(op, PwOp) else (op, *nested_ops(op))
+        reads = {members[value] for reader in readers for value in reader.operands if value in members}
         if op_has(op, Trait.CLOSES_LOOP):
             if reads - {op.loop} or (len(op.operands) == 1 and not reads and not _is_of(op, op.operands[0])):
                 report(op, f"reduces a value that is not of a microbatch of @{op.loop}")

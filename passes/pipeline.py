@@ -21,7 +21,6 @@ from pathways.passes.schedule.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.passes.shard.lower_transfers import LowerTransfers
 from pathways.passes.shard.propagate_shardings import PropagateShardings
-from pathways.passes.shard.verify_sharded import VerifySharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +73,6 @@ def phases(options: Options) -> list[Phase]:
                 PropagateShardings(),
                 # Before scheduling: cutting and joining are launches that stand in the order of their slice.
                 LowerTransfers(),
-                VerifySharded(),
             ),
         ),
         Phase(
