@@ -56,7 +56,13 @@ def parse(source: Source, context: ir.Context) -> ir.Module:
     supervisor.doing(f"reading {source.name}")
     if source.is_bytecode:
         with supervisor.at_most(seconds=5 + len(source.data) / 1e6):
-            return ir.Module.parse(source.data, context)
+            try:
+                return ir.Module.parse(source.data, context)
+            except ValueError as error:
+                # Sizes in damaged bytecode may be larger than what MLIR can hold.
+                message = f"damaged bytecode: {error}"
+                ir.Location.file(source.name, 1, 1, context).emit_error(message)
+                raise PassFailure(message) from None
     _check_encoding(source, context)
     if source.first_line == 1 and _is_file(source):
         # Then locations carry the name of the file.

@@ -22,7 +22,7 @@ from pathways.dialect import (
 from pathways.dialect.forms import LOCATED, OUTLINED
 from pathways.dialect.names import LOOP, MIRRORED, SLICE
 from pathways.dialect.traits import Trait
-from pathways.passes.base import Pass, main_function
+from pathways.passes.base import Pass, fail, main_function
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, merge_equal_functions
 from pathways.passes.util.operations import captured, has_side_effect
@@ -420,7 +420,12 @@ class _Emitter:
             n = self.program.producer.get(value)
             if n is None:
                 continue
-            copies = [self.new_values[value, place] for place in slices or self.program.places[n]]
+            places = self.program.places[n]
+            for place in slices or ():
+                if place not in places:
+                    made = ", ".join(f"@{name}" for name in sorted(places))
+                    fail(terminator, f"returns result #{number} on @{place}, but it is made on {made}")
+            copies = [self.new_values[value, place] for place in slices or places]
             if len(copies) > 1:
                 location = self.program.ops[n].operation.location
                 ip = ir.InsertionPoint(terminator)

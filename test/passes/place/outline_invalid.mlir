@@ -1,4 +1,4 @@
-// RUN: pw-opt %s --verify-diagnostics --pw-outline
+// RUN: pw-opt %s --split-input-file --verify-diagnostics --pw-outline
 
 // What is not placed cannot be outlined.
 
@@ -8,6 +8,20 @@ module attributes {pw.form = "located"} {
   func.func @main(%x: tensor<f32>) -> tensor<f32> {
     // expected-error@+1 {{'stablehlo.negate' op is not placed: it has no `pw.slice`}}
     %y = stablehlo.negate %x : tensor<f32>
+    return %y : tensor<f32>
+  }
+}
+
+// -----
+
+// A result is returned where it is made; transfers come later.
+module attributes {pw.form = "located"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func @main(%x: tensor<f32> {pw.slice = @s1}) -> (tensor<f32> {pw.slice = @s0}) {
+    %y = stablehlo.negate %x {pw.slice = @s1} : tensor<f32>
+    // expected-error@+1 {{returns result #0 on @s0, but it is made on @s1}}
     return %y : tensor<f32>
   }
 }
