@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -11,7 +10,7 @@ import random
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -97,7 +96,9 @@ class Verdict:
     note: str = ""
 
 
-def random_case(number: int, seed: int, corpus: Corpus, folder: Path, note: Callable[[str], None]) -> Case:
+def random_case(
+    number: int, seed: int, corpus: Corpus, context: ir.Context, folder: Path, note: Callable[[str], None]
+) -> Case:
     """Makes a case, and writes it to a folder.
 
     What MLIR refuses by itself tells nothing of this compiler, so such inputs are mostly made anew; and half
@@ -105,17 +106,16 @@ def random_case(number: int, seed: int, corpus: Corpus, folder: Path, note: Call
     """
     rng = random.Random(f"{seed}/{number}")
     patience = rng.choice([0.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5])
-    with quiet_context() as context:
-        for _ in range(6):
-            note("making the case")
-            case = _random_case(rng, corpus)
-            case.write(folder)
-            if patience == 0.0:
-                break
-            note(f"reading {INPUT}")
-            module = _parsed(case.data, context)
-            if module is not None and (patience == 1.0 or _is_valid(module)):
-                break
+    for _ in range(6):
+        note("making the case")
+        case = _random_case(rng, corpus)
+        case.write(folder)
+        if patience == 0.0:
+            break
+        note(f"reading {INPUT}")
+        module = _parsed(case.data, context)
+        if module is not None and (patience == 1.0 or _is_valid(module)):
+            break
     return case
 
 
@@ -128,15 +128,12 @@ def _random_case(rng: random.Random, corpus: Corpus) -> Case:
     return Case(data, pipeline, flags, random_order(rng), source.name)
 
 
-@contextlib.contextmanager
-def quiet_context() -> Iterator[ir.Context]:
+def quiet_context() -> ir.Context:
     """A context whose diagnostics nobody reads: the bindings abort when they convert some of them."""
     context = make_context()
     context.emit_error_diagnostics = True
-    handler = context.attach_diagnostic_handler(lambda _: True)
-    with context:
-        yield context
-    handler.detach()
+    context.attach_diagnostic_handler(lambda _: True)
+    return context
 
 
 def _parsed(data: bytes, context: ir.Context) -> ir.Module | None:

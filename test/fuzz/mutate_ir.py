@@ -22,9 +22,10 @@ from pathlib import Path
 
 import kept
 from buckets import SECONDS, Bucket, Buckets, add, finish, is_stock, write_and_execute
-from cases import GOOD, Case, execute, judge, random_case
+from cases import GOOD, Case, execute, judge, quiet_context, random_case
 from corpus import ROOT, Corpus, read_corpus
 from forked import run_all
+from jaxlib.mlir import ir
 
 
 def main() -> int:
@@ -53,7 +54,11 @@ def main() -> int:
 def fuzz(seed: int, numbers: range, jobs: int, keep: Path) -> int:
     """Runs random cases; returns the exit code."""
     corpus = read_corpus()
-    tasks = ((number, functools.partial(_make_and_execute, number, seed, corpus)) for number in numbers)
+    # One for all children, which get a copy each; not entered, so that the tools do not find it.
+    context = quiet_context()
+    tasks = (
+        (number, functools.partial(_make_and_execute, number, seed, corpus, context)) for number in numbers
+    )
     kinds: collections.Counter[str] = collections.Counter()
     refused: collections.Counter[str] = collections.Counter()
     buckets: Buckets = {}
@@ -82,9 +87,9 @@ def fuzz(seed: int, numbers: range, jobs: int, keep: Path) -> int:
 
 
 def _make_and_execute(
-    number: int, seed: int, corpus: Corpus, folder: Path, note: Callable[[str], None]
+    number: int, seed: int, corpus: Corpus, context: ir.Context, folder: Path, note: Callable[[str], None]
 ) -> None:
-    execute(random_case(number, seed, corpus, folder, note), folder, note)
+    execute(random_case(number, seed, corpus, context, folder, note), folder, note)
 
 
 def replay(folder: Path, jobs: int) -> int:

@@ -149,10 +149,11 @@ import cases, corpus, forked
 
 def task(number):
     def make(folder, note):
-        cases.random_case(number, 0, seeds, folder, note)
+        cases.random_case(number, 0, seeds, context, folder, note)
     return make
 
 seeds = corpus.corpus_of([corpus.Seed("text", TEXT.encode())], [corpus.Seed("bytecode", b"ML\\xefR rest")])
+context = cases.quiet_context()
 result = {}
 for number, ending in forked.run_all([(n, task(n)) for n in range(60)], jobs=2, seconds=10):
     case = cases.Case.read(ending.folder)
