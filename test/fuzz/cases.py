@@ -21,7 +21,8 @@ from jaxlib.mlir import ir
 from mutations import mutate, pick_seed
 from random_pipelines import SCHEDULE_FILE, random_order, random_pipeline
 
-from pathways.dialect import make_context, verify
+from pathways.dialect import form_of, make_context, problems
+from pathways.passes import registry
 from pathways.tools import command, opt_driver, pw_opt, pw_sim, scheduled, supervisor
 from pathways.tools.flags import FlagParser
 
@@ -43,6 +44,7 @@ GOOD = ("ok", "refused")
 
 INPUT, OUTPUT = "input.mlir", "output.mlir"
 _ERROR = re.compile(r"(?m)^(?:.*:\d+:\d+: |<unknown>:\d+: |pw-(?:opt|sim): )?error: ")
+_PARSER = "MLIR's parser"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _NO_MEMORY = ("out of memory", "std::bad_alloc", "Allocation failed", "MemoryError")
 
@@ -114,7 +116,7 @@ def random_case(
             break
         note(f"reading {INPUT}")
         module = _parsed(case.data, context)
-        if module is not None and (patience == 1.0 or _is_valid(module)):
+        if module is not None and (patience == 1.0 or _is_taken(module, case.pipeline)):
             break
     return case
 
@@ -145,10 +147,15 @@ def _parsed(data: bytes, context: ir.Context) -> ir.Module | None:
         return None
 
 
-def _is_valid(module: ir.Module) -> bool:
-    """Whether our verifier takes a module, or fails at it, which is worth a closer look."""
+def _is_taken(module: ir.Module, pipeline: tuple[str, ...]) -> bool:
+    """Whether the first pass takes a module, or the verifier fails at it, which is worth a closer look."""
+    name = pipeline[0].partition("{")[0] if pipeline else ""
+    takes = registry.load(name).takes if name in registry.MODULES else ()
     try:
-        return verify(module)
+        claim = form_of(module)
+        if claim is None and takes:
+            return any(not problems(module, form) for form in takes)
+        return not problems(module) and (not takes or claim in [form.name for form in takes])
     except Exception:
         return True
 
@@ -252,12 +259,12 @@ def judge(ending: Ending) -> Verdict:
         return dataclasses.replace(Verdict(**read), note=ending.note)
     stack = [(file, int(line), name) for file, line, name in _FRAME.findall(ending.stderr)]
     # Whoever calls it: the tool, or this file, which looks first whether it is worth to run the tool.
-    frame = "MLIR's parser" if stack and stack[0][2] in ("parse", "_parsed") else _ours(stack)
+    frame = _PARSER if stack and stack[0][2] in ("parse", "_parsed") else _ours(stack)
     doing = _general(ending.note)
     if ending.late:
         # Where in a loop it is stopped is chance; that it is this pass is not.
         passes = [f for f in stack if "/passes/" in f[0] and "/driver.py" not in f[0]]
-        where = _ours(passes[-1:] or stack).split(":")[0]
+        where = frame if frame == _PARSER else _ours(passes[-1:] or stack).split(":")[0]
         return Verdict("hang", f"{where} {doing}", frame, ending.note)
     name = ending.signal.name if ending.signal else "?"
     if any(sign in ending.stderr for sign in _NO_MEMORY):

@@ -167,6 +167,7 @@ def _refresh() -> None:
         for path in sorted(ROOT.glob(pattern)):
             digest.update(path.read_bytes())
     key = FOLDER / "key"
+    digest.update(Path(__file__).read_bytes())
     if key.exists() and key.read_text() == digest.hexdigest():
         return
     print("making seeds ...", file=sys.stderr)
@@ -197,12 +198,12 @@ def _print_otherwise() -> None:
 
 
 def _print_one(seed: Seed, folder: Path, note: Callable[[str], None]) -> None:
-    path = folder / "seed.mlir"
-    path.write_bytes(seed.data)
+    os.chdir(folder)  # The name of the file becomes part of bytecode, and must not depend on the folder.
+    Path("seed.mlir").write_bytes(seed.data)
     name = re.sub(r"[^\w.]+", "_", seed.name)
     for target, flag in (
         (FOLDER / "generic" / f"{name}.mlir", "--mlir-print-op-generic"),
         (FOLDER / f"{name}.bytecode", "--emit-bytecode"),
     ):
         with contextlib.suppress(Exception):  # One that is refused is no seed.
-            pw_opt.main([str(path), "--verify-each=0", flag, "-o", str(target)])
+            pw_opt.main(["seed.mlir", "--verify-each=0", flag, "-o", str(target)])

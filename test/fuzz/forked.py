@@ -127,6 +127,7 @@ def _live(task: Task, slot: _Slot, seconds: float) -> None:
     code = _BROKEN
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         log = os.open(slot.folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -15,6 +15,7 @@ import argparse
 import collections
 import functools
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -46,6 +47,8 @@ def main() -> int:
         "--replay", type=Path, help="run the files of a folder, with the passes they name, instead"
     )
     options = parser.parse_args()
+    # So that folders of cases are removed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if options.replay is not None:
         return replay(options.replay, options.jobs)
     return fuzz(options.seed, range(options.first, options.first + options.count), options.jobs, options.keep)

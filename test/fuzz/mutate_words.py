@@ -13,6 +13,8 @@ import syntax
 from corpus import Corpus
 from strange import AXES, INTEGERS, MESHES, STRINGS, TYPES, strange_dims, strange_symbol, strange_value
 
+from pathways.dialect import FORMS
+
 
 def _pick_attribute(
     rng: random.Random, text: str, *, valued: bool = False
@@ -128,7 +130,7 @@ def swap_values(rng: random.Random, text: str, corpus: Corpus) -> str | None:
 def change_form(rng: random.Random, text: str, corpus: Corpus) -> str | None:
     """Claims another form, none, or something that is no form."""
     claim = syntax.FORM.search(text)
-    value = rng.choice(["imported", "placed", "placed", "scheduled", "scheduled", "host", "", r"\E9"])
+    value = rng.choice([*FORMS, "host", "", r"\E9"])
     new = f'pw.form = "{value}"' if rng.random() < 0.85 else f"pw.form = {strange_value(rng, text)}"
     if rng.random() < 0.05:
         new = "pw.form"

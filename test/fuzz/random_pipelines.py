@@ -8,9 +8,10 @@ from typing import Any
 
 import syntax
 
+from pathways.dialect import FORMS
 from pathways.passes import registry
 from pathways.passes.base import options_of
-from pathways.passes.pipeline import Options, phases
+from pathways.passes.pipeline import Options, phases_behind
 from pathways.passes.text import item_name
 
 BUILTINS = (
@@ -40,13 +41,13 @@ def random_pipeline(rng: random.Random, text: str, own: tuple[str, ...]) -> tupl
     if choice < 0.08:
         passes: list[str] = []
     elif choice < 0.3:
-        passes = [_random_pass(rng)]
+        passes = _sequence(rng, text, 1)
     elif choice < 0.62:
         passes = _continued(rng, text)
     elif choice < 0.77 and own:
         return (rng.choice(own),)
     else:
-        passes = [_random_pass(rng) for _ in range(rng.randint(2, 4))]
+        passes = _sequence(rng, text, rng.randint(2, 4))
     for _ in range(rng.choice([0, 0, 0, 0, 0, 1, 1, 2])):
         passes.insert(rng.randint(0, len(passes)), rng.choice(BUILTINS))
     return tuple(passes)
@@ -54,25 +55,41 @@ def random_pipeline(rng: random.Random, text: str, own: tuple[str, ...]) -> tupl
 
 def full_pipeline(text: str) -> tuple[str, ...]:
     """All passes that are left for a text, by the form that it claims."""
+    behind = phases_behind(Options(), _claim(text))
+    return tuple(item_name(item) for phase in behind for item in phase.passes)
+
+
+def _claim(text: str) -> str | None:
+    """The form that a text claims to be in; None when it claims none that there is."""
     claim = syntax.FORM.search(text)
-    form = claim[1] if claim else ""
-    start = {"imported": 1, "placed": 2, "scheduled": 4}.get(form, 0)
-    return tuple(item_name(item) for phase in phases(Options())[start:] for item in phase.passes)
+    return claim[1] if claim and claim[1] in FORMS else None
 
 
 def _continued(rng: random.Random, text: str) -> list[str]:
     """Passes of the real pipeline from the form of a text, up to somewhere."""
     names = list(full_pipeline(text))
-    if "pw.loop" in text or not names:
-        # A placed program may have been sharded before, and a scheduled one stopped before its end.
-        all_names = list(full_pipeline(""))
-        names = all_names[rng.randrange(len(all_names)) :] if rng.random() < 0.5 or not names else names
-    last = len(names) if rng.random() < 0.5 else rng.randint(1, len(names))
+    if _claim(text) is None and "frontend_attributes" not in text:
+        # What JAX did not make, and claims nothing, may be in any form.
+        names = names[rng.randrange(len(names)) :]
+    last = len(names) if rng.random() < 0.5 else rng.randint(1, max(1, len(names)))
     return [_with_options(rng, name) for name in names[:last]]
 
 
-def _random_pass(rng: random.Random) -> str:
-    return _with_options(rng, rng.choice(registry.names()))
+def _sequence(rng: random.Random, text: str, count: int) -> list[str]:
+    """Some passes, of which most take the form that those before them leave."""
+    form = _claim(text)
+    passes = []
+    for _ in range(count):
+        fit = [name for name in registry.names() if form in _taken(name)]
+        name = rng.choice(fit if fit and rng.random() < 0.85 else registry.names())
+        leaves = registry.load(name).leaves
+        form = form if leaves is None else leaves.name
+        passes.append(_with_options(rng, name))
+    return passes
+
+
+def _taken(name: str) -> list[str]:
+    return [form.name for form in registry.load(name).takes]
 
 
 def _with_options(rng: random.Random, name: str) -> str:
