@@ -117,6 +117,16 @@ BROKEN = {
 }
 
 
+PASSES = [
+    "pw-insert-transfers",
+    "pw-propagate-shardings",
+    "pw-lower-transfers",
+    "pw-unroll-microbatches",
+    "pw-schedule",
+    "pw-plan-memory",
+]
+
+
 def check(folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs mlir-opt as docs/dialect.md says."""
     assert MLIR_OPT is not None
@@ -154,8 +164,7 @@ def test_accepts_the_scheduled_programs_of_an_example(flags: list[str], run_exam
 
 
 def test_accepts_an_example_written_in_mlir(tmp_path: Path) -> None:
-    passes = ["--pw-insert-transfers", "--pw-schedule", "--pw-plan-memory"]
-    export(EXAMPLES / "two_slices.mlir", tmp_path, *passes)
+    export(EXAMPLES / "two_slices.mlir", tmp_path, *(f"--{name}" for name in PASSES))
     done = check(tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"pw.channel"' in done.stdout
