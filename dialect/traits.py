@@ -11,6 +11,9 @@ import enum
 class Trait(enum.Enum):
     """What an operation is; its value is the sentence for the dialect page."""
 
+    # Members are singletons, and sets of them are asked for every operation: Enum's hash is Python code.
+    __hash__ = object.__hash__
+
     SYMBOL = "Declares a symbol, directly in the module."
     EXECUTES = "Runs a computation on all devices of its `slice`."
     MOVES = "Moves what it reads to its `slice`; its sends stand in the order of the slice that they leave."

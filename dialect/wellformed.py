@@ -349,6 +349,8 @@ def _is_text(asm: bytes) -> bool:
     """Whether names and strings of printed IR are UTF-8; the printer escapes bytes above 127 in strings."""
     try:
         asm.decode()
+        if b"\\" not in asm:
+            return True
         for escapes in _ESCAPES.finditer(asm):
             bytes.fromhex((escapes[1] or b"").replace(b"\\", b"").decode()).decode()
     except UnicodeDecodeError:
