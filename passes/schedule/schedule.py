@@ -17,7 +17,7 @@ from pathways.dialect.order import Event, data_events, device_queues, sort_block
 from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.channels import Span, capacity_for, first_reads
-from pathways.passes.schedule.pipelines import Loop, nearest_before, read_loops, sequence, work_of
+from pathways.passes.schedule.loops import Loop, nearest_before, read_loops, work_of
 from pathways.passes.schedule.policies import POLICIES, Pipeline, PolicyError, orders_of
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
@@ -26,6 +26,7 @@ from pathways.passes.schedule.schedule_file import (
     read_schedule,
     write_schedule,
 )
+from pathways.passes.schedule.sequence import sequence
 from pathways.passes.util.functions import unique_name
 
 __all__ = ["POLICIES", "Schedule", "schedule_of"]
