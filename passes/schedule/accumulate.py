@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -20,7 +20,9 @@ from pathways.dialect import (
 )
 from pathways.dialect.forms import ORDERED
 from pathways.dialect.names import SHARDING
-from pathways.passes.base import Pass, fail, main_function
+from pathways.passes.base import Pass, fail, main_function, option
+from pathways.passes.schedule.orders import renumber
+from pathways.passes.util.compile_cost import LARGE, CompileCost
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
 
@@ -33,19 +35,29 @@ class Accumulate(Pass):
     returns it with its own term added. The term itself is returned as well only where something else reads
     it. So a sum costs no launch, and one buffer, which `pw-plan-memory` hands from launch to launch.
 
+    Where the computation is large, the first takes zeros and is like the others: XLA compiles one version of
+    it. The zeros of a slice are one launch, which stands in front of all others.
+
     Requires: launches with `order`; sums from `pw-unroll-microbatches`.
     Guarantees: no `pw.reduce` is left.
     """
 
     name: ClassVar[str] = "pw-accumulate"
     takes = (ORDERED,)
+    large: int = option(LARGE, "the operations of a computation from which on its sums start from zeros")
 
     def run(self, module: ir.Module) -> None:
+        block = body_block(main_function(module))
         folder = _Folder(module)
-        reductions = [op for op in body_block(main_function(module)).operations if isinstance(op, ReduceOp)]
-        for group in _sharing_launches(reductions):
-            folder.fold(group)
+        groups = _sharing_launches([op for op in block.operations if isinstance(op, ReduceOp)])
+        cost = CompileCost(folder.symbols, self.large)
+        zeros = folder.make_zeros(
+            block, [op for group in groups for op in group if cost.is_large(_producer(op.operands[0]).callee)]
+        )
+        for group in groups:
+            folder.fold(group, zeros)
         erase_unused_functions(module)
+        renumber(module, block.operations)
 
 
 def _sharing_launches(reductions: Sequence[ReduceOp]) -> list[list[ReduceOp]]:
@@ -76,14 +88,64 @@ class _Folder:
         self.symbols = symbol_table(module)
         self.computations = Computations(module, self.symbols)
 
-    def fold(self, reductions: Sequence[ReduceOp]) -> None:
+    def make_zeros(self, block: ir.Block, reductions: Sequence[ReduceOp]) -> dict[ir.Value, ir.Value]:
+        """Launches zeros for sums to start from; returns them by the results of the reductions."""
+        by_slice: dict[str, list[ReduceOp]] = {}
+        for op in reductions:
+            by_slice.setdefault(op.slice, []).append(op)
+        first: dict[str, LaunchOp] = {}
+        for op in block.operations:
+            if isinstance(op, LaunchOp):
+                first.setdefault(op.slice, op)
+        zeros: dict[ir.Value, ir.Value] = {}
+        for slice, ops in by_slice.items():
+            launch = self.launch_zeros(ops, first[slice])
+            zeros.update(zip((op.results[0] for op in ops), launch.results, strict=True))
+        return zeros
+
+    def launch_zeros(self, reductions: Sequence[ReduceOp], before: LaunchOp) -> LaunchOp:
+        """Launches zeros of the types and shardings of some sums, in front of another launch of the slice."""
+        types = [op.results[0].type for op in reductions]
+        layouts = [self.layout(op.operands[0]) for op in reductions]
+
+        def body(_: list[ir.Value]) -> list[ir.Value]:
+            return [_zeros(type_) for type_ in types]
+
+        name = self.computations.make(
+            "zeros",
+            [],
+            body,
+            reductions[0].operation.location,
+            results=layouts,
+            key=(tuple(types), tuple(layouts)),
+        )
+        return LaunchOp.build(
+            [],
+            types,
+            callee=name,
+            slice=before.slice,
+            order=before.order,
+            loc=reductions[0].operation.location,
+            ip=ir.InsertionPoint(before),
+        )
+
+    def layout(self, value: ir.Value) -> ir.Attribute | None:
+        """The sharding that a computation says of one of its results."""
+        callee = self.symbols[_producer(value).callee]
+        return result_attrs(callee)[ir.OpResult(value).result_number].get(SHARDING)
+
+    def fold(self, reductions: Sequence[ReduceOp], zeros: Mapping[ir.Value, ir.Value]) -> None:
         """Replaces sums over the results of the same launches."""
         numbers = tuple(ir.OpResult(op.operands[0]).result_number for op in reductions)
         launches = [v.owner.opview for v in reductions[0].operands]
-        first, *others = sorted(launches, key=lambda op: op.order)
-        sums = [first.results[n] for n in numbers]
+        launches.sort(key=lambda op: op.order)
+        if reductions[0].results[0] in zeros:
+            sums = [zeros[op.results[0]] for op in reductions]
+        else:
+            first = launches.pop(0)
+            sums = [first.results[n] for n in numbers]
         replaced = {op.results[0] for op in reductions}
-        for launch in others:
+        for launch in launches:
             sums = self.add_to(launch, numbers, sums, replaced)
         for op, total in zip(reductions, sums, strict=True):
             op.results[0].replace_all_uses_with(total)
@@ -138,6 +200,22 @@ class _Folder:
             results=made,
             key=key,
         )
+
+
+def _producer(value: ir.Value) -> LaunchOp:
+    return value.owner.opview
+
+
+def _zeros(type_: ir.Type) -> ir.Value:
+    tensor = ir.RankedTensorType(type_)
+    element = tensor.element_type
+    is_complex = isinstance(element, ir.ComplexType)
+    part = element.element_type if is_complex else element
+    zero = ir.IntegerAttr.get(part, 0) if isinstance(part, ir.IntegerType) else ir.FloatAttr.get(part, 0.0)
+    reals = ir.RankedTensorType.get(tensor.shape, part)
+    value = stablehlo.constant(ir.DenseElementsAttr.get_splat(reals, zero))
+    # The bindings cannot make complex elements.
+    return stablehlo.complex(value, value) if is_complex else value
 
 
 def _places(count: int, numbers: Sequence[int], read: frozenset[int]) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -14,15 +16,15 @@ from pathways.dialect import (
     argument_attrs,
     nested_ops,
     op_has,
-    ops_named,
     result_attrs,
     symbol_table,
 )
 from pathways.dialect.forms import ORDERED
 from pathways.dialect.names import SHARDING
-from pathways.dialect.order import device_queues
 from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, main_function, option
+from pathways.passes.schedule.orders import renumber
+from pathways.passes.util.compile_cost import LARGE, CompileCost
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
 from pathways.passes.util.operations import EXPENSIVE
@@ -50,6 +52,9 @@ class FuseLaunches(Pass):
     behind the loop along, when that is cheap (an optimizer's update). What leaves does so a little later, for
     one microbatch; a launch is saved on each slice.
 
+    A large computation that is launched several times, such as a stage of a model, is fused only with glue of
+    its own loop and microbatch, so that all its launches run one computation, which is compiled once.
+
     Requires: launches with `order`, and a block that is sorted by it, from `pw-schedule`.
     Guarantees: the same values; `order` counts the launches and sends that are left.
     """
@@ -57,6 +62,7 @@ class FuseLaunches(Pass):
     name: ClassVar[str] = "pw-fuse-launches"
     takes = (ORDERED,)
     user_calls: bool = option(False, "also fuse the user's own placed calls with each other")
+    large: int = option(LARGE, "the operations of a computation from which on all launches run one version")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -65,19 +71,24 @@ class FuseLaunches(Pass):
             if op_has(op, Trait.EXECUTES):
                 by_slice.setdefault(op.slice, []).append(op)
         fuser = _Fuser(module)
-        by_slice = {name: list(_with_own_constants(launches)) for name, launches in by_slice.items()}
+        every_launch = [op for launches in by_slice.values() for op in launches]
+        # Who asks for user calls in one asks for versions.
+        cost = CompileCost(fuser.symbols, sys.maxsize if self.user_calls else self.large)
+        versions = _Versions(cost, every_launch)
+        by_slice = {name: list(_with_own_constants(ops, versions)) for name, ops in by_slice.items()}
         for launches in by_slice.values():
             launches.sort(key=lambda op: op.order)
-            for cluster in self.clusters(fuser.symbols, *_preparations(launches)):
+            for cluster in self.clusters(fuser.symbols, versions, *_preparations(launches, versions)):
                 if len(cluster) > 1:
                     fuser.fuse(cluster)
         _move_mirrors(main)
         erase_unused_functions(module)
-        _renumber(module, main)
+        renumber(module, body_block(main).operations)
 
     def clusters(
         self,
         symbols: dict[str, ir.OpView],
+        versions: _Versions,
         launches: list[LaunchOp],
         preparations: dict[ir.Value, list[LaunchOp]],
     ) -> list[list[LaunchOp]]:
@@ -94,10 +105,12 @@ class FuseLaunches(Pass):
             )
             if closed:
                 joins = joins and bool(found) and _ends_loop(found[-1], launch, symbols)
+            piece = [*preparations.get(launch.results[0], ()), launch] if launch.results else [launch]
+            joins = joins and bool(found) and versions.stay_alike([*found[-1], *piece])
             if not joins:
                 found.append([])
                 head, closed = None, False
-            found[-1] += [*preparations.get(launch.results[0], ()), launch] if launch.results else [launch]
+            found[-1] += piece
             arrived |= incoming
             head = launch if head is None and is_call else head
             closed = closed or _leaves(launch)
@@ -124,6 +137,34 @@ def _ends_loop(cluster: list[LaunchOp], glue: LaunchOp, symbols: dict[str, ir.Op
         return False
     inside = nested_ops(symbols[glue.callee])
     return not any(op.operation.name in EXPENSIVE | {"stablehlo.while", "func.call"} for op in inside)
+
+
+class _Versions:
+    """Keeps computations that are large and launched several times from being compiled several times.
+
+    Args:
+      cost: tells what is large.
+      launches: all launches, before any is fused.
+    """
+
+    def __init__(self, cost: CompileCost, launches: Sequence[LaunchOp]) -> None:
+        self.counts = collections.Counter(op.callee for op in launches)
+        self.large = {name for name, count in self.counts.items() if count > 1 and cost.is_large(name)}
+
+    def stay_alike(self, cluster: Sequence[LaunchOp]) -> bool:
+        """Whether all launches of the large computations of a cluster can take the same along."""
+        if not any(op.callee in self.large for op in cluster):
+            return True
+        return len({_microbatch(op) for op in cluster if op.is_glue or op.callee in self.large}) == 1
+
+    def read_alike(self, readers: Collection[LaunchOp]) -> bool:
+        """Whether all launches of a large computation are among these, or none of them."""
+        counts = collections.Counter(op.callee for op in readers)
+        return all(counts[name] == self.counts[name] for name in counts if name in self.large)
+
+
+def _microbatch(launch: LaunchOp) -> tuple[str | None, int | None]:
+    return launch.loop, launch.microbatch
 
 
 class _Fuser:
@@ -209,23 +250,31 @@ class _Fuser:
                 mapping[value] = sdy.ShardingConstraintOp(mapping[value], shardings[value]).result
 
 
-def _with_own_constants(launches: Iterable[LaunchOp]) -> Iterator[LaunchOp]:
-    """The launches of a slice, with a copy of glue without operands for each launch that reads it."""
+def _with_own_constants(launches: Iterable[LaunchOp], versions: _Versions) -> Iterator[LaunchOp]:
+    """The launches of a slice, with glue without operands as part of the microbatch of what reads it.
+
+    Each launch that reads such glue gets one of its own.
+    """
     for launch in launches:
         yield launch
         if not launch.is_glue or list(launch.operands):
             continue
         readers = {_first_result(use.owner): use.owner for r in launch.results for use in r.uses}
-        if None in readers:
+        if None in readers or not versions.read_alike(readers.values()):
             continue
-        for reader in list(readers.values())[1:]:
-            copy = launch.operation.clone(ir.InsertionPoint(launch)).opview
-            for old, new in zip(launch.results, copy.results, strict=True):
-                reader.operation.replace_uses_of_with(old, new)
-            yield copy
+        for n, reader in enumerate(readers.values()):
+            own = launch
+            if n > 0:
+                own = launch.operation.clone(ir.InsertionPoint(launch)).opview
+                for old, new in zip(launch.results, own.results, strict=True):
+                    reader.operation.replace_uses_of_with(old, new)
+                yield own
+            own.loop, own.microbatch = _microbatch(reader)
 
 
-def _preparations(launches: list[LaunchOp]) -> tuple[list[LaunchOp], dict[ir.Value, list[LaunchOp]]]:
+def _preparations(
+    launches: list[LaunchOp], versions: _Versions
+) -> tuple[list[LaunchOp], dict[ir.Value, list[LaunchOp]]]:
     """Splits off glue that only prepares for one launch, by the first result of the launch it serves."""
     rest: list[LaunchOp] = []
     serves: dict[ir.Value, list[LaunchOp]] = {}
@@ -235,6 +284,7 @@ def _preparations(launches: list[LaunchOp]) -> tuple[list[LaunchOp], dict[ir.Val
         if (
             launch.is_glue
             and reader is not None
+            and versions.stay_alike([launch, reader.owner.opview])
             and all(_is_there_before(v, launch) for v in launch.operands)
         ):
             serves.setdefault(reader, []).append(launch)
@@ -269,17 +319,3 @@ def _move_mirrors(main: ir.OpView) -> None:
     for op in operations:
         if op_has(op, Trait.JOINS) and all(use.owner == terminator for use in op.results[0].uses):
             op.operation.move_before(terminator)
-
-
-def _renumber(module: ir.Module, main: ir.OpView) -> None:
-    """Closes the gaps that fusion left in the order of each slice, or of slices that share one."""
-    queues = device_queues(module)
-    source = {c.sym_name: c.src for c in ops_named(module, ["pw.channel"])}
-    members: dict[str, list[ir.OpView]] = {}
-    for op in body_block(main).operations:
-        if op_has(op, Trait.ORDERED):
-            slice = source[op.channel] if op_has(op, Trait.MOVES) else op.slice
-            members.setdefault(queues[slice], []).append(op)
-    for ops in members.values():
-        for n, op in enumerate(sorted(ops, key=lambda op: op.order)):
-            op.order = n

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,10 @@ from hypothesis import strategies as st
 from random_programs import prove, three_slices
 
 import pathways as pw
+from pathways.passes import pipeline
+from pathways.passes.schedule.accumulate import Accumulate
+from pathways.passes.schedule.fuse_launches import FuseLaunches
+from pathways.passes.util.compile_cost import LARGE
 
 Fun = Callable[..., Any]
 
@@ -119,6 +124,16 @@ def slices() -> list[pw.VirtualSlice]:
     return three_slices()
 
 
+@pytest.fixture(scope="module", params=[1, LARGE], ids=["large", "small"])
+def is_large(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Once as if all computations were large, once as they are: small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "Accumulate", functools.partial(Accumulate, large=request.param))
+        patch.setattr(pipeline, "FuseLaunches", functools.partial(FuseLaunches, large=request.param))
+        yield
+
+
+@pytest.mark.usefixtures("is_large")
 @settings(
     max_examples=15,
     derandomize=True,
