@@ -23,7 +23,7 @@ def sum_on_each_slice(main: ir.OpView, home: dict[ir.Value, int], mirrored: set[
     Args:
       main: the function that holds the chains.
       home: the slice of each value that is not mirrored; kept up to date.
-      mirrored: values that every slice can compute by itself.
+      mirrored: values that every slice can compute by itself; kept up to date.
 
     Returns:
       Whether anything was rewritten.
@@ -67,6 +67,8 @@ def sum_on_each_slice(main: ir.OpView, home: dict[ir.Value, int], mirrored: set[
         for link in links:
             for result in link.results:
                 home.pop(result, None)
+                # Another operation may come to lie where this one was.
+                mirrored.discard(result)
             link.operation.erase()
     return changed
 
