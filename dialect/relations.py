@@ -163,7 +163,7 @@ def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
     for op in program.ops:
         if not op_has(op, Trait.MOVES):
             continue
-        sources = {program.slices.get(value) for value in op.operands}
+        sources = dict.fromkeys(program.slices.get(value) for value in op.operands)
         if len(sources) > 1 and None not in sources:
             report(op, "moves pieces that do not live together")
         for places in sources:

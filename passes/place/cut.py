@@ -8,7 +8,7 @@ the cut found is minimal (max-flow min-cut); for more, isolating cuts are combin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,17 +25,59 @@ class Edge:
     cost: int
 
 
-def multiway_cut(num_nodes: int, edges: Sequence[Edge], fixed: dict[int, int]) -> list[int]:
+def multiway_cut(num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]) -> list[int]:
     """Labels every node so that few bytes cross between nodes of different labels.
 
     Args:
       num_nodes: how many nodes there are.
       edges: the values.
-      fixed: the label of each node that has one already; at least one.
+      fixed: the label of each node that has one already.
 
     Returns:
-      The label of each node. Among equal cuts a free node goes to the smallest label.
+      The label of each node. Among equal cuts a free node goes to the smallest label; one that is not
+      connected with any that has one, to 0.
     """
+    labels = [fixed.get(node, 0) for node in range(num_nodes)]
+    for nodes, inside in _components(num_nodes, edges, fixed):
+        local = {n: i for i, n in enumerate(nodes)}
+        local_edges = [Edge(local[e.producer], tuple(local[c] for c in e.consumers), e.cost) for e in inside]
+        known = {local[n]: fixed[n] for n in nodes if n in fixed}
+        if known:
+            for n, label in zip(nodes, _cut_connected(len(nodes), local_edges, known), strict=True):
+                labels[n] = label
+    return labels
+
+
+def _components(
+    num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]
+) -> list[tuple[list[int], list[Edge]]]:
+    """Connected parts of the graph with free nodes; a fixed node does not connect what it touches."""
+    parent = list(range(num_nodes))
+
+    def find(n: int) -> int:
+        while parent[n] != n:
+            parent[n] = parent[parent[n]]
+            n = parent[n]
+        return n
+
+    free_ends = [[n for n in (edge.producer, *edge.consumers) if n not in fixed] for edge in edges]
+    for first, *others in filter(None, free_ends):
+        for other in others:
+            parent[find(other)] = find(first)
+    nodes: dict[int, dict[int, None]] = {}
+    inside: dict[int, list[Edge]] = {}
+    for n in range(num_nodes):
+        if n not in fixed:
+            nodes.setdefault(find(n), {})[n] = None
+    for edge, free in zip(edges, free_ends, strict=True):
+        if free:
+            nodes[find(free[0])].update(dict.fromkeys((edge.producer, *edge.consumers)))
+            inside.setdefault(find(free[0]), []).append(edge)
+    return [(list(members), inside.get(root, [])) for root, members in nodes.items()]
+
+
+def _cut_connected(num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]) -> list[int]:
+    """Labels the nodes of one component; at least one has a label already."""
     labels = [fixed.get(node, -1) for node in range(num_nodes)]
     kinds = sorted(set(fixed.values()))
     if len(kinds) == 1:

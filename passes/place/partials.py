@@ -2,73 +2,96 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.passes.util.functions import body_block
+from pathways.passes.place.problem import Homes, PlacementProblem
 
-ASSOCIATIVE = frozenset(
+_ASSOCIATIVE = frozenset(
     {"stablehlo.add", "stablehlo.multiply", "stablehlo.maximum", "stablehlo.minimum"}
     | {"stablehlo.and", "stablehlo.or", "stablehlo.xor"}
 )
 
 
-def sum_on_each_slice(main: ir.OpView, home: dict[ir.Value, int], mirrored: set[ir.Value]) -> bool:
-    """Rewrites chains so that each slice folds its own terms and one slice combines the results.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Chain:
+    """A chain that crosses more often than its partial results would.
+
+    Attributes:
+      links: its operations, users before producers.
+      terms: what each slice folds, in the order of the chain.
+    """
+
+    links: Sequence[ir.OpView]
+    terms: Mapping[int, Sequence[ir.Value]]
+
+
+def fold_on_each_slice(problem: PlacementProblem, homes: Homes) -> tuple[PlacementProblem, Homes]:
+    """Rewrites chains in `@main` so that each slice folds its own terms and one slice combines the results.
 
     Only chains that would cross more often than that are touched; all others keep their order, and so
     their rounding.
 
-    Args:
-      main: the function that holds the chains.
-      home: the slice of each value that is not mirrored; kept up to date.
-      mirrored: values that every slice can compute by itself.
-
     Returns:
-      Whether anything was rewritten.
+      The problem as it is now, and the homes of its values.
     """
-    changed = False
-    for op in list(body_block(main).operations):
-        if not op.operation.attached or op.operation.name not in ASSOCIATIVE or _is_link(op):
-            continue
-        links, terms = _collect(op)
-        if len(terms) < 3 or any(v not in home and v not in mirrored for v in terms):
-            continue
-        # A mirrored term (the zero that `sum` starts from) goes with its neighbour.
-        slices = [home.get(v) for v in terms]
-        first = next((s for s in slices if s is not None), None)
-        if first is None:
-            continue
-        for n, s in enumerate(slices):
-            if s is None:
-                slices[n] = slices[n - 1] if n else first
-        groups: dict[int, list[ir.Value]] = {}
-        for term, s in zip(terms, slices, strict=True):
-            assert s is not None
-            groups.setdefault(s, []).append(term)
-        changes = sum(a != b for a, b in itertools.pairwise(slices))
-        if changes < len(groups):
-            continue
-        root_slice = home[op.results[0]]
+    chains = [
+        chain
+        for op in problem.operations
+        if op.view.operation.name in _ASSOCIATIVE
+        and not _is_link(op.view)
+        and (chain := _alternating(op.view, homes)) is not None
+    ]
+    if not chains:
+        return problem, homes
+    now = dict(homes)
+    # A term may be what an earlier chain gave.
+    replaced: dict[ir.Value, ir.Value] = {}
+    for chain in chains:
+        _write(chain, now, replaced)
+    for link in (link for chain in chains for link in chain.links):
+        now.pop(link.results[0], None)
+        link.operation.erase()
+    return problem.read_again(), now
 
-        def fold(values: list[ir.Value], place: int, like: ir.OpView = op) -> ir.Value:
-            total = values[0]
-            for value in values[1:]:
-                link = like.operation.clone(ir.InsertionPoint(like)).opview
-                link.operands[0], link.operands[1] = total, value
-                total = link.results[0]
-                home[total] = place
-            return total
 
-        total = fold([fold(values, place) for place, values in groups.items()], root_slice)
-        op.results[0].replace_all_uses_with(total)
-        changed = True
-        for link in links:
-            for result in link.results:
-                home.pop(result, None)
-            link.operation.erase()
-    return changed
+def _write(chain: _Chain, homes: dict[ir.Value, int], replaced: dict[ir.Value, ir.Value]) -> None:
+    """Writes a chain in its new order in front of the old one, and gives its readers the result."""
+    root = chain.links[0]
+
+    def fold(values: Sequence[ir.Value], place: int) -> ir.Value:
+        total = values[0]
+        for value in values[1:]:
+            link = root.operation.clone(ir.InsertionPoint(root)).opview
+            link.operands[0], link.operands[1] = total, value
+            total = link.results[0]
+            homes[total] = place
+        return total
+
+    partials = [
+        fold([replaced.get(term, term) for term in terms], place) for place, terms in chain.terms.items()
+    ]
+    replaced[root.results[0]] = fold(partials, homes[root.results[0]])
+    root.results[0].replace_all_uses_with(replaced[root.results[0]])
+
+
+def _alternating(root: ir.OpView, homes: Homes) -> _Chain | None:
+    """The chain that ends in an operation, if it goes back to a slice that it has left."""
+    links, terms = _collect(root)
+    slices = [homes.get(term) for term in terms]
+    place = next((s for s in slices if s is not None), None)
+    if len(terms) < 3 or place is None:
+        return None
+    # A mirrored term (the zero that `sum` starts from) goes with its neighbour.
+    by_slice: dict[int, list[ir.Value]] = {}
+    changes = 0
+    for term, home in zip(terms, slices, strict=True):
+        changes += home not in (None, place)
+        place = place if home is None else home
+        by_slice.setdefault(place, []).append(term)
+    return _Chain(links, by_slice) if changes >= len(by_slice) else None
 
 
 def _is_link(op: ir.OpView) -> bool:

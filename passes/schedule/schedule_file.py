@@ -154,7 +154,7 @@ class _ScheduleReader:
         for actions in orders:
             position = {action: n for n, action in enumerate(actions)}
             for action in actions:
-                for need in self.work.needs[action]:
+                for need in sorted(self.work.needs[action]):
                     if position.get(need, -1) > position[action]:
                         raise ScheduleFileError(
                             f"{self.at(action)} comes before {self.at(need)}, which it needs"

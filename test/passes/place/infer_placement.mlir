@@ -342,3 +342,38 @@ module @costs attributes {pw.form = "imported"} {
     return %v : !v
   }
 }
+
+// -----
+
+// Two chains alternate, and the first begins with mirrored terms. Its mirrored link is gone once it is regrouped;
+// what comes to lie where that was is no mirrored work.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @chains_with_mirrored_links
+module @chains_with_mirrored_links attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func @main() -> (!x, !x) {
+    %m = stablehlo.constant dense<1.0> : !x
+    %a, %b = "pw.launch"() {callee = @f, origins = [{kind = "fwd"}], slice = @s0} : () -> (!x, !x)
+    %c, %d = "pw.launch"() {callee = @f, origins = [{kind = "fwd"}], slice = @s1} : () -> (!x, !x)
+    %0 = stablehlo.add %m, %m : !x
+    %1 = stablehlo.add %0, %m : !x
+    %2 = stablehlo.add %1, %a : !x
+    %3 = stablehlo.add %2, %c : !x
+    %4 = stablehlo.add %3, %b : !x
+    %5 = stablehlo.add %4, %d : !x
+    // CHECK: stablehlo.multiply %{{.*}} {pw.slice = @s0}
+    %6 = stablehlo.multiply %a, %c : !x
+    // CHECK: stablehlo.multiply %{{.*}} {pw.slice = @s1}
+    %7 = stablehlo.multiply %6, %b : !x
+    // CHECK: stablehlo.multiply %{{.*}} {pw.slice = @s0}
+    %8 = stablehlo.multiply %7, %d : !x
+    return %5, %8 : !x, !x
+  }
+  func.func private @f() -> (!x, !x) {
+    %0 = stablehlo.constant dense<0.0> : !x
+    return %0, %0 : !x, !x
+  }
+}

@@ -105,6 +105,14 @@ def test_mistakes_have_a_place(text: str, message: str):
     assert error_of(text, TWO).startswith(message)
 
 
+def test_of_several_actions_that_come_too_late_the_first_is_named():
+    needs = {Action(0, "B", 0): {Action(0, "F", m): None for m in reversed(range(4))}}
+    needs |= {Action(0, "F", m): {} for m in range(4)}
+    assert error_of("0B0,0F0,0F1,0F2,0F3", Work(["s0"], {0: "s0"}, 4, needs)) == (
+        "0B0 (row 1, column 1) comes before 0F0 (row 1, column 2), which it needs"
+    )
+
+
 def test_a_backward_that_the_program_does_not_have():
     assert error_of("0F0,0B0\n1F0", work_of(Pipeline((0, 1), 1, backward=False))) == (
         "row 1, column 2, 0B0: the program has no backward"

@@ -1,0 +1,170 @@
+"""Work that several slices do: mirrored where it is read, or repeated to save what would cross."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.passes.place.problem import Homes, Operation, PlacementProblem, Places
+from pathways.passes.util.operations import EXPENSIVE, byte_size
+
+_MAX_REPEATED = 64
+"""How many small operations are looked at to save a value its way back."""
+
+_Where = Sequence[Collection[int]]
+"""The slices of each operation so far; of mirrored ones none."""
+
+
+def mirrorable(problem: PlacementProblem) -> frozenset[ir.Value]:
+    """The values that any slice can work out from small arguments and constants."""
+    mirrored = {a for a in problem.arguments if problem.is_small([a])}
+    for op in problem.operations:
+        can_read = op.repeatable and mirrored.issuperset(op.reads)
+        if can_read and (_is_cheap(op) or problem.is_small(op.results)):
+            mirrored.update(op.results)
+    return frozenset(mirrored)
+
+
+def _is_cheap(op: Operation) -> bool:
+    return op.view.operation.name not in EXPENSIVE and not op.view.regions
+
+
+def own_places(problem: PlacementProblem, homes: Homes) -> list[Places]:
+    """The one slice of each operation, by its own or its results' home; none of mirrored ones."""
+
+    def place(op: Operation) -> int | None:
+        if op.slice is not None:
+            return op.slice
+        if op.results:
+            return homes.get(op.results[0])
+        return next((homes[v] for v in op.reads if v in homes), 0)
+
+    return [frozenset() if (n := place(op)) is None else frozenset([n]) for op in problem.operations]
+
+
+def repeat_round_trips(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> list[Places]:
+    """Works out small values that go back where they came from on both sides.
+
+    Two slices that add their partial sums exchange them, and both add: the result needs no way back.
+    """
+
+    def inside(where: _Where, n: int, place: int) -> Collection[int]:
+        repeated = _between(problem, homes, where, n, place)
+        sent = {
+            value
+            for m in repeated
+            for value in problem.operations[m].reads
+            if homes.get(value, place) != place and problem.producer.get(value) not in repeated
+        }
+        return repeated if _bytes(sent) <= _bytes(problem.operations[n].results) else ()
+
+    return _repeated(problem, homes, where, range(len(where)), inside)
+
+
+def _between(problem: PlacementProblem, homes: Homes, where: _Where, n: int, place: int) -> Collection[int]:
+    """The small operations between values that live on `place` and the operation at position `n`."""
+    leads_back: dict[int, bool] = {}
+
+    def visit(n: int) -> bool:
+        if n not in leads_back and len(leads_back) < _MAX_REPEATED:
+            leads_back[n] = False
+            op = problem.operations[n]
+            if not _is_small(problem, op) or place in where[n]:
+                return False
+            for value in op.reads:
+                if homes.get(value) == place:
+                    leads_back[n] = True
+                elif value in homes and value in problem.producer:
+                    leads_back[n] |= visit(problem.producer[value])
+        return leads_back.get(n, False)
+
+    visit(n)
+    return {m for m, inside in leads_back.items() if inside} if leads_back[n] else ()
+
+
+def repeat_where_free(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> list[Places]:
+    """Computes a small operation also where it is read, if everything it reads is sent there anyway."""
+
+    def itself(where: _Where, n: int, place: int) -> Collection[int]:
+        is_free = all(
+            homes.get(value, place) == place
+            or any(place in where[reader] for reader in problem.readers[value] if reader != n)
+            for value in problem.operations[n].reads
+        )
+        return [n] if is_free else ()
+
+    return _repeated(problem, homes, where, reversed(range(len(where))), itself)
+
+
+def _repeated(
+    problem: PlacementProblem,
+    homes: Homes,
+    where: Sequence[Places],
+    order: Iterable[int],
+    also: Callable[[_Where, int, int], Collection[int]],
+) -> list[Places]:
+    """Takes small operations to slices that read their results.
+
+    Args:
+      problem: the problem.
+      homes: the homes of its values.
+      where: the slices of its operations.
+      order: the order in which to look at operations.
+      also: which operations to take along, by the slices so far, the position of the operation whose result
+        is read, and the slice that reads it; none if it stays where it is.
+    """
+    now = [set(places) for places in where]
+    for n in order:
+        op = problem.operations[n]
+        if not now[n] or not _is_small(problem, op):
+            continue
+        read_on = {p for r in op.results for reader in problem.readers.get(r, ()) for p in now[reader]}
+        for place in sorted(read_on - now[n]):
+            for m in also(now, n, place):
+                now[m].add(place)
+    return [frozenset(places) for places in now]
+
+
+def _is_small(problem: PlacementProblem, op: Operation) -> bool:
+    """Whether an operation is small enough to be repeated."""
+    return op.repeatable and len(op.results) > 0 and not op.view.regions and problem.is_small(op.results)
+
+
+def _bytes(values: Iterable[ir.Value]) -> int:
+    return sum(byte_size(value.type) for value in values)
+
+
+def mirrored_places(
+    problem: PlacementProblem, homes: Homes, where: Sequence[Places]
+) -> Mapping[ir.Value, Places]:
+    """The slices of each mirrored value: where it is read, or, if only returned, where its inputs are."""
+    read_on = {
+        value: frozenset[int]().union(*(where[n] for n in readers))
+        for value, readers in problem.readers.items()
+        if value not in homes
+    }
+    demand = _handed_up(problem, homes, read_on)
+    roots = {a: demand.get(a, frozenset()) for a in problem.arguments}
+    for op in _mirrored(problem, homes):
+        roots.update(dict.fromkeys(op.results, frozenset[int]().union(*(roots[v] for v in op.reads))))
+    first = frozenset([0])
+    returned = {v: demand.get(v, frozenset()) | roots[v] or first for v in problem.returned if v not in homes}
+    demand = _handed_up(problem, homes, {**demand, **returned})
+    return {value: demand.get(value) or first for value in roots if value not in homes}
+
+
+def _handed_up(
+    problem: PlacementProblem, homes: Homes, read_on: Mapping[ir.Value, Places]
+) -> Mapping[ir.Value, Places]:
+    """Where mirrored values are read, also by mirrored work that is itself read there."""
+    demand = dict(read_on)
+    for op in reversed(_mirrored(problem, homes)):
+        places = frozenset[int]().union(*(demand.get(r, frozenset()) for r in op.results))
+        for value in (*op.results, *op.reads):
+            demand[value] = demand.get(value, frozenset()) | places
+    return demand
+
+
+def _mirrored(problem: PlacementProblem, homes: Homes) -> list[Operation]:
+    return [op for op in problem.operations if op.results and op.results[0] not in homes]

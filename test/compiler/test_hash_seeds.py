@@ -1,0 +1,74 @@
+"""Equal programs give equal bytes, whatever seed Python hashes strings with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lower_examples
+import pytest
+
+from pathways.compiler.lowering import PHASES
+
+SEEDS = ("0", "1", "7")
+
+MOVES_FROM_TWO_SLICES = """
+module @moves_from_two_slices attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+  "pw.slice"() {mesh = @mesh, sym_name = "s2"} : () -> ()
+  func.func @main(%x: tensor<f32> {pw.slice = @s0}, %y: tensor<f32> {pw.slice = @s1}) {
+    %0 = "pw.transfer"(%x, %y) {routes = array<i64: 0, 5>, slice = @s2}
+        : (tensor<f32>, tensor<f32>) -> tensor<f32>
+    return
+  }
+}
+"""
+
+
+def run(seed: str, *command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, bytes]]:
+    """What each seed gives, by the names of the files."""
+    folders = [tmp_path_factory.mktemp(f"seed{seed}") for seed in SEEDS]
+    for seed, folder in zip(SEEDS, folders, strict=True):
+        result = run(seed, lower_examples.__file__, folder)
+        assert result.returncode == 0, result.stderr
+    return [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders]
+
+
+def test_every_example_is_lowered() -> None:
+    examples = {path.stem for path in lower_examples.EXAMPLES.glob("[!_]*.*")}
+    assert {program.__name__ for program in lower_examples.PROGRAMS} == examples
+
+
+@pytest.mark.parametrize("program", [program.__name__ for program in lower_examples.PROGRAMS])
+def test_forms_and_bundles_are_equal(written: list[dict[str, bytes]], program: str) -> None:
+    first, *others = ({n: d for n, d in files.items() if n.startswith(f"{program}.")} for files in written)
+    assert {f"{program}.pwb", f"{program}.{PHASES[-1]}.mlir"} <= first.keys()
+    for other in others:
+        assert other.keys() == first.keys()
+        assert [name for name in first if other[name] != first[name]] == []
+
+
+def test_errors_are_equal() -> None:
+    first, *others = (
+        run(seed, "-m", "pathways.tools.pw_opt", "-", input=MOVES_FROM_TWO_SLICES).stderr for seed in SEEDS
+    )
+    assert first.count("error: ") == 3
+    assert others == [first] * 2

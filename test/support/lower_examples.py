@@ -1,0 +1,81 @@
+"""Lowers every example: `python lower_examples.py FOLDER` writes its forms and its bundle to files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import pathways as pw
+from pathways.compiler.lowering import PHASES
+from pathways.tools import targets
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def char_lm() -> Any:
+    """Two microbatches through four stages on as many slices, with a batch of short excerpts."""
+    import char_lm as example
+
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice((2, 1), example.AXES) for _ in range(example.STAGES)]
+    params = example.init_params(np.random.default_rng(0), length=8)
+    stages, optimizer = example.place(slices, params), example.make_optimizer(steps=1)
+    state = jax.device_get((params, optimizer.init(params)))
+
+    @pw.program(schedule="1f1b", donate_argnums=0)
+    def train_step(state: Any, batch: Any) -> Any:
+        return example.update(stages, optimizer, 2, state, batch)
+
+    return train_step.lower(state, (np.zeros((4, 8), np.int32), np.zeros((4, 8), np.int32)))
+
+
+def figure2() -> Any:
+    return _lower("figure2.py:f", jax.ShapeDtypeStruct((2,), "float32"))
+
+
+def transformer_sharded() -> Any:
+    """The step of AdamW."""
+    import transformer_sharded as example
+
+    devices = pw.make_virtual_device_set()
+    on_s0, on_s1 = (devices.add_slice((2, 2), example.AXES) for _ in range(2))
+    batch_spec = jax.sharding.PartitionSpec("data")
+    front = pw.jit(example.front, devices=on_s0, in_shardings=(example.FRONT_SPECS, batch_spec))
+    back = pw.jit(example.back, devices=on_s1, in_shardings=(example.BACK_SPECS, batch_spec))
+    optimizer = optax.adamw(1e-3)
+    params = example.init_params(np.random.default_rng(0), "float32")
+    state = params, jax.device_get(optimizer.init(params))
+    tokens = np.zeros((example.BATCH, example.LENGTH), np.int32)
+    train_step = pw.program(example.make_step(front, back, optimizer), donate_argnums=0)
+    return train_step.lower(state, (tokens, tokens))
+
+
+def two_slices() -> Any:
+    return _lower("two_slices.mlir")
+
+
+PROGRAMS = (char_lm, figure2, transformer_sharded, two_slices)
+
+
+def _lower(name: str, *arguments: Any) -> Any:
+    target = targets.find(str(EXAMPLES / name))
+    return target.lower(arguments or target.example_args(), {}, policy=None, fuse=False)
+
+
+def main(folder: Path) -> None:
+    jax.config.update("jax_num_cpu_devices", 3)  # Figure 2 runs as it is imported.
+    sys.path.insert(0, str(EXAMPLES))
+    for program in PROGRAMS:
+        lowered = program()
+        for phase in PHASES[PHASES.index("placed") if program is two_slices else 0 :]:
+            (folder / f"{program.__name__}.{phase}.mlir").write_text(lowered.as_text(phase))
+        lowered.save(folder / f"{program.__name__}.pwb")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
