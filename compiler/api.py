@@ -12,7 +12,7 @@ from pathways.compiler.names import symbol_of
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule.schedule import POLICIES, unknown_policy
+from pathways.passes.schedule.policies.registry import NAMES, unknown_policy
 from pathways.runtime.resources.virtual import VirtualSlice
 
 Fun = Callable[..., Any]
@@ -165,6 +165,6 @@ def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None
     path = os.fspath(schedule)
     if not isinstance(schedule, str) or path.endswith(".csv"):
         return None, path
-    if schedule not in POLICIES:
+    if schedule not in NAMES:
         raise ValueError(f"schedule is neither a policy nor a .csv file: {unknown_policy(schedule)}")
     return schedule, ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -47,6 +47,26 @@ def topological_order[N: Any](waits_for: Mapping[N, Collection[N]]) -> list[N]:
     if len(order) < len(waits_for):
         raise CycleError(_cycle(waits_for, {node for node, count in missing.items() if count > 0}))
     return order
+
+
+def depth_first[N: Any](roots: Iterable[N], needs: Callable[[N], Iterable[N]]) -> Iterator[N]:
+    """Each root in turn, right before it what it needs and has not come yet; each node once.
+
+    Unlike `topological_order`, this starts no node before a root asks for it. There must be no cycle.
+    """
+    done: set[N] = set()
+    for root in roots:
+        pending = [root]
+        while pending:
+            node = pending[-1]
+            missing = [] if node in done else [other for other in needs(node) if other not in done]
+            if missing:
+                pending += missing
+                continue
+            pending.pop()
+            if node not in done:
+                done.add(node)
+                yield node
 
 
 def _cycle[N: Any](waits_for: Mapping[N, Collection[N]], stuck: set[N]) -> list[N]:

@@ -45,10 +45,10 @@ def verify(module: ir.Module, form: Form | None = None) -> bool:
       module: the module.
       form: the form to check it against; by default the one that it claims.
     """
-    found = problems(module, form)
-    for problem in found:
+    reported = problems(module, form)
+    for problem in reported:
         problem.emit()
-    return not found
+    return not reported
 
 
 def problems(module: ir.Module, form: Form | None = None) -> list[Problem]:

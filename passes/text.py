@@ -111,13 +111,13 @@ class _PipelineParser:
 
     def match(self, pattern: str) -> str:
         """Consumes what matches here, and white space behind it."""
-        found = re.compile(pattern).match(self.text, self.position)
-        if not found or not found.group():
+        token = re.compile(pattern).match(self.text, self.position)
+        if not token or not token.group():
             return ""
-        self.position = found.end()
+        self.position = token.end()
         while self.position < len(self.text) and self.text[self.position].isspace():
             self.position += 1
-        return found.group()
+        return token.group()
 
     def pipeline(self) -> list[Item]:
         for position, character in enumerate(self.text):
@@ -221,30 +221,31 @@ class _PipelineParser:
         self, name: str, fields: dict[str, dataclasses.Field[Any]], start: int, end: int
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        token = re.compile(r"([^\s,={}'\"]+)(?:=('[^']*'|\"[^\"]*\"|\{[^{}]*\}|[^\s,'\"{}]*))?(?=[\s,]|$)")
+        pattern = re.compile(r"([^\s,={}'\"]+)(?:=('[^']*'|\"[^\"]*\"|\{[^{}]*\}|[^\s,'\"{}]*))?(?=[\s,]|$)")
         position = start
         while position < end:
             if self.text[position].isspace() or self.text[position] == ",":
                 position += 1
                 continue
-            found = token.match(self.text[:end], position)
-            if not found:
+            written = pattern.match(self.text[:end], position)
+            if not written:
                 self.fail(f"expected option=value, got '{self.text[position:end]}'", position)
-            key, given = found[1].replace("-", "_"), found[2]
+            option, value = written[1], written[2]
+            key = option.replace("-", "_")
             if key not in fields:
                 known = [field.replace("_", "-") for field in fields]
-                hint = did_you_mean(found[1], known) or f"; it has {', '.join(known) or 'none'}"
-                self.fail(f"'{name}' has no option '{found[1]}'{hint}", position)
+                hint = did_you_mean(option, known) or f"; it has {', '.join(known) or 'none'}"
+                self.fail(f"'{name}' has no option '{option}'{hint}", position)
             if key in values:
-                self.fail(f"option '{found[1]}' of '{name}' is given twice", position)
-            if given and given[0] in "'\"{":
-                given = given[1:-1]
+                self.fail(f"option '{option}' of '{name}' is given twice", position)
+            if value and value[0] in "'\"{":
+                value = value[1:-1]
             try:
-                values[key] = _convert(fields[key], given)
+                values[key] = _convert(fields[key], value)
             except ValueError as error:
-                got = "none" if given is None else f"'{given}'"
-                self.fail(f"option '{found[1]}' of '{name}' must be {error}, got {got}", position)
-            position = found.end()
+                got = "none" if value is None else f"'{value}'"
+                self.fail(f"option '{option}' of '{name}' must be {error}, got {got}", position)
+            position = written.end()
         return values
 
 

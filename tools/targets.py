@@ -21,7 +21,7 @@ from pathways.dialect import make_context
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule.schedule import POLICIES
+from pathways.passes.schedule.policies import registry as policies
 from pathways.tools.errors import UserError, hint
 from pathways.tools.files import read_input
 from pathways.tools.signatures import Array
@@ -163,9 +163,9 @@ class MlirTarget:
 
 def _options(policy: str | None, fuse: bool) -> dict[str, Any]:
     """What the flags say of the `Options` of the compiler."""
-    if policy is not None and policy not in POLICIES:
-        meant = hint(policy, POLICIES) or ";"
-        raise UserError(f"unknown policy '{policy}'{meant} the policies are {', '.join(POLICIES)}")
+    if policy is not None and policy not in policies.NAMES:
+        meant = hint(policy, policies.NAMES) or ";"
+        raise UserError(f"unknown policy '{policy}'{meant} the policies are {', '.join(policies.NAMES)}")
     options: dict[str, Any] = {} if policy is None else {"policy": policy, "schedule_file": ""}
     return options | {"fuse": True} if fuse else options
 

@@ -14,12 +14,12 @@ Span = tuple[int, int]
 
 def first_reads(operations: Sequence[ir.OpView]) -> dict[ir.Value, int]:
     """The position of the first launch that reads each value."""
-    found: dict[ir.Value, int] = {}
+    positions: dict[ir.Value, int] = {}
     for n, op in enumerate(operations):
         if op_has(op, Trait.EXECUTES):
             for value in op.operands:
-                found.setdefault(value, n)
-    return found
+                positions.setdefault(value, n)
+    return positions
 
 
 def capacity_for(spans: Sequence[Span]) -> int:

@@ -93,7 +93,7 @@ class FuseLaunches(Pass):
         preparations: dict[ir.Value, list[LaunchOp]],
     ) -> list[list[LaunchOp]]:
         """Splits the launches of a slice into runs that become one launch each."""
-        found: list[list[LaunchOp]] = []
+        runs: list[list[LaunchOp]] = []
         arrived: set[ir.Value] = set()
         head: LaunchOp | None = None
         closed = True
@@ -104,17 +104,17 @@ class FuseLaunches(Pass):
                 is_call and head is not None and not self.joins(head, launch)
             )
             if closed:
-                joins = joins and bool(found) and _ends_loop(found[-1], launch, symbols)
+                joins = joins and bool(runs) and _ends_loop(runs[-1], launch, symbols)
             piece = [*preparations.get(launch.results[0], ()), launch] if launch.results else [launch]
-            joins = joins and bool(found) and versions.stay_alike([*found[-1], *piece])
+            joins = joins and bool(runs) and versions.stay_alike([*runs[-1], *piece])
             if not joins:
-                found.append([])
+                runs.append([])
                 head, closed = None, False
-            found[-1] += piece
+            runs[-1] += piece
             arrived |= incoming
             head = launch if head is None and is_call else head
             closed = closed or _leaves(launch)
-        return found
+        return runs
 
     def joins(self, head: LaunchOp, call: LaunchOp) -> bool:
         """Whether a placed call may become one with an earlier one."""

@@ -193,8 +193,10 @@ class _Lifetimes:
         launches = {n: op for n, op in enumerate(self.ops) if op_has(op, Trait.EXECUTES)}
         free: dict[str, set[int]] = {}
         for n, op in launches.items():
-            found = {number for number, value in enumerate(op.operands) if self.may_be_donated(n, op, value)}
-            free[op.callee] = free[op.callee] & found if op.callee in free else found
+            donatable = {
+                number for number, value in enumerate(op.operands) if self.may_be_donated(n, op, value)
+            }
+            free[op.callee] = free[op.callee] & donatable if op.callee in free else donatable
         aliases = {n: self.aliases(n, op, free[op.callee]) for n, op in launches.items()}
         for n, op in launches.items():
             self.launches_of.setdefault(op.callee, set()).add(aliases[n])
@@ -218,14 +220,14 @@ class _Lifetimes:
           free: the numbers of operands that cost no variant: all launches of the computation can donate them.
         """
         operands = [(k, v) for k, v in enumerate(op.operands) if self.may_be_donated(n, op, v)]
-        given = [(k, v) for k, v in operands if v in self.donated]
+        arguments = [(k, v) for k, v in operands if v in self.donated]
         # From behind: pw-accumulate puts sums there, which XLA adds to in place.
         others = [(k, v) for k, v in reversed(operands) if v not in self.donated]
         large = [(k, v) for k, v in others if byte_size(v.type) >= self.donate_bytes]
         small = [(k, v) for k, v in others if byte_size(v.type) < self.donate_bytes and k in free]
         results = dict(enumerate(op.results))
-        found: list[tuple[int, int]] = []
-        for number, value in (*given, *large, *small):
+        aliases: list[tuple[int, int]] = []
+        for number, value in (*arguments, *large, *small):
             layout = self.layouts.of(value, op.slice)
             fitting = (
                 k
@@ -235,8 +237,8 @@ class _Lifetimes:
             taken = next(fitting, None)
             if taken is not None:
                 del results[taken]
-                found.append((number, taken))
-        return tuple(sorted(found))
+                aliases.append((number, taken))
+        return tuple(sorted(aliases))
 
     def variant(self, callee: str, aliases: Aliases) -> str:
         """The computation that donates these operands; the callee itself when all its launches do."""

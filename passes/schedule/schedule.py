@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +17,14 @@ from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.channels import Span, capacity_for, first_reads
 from pathways.passes.schedule.loops import Loop, nearest_before, read_loops, work_of
-from pathways.passes.schedule.policies import POLICIES, Pipeline, PolicyError, orders_of
+from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
+from pathways.passes.schedule.policies.registry import (
+    BOUNDED,
+    NAMES,
+    POLICIES,
+    PROGRAM,
+    unknown_policy,
+)
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
     Work,
@@ -28,8 +34,6 @@ from pathways.passes.schedule.schedule_file import (
 )
 from pathways.passes.schedule.sequence import sequence
 from pathways.passes.util.functions import unique_name
-
-__all__ = ["POLICIES", "Schedule", "schedule_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Schedule(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        if self.policy not in ("", *POLICIES):
+        if self.policy not in ("", *NAMES):
             fail(main, f"cannot be scheduled by {unknown_policy(self.policy)}")
         for op in ops_named(module, ["pw.channel"]):
             op.operation.erase()
@@ -104,12 +108,13 @@ class Schedule(Pass):
 
     def start_times(self, module: ir.Module, events: list[Event], loop: Loop) -> dict[Action, int]:
         """When each action of a loop starts; nothing when it stays in the order of the program."""
-        policy = "" if self.file else self.policy or loop.op.schedule or "program"
-        if policy not in ("", *POLICIES):
+        policy = "" if self.file else self.policy or loop.op.schedule or PROGRAM
+        if policy not in ("", *NAMES):
             fail(loop.op, f"asks for {unknown_policy(policy)}")
-        if self.max_live and policy != "eager":
-            fail(loop.op, f"is scheduled by '{policy or self.file}', but max-live is for 'eager' alone")
-        if policy == "program":
+        if self.max_live and policy not in BOUNDED:
+            bounded = " and ".join(f"'{name}'" for name in BOUNDED)
+            fail(loop.op, f"is scheduled by '{policy or self.file}', but max-live is for {bounded} alone")
+        if policy == PROGRAM:
             return {}
         slices = {events[n].slice for n in loop.members}
         if len(slices) == 1:
@@ -136,9 +141,10 @@ class Schedule(Pass):
             tuple(work.rows.index(work.slices[stage]) for stage in stages),
             work.microbatches,
             any(action.kind != "F" for action in work.needs),
+            self.max_live,
         )
         try:
-            orders = orders_of(policy, pipeline, self.max_live) if stages else []
+            orders = POLICIES[policy](pipeline) if stages else []
         except PolicyError as error:
             fail(loop.op, f"cannot be scheduled by '{policy}', which {error}")
         return [
@@ -204,13 +210,6 @@ def _check_stage_order(events: list[Event], loop: Loop) -> None:
                 f"is of stage {action.stage} and reads results of stage {later}; number stages in the order "
                 "in which a microbatch goes through them",
             )
-
-
-def unknown_policy(name: str) -> str:
-    """What to say of a policy that does not exist."""
-    near = difflib.get_close_matches(name.lower(), POLICIES, 1)
-    hint = f"did you mean '{near[0]}'?" if near else f"the policies are {', '.join(POLICIES)}"
-    return f"unknown policy '{name}'; {hint}"
 
 
 _Endpoints = tuple[str, str, ir.Type, ir.Attribute | None]

@@ -81,7 +81,7 @@ def read_schedule(text: str, work: Work) -> list[list[Action]]:
 class _ScheduleReader:
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.found: dict[Action, tuple[int, int]] = {}
+        self.cells: dict[Action, tuple[int, int]] = {}
         """Row and column of each action, from 1."""
 
     def read(self, text: str) -> list[list[Action]]:
@@ -128,10 +128,10 @@ class _ScheduleReader:
         if not actions:
             fail(self.why_missing(written))
         for action in actions:
-            if action in self.found:
-                other_row, other_column = self.found[action]
+            if action in self.cells:
+                other_row, other_column = self.cells[action]
                 fail(f"stands in row {other_row}, column {other_column} already")
-            self.found[action] = (row, column)
+            self.cells[action] = (row, column)
         return actions
 
     def why_missing(self, action: Action) -> str:
@@ -146,7 +146,7 @@ class _ScheduleReader:
 
     def check(self, orders: Orders) -> None:
         """Checks that nothing is missing, and that the order can be met."""
-        missing = sorted(set(self.work.needs) - set(self.found))
+        missing = sorted(set(self.work.needs) - set(self.cells))
         if missing:
             row = self.work.rows.index(self.work.slices[missing[0].stage]) + 1
             what = f"{missing[0]} and {len(missing) - 1} more are" if len(missing) > 1 else f"{missing[0]} is"
@@ -166,7 +166,7 @@ class _ScheduleReader:
 
     def at(self, action: Action) -> str:
         """An action with its place."""
-        row, column = self.found[action]
+        row, column = self.cells[action]
         return f"{action} (row {row}, column {column})"
 
 

@@ -163,24 +163,26 @@ class _Flattener:
             )
 
     def flatten_arguments(self) -> list[Argument]:
-        self.given: set[ir.Value] = set()
-        found = []
+        self.donated: set[ir.Value] = set()
+        arguments = []
         for argument, attrs, slices in zip(
             self.arguments, argument_attrs(self.main), self.slices, strict=True
         ):
             donated = DONATED in attrs
             if donated:
-                self.given.add(argument)
+                self.donated.add(argument)
             # What nothing reads need not be brought to its slice.
             if donated or any(True for _ in argument.uses):
                 for slice_name in slices or ():
                     self.new_slot(argument, slice_name)
             constant = attrs[CONSTANT].value if CONSTANT in attrs else None
-            found.append(Argument(array_type(argument.type), self.slots.get(argument, {}), donated, constant))
-        return found
+            arguments.append(
+                Argument(array_type(argument.type), self.slots.get(argument, {}), donated, constant)
+            )
+        return arguments
 
     def slice_spec(self, op: SliceOp) -> SliceSpec:
-        names, sizes = mesh_axes(self.symbols[op.mesh])
+        names, sizes = _mesh_axes(self.symbols[op.mesh])
         return SliceSpec(op.sym_name, names, sizes, op.island, bool(op.overlap))
 
     def launch(self, op: LaunchOp) -> Launch:
@@ -207,7 +209,7 @@ class _Flattener:
 
     def release(self, op: ReleaseOp) -> Release:
         slots = tuple(slot for v in op.operands for slot in self.slots[v].values())
-        delete = tuple(slot for v in op.operands if v in self.given for slot in self.slots[v].values())
+        delete = tuple(slot for v in op.operands if v in self.donated for slot in self.slots[v].values())
         return Release(slots, delete)
 
     def computation(self, name: str) -> Computation:
@@ -230,11 +232,11 @@ class _Flattener:
     def declared(self, name: str, function: ir.OpView, stored: StoredComputation) -> Computation:
         """A computation of which the module has the types, shardings and donation."""
         types = []
-        for attrs, given in (
+        for attrs, tensors in (
             (argument_attrs(function), function.type.inputs),
             (result_attrs(function), function.type.results),
         ):
-            whole = [array_type(type_) for type_ in given]
+            whole = [array_type(type_) for type_ in tensors]
             types.append(
                 [self.shard(t, a.get(SHARDING)) for t, a in zip(whole, attrs, strict=True)]
                 if stored.local
@@ -384,7 +386,7 @@ def array_type(tensor_type: ir.Type) -> ArrayType:
     return ArrayType(tuple(tensor.shape), _dtype(tensor.element_type))
 
 
-def mesh_axes(mesh: ir.OpView) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _mesh_axes(mesh: ir.OpView) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The axis names and sizes of an `sdy.mesh`."""
     axes = [sdy.MeshAxisAttr(a) for a in sdy.MeshAttr(mesh.attributes["mesh"]).axes]
     return tuple(a.name for a in axes), tuple(a.size for a in axes)

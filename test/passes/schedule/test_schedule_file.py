@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways.passes.schedule.actions import Action
-from pathways.passes.schedule.policies import Pipeline, orders_of
+from pathways.passes.schedule.policies.pipeline import Pipeline
+from pathways.passes.schedule.policies.registry import POLICIES
 from pathways.passes.schedule.schedule_file import ScheduleFileError, Work, read_schedule, write_schedule
 
 
@@ -45,12 +46,12 @@ def test_what_is_written_is_read_back(
     policy: str, slices: tuple[int, ...], microbatches: int, backward: bool
 ):
     pipeline = Pipeline(slices, microbatches, backward)
-    orders, work = orders_of(policy, pipeline), work_of(pipeline)
+    orders, work = POLICIES[policy](pipeline), work_of(pipeline)
     assert read_schedule(write_schedule(orders, work.needs), work) == orders
 
 
 def test_columns_are_time():
-    orders = orders_of("1f1b", Pipeline((0, 1), 2))
+    orders = POLICIES["1f1b"](Pipeline((0, 1), 2))
     assert write_schedule(orders, TWO.needs) == "0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n"
 
 
@@ -63,7 +64,7 @@ def test_columns_are_time():
     ],
 )
 def test_layout_does_not_count(text: str):
-    assert read_schedule(text, TWO) == orders_of("1f1b", Pipeline((0, 1), 2))
+    assert read_schedule(text, TWO) == POLICIES["1f1b"](Pipeline((0, 1), 2))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from pathways.dialect.order import events_of, proved_order
 from pathways.passes.base import main_function
 from pathways.passes.driver import run_passes
 from pathways.passes.schedule.actions import action_of
-from pathways.passes.schedule.policies import Pipeline, orders_of
+from pathways.passes.schedule.policies.pipeline import Pipeline
+from pathways.passes.schedule.policies.registry import POLICIES
 from pathways.passes.schedule.schedule import Schedule, schedule_of
 from pathways.passes.util.functions import body_block
 
@@ -149,7 +150,7 @@ def test_every_loop_gets_an_order_that_is_proved(loop: Loop, policy: str, bound:
         proved_order(events_of(module))
     if policy == "program":
         return
-    for place, order in enumerate(orders_of(policy, loop.pipeline, max_live)):
+    for place, order in enumerate(POLICIES[policy](dataclasses.replace(loop.pipeline, max_live=max_live))):
         assert actions_of(module, place) == list(map(str, order))
 
 

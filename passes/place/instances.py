@@ -1,0 +1,134 @@
+"""The placed operations of `@main` as a graph: what each reads on its slice, and what it waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import PwOp, loop_of_op, op_has, read_slices, result_slices, symbol_table
+from pathways.dialect.names import MIRRORED, SLICE
+from pathways.dialect.traits import Trait
+from pathways.passes.base import fail, main_function
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import captured, has_side_effect
+
+type Sources = Mapping[ir.Value, Instance | None]
+"""Values that are read, each with the instance that makes it; None for an argument."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Instance:
+    """An operation on one slice. A mirrored one has an instance on each of its slices.
+
+    Attributes:
+      op: the operation.
+      position: where it stands in `@main`, from 0.
+      slice: where it runs.
+      loop: the loop whose microbatches it works on.
+      stands_alone: whether it is an operation of `pw`, which stays as it is.
+      mirrored: whether each reader computes it for itself.
+      has_effect: whether it does more than compute its results.
+      sources: the values that it reads; where it can, it reads a value that is made on its own slice.
+    """
+
+    op: ir.OpView
+    position: int
+    slice: str
+    loop: str | None
+    stands_alone: bool
+    mirrored: bool
+    has_effect: bool
+    sources: Sources
+
+
+@dataclasses.dataclass(frozen=True)
+class InstanceGraph:
+    """What `@main` does.
+
+    Attributes:
+      operations: all of them; the return is the last.
+      readers: each instance in program order, with those that read it.
+      results: each value that is returned, with the instances that make it for the caller, by slice; none for
+        an argument.
+    """
+
+    operations: Sequence[ir.OpView]
+    readers: dict[Instance, list[Instance]]
+    results: Sequence[tuple[ir.Value, dict[str, Instance]]]
+
+
+def instance_graph(module: ir.Module) -> InstanceGraph:
+    """Reads the graph of `@main`, all placed; refuses a result that is not made where it is returned."""
+    main = main_function(module)
+    operations = list(body_block(main).operations)
+    symbols, effects = symbol_table(module), dict[str, bool]()
+    readers: dict[Instance, list[Instance]] = {}
+    makers: dict[ir.Value, dict[str, Instance]] = {}
+
+    def source(value: ir.Value, place: str) -> Instance | None:
+        copies = makers.get(value)
+        return None if copies is None else copies.get(place, next(iter(copies.values())))
+
+    for position, op in enumerate(operations[:-1]):
+        stands_alone, reads = isinstance(op, PwOp), captured(op)
+        # What is done for its effect alone, and on no value, may stand on several slices too.
+        places = (op.slice,) if stands_alone else read_slices(op.attributes[SLICE])
+        copies = {
+            place: Instance(
+                op,
+                position,
+                place,
+                loop_of_op(op),
+                stands_alone=stands_alone,
+                mirrored=MIRRORED in op.attributes,
+                has_effect=has_side_effect(op, symbols, effects),
+                sources={value: source(value, place) for value in reads},
+            )
+            for place in places
+        }
+        makers.update((result, copies) for result in op.results)
+        for instance in copies.values():
+            readers[instance] = []
+            for other in instance.sources.values():
+                if other is not None:
+                    readers[other].append(instance)
+    return InstanceGraph(operations, readers, _results(main, operations[-1], makers))
+
+
+def _results(
+    main: ir.OpView, terminator: ir.OpView, makers: dict[ir.Value, dict[str, Instance]]
+) -> list[tuple[ir.Value, dict[str, Instance]]]:
+    results = []
+    for number, (value, slices) in enumerate(zip(terminator.operands, result_slices(main), strict=True)):
+        copies = makers.get(value, {})
+        for place in slices or ():
+            if copies and place not in copies:
+                made = ", ".join(f"@{name}" for name in sorted(copies))
+                fail(terminator, f"returns result #{number} on @{place}, but it is made on {made}")
+        results.append((value, {place: copies[place] for place in slices or copies} if copies else {}))
+    return results
+
+
+def wait_sets(graph: InstanceGraph) -> dict[Instance, int]:
+    """The launches, and arrivals of values from other slices, that each instance waits for, as bits."""
+    bits: dict[object, int] = {}
+    waits: dict[Instance, int] = {}
+    for instance in graph.readers:
+        events: list[object] = []
+        mask = 0
+        for value, source in instance.sources.items():
+            if source is None:
+                continue
+            mask |= waits[source]
+            if source.slice != instance.slice:
+                events.append((value, instance.slice))
+        if instance.stands_alone:
+            # The microbatches of a loop begin together, and end together.
+            op = instance.op
+            events.append(instance if op_has(op, Trait.EXECUTES) else (op.operation.name, op.loop))
+        for event in events:
+            mask |= bits.setdefault(event, 1 << len(bits))
+        waits[instance] = mask
+    return waits

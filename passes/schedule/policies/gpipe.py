@@ -1,0 +1,23 @@
+"""`gpipe`: all forwards, then all backwards."""
+
+from __future__ import annotations
+
+from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.pipeline import Order, Pipeline
+
+
+def gpipe(pipeline: Pipeline) -> Order:
+    """All forwards, then all backwards (GPipe).
+
+    A stage works on up to M microbatches at once. Slices with several stages finish one stage before the next
+    (Breadth-first). Backwards run in the order of the microbatches, as in every other policy: gradients are
+    summed in that order, so that all schedules give the same bits.
+    """
+    every = range(pipeline.microbatches)
+    orders: Order = []
+    for place in range(pipeline.width):
+        stages = pipeline.stages_of(place)
+        orders.append([Action(stage, "F", m) for stage in stages for m in every])
+        if pipeline.backward:
+            orders[-1] += [Action(stage, "B", m) for stage in reversed(stages) for m in every]
+    return orders

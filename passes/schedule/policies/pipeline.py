@@ -1,0 +1,57 @@
+"""What a policy sees of a program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from pathways.passes.schedule.actions import Action
+
+type Order = list[list[Action]]
+"""The actions of each slice, in the order in which it does them."""
+
+
+class PolicyError(ValueError):
+    """A policy does not fit a pipeline; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """The shape of a pipeline, and the bound that its schedule keeps.
+
+    The forward of stage k needs that of stage k - 1, and its backward needs its forward and the backward of
+    stage k + 1. Each action is taken to last one unit of time.
+
+    Attributes:
+      slices: the slice of each stage, counted from 0 without gaps; one slice may have several stages.
+      microbatches: how many there are.
+      backward: whether there is a backward at all.
+      max_live: on how many microbatches each stage may work at once, from their forward to their backward; 0
+        for any number. Only the policies in `registry.BOUNDED` are asked to keep it.
+    """
+
+    slices: tuple[int, ...]
+    microbatches: int
+    backward: bool = True
+    max_live: int = 0
+
+    @property
+    def width(self) -> int:
+        """The number of slices."""
+        return max(self.slices) + 1
+
+    def stages_of(self, place: int) -> list[int]:
+        """The stages of a slice, in order."""
+        return [stage for stage, owner in enumerate(self.slices) if owner == place]
+
+    def needs(self, action: Action) -> list[Action]:
+        """The actions whose results an action reads."""
+        stage, kind, microbatch = action
+        if kind == "F":
+            return [Action(stage - 1, "F", microbatch)] if stage > 0 else []
+        later = [Action(stage + 1, "B", microbatch)] if stage + 1 < len(self.slices) else []
+        return [Action(stage, "F", microbatch), *later]
+
+
+type Policy = Callable[[Pipeline], Order]
+"""Orders the actions of a pipeline, so that no slice waits for another one that waits for it."""

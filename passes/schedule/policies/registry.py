@@ -1,0 +1,35 @@
+"""Every policy by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from pathways.passes.schedule.policies.eager import eager
+from pathways.passes.schedule.policies.gpipe import gpipe
+from pathways.passes.schedule.policies.interleaved import interleaved
+from pathways.passes.schedule.policies.one_forward_one_backward import one_forward_one_backward
+from pathways.passes.schedule.policies.pipeline import Policy
+
+PROGRAM = "program"
+"""Names the order of the program, for which no policy is asked."""
+
+POLICIES: dict[str, Policy] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved-1f1b": interleaved,
+    "eager": eager,
+}
+"""Every policy by its name."""
+
+NAMES = (PROGRAM, *POLICIES)
+"""What a program may ask for."""
+
+BOUNDED = ("eager",)
+"""The policies that keep `Pipeline.max_live`."""
+
+
+def unknown_policy(name: str) -> str:
+    """What to say of a policy that does not exist."""
+    near = difflib.get_close_matches(name.lower(), NAMES, 1)
+    hint = f"did you mean '{near[0]}'?" if near else f"the policies are {', '.join(NAMES)}"
+    return f"unknown policy '{name}'; {hint}"
