@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax._src import config, core, source_info_util, tree_util
+from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.interpreters import partial_eval as pe
 from jax._src.util import merge_lists, split_list, subs_list
@@ -26,9 +28,38 @@ abstractify = core.shaped_abstractify
 Tracer = jax.core.Tracer
 
 
+_CONTEXT_MESHES = (
+    (mesh_lib.abstract_mesh_context_manager, mesh_lib.empty_abstract_mesh),
+    (mesh_lib.device_context, mesh_lib.empty_concrete_mesh),
+)
+"""What `jax.set_mesh` and `jax.sharding.use_abstract_mesh` set, and what is there without them."""
+
+
 def trace_context() -> Hashable:
-    """All settings that change a program: JAX's own cache key (x64, matmul precision), and debug checks."""
-    return config.trace_context(), config.debug_nans.value, config.debug_infs.value
+    """All settings that change a program: JAX's own cache key (x64, matmul precision), and debug checks.
+
+    The mesh of the caller is none of them, see `outside_meshes`.
+    """
+    # The path of every call: no context manager of Python.
+    mesh = mesh_lib.abstract_mesh_context_manager.swap_local(mesh_lib.empty_abstract_mesh)
+    try:
+        return config.trace_context(), config.debug_nans.value, config.debug_infs.value
+    finally:
+        mesh_lib.abstract_mesh_context_manager.set_local(mesh)
+
+
+@contextlib.contextmanager
+def outside_meshes() -> Iterator[None]:
+    """Leaves the mesh of the caller, which says nothing about the slices of a program.
+
+    `jax.set_mesh(None)` does the same, but not while something is traced.
+    """
+    outer = [setting.swap_local(empty) for setting, empty in _CONTEXT_MESHES]
+    try:
+        yield
+    finally:
+        for (setting, _), value in zip(_CONTEXT_MESHES, outer, strict=True):
+            setting.set_local(value)
 
 
 def key_data(array: Any) -> Any:
@@ -81,19 +112,38 @@ def argument_names(jaxpr: Any, count: int) -> list[str]:
 
 def named_shardings(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
     """The shardings that a traced function mentions, each with the line that does."""
+    for equation in _equations(jaxpr, lambda equation: True):
+        for value in equation.params.values():
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(item, jax.NamedSharding):
+                    yield item, source_info_util.summarize(equation.source_info)
+
+
+def values_between_calls(jaxpr: Any) -> Iterator[tuple[Any, str]]:
+    """The abstract values that a traced function computes outside of calls with metadata, and their lines."""
+
+    def is_outside(equation: Any) -> bool:
+        return equation.primitive is not _metadata.xla_metadata_call_p
+
+    for equation in _equations(jaxpr, is_outside):
+        if is_outside(equation):
+            for variable in equation.outvars:
+                yield variable.aval, source_info_util.summarize(equation.source_info)
+
+
+def _equations(jaxpr: Any, enters: Callable[[Any], bool]) -> Iterator[Any]:
+    """The equations of a traced function and of those inside it, each once."""
     seen: set[int] = set()
 
-    def visit(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
+    def visit(jaxpr: Any) -> Iterator[Any]:
         if id(jaxpr) in seen:
             return
         seen.add(id(jaxpr))
         for equation in jaxpr.eqns:
-            for value in equation.params.values():
-                for item in value if isinstance(value, (tuple, list)) else (value,):
-                    if isinstance(item, jax.NamedSharding):
-                        yield item, source_info_util.summarize(equation.source_info)
-            for inner in core.jaxprs_in_params(equation.params):
-                yield from visit(inner)
+            yield equation
+            if enters(equation):
+                for inner in core.jaxprs_in_params(equation.params):
+                    yield from visit(inner)
 
     return visit(jaxpr)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from pathways.compiler.arguments import conventions_of
 from pathways.compiler.jax_internals import Tracer, placed_call
+from pathways.compiler.meshes import NO_MESH, off_mesh, refuse_mesh
 from pathways.compiler.names import symbol_of
 from pathways.compiler.program import Program
 from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
@@ -82,13 +83,17 @@ class PlacedFunction:
                         "instead of jax.jit, and transformations such as jax.grad inside it"
                     )
             return self.alone(*args, **kwargs)
+        refuse_mesh(f"'{self.name}', placed on {self.devices.name}", jax.tree.leaves((args, kwargs)))
         metadata = CallMetadata(
             name=self.name, slice=self.devices.name, call=str(active_trace.calls), stage=self.stage
         )
         active_trace.calls += 1
         fun, args, kwargs = self._bind_static(args, kwargs)
         backward = dataclasses.replace(metadata, kind="bwd")
-        return placed_call(fun, metadata.strings(), backward.strings())(*args, **kwargs)
+        call = placed_call(fun, metadata.strings(), backward.strings())
+        args, kwargs = off_mesh((args, kwargs))
+        # Outside of the call, where it leaves no result apart from what the backward call reads.
+        return off_mesh(call(*args, **kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers the program of one launch; see `Program.lower`."""
@@ -99,7 +104,12 @@ class PlacedFunction:
 
         @functools.wraps(fun)
         def body(*args: Any, **kwargs: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self._mesh), active_trace.set(placed=True, loop=None):
+            with (
+                # JAX goes from a mesh to one of another size by way of none.
+                jax.sharding.use_abstract_mesh(NO_MESH),
+                jax.sharding.use_abstract_mesh(self._mesh),
+                active_trace.set(placed=True, loop=None),
+            ):
                 if self._in_shardings is not None:
                     positional_only(kwargs, f"in_shardings of '{self.name}'")
                     args = self._constrain(args, self._in_shardings, "in_shardings")

@@ -12,7 +12,7 @@ import jax
 
 from pathways.compiler.arguments import Conventions, Signature, abstract
 from pathways.compiler.call import UNLIKE, Call
-from pathways.compiler.jax_internals import flatten, trace_context, unflatten
+from pathways.compiler.jax_internals import flatten, outside_meshes, trace_context, unflatten
 from pathways.compiler.lowering import ProgramError, run_phases
 from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
@@ -74,6 +74,7 @@ class Program:
                 return result
         return self._call_slowly(leaves, tree, static, args, kwargs)
 
+    @outside_meshes()
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces the program and takes it through all passes, without devices or data.
 
