@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from pathways.compiler.arguments import Conventions, Signature, abstract
+from pathways.compiler.arguments import Conventions, Signature, Static, abstract, join_static
 from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.jax_internals import flatten, outside_meshes, trace_context, unflatten
 from pathways.compiler.lowering import ProgramError, run_phases
@@ -55,7 +55,7 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns at once, with arrays that become ready later."""
-        static: tuple[Any, ...] = ()
+        static: Static = ()
         if self._has_static:
             dynamic, named, static = self._conventions.split_static(args, kwargs)
             leaves, tree = flatten((dynamic, named))
@@ -106,7 +106,7 @@ class Program:
         self,
         leaves: list[Any],
         tree: Any,
-        static: tuple[Any, ...],
+        static: Static,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -126,9 +126,7 @@ class Program:
         self._last, brought = ready
         return self._last.go(brought)
 
-    def _ready_call(
-        self, leaves: list[Any], tree: Any, static: tuple[Any, ...]
-    ) -> tuple[Call, list[Any]] | None:
+    def _ready_call(self, leaves: list[Any], tree: Any, static: Static) -> tuple[Call, list[Any]] | None:
         """The compiled signature that these arguments have, and the arguments on their slices."""
         context = trace_context()
         # The last one first: most programs get a new array from the host in every call.
@@ -142,13 +140,10 @@ class Program:
     def _trace(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
         dynamic, named = unflatten(signature.tree, structs)
-        static = dict(signature.static)
-        values = iter(dynamic)
         return trace(
             self._fun,
             self.name,
-            tuple(static[n] if n in static else next(values) for n in range(len(args))),
-            {**named, **{k: v for k, v in static.items() if isinstance(k, str)}},
+            *join_static(dynamic, named, signature.static),
             self._conventions.donated(args, kwargs),
             cluster().platform,
             self._conventions.static_argnums,

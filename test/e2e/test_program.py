@@ -160,6 +160,48 @@ def test_static_arguments_of_placed_functions(slices):
     assert power(np.float32(3), 2, scale=1.0) == 9
 
 
+EQUAL = (2, 2.0, np.float32(2), 2 + 0j, 1, True, 1.0)
+
+
+@pytest.mark.parametrize("by", [{"static_argnums": 1}, {"static_argnums": -1}, {"static_argnames": "n"}])
+@pytest.mark.parametrize("make", ["placed", "placed in a program", "program"])
+def test_static_arguments_that_are_equal_and_of_different_types(slices, make, by):
+    def scale(x, n):
+        return x * n
+
+    if make == "program":
+        double = pw.jit(lambda x: x * 2, devices=slices[0])
+        f = pw.program(lambda x, n: double(x) * n, **by)
+    else:
+        f = pw.jit(scale, devices=slices[0], **by)
+
+    def calls(x):
+        return tuple(f(x, n) for n in EQUAL) + tuple(f(x, n=n) for n in EQUAL)
+
+    got = pw.program(calls)(np.arange(3)) if make == "placed in a program" else calls(np.arange(3))
+    reference = jax.jit(lambda x, n: x * 2 * n if make == "program" else x * n, **by)
+    wanted = [reference(np.arange(3), n) for n in EQUAL]
+    for y, z in zip(got, wanted * 2, strict=True):
+        assert (y.dtype, y.aval.weak_type) == (z.dtype, z.aval.weak_type)
+        np.testing.assert_array_equal(y, z)
+
+
+@pytest.mark.parametrize("first", [(1,), (1.0,), (True,)])
+def test_static_tuples_that_are_equal_are_one_as_in_jax(slices, first):
+    f = pw.jit(lambda x, n: x * n[0], devices=slices[0], static_argnums=1)
+    reference = jax.jit(lambda x, n: x * n[0], static_argnums=1)
+    for n in [first, (1,), (1.0,), (True,)]:
+        assert f(np.arange(3), n).dtype == reference(np.arange(3), n).dtype
+
+
+def test_a_static_number_counts_from_the_end_of_the_parameters(slices):
+    def power(x, n=2, scale=1.0):
+        return scale * x**n
+
+    f = pw.jit(power, devices=slices[0], static_argnums=-2)
+    assert pw.program(lambda x: f(x) + f(x, 3) + f(x, 3, 2.0) + f(x, n=4))(np.float32(2)) == 4 + 8 + 16 + 16
+
+
 # Donation.
 
 
