@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from pathways.compiler.jax_internals import Tracer, abstractify
 
@@ -173,6 +174,7 @@ def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -
 
     Raises:
       TypeError: when one is no array, or a tracer; says which, and what to do.
+      ValueError: when one has a symbolic shape.
     """
     avals = []
     for n, leaf in enumerate(leaves):
@@ -183,10 +185,23 @@ def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -
                 "program. If nothing transforms this call, the tracer leaked out of an earlier trace."
             )
         try:
-            avals.append(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else abstractify(leaf))
+            aval = abstractify(leaf)
         except (TypeError, ValueError):
+            aval = None
+        if not isinstance(aval, jax.core.ShapedArray):
+            advice = (
+                "a program has no state: pass the value of the reference and return the new one"
+                if isinstance(leaf, jax.Ref)
+                else "pass it as a static argument or keep it out of the arguments"
+            )
             raise TypeError(
                 f"program '{name}': argument {paths()[n]} is a {type(leaf).__name__}, not an array or a "
-                "number; pass it as a static argument or keep it out of the arguments"
-            ) from None
+                f"number; {advice}"
+            )
+        if not all(isinstance(size, int | np.integer) for size in aval.shape):
+            raise ValueError(
+                f"program '{name}': argument {paths()[n]} has the symbolic shape {aval.shape}, but programs "
+                "are compiled for sizes that are known: lower it with numbers, once for each size"
+            )
+        avals.append(aval)
     return avals

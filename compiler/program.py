@@ -138,8 +138,9 @@ class Program:
         return None
 
     def _trace(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
-        dynamic, named = unflatten(signature.tree, structs)
+        # Not `ShapeDtypeStruct`s, which have no 64 bits outside of `enable_x64`, while arrays made in it do.
+        avals = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
+        dynamic, named = unflatten(signature.tree, avals)
         return trace(
             self._fun,
             self.name,

@@ -84,6 +84,11 @@ def trace(
                 "a transformation around the program: pass the value as an argument, and put "
                 "transformations inside the program"
             )
+        for line in jax_internals.references_from_outside(traced.jaxpr):
+            raise ValueError(
+                f"program '{name}': a reference (jax.new_ref) from outside of the program is used at {line}, "
+                "but a program has no state: pass its value as an argument and return the new one"
+            )
         try:
             lowered = traced.lower(lowering_platforms=(platform,))
         except ValueError:

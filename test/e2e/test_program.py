@@ -8,6 +8,7 @@ import logging
 import re
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -400,6 +401,21 @@ def test_settings_of_jax_are_part_of_the_signature(chain):
     with jax.enable_x64(True):
         assert f(x).dtype == jnp.float64
     assert len(traces) == traced
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "complex128"])
+def test_arrays_of_64_bits_outside_of_x64_are_what_they_are_for_jit(chain, dtype):
+    with jax.enable_x64(True):
+        x = (jnp.arange(4) + 2**40).astype(dtype)
+    fun, traces = counted(lambda x: (chain(x), x, x + x))
+    f = pw.program(fun)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Explicitly requested dtype")
+        for _ in range(2):
+            for got, wanted in zip(f(x), jax.jit(lambda x: (x * 2 + 1, x, x + x))(x), strict=True):
+                assert got.dtype == wanted.dtype
+                np.testing.assert_array_equal(got, wanted)
+    assert len(traces) == 1
 
 
 def test_debug_nans_may_be_switched_on_and_off(slices):
