@@ -219,7 +219,9 @@ class _MicrobatchLoop:
 
         totals, stacked = jax.lax.scan(step, zeros, blocks)
         results = [
-            s.reshape(-1, *s.shape[2:]) if total is None else _total(kind, total, self.count)
+            s.reshape(self.count * s.shape[1], *s.shape[2:])
+            if total is None
+            else _total(kind, total, self.count)
             for kind, total, s in zip(flat_kinds, totals, stacked, strict=True)
         ]
         return jax.tree.unflatten(structure, [_without_gradient(result) for result in results])

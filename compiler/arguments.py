@@ -8,8 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from pathways.compiler.jax_internals import Tracer, abstractify
+
+Static = tuple[tuple[int | str, type, Any], ...]
+"""Static arguments as a key: where each was passed, its type, and its value.
+
+With the type because `1 == 1.0 == True`. As for `jax.jit`, `(1,)` and `(1.0,)` are the same.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,14 +26,14 @@ class Signature:
     Attributes:
       tree: the structure of `(args, kwargs)`, static arguments left out.
       avals: the abstract value of each leaf: shape, dtype and weak type.
-      static: static arguments by position and by name.
+      static: static arguments, see `Conventions.split_static`.
       context: JAX's own key of all settings that change a trace.
       strict: whether weak types tell signatures apart, as they do where they would change a trace.
     """
 
     tree: Any
     avals: tuple[Any, ...]
-    static: tuple[Any, ...]
+    static: Static
     context: Any
     strict: bool = True
 
@@ -58,8 +65,8 @@ class Conventions:
 
     def split_static(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
-        """Splits off static arguments.
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Static]:
+        """Splits off static arguments; `join_static` is the inverse.
 
         Returns:
           The other positional and named arguments, and the static ones as a hashable key.
@@ -70,9 +77,9 @@ class Conventions:
         if not self.has_static:
             return args, kwargs, ()
         numbers = {n % len(args) for n in self.static_argnums if args and -len(args) <= n < len(args)}
-        static: tuple[tuple[int | str, Any], ...] = tuple((n, args[n]) for n in sorted(numbers))
-        static += tuple((k, kwargs[k]) for k in self.static_argnames if k in kwargs)
-        for where, value in static:
+        passed: dict[int | str, Any] = {n: args[n] for n in sorted(numbers)}
+        passed |= {k: kwargs[k] for k in self.static_argnames if k in kwargs}
+        for where, value in passed.items():
             try:
                 hash(value)
             except TypeError:
@@ -81,7 +88,8 @@ class Conventions:
                     f"{type(value).__name__}"
                 ) from None
         dynamic = tuple(a for n, a in enumerate(args) if n not in numbers)
-        return dynamic, {k: v for k, v in kwargs.items() if k not in self.static_argnames}, static
+        named = {k: v for k, v in kwargs.items() if k not in self.static_argnames}
+        return dynamic, named, tuple((where, type(value), value) for where, value in passed.items())
 
     def donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
         """For each leaf of the arguments that are not static, whether it is donated."""
@@ -114,6 +122,17 @@ class Conventions:
         return f"args[{n}]"
 
 
+def join_static(
+    dynamic: Sequence[Any], named: dict[str, Any], static: Static
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """All positional and named arguments, of those that are not static and those that are."""
+    values = {where: value for where, _, value in static}
+    numbers = [where for where in values if isinstance(where, int)]
+    rest = iter(dynamic)
+    args = tuple(values[n] if n in values else next(rest) for n in range(len(dynamic) + len(numbers)))
+    return args, {**named, **{where: v for where, v in values.items() if isinstance(where, str)}}
+
+
 def conventions_of(
     fun: Callable[..., Any],
     name: str,
@@ -130,8 +149,15 @@ def conventions_of(
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     order = [p.name for p in parameters.parameters.values() if p.kind in positional] if parameters else []
 
+    # From the end of the parameters, as in JAX, however many of them a call passes.
+    counts_all = parameters is not None and not any(
+        p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.parameters.values()
+    )
+
     def both(numbers: Any, names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
         positions = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+        if counts_all:
+            positions = tuple(n + len(order) if n < 0 else n for n in positions)
         keywords = (names,) if isinstance(names, str) else tuple(names or ())
         named = [order.index(k) for k in keywords if k in order]
         numbered = [order[n] for n in positions if -len(order) <= n < len(order)]
@@ -148,6 +174,7 @@ def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -
 
     Raises:
       TypeError: when one is no array, or a tracer; says which, and what to do.
+      ValueError: when one has a symbolic shape.
     """
     avals = []
     for n, leaf in enumerate(leaves):
@@ -158,10 +185,23 @@ def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -
                 "program. If nothing transforms this call, the tracer leaked out of an earlier trace."
             )
         try:
-            avals.append(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else abstractify(leaf))
+            aval = abstractify(leaf)
         except (TypeError, ValueError):
+            aval = None
+        if not isinstance(aval, jax.core.ShapedArray):
+            advice = (
+                "a program has no state: pass the value of the reference and return the new one"
+                if isinstance(leaf, jax.Ref)
+                else "pass it as a static argument or keep it out of the arguments"
+            )
             raise TypeError(
                 f"program '{name}': argument {paths()[n]} is a {type(leaf).__name__}, not an array or a "
-                "number; pass it as a static argument or keep it out of the arguments"
-            ) from None
+                f"number; {advice}"
+            )
+        if not all(isinstance(size, int | np.integer) for size in aval.shape):
+            raise ValueError(
+                f"program '{name}': argument {paths()[n]} has the symbolic shape {aval.shape}, but programs "
+                "are compiled for sizes that are known: lower it with numbers, once for each size"
+            )
+        avals.append(aval)
     return avals

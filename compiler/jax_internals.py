@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax._src import config, core, source_info_util, tree_util
+from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.interpreters import partial_eval as pe
+from jax._src.state import AbstractRef, discharge
 from jax._src.util import merge_lists, split_list, subs_list
 from jax.experimental.xla_metadata import xla_metadata_call2
 
@@ -26,9 +29,38 @@ abstractify = core.shaped_abstractify
 Tracer = jax.core.Tracer
 
 
+_CONTEXT_MESHES = (
+    (mesh_lib.abstract_mesh_context_manager, mesh_lib.empty_abstract_mesh),
+    (mesh_lib.device_context, mesh_lib.empty_concrete_mesh),
+)
+"""What `jax.set_mesh` and `jax.sharding.use_abstract_mesh` set, and what is there without them."""
+
+
 def trace_context() -> Hashable:
-    """All settings that change a program: JAX's own cache key (x64, matmul precision), and debug checks."""
-    return config.trace_context(), config.debug_nans.value, config.debug_infs.value
+    """All settings that change a program: JAX's own cache key (x64, matmul precision), and debug checks.
+
+    The mesh of the caller is none of them, see `outside_meshes`.
+    """
+    # The path of every call: no context manager of Python.
+    mesh = mesh_lib.abstract_mesh_context_manager.swap_local(mesh_lib.empty_abstract_mesh)
+    try:
+        return config.trace_context(), config.debug_nans.value, config.debug_infs.value
+    finally:
+        mesh_lib.abstract_mesh_context_manager.set_local(mesh)
+
+
+@contextlib.contextmanager
+def outside_meshes() -> Iterator[None]:
+    """Leaves the mesh of the caller, which says nothing about the slices of a program.
+
+    `jax.set_mesh(None)` does the same, but not while something is traced.
+    """
+    outer = [setting.swap_local(empty) for setting, empty in _CONTEXT_MESHES]
+    try:
+        yield
+    finally:
+        for (setting, _), value in zip(_CONTEXT_MESHES, outer, strict=True):
+            setting.set_local(value)
 
 
 def key_data(array: Any) -> Any:
@@ -81,19 +113,50 @@ def argument_names(jaxpr: Any, count: int) -> list[str]:
 
 def named_shardings(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
     """The shardings that a traced function mentions, each with the line that does."""
-    seen: set[int] = set()
-
-    def visit(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:
-        if id(jaxpr) in seen:
-            return
-        seen.add(id(jaxpr))
-        for equation in jaxpr.eqns:
+    for inner in _jaxprs(jaxpr):
+        for equation in inner.eqns:
             for value in equation.params.values():
                 for item in value if isinstance(value, (tuple, list)) else (value,):
                     if isinstance(item, jax.NamedSharding):
-                        yield item, source_info_util.summarize(equation.source_info)
-            for inner in core.jaxprs_in_params(equation.params):
-                yield from visit(inner)
+                        yield item, _line(equation)
+
+
+def values_between_calls(jaxpr: Any) -> Iterator[tuple[Any, str]]:
+    """The abstract values that a traced function computes outside of calls with metadata, and their lines."""
+    for inner in _jaxprs(jaxpr, into_calls=False):
+        for equation in inner.eqns:
+            if equation.primitive is not _metadata.xla_metadata_call_p:
+                for variable in equation.outvars:
+                    yield variable.aval, _line(equation)
+
+
+def references_from_outside(jaxpr: Any) -> Iterator[str]:
+    """The lines where a traced function uses a reference (`jax.new_ref`) that it closes over."""
+    for inner in _jaxprs(jaxpr):
+        pairs = zip(inner.constvars, inner.consts, strict=True)
+        outside = {variable for variable, value in pairs if isinstance(value, jax.Ref)}
+        for equation in inner.eqns:
+            if any(isinstance(operand, core.Var) and operand in outside for operand in equation.invars):
+                yield _line(equation)
+
+
+def _line(equation: Any) -> str:
+    return source_info_util.summarize(equation.source_info)
+
+
+def _jaxprs(jaxpr: Any, into_calls: bool = True) -> Iterator[Any]:
+    """A traced function and those inside it, each once."""
+    seen: set[int] = set()
+
+    def visit(jaxpr: Any) -> Iterator[Any]:
+        if id(jaxpr) in seen:
+            return
+        seen.add(id(jaxpr))
+        yield jaxpr
+        for equation in jaxpr.eqns:
+            if into_calls or equation.primitive is not _metadata.xla_metadata_call_p:
+                for inner in core.jaxprs_in_params(equation.params):
+                    yield from visit(inner)
 
     return visit(jaxpr)
 
@@ -144,3 +207,24 @@ def _partial_eval_placed_call(
 
 
 pe.custom_partial_eval_rules.setdefault(_metadata.xla_metadata_call_p, _partial_eval_placed_call)
+
+
+def _discharge_placed_call(
+    ctx: discharge.DischargeContext, *args: Any, jaxpr: Any, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    """Makes values of the references (`jax.new_ref`) that a placed call makes, reads or writes.
+
+    Without such a rule JAX lowers no module with a reference in a placed call. As for its other calls, what
+    is written to a reference from outside becomes one more result.
+    """
+    pure = discharge.discharge_state(
+        jaxpr, should_discharge=ctx.should_discharge, strip_memory_space=ctx.strip_memory_space
+    )
+    results = _metadata.xla_metadata_call_p.bind(*args, jaxpr=pure, **params)
+    outs, written = split_list(results, [len(jaxpr.out_avals)])
+    values = iter(written)
+    pairs = zip(ctx.in_avals, ctx.should_discharge, strict=True)
+    return [next(values) if due and isinstance(aval, AbstractRef) else None for aval, due in pairs], outs
+
+
+discharge.register_discharge_rule(_metadata.xla_metadata_call_p)(_discharge_placed_call)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pathways.compiler.arguments import conventions_of
+from pathways.compiler.arguments import conventions_of, join_static
 from pathways.compiler.jax_internals import Tracer, placed_call
+from pathways.compiler.meshes import NO_MESH, off_mesh, refuse_mesh
 from pathways.compiler.names import symbol_of
 from pathways.compiler.program import Program
 from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
@@ -35,19 +36,16 @@ class PlacedFunction:
         stage: int | None,
         in_shardings: Any,
         out_shardings: Any,
-        static_argnums: int | Iterable[int] | None,
-        static_argnames: str | Iterable[str] | None,
+        static_argnums: int | Sequence[int] | None,
+        static_argnames: str | Sequence[str] | None,
     ) -> None:
         functools.update_wrapper(self, fun)
         self.fun = fun
         self.devices = devices
         self.stage = stage
         self.name = symbol_of(fun)
-        self.static_argnums = (
-            (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ())
-        )
-        self.static_argnames = (
-            (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ())
+        self._conventions = conventions_of(
+            fun, self.name, static_argnums=static_argnums, static_argnames=static_argnames
         )
         # Set here also because `fun` may be a placed function, of which everything was copied.
         self._alone: Program | None = None
@@ -66,10 +64,7 @@ class PlacedFunction:
     def alone(self) -> Program:
         """The program of one launch that it is outside of other programs."""
         if self._alone is None:
-            conventions = conventions_of(
-                self, self.name, static_argnums=self.static_argnums, static_argnames=self.static_argnames
-            )
-            self._alone = Program(self, conventions, Options())
+            self._alone = Program(self, self._conventions, Options())
         return self._alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,13 +77,17 @@ class PlacedFunction:
                         "instead of jax.jit, and transformations such as jax.grad inside it"
                     )
             return self.alone(*args, **kwargs)
+        refuse_mesh(f"'{self.name}', placed on {self.devices.name}", jax.tree.leaves((args, kwargs)))
         metadata = CallMetadata(
             name=self.name, slice=self.devices.name, call=str(active_trace.calls), stage=self.stage
         )
         active_trace.calls += 1
         fun, args, kwargs = self._bind_static(args, kwargs)
         backward = dataclasses.replace(metadata, kind="bwd")
-        return placed_call(fun, metadata.strings(), backward.strings())(*args, **kwargs)
+        call = placed_call(fun, metadata.strings(), backward.strings())
+        args, kwargs = off_mesh((args, kwargs))
+        # Outside of the call, where it leaves no result apart from what the backward call reads.
+        return off_mesh(call(*args, **kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers the program of one launch; see `Program.lower`."""
@@ -99,7 +98,12 @@ class PlacedFunction:
 
         @functools.wraps(fun)
         def body(*args: Any, **kwargs: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self._mesh), active_trace.set(placed=True, loop=None):
+            with (
+                # JAX goes from a mesh to one of another size by way of none.
+                jax.sharding.use_abstract_mesh(NO_MESH),
+                jax.sharding.use_abstract_mesh(self._mesh),
+                active_trace.set(placed=True, loop=None),
+            ):
                 if self._in_shardings is not None:
                     positional_only(kwargs, f"in_shardings of '{self.name}'")
                     args = self._constrain(args, self._in_shardings, "in_shardings")
@@ -124,19 +128,16 @@ class PlacedFunction:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Binds static arguments; equal ones give the same function object, so that JAX traces it once."""
-        if not self.static_argnums and not self.static_argnames:
+        dynamic, named, static = self._conventions.split_static(args, kwargs)
+        if not static:
             return self._body, args, kwargs
-        numbers = {n % len(args): args[n] for n in self.static_argnums if -len(args) <= n < len(args)}
-        named = {k: kwargs[k] for k in self.static_argnames if k in kwargs}
-        key = (len(args), tuple(sorted(numbers.items())), tuple(sorted(named.items())))
+        key = len(args), static
         if key not in self._with_static:
 
             @functools.wraps(self.fun)
-            def bound(*dynamic: Any, **rest: Any) -> Any:
-                values = iter(dynamic)
-                full = [numbers[n] if n in numbers else next(values) for n in range(len(args))]
-                return self.fun(*full, **rest, **named)
+            def bound(*dynamic: Any, **named: Any) -> Any:
+                full, all_named = join_static(dynamic, named, static)
+                return self.fun(*full, **all_named)
 
             self._with_static[key] = self._on_mesh(bound)
-        dynamic = tuple(a for n, a in enumerate(args) if n not in numbers)
-        return self._with_static[key], dynamic, {k: v for k, v in kwargs.items() if k not in named}
+        return self._with_static[key], dynamic, named

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from pathways.compiler.arguments import Conventions, Signature, abstract
+from pathways.compiler.arguments import Conventions, Signature, Static, abstract, join_static
 from pathways.compiler.call import UNLIKE, Call
-from pathways.compiler.jax_internals import flatten, trace_context, unflatten
+from pathways.compiler.jax_internals import flatten, outside_meshes, trace_context, unflatten
 from pathways.compiler.lowering import ProgramError, run_phases
 from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
@@ -55,7 +55,7 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns at once, with arrays that become ready later."""
-        static: tuple[Any, ...] = ()
+        static: Static = ()
         if self._has_static:
             dynamic, named, static = self._conventions.split_static(args, kwargs)
             leaves, tree = flatten((dynamic, named))
@@ -74,6 +74,7 @@ class Program:
                 return result
         return self._call_slowly(leaves, tree, static, args, kwargs)
 
+    @outside_meshes()
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces the program and takes it through all passes, without devices or data.
 
@@ -105,7 +106,7 @@ class Program:
         self,
         leaves: list[Any],
         tree: Any,
-        static: tuple[Any, ...],
+        static: Static,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -125,9 +126,7 @@ class Program:
         self._last, brought = ready
         return self._last.go(brought)
 
-    def _ready_call(
-        self, leaves: list[Any], tree: Any, static: tuple[Any, ...]
-    ) -> tuple[Call, list[Any]] | None:
+    def _ready_call(self, leaves: list[Any], tree: Any, static: Static) -> tuple[Call, list[Any]] | None:
         """The compiled signature that these arguments have, and the arguments on their slices."""
         context = trace_context()
         # The last one first: most programs get a new array from the host in every call.
@@ -139,15 +138,13 @@ class Program:
         return None
 
     def _trace(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
-        dynamic, named = unflatten(signature.tree, structs)
-        static = dict(signature.static)
-        values = iter(dynamic)
+        # Not `ShapeDtypeStruct`s, which have no 64 bits outside of `enable_x64`, while arrays made in it do.
+        avals = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
+        dynamic, named = unflatten(signature.tree, avals)
         return trace(
             self._fun,
             self.name,
-            tuple(static[n] if n in static else next(values) for n in range(len(args))),
-            {**named, **{k: v for k, v in static.items() if isinstance(k, str)}},
+            *join_static(dynamic, named, signature.static),
             self._conventions.donated(args, kwargs),
             cluster().platform,
             self._conventions.static_argnums,

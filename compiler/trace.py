@@ -13,6 +13,7 @@ from jaxlib.mlir import ir
 from pathways.compiler import jax_internals
 from pathways.compiler.annotate import declare_loops, declare_slices, describe_arguments, describe_results
 from pathways.compiler.interface import Interface
+from pathways.compiler.meshes import NO_MESH, is_of_types
 from pathways.compiler.specs import Spec, flat_specs
 from pathways.compiler.trace_state import tracing
 from pathways.dialect import make_context
@@ -83,7 +84,16 @@ def trace(
                 "a transformation around the program: pass the value as an argument, and put "
                 "transformations inside the program"
             )
-        lowered = traced.lower(lowering_platforms=(platform,))
+        for line in jax_internals.references_from_outside(traced.jaxpr):
+            raise ValueError(
+                f"program '{name}': a reference (jax.new_ref) from outside of the program is used at {line}, "
+                "but a program has no state: pass its value as an argument and return the new one"
+            )
+        try:
+            lowered = traced.lower(lowering_platforms=(platform,))
+        except ValueError:
+            _explain_types(name, traced.jaxpr.jaxpr)
+            raise
     foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
     buffer = io.BytesIO()
     foreign.operation.write_bytecode(buffer)
@@ -107,6 +117,18 @@ def trace(
         platform=platform,
     )
     return Traced(module, interface, callbacks, keepalive)
+
+
+def _explain_types(program: str, jaxpr: Any) -> None:
+    """Says where values between placed functions have explicit sharding, for which there is no mesh."""
+    for aval, line in jax_internals.values_between_calls(jaxpr):
+        mesh = aval.sharding.mesh if isinstance(aval, jax.core.ShapedArray) else NO_MESH
+        if is_of_types(mesh):
+            raise ValueError(
+                f"program '{program}': the value computed at {line} has the type {aval.str_short(True)}, "
+                f"sharded over {mesh}, which is no slice of the program: shard inside placed functions, and "
+                "pass arrays with such a sharding as arguments"
+            )
 
 
 def _check_shardings(program: str, jaxpr: Any, slices: Iterable[VirtualSlice]) -> None:

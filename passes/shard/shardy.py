@@ -214,15 +214,27 @@ def _plain_stablehlo(function: ir.OpView) -> None:
     for op in list(nested_ops(function)):
         match op.operation.name:
             case "sdy.constant":
-                name, attribute = "stablehlo.constant", "value"
+                new = _plain_constant(op)
             case "sdy.reshard":
-                name, attribute = "sdy.sharding_constraint", "sharding"
+                attributes = {"sharding": op.attributes["sharding"]}
+                with ir.InsertionPoint(op), op.operation.location:
+                    types = [op.results[0].type]
+                    new = ir.Operation.create("sdy.sharding_constraint", types, list(op.operands), attributes)
             case _:
                 continue
-        attributes = {attribute: op.attributes[attribute]}
-        with ir.InsertionPoint(op), op.operation.location:
-            new = ir.Operation.create(name, [op.results[0].type], list(op.operands), attributes)
         _replace(op, new.results)
+
+
+def _plain_constant(op: ir.OpView) -> ir.Operation:
+    """StableHLO's constant in front of Shardy's."""
+    for name in [name for name in op.attributes if name != "value"]:
+        del op.attributes[name]
+    # By way of the text: the bindings cannot hand out complex elements.
+    text = op.operation.get_asm(print_generic_op_form=True, use_local_scope=True)
+    new = ir.Operation.parse(text.replace("sdy.constant", "stablehlo.constant", 1))
+    new.location = op.operation.location
+    ir.InsertionPoint(op).insert(new)
+    return new
 
 
 def propagate(module: ir.Module) -> None:

@@ -306,6 +306,19 @@ def test_integers_are_summed_and_joined():
     check(build, np.int32(2), np.arange(16, dtype=np.int32), tolerance=0)
 
 
+def test_empty_results_are_joined_inside_and_outside_of_programs():
+    batch = np.ones((4, 0), np.float32)
+
+    def both(x):
+        return x * 2, x.T
+
+    (on_s0,) = on_slices((1,))
+    placed = on_s0(both)
+    inside = pw.program(lambda x: pw.accumulate(placed, 2, reduce="concat", batch_argnums=0)(x))(batch)
+    outside = pw.accumulate(both, 2, reduce="concat", batch_argnums=0)(batch)
+    assert [x.shape for x in inside] == [x.shape for x in outside] == [(4, 0), (0, 2)]
+
+
 @pytest.mark.parametrize("argnums", [1, -1, (0, 1), [0, 2]])
 def test_positions_of_the_batch(argnums):
     def build(first, second):

@@ -118,6 +118,42 @@ def test_what_cannot_be_placed_or_made_a_program(slices):
         pw.program(3)
 
 
+def test_an_argument_of_symbolic_shape(double):
+    (batch,) = jax.export.symbolic_shape("batch")
+    shape = jax.ShapeDtypeStruct((batch, 4), np.float32)
+    message = r"program 'step': argument x\['w'\] has the symbolic shape \(batch, 4\)"
+
+    @pw.program
+    def step(x):
+        return double(x["w"])
+
+    with pytest.raises(ValueError, match=message):
+        step.lower({"w": shape})
+
+
+def test_an_argument_that_is_a_reference(double):
+    ref = jax.new_ref(jnp.ones(3))
+    with pytest.raises(
+        TypeError, match=r"program 'lambda': argument x is a Ref, not an array.*pass the value"
+    ):
+        double(ref)
+
+
+@pytest.mark.parametrize("where", ["between", "inside"])
+def test_a_reference_from_outside_of_the_program(slices, where):
+    ref = jax.new_ref(jnp.ones(3))
+
+    def read(x):
+        return x + ref[...]  # reads a reference
+
+    placed = pw.jit(read if where == "inside" else jnp.sin, devices=slices[0])
+    step = pw.program(placed if where == "inside" else lambda x: read(placed(x)))
+    line = line_of("reads a reference")
+    message = rf"a reference \(jax.new_ref\) from outside of the program is used at .*{line}"
+    with pytest.raises(ValueError, match=message):
+        step(jnp.ones(3))
+
+
 # While tracing.
 
 

@@ -8,6 +8,7 @@ import logging
 import re
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -158,6 +159,48 @@ def test_static_arguments_of_placed_functions(slices):
     f = pw.program(lambda x: (power(x, 2, scale=1.0), power(x, 3, scale=2.0), power(x, 2, scale=1.0)))
     assert [float(y) for y in f(np.float32(2))] == [4, 16, 4]
     assert power(np.float32(3), 2, scale=1.0) == 9
+
+
+EQUAL = (2, 2.0, np.float32(2), 2 + 0j, 1, True, 1.0)
+
+
+@pytest.mark.parametrize("by", [{"static_argnums": 1}, {"static_argnums": -1}, {"static_argnames": "n"}])
+@pytest.mark.parametrize("make", ["placed", "placed in a program", "program"])
+def test_static_arguments_that_are_equal_and_of_different_types(slices, make, by):
+    def scale(x, n):
+        return x * n
+
+    if make == "program":
+        double = pw.jit(lambda x: x * 2, devices=slices[0])
+        f = pw.program(lambda x, n: double(x) * n, **by)
+    else:
+        f = pw.jit(scale, devices=slices[0], **by)
+
+    def calls(x):
+        return tuple(f(x, n) for n in EQUAL) + tuple(f(x, n=n) for n in EQUAL)
+
+    got = pw.program(calls)(np.arange(3)) if make == "placed in a program" else calls(np.arange(3))
+    reference = jax.jit(lambda x, n: x * 2 * n if make == "program" else x * n, **by)
+    wanted = [reference(np.arange(3), n) for n in EQUAL]
+    for y, z in zip(got, wanted * 2, strict=True):
+        assert (y.dtype, y.aval.weak_type) == (z.dtype, z.aval.weak_type)
+        np.testing.assert_array_equal(y, z)
+
+
+@pytest.mark.parametrize("first", [(1,), (1.0,), (True,)])
+def test_static_tuples_that_are_equal_are_one_as_in_jax(slices, first):
+    f = pw.jit(lambda x, n: x * n[0], devices=slices[0], static_argnums=1)
+    reference = jax.jit(lambda x, n: x * n[0], static_argnums=1)
+    for n in [first, (1,), (1.0,), (True,)]:
+        assert f(np.arange(3), n).dtype == reference(np.arange(3), n).dtype
+
+
+def test_a_static_number_counts_from_the_end_of_the_parameters(slices):
+    def power(x, n=2, scale=1.0):
+        return scale * x**n
+
+    f = pw.jit(power, devices=slices[0], static_argnums=-2)
+    assert pw.program(lambda x: f(x) + f(x, 3) + f(x, 3, 2.0) + f(x, n=4))(np.float32(2)) == 4 + 8 + 16 + 16
 
 
 # Donation.
@@ -339,8 +382,7 @@ def test_a_placed_function_is_one_computation_however_often_it_is_called(slices)
     fun, traces = counted(lambda x: x * 2)
     double = pw.jit(fun, devices=slices[0])
     lowered = pw.program(lambda x: double(double(double(double(x))))).lower(np.float32(1))
-    # What comes from the caller is on no mesh, what comes from a placed function on that of its slice.
-    assert len(traces) == 2
+    assert len(traces) == 1
     assert len(re.findall(r"func.func private", lowered.as_text("placed"))) == 1
 
 
@@ -359,6 +401,21 @@ def test_settings_of_jax_are_part_of_the_signature(chain):
     with jax.enable_x64(True):
         assert f(x).dtype == jnp.float64
     assert len(traces) == traced
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "complex128"])
+def test_arrays_of_64_bits_outside_of_x64_are_what_they_are_for_jit(chain, dtype):
+    with jax.enable_x64(True):
+        x = (jnp.arange(4) + 2**40).astype(dtype)
+    fun, traces = counted(lambda x: (chain(x), x, x + x))
+    f = pw.program(fun)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Explicitly requested dtype")
+        for _ in range(2):
+            for got, wanted in zip(f(x), jax.jit(lambda x: (x * 2 + 1, x, x + x))(x), strict=True):
+                assert got.dtype == wanted.dtype
+                np.testing.assert_array_equal(got, wanted)
+    assert len(traces) == 1
 
 
 def test_debug_nans_may_be_switched_on_and_off(slices):

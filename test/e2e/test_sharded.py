@@ -206,6 +206,26 @@ def test_dtypes_cross_unequal_meshes(dtype):
     np.testing.assert_array_equal(np.asarray(got), values.T[::-1])
 
 
+@pytest.mark.parametrize("where", ["one number", "an array", "inside a scan"])
+def test_complex_constants(where):
+    s0, s1 = slices((2,), (1,))
+    table = (MATRIX + 1j * MATRIX.T).astype(np.complex64)
+
+    def rotate(x):
+        if where == "one number":
+            return x * (1 + 2j)
+        if where == "an array":
+            return x @ table
+        return jax.lax.scan(lambda c, row: (c * 1j + row, None), x, jnp.stack([table, table]))[0]
+
+    def build(on_s0: Any, on_s1: Any) -> Fun:
+        first, second = on_s0(rotate), on_s1(rotate)
+        return lambda x: second(first(x) * (3 - 1j))
+
+    got = pw.program(build(pw.jit(devices=s0), pw.jit(devices=s1)))(table)
+    assert_agree(got, jax.jit(build(jax.jit, jax.jit))(table))
+
+
 def test_three_stages_of_three_shapes_and_back():
     s0, s1, s2 = slices((2, 2), (2,), (1,))
     a = pw.jit(double, devices=s0, in_shardings=P("data", "model"))

@@ -187,6 +187,66 @@ def test_scan_of_one_placed_function():
     check(build, array(3, 8, 8), X)
 
 
+# References (`jax.new_ref`): state while a function runs.
+
+
+def scaled(x):
+    ref = jax.new_ref(x)
+    ref[...] = ref[...] * 2
+    ref[0] += 1.0
+    return ref[...]
+
+
+def frozen(x):
+    ref = jax.new_ref(x)
+    ref[1] = jnp.full(8, 3.0)
+    return jax.freeze(ref)
+
+
+def row_sums(x):
+    ref = jax.new_ref(jnp.zeros(8))
+
+    def add(n, _):
+        ref[...] = ref[...] + x[n]
+
+    jax.lax.fori_loop(0, 4, add, None)
+    return x + ref[...]
+
+
+@pytest.mark.parametrize("fun", [scaled, frozen, row_sums])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: f,
+        lambda f: jax.grad(lambda x: jnp.sum(f(x) ** 2)),
+        lambda f: lambda x: jax.vmap(f)(jnp.stack([x, 2 * x])),
+    ],
+    ids=["value", "grad", "vmap"],
+)
+def test_references_inside(fun, transform):
+    def build(on_s0: Any, on_s1: Any) -> Fun:
+        first, second = on_s0(fun), on_s1(fun)
+        return transform(lambda x: second(jnp.sin(first(x))))
+
+    check(build, X)
+
+
+def test_a_reference_that_placed_functions_write():
+    def build(on_s0: Any, on_s1: Any) -> Fun:
+        def step(x):
+            total = jax.new_ref(x)
+
+            def add(y):
+                total[...] = total[...] + y
+                return jnp.sin(y)
+
+            return on_s1(add)(on_s0(add)(x)), total[...]
+
+        return step
+
+    check(build, X)
+
+
 # PRNG keys: typed and raw; they are small, so each slice computes its own.
 
 

@@ -225,3 +225,25 @@ module @microbatches_between_meshes attributes {pw.form = "placed"} {
     return %y : !b
   }
 }
+
+// -----
+
+// Constants are StableHLO's again when Shardy is done, complex ones too.
+
+!c = tensor<2xcomplex<f32>>
+// CHECK-LABEL: module @complex_constants
+module @complex_constants attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !c {pw.slice = @s0}) -> (!c {pw.slice = @s0, pw.spec = [["x"]]}) {
+    %y = "pw.launch"(%x) {callee = @f, slice = @s0} : (!c) -> !c
+    return %y : !c
+  }
+  func.func private @f(%x: !c) -> !c {
+    // CHECK: %[[C:.*]] = stablehlo.constant dense<[(1.000000e+00,2.000000e+00), (3.000000e+00,4.000000e+00)]> : tensor<2xcomplex<f32>>
+    %c = stablehlo.constant dense<[(1.0,2.0), (3.0,4.0)]> : !c
+    // CHECK-NEXT: stablehlo.add %arg0, %[[C]]
+    %y = stablehlo.add %x, %c : !c
+    return %y : !c
+  }
+}

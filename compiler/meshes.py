@@ -1,0 +1,80 @@
+"""Meshes are an affair of each placed function: no value carries that of one slice to another.
+
+The type of a JAX value names the mesh it was computed on, and what is derived from the value, such as a zero
+cotangent, is made on that mesh again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+NO_MESH = jax.sharding.AbstractMesh((), ())
+
+
+def is_of_types(mesh: Any) -> bool:
+    """Whether a mesh is part of what the types of values say, and not only a hint to the compiler."""
+    return any(kind != jax.sharding.AxisType.Auto for kind in mesh.axis_types)
+
+
+def refuse_mesh(what: str, leaves: Iterable[Any]) -> None:
+    """Refuses a call of a placed function that is itself part of a `shard_map`, or of explicit sharding.
+
+    Args:
+      what: what to call the function.
+      leaves: its arguments.
+
+    Raises:
+      ValueError: names the mesh.
+    """
+    # Arrays that the program closes over are data, however they lie.
+    tracers = [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
+    for mesh in (jax.sharding.get_abstract_mesh(), *map(_mesh_of, tracers)):
+        if is_of_types(mesh):
+            raise ValueError(
+                f"{what}, is called on {mesh}, but it brings the mesh of its slice: put jax.shard_map and "
+                "explicit sharding inside placed functions"
+            )
+
+
+def _mesh_of(leaf: Any) -> Any:
+    aval = jax.typeof(leaf)
+    return aval.sharding.mesh if isinstance(aval, jax.core.ShapedArray) else NO_MESH
+
+
+def off_mesh(tree: Any) -> Any:
+    """The same arrays, with types that name no mesh; their cotangents are on the mesh again."""
+    return jax.tree.map(_off_mesh, tree)
+
+
+def _off_mesh(leaf: Any) -> Any:
+    if _mesh_of(leaf).empty:
+        return leaf
+    spec = PartitionSpec(*[None] * jax.typeof(leaf).ndim)
+    return retype_p.bind(leaf, sharding=NamedSharding(NO_MESH, spec))
+
+
+retype_p = Primitive("retype")
+"""The identity, with another sharding in the type of its result; nothing is left of it in StableHLO."""
+
+
+def _retype_batched(axis: Any, values: Any, dims: Any, *, sharding: NamedSharding) -> tuple[Any, Any]:
+    (value,), (dim,) = values, dims
+    if dim is None:
+        return retype_p.bind(value, sharding=sharding), None
+    names = list(sharding.spec)
+    names.insert(dim, None if sharding.mesh.empty else axis.explicit_mesh_axis)
+    batched = NamedSharding(sharding.mesh, PartitionSpec(*names))
+    return retype_p.bind(value, sharding=batched), dim
+
+
+retype_p.def_impl(lambda value, *, sharding: value)
+retype_p.def_abstract_eval(lambda aval, *, sharding: aval.update(sharding=sharding))
+ad.deflinear2(retype_p, lambda ct, x, *, sharding: [retype_p.bind(ct, sharding=x.aval.sharding)])
+batching.fancy_primitive_batchers[retype_p] = _retype_batched
+mlir.register_lowering(retype_p, lambda ctx, value, *, sharding: [value], cacheable=False)
