@@ -309,6 +309,8 @@ class _Flattener:
 
             def visit(op: ir.Operation) -> ir.WalkResult:
                 nonlocal callbacks, effects
+                if SHARDING in op.attributes and _must_not_say(op):
+                    del op.attributes[SHARDING]
                 called = [symbol for symbol in referenced_symbols(op) if symbol not in seen]
                 pending.extend(called)
                 seen.update(called)
@@ -327,6 +329,14 @@ class _Flattener:
             for mesh in sorted(meshes):
                 self.symbols[mesh].operation.clone()
         return _bytecode(extracted), callbacks, effects
+
+
+def _must_not_say(op: ir.Operation) -> bool:
+    """Whether XLA fails on the sharding of an operation; it finds it by what is read and written there."""
+    if op.name == "stablehlo.while":
+        # XLA removes operands that the body returns as they are, but leaves the list of shardings too long.
+        return True
+    return op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == "ApproxTopK"
 
 
 def _local_computation(name: str, function: ir.OpView) -> Computation:
