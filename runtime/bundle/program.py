@@ -13,7 +13,14 @@ from collections.abc import Iterable, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.dialect import donated_arguments, form_of, make_context, ops_named, symbol_table
+from pathways.dialect import (
+    donated_arguments,
+    form_of,
+    make_context,
+    ops_named,
+    referenced_symbols,
+    symbol_table,
+)
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
@@ -188,9 +195,7 @@ def _calls_itself(module: ir.Module) -> bool:
         called = calls[function.attributes["sym_name"].value] = set()
 
         def visit(op: ir.Operation, called: set[str] = called) -> ir.WalkResult:
-            for attribute in ("callee", "decomposition"):
-                if attribute in op.attributes:
-                    called.add(ir.FlatSymbolRefAttr(op.attributes[attribute]).value)
+            called.update(referenced_symbols(op))
             return ir.WalkResult.ADVANCE
 
         function.operation.walk(visit)

@@ -26,6 +26,7 @@ from pathways.dialect import (
     op_has,
     ops_named,
     problems,
+    referenced_symbols,
     result_attrs,
     set_argument_attrs,
     set_result_attrs,
@@ -38,7 +39,6 @@ from pathways.dialect.meshes import replicated
 from pathways.dialect.names import CONSTANT, DONATED, SHARDING
 from pathways.dialect.shardings import make_sharding, mesh_of, read_mesh, read_sharding
 from pathways.dialect.traits import Trait
-from pathways.passes.util.functions import referenced_symbols
 from pathways.runtime.plan.plan import (
     Argument,
     ArrayType,
@@ -297,6 +297,7 @@ class _Flattener:
             function = self.symbols[current]
             if function.operation.name == "sdy.mesh":
                 meshes.add(current)
+            if function.operation.name != "func.func":
                 continue
             if not function.regions[0].blocks:
                 raise ValueError(f"program '{self.name}': @{current} is only declared, it has no body to run")
@@ -311,9 +312,10 @@ class _Flattener:
                 nonlocal callbacks, effects
                 if SHARDING in op.attributes and _must_not_say(op):
                     del op.attributes[SHARDING]
-                called = [symbol for symbol in referenced_symbols(op) if symbol not in seen]
-                pending.extend(called)
-                seen.update(called)
+                for symbol in referenced_symbols(op):
+                    if symbol in self.symbols and symbol not in seen:
+                        pending.append(symbol)
+                        seen.add(symbol)
                 if op.name == "stablehlo.custom_call":
                     callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
                     effects = effects or (

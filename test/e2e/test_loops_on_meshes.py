@@ -81,3 +81,10 @@ print(pw.program(lambda ws, x: placed(ws, x)).lower(ws, x).compile().as_text("de
     assert "f32[4,16]" in carried
     assert "f32[8,16]" not in carried
     assert "all-" not in text
+
+
+def test_an_approximate_top_k_of_rows_on_several_devices():
+    run("""
+top = lambda x: lax.approx_max_k(x, 2)
+assert_close(pw.jit(top, devices=two, in_shardings=P("x"))(x), jax.jit(top)(x))
+""")
