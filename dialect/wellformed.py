@@ -115,8 +115,7 @@ class WellFormed:
 
     def check_text(self) -> bool:
         """Checks that all names and strings are UTF-8: the bindings cannot hand out others."""
-        text = self.module.operation.get_asm(binary=True, large_elements_limit=16)
-        if _is_text(text):
+        if is_text(self.module):
             return True
         self.report(self.module.operation.opview, "holds a name or a string that is not UTF-8 text")
         return False
@@ -355,8 +354,10 @@ def _readable(op: ir.OpView) -> dict[str, ir.Attribute | None]:
     return attributes
 
 
-def _is_text(asm: bytes) -> bool:
-    """Whether names and strings of printed IR are UTF-8; the printer escapes bytes above 127 in strings."""
+def is_text(module: ir.Module) -> bool:
+    """Whether all names and strings of a module are UTF-8."""
+    # The printer escapes bytes above 127 in strings.
+    asm = module.operation.get_asm(binary=True, large_elements_limit=16)
     try:
         asm.decode()
         for escapes in _ESCAPES.finditer(asm):
