@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from pathways.dialect.bindings import inlined_func_call, make_context
     from pathways.dialect.forms import FORMS, Form, form_of, set_form
     from pathways.dialect.loops import loop_of, loop_of_op, set_loop
-    from pathways.dialect.operation import PwOp, nested_ops, op_has, ops_named, symbol_table
+    from pathways.dialect.operation import (
+        PwOp,
+        nested_ops,
+        op_has,
+        ops_named,
+        referenced_symbols,
+        symbol_table,
+    )
     from pathways.dialect.ops import (
         OPERATIONS,
         ChannelOp,
@@ -76,6 +83,7 @@ _MODULES = {
     "ops_named": "operation",
     "problems": "verifier",
     "read_slices": "placement",
+    "referenced_symbols": "operation",
     "result_attrs": "placement",
     "result_slices": "placement",
     "set_argument_attrs": "placement",
@@ -120,6 +128,7 @@ __all__ = [
     "ops_named",
     "problems",
     "read_slices",
+    "referenced_symbols",
     "result_attrs",
     "result_slices",
     "set_argument_attrs",

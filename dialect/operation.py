@@ -165,6 +165,27 @@ def nested_ops(op: ir.OpView) -> Iterator[ir.OpView]:
                         waiting.append(inner)
 
 
+def referenced_symbols(op: ir.OpView | ir.Operation) -> Iterator[str]:
+    """The symbols that an operation names: in whichever attribute, in arrays and dictionaries too."""
+    waiting: list[tuple[Any, Iterable[Any]]] = [(op.attributes, list(op.attributes))]
+    while waiting:
+        container, keys = waiting.pop()
+        for key in keys:
+            try:
+                attribute = container[key]
+            except TypeError:  # The bindings cannot hand out a location that is used as an attribute.
+                continue
+            match attribute:
+                case ir.FlatSymbolRefAttr():
+                    yield attribute.value
+                case ir.SymbolRefAttr():
+                    yield attribute.value[0]
+                case ir.ArrayAttr():
+                    waiting.append((attribute, range(len(attribute))))
+                case ir.DictAttr():
+                    waiting.append((attribute, [entry.name for entry in attribute]))
+
+
 def ops_named(module: ir.Module, names: Iterable[str]) -> list[ir.OpView]:
     """The top-level operations of a module whose names are among `names`, in order."""
     wanted = frozenset(names)

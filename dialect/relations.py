@@ -10,7 +10,7 @@ from pathways.dialect.layouts import Layouts
 from pathways.dialect.loops import is_unrolled, loop_of, loop_of_op
 from pathways.dialect.meshes import replicated
 from pathways.dialect.names import CONSTANT, LOOP, MAIN, SHARDING, SLICE
-from pathways.dialect.operation import PwOp, nested_ops, op_has
+from pathways.dialect.operation import PwOp, nested_ops, op_has, referenced_symbols
 from pathways.dialect.ops import LaunchOp, TransferOp
 from pathways.dialect.order import DeadlockError, Event, device_queues, events_of, proved_order
 from pathways.dialect.placement import Slices, argument_attrs, donated_arguments, read_slices
@@ -332,15 +332,14 @@ def computations_are_plain(program: ProgramView, report: Report) -> None:
 
 def calls_end(program: ProgramView, report: Report) -> None:
     """No function calls itself, by others or not, and what is called is there."""
-    called = {
-        name: _called(function)
-        for name, function in program.symbols.items()
-        if function.operation.name == "func.func"
-    }
-    for name, targets in called.items():
-        for target in targets:
-            if target not in called:
-                report(program.symbols[name], f"refers to @{target}, which is no function of the module")
+    called: dict[str, list[str]] = {}
+    for name, function in program.symbols.items():
+        if function.operation.name != "func.func":
+            continue
+        called[name] = [symbol for op in nested_ops(function) for symbol in referenced_symbols(op)]
+        for target in called[name]:
+            if target not in program.symbols:
+                report(function, f"refers to @{target}, which is not in the module")
                 return
     done: set[str] = set()
     for root in called:
@@ -357,17 +356,7 @@ def calls_end(program: ProgramView, report: Report) -> None:
             elif name not in done:
                 path.append(name)
                 waiting.append((name, True))
-                waiting += [(other, False) for other in called[name]]
-
-
-def _called(function: ir.OpView) -> list[str]:
-    names = []
-    for op in nested_ops(function):
-        for attribute in ("callee", "decomposition", "called_computations"):
-            target = op.attributes.get(attribute)
-            entries = target if isinstance(target, ir.ArrayAttr) else [target]
-            names += [entry.value for entry in entries if isinstance(entry, ir.FlatSymbolRefAttr)]
-    return names
+                waiting += [(other, False) for other in called[name] if other in called]
 
 
 def _names(slices: Slices) -> str:

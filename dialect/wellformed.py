@@ -94,6 +94,7 @@ class WellFormed:
         self.valid = True
         self.symbols: dict[str, ir.OpView] = {}
         self._types: dict[ir.Type, str | None] = {}
+        self._called: set[str] | None = None
 
     def report(self, op: ir.OpView, message: str) -> None:
         self.valid = False
@@ -114,8 +115,7 @@ class WellFormed:
 
     def check_text(self) -> bool:
         """Checks that all names and strings are UTF-8: the bindings cannot hand out others."""
-        text = self.module.operation.get_asm(binary=True, large_elements_limit=16)
-        if _is_text(text):
+        if is_text(self.module):
             return True
         self.report(self.module.operation.opview, "holds a name or a string that is not UTF-8 text")
         return False
@@ -258,7 +258,7 @@ class WellFormed:
         for block in blocks:
             operations = list(block.operations)
             last = operations[-1] if operations else function
-            if last.operation.name != "func.return" and len(blocks) == 1:
+            if len(blocks) == 1 and not self.ends(function, last.operation.name):
                 self.report(last, "must be followed by a `func.return`, which ends the body")
                 return
             for op in block.operations:
@@ -267,6 +267,15 @@ class WellFormed:
                 if op_has(op, Trait.SYMBOL):
                     self.report(op, "must stand directly in the module")
                 self.check_nested(op)
+
+    def ends(self, function: ir.OpView, name: str) -> bool:
+        """Whether an operation of this name may end a function: JAX writes comparators like regions."""
+        if name != "stablehlo.return":
+            return name == "func.return"
+        if self._called is None:
+            callees = (_readable(op).get("callee") for op in nested_ops(self.module.operation.opview))
+            self._called = {MAIN, *(c.value for c in callees if isinstance(c, ir.FlatSymbolRefAttr))}
+        return symbol_name(function) not in self._called
 
     def check_ports(self, function: ir.OpView) -> None:
         """Checks the attributes of arguments and results."""
@@ -345,8 +354,10 @@ def _readable(op: ir.OpView) -> dict[str, ir.Attribute | None]:
     return attributes
 
 
-def _is_text(asm: bytes) -> bool:
-    """Whether names and strings of printed IR are UTF-8; the printer escapes bytes above 127 in strings."""
+def is_text(module: ir.Module) -> bool:
+    """Whether all names and strings of a module are UTF-8."""
+    # The printer escapes bytes above 127 in strings.
+    asm = module.operation.get_asm(binary=True, large_elements_limit=16)
     try:
         asm.decode()
         if b"\\" not in asm:

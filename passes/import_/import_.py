@@ -33,7 +33,13 @@ from pathways.dialect.wellformed import type_problem
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.import_.closures import hoist_constants
 from pathways.passes.import_.stages import PlacedCall, number_stages
-from pathways.passes.util.functions import body_block, callees, erase_unused_functions, inlined, unique_name
+from pathways.passes.util.functions import (
+    body_block,
+    erase_unused_functions,
+    inlined,
+    referenced_functions,
+    unique_name,
+)
 from pathways.passes.util.operations import captured
 
 
@@ -163,7 +169,7 @@ class _Importer:
 
     def place_regions(self) -> None:
         for op in body_block(self.main).operations:
-            if not op.regions:
+            if op.operation.name == "func.call":
                 continue
             self.refuse_loops_inside(op)
             placed = self.placements_inside(op, set())
@@ -197,14 +203,15 @@ class _Importer:
                 )
 
     def calls_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
-        """All calls inside an operation and the functions that it calls."""
-        for inner in nested_ops(op):
+        """All calls inside an operation and the functions that it names."""
+        for inner in (op, *nested_ops(op)):
             if inner.operation.name == "func.call":
                 yield inner
-                callee = inner.attributes["callee"].value
+            for function in referenced_functions(inner, self.symbols):
+                callee = function.attributes["sym_name"].value
                 if callee not in seen:
                     seen.add(callee)
-                    yield from self.calls_inside(self.symbols[callee], seen)
+                    yield from self.calls_inside(function, seen)
 
     def mark_loops(self) -> None:
         """Turns calls that mark a microbatch into splits and reductions, and notes what is of which loop."""
@@ -319,17 +326,18 @@ class _Importer:
         return whole
 
     def strip_metadata(self, op: ir.OpView) -> None:
-        """Drops our metadata inside an operation and the functions it calls: it has been read."""
+        """Drops our metadata inside an operation and the functions that it names: it has been read."""
         pending, seen = [op], set()
         while pending:
             current = pending.pop()
-            for inner in nested_ops(current):
+            for inner in (current, *nested_ops(current)):
                 if inner.operation.name == "func.call":
                     CallMetadata().write(inner)
-            for name in callees(current):
-                if name not in seen:
-                    seen.add(name)
-                    pending.append(self.symbols[name])
+                for function in referenced_functions(inner, self.symbols):
+                    name = function.attributes["sym_name"].value
+                    if name not in seen:
+                        seen.add(name)
+                        pending.append(function)
 
     def slice_symbol(self, op: ir.OpView, name: str) -> str:
         target = self.symbols.get(name)

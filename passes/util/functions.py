@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import argument_attrs, inlined_func_call, nested_ops, set_argument_attrs, symbol_table
+from pathways.dialect import (
+    argument_attrs,
+    inlined_func_call,
+    nested_ops,
+    referenced_symbols,
+    set_argument_attrs,
+    symbol_table,
+)
 from pathways.passes.base import fail
 
 
@@ -49,13 +56,6 @@ def add_arguments(
     return values
 
 
-def callees(op: ir.OpView) -> Iterator[str]:
-    """Names of the functions that an operation or anything inside it calls."""
-    for inner in (op, *nested_ops(op)):
-        if inner.operation.name == "func.call":
-            yield inner.attributes["callee"].value
-
-
 def inlined(function: ir.OpView, operands: Sequence[ir.Value]) -> list[ir.Value]:
     """Copies the body of a function to the insertion point; returns its results for these operands.
 
@@ -66,16 +66,12 @@ def inlined(function: ir.OpView, operands: Sequence[ir.Value]) -> list[ir.Value]
     return list(inlined_func_call(function.operation, operands))
 
 
-def referenced_symbols(op: ir.OpView) -> Iterator[str]:
-    """The symbols that an operation names, in whichever attribute, arrays of them too."""
-    for name in op.attributes:
-        try:
-            attribute = op.attributes[name]
-        except TypeError:  # The bindings cannot hand out a location that is used as an attribute.
-            continue
-        for entry in attribute if isinstance(attribute, ir.ArrayAttr) else [attribute]:
-            if isinstance(entry, ir.FlatSymbolRefAttr):
-                yield entry.value
+def referenced_functions(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> Iterator[ir.OpView]:
+    """The functions that an operation names: those it calls, and bodies of what it does."""
+    for name in referenced_symbols(op):
+        function = symbols.get(name)
+        if function is not None and function.operation.name == "func.func":
+            yield function
 
 
 def erase_unused_functions(module: ir.Module) -> None:
@@ -122,6 +118,18 @@ def merge_equal_functions(module: ir.Module) -> None:
             op.operation.erase()
             continue
         for inner in nested_ops(op):
-            callee = inner.attributes.get("callee")
-            if isinstance(callee, ir.FlatSymbolRefAttr) and callee.value in replaced:
-                inner.attributes["callee"] = ir.FlatSymbolRefAttr.get(replaced[callee.value])
+            if any(name in replaced for name in referenced_symbols(inner)):
+                for name in list(inner.attributes):
+                    inner.attributes[name] = _renamed(inner.attributes[name], replaced)
+
+
+def _renamed(attribute: ir.Attribute, names: Mapping[str, str]) -> ir.Attribute:
+    """An attribute that names other symbols in the place of some."""
+    match attribute:
+        case ir.FlatSymbolRefAttr():
+            return ir.FlatSymbolRefAttr.get(names.get(attribute.value, attribute.value))
+        case ir.ArrayAttr():
+            return ir.ArrayAttr.get([_renamed(element, names) for element in attribute])
+        case ir.DictAttr():
+            return ir.DictAttr.get({entry.name: _renamed(entry.attr, names) for entry in attribute})
+    return attribute

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from jaxlib.mlir import ir
 
 from pathways.dialect import nested_ops
+from pathways.passes.util.functions import referenced_functions
 
 EXPENSIVE = frozenset(
     {
@@ -19,6 +20,7 @@ EXPENSIVE = frozenset(
         "stablehlo.rng_bit_generator",
         "stablehlo.sort",
         "stablehlo.custom_call",
+        "stablehlo.composite",
     }
 )
 """Operations whose work is more than a few steps for each element, or is not known."""
@@ -45,14 +47,14 @@ def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[
     """Whether an operation does more than compute its results; `memo` remembers functions."""
     for inner in (op, *nested_ops(op)):
         name = inner.operation.name
-        if name == "func.call":
-            callee = inner.attributes["callee"].value
+        for function in referenced_functions(inner, symbols):
+            callee = function.attributes["sym_name"].value
             if callee not in memo:
                 memo[callee] = False
-                memo[callee] = has_side_effect(symbols[callee], symbols, memo)
+                memo[callee] = has_side_effect(function, symbols, memo)
             if memo[callee]:
                 return True
-        elif name == "stablehlo.custom_call":
+        if name == "stablehlo.custom_call":
             effect = inner.attributes.get("has_side_effect")
             if effect is not None and effect.value:
                 return True

@@ -393,12 +393,14 @@ def _manifest_from_json(value: Any) -> Manifest:
         if len(set(names)) < len(names):
             raise BundleError(f"{MANIFEST}: a name of a {what} stands there twice")
     for slice in manifest.slices:
-        if not slice.shape or len(slice.shape) != len(set(slice.axis_names)):
+        if not slice.shape or not len(slice.shape) == len(slice.axis_names) == len(set(slice.axis_names)):
             raise BundleError(
                 f"{MANIFEST}: slice {slice.name}: expected one distinct axis name for each size"
             )
         if math.prod(slice.shape) > _MOST_DEVICES:
             raise BundleError(f"{MANIFEST}: slice {slice.name}: expected at most {_MOST_DEVICES} devices")
+    if list(manifest.custom_calls) != sorted(set(manifest.custom_calls)):
+        raise BundleError(f"{MANIFEST}: custom_calls: expected different names in alphabetical order")
     known = {slice.name for slice in manifest.slices}
     for leaf in (*manifest.arguments, *manifest.results):
         if not known.issuperset(leaf.slices) or len(set(leaf.slices)) < len(leaf.slices):

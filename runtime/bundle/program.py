@@ -13,7 +13,16 @@ from collections.abc import Iterable, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.dialect import donated_arguments, form_of, make_context, ops_named, symbol_table
+from pathways.dialect import (
+    donated_arguments,
+    form_of,
+    make_context,
+    ops_named,
+    referenced_symbols,
+    symbol_table,
+)
+from pathways.dialect.operation import symbol_name
+from pathways.dialect.wellformed import is_text
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
@@ -125,7 +134,7 @@ def check_artifacts(bundle: Bundle, plan: Plan) -> None:
         _check_operations(bundle, what, computation)
         calls |= custom_calls(computation)
         main = symbol_table(computation).get("main")
-        if main is None or main.operation.name != "func.func" or not main.regions[0].blocks:
+        if main is None or main.operation.name != "func.func":
             raise _error(bundle, f"{what} has no function @main")
         declared = plan.computations[name]
         types = [tuple(map(array_type, side)) for side in (main.type.inputs, main.type.results)]
@@ -188,9 +197,7 @@ def _calls_itself(module: ir.Module) -> bool:
         called = calls[function.attributes["sym_name"].value] = set()
 
         def visit(op: ir.Operation, called: set[str] = called) -> ir.WalkResult:
-            for attribute in ("callee", "decomposition"):
-                if attribute in op.attributes:
-                    called.add(ir.FlatSymbolRefAttr(op.attributes[attribute]).value)
+            called.update(referenced_symbols(op))
             return ir.WalkResult.ADVANCE
 
         function.operation.walk(visit)
@@ -202,6 +209,8 @@ def _calls_itself(module: ir.Module) -> bool:
 
 
 def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
+    if not is_text(module):
+        raise _error(bundle, f"{what} holds a name or a string that is not UTF-8 text")
     names = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -212,6 +221,9 @@ def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
     for name in sorted(names):
         if name.partition(".")[0] not in _DIALECTS or name in _FORBIDDEN:
             raise _error(bundle, f"{what} has an operation that a bundle may not have: {name}")
+    for function in ops_named(module, ["func.func"]):
+        if not function.regions[0].blocks:
+            raise _error(bundle, f"{what} has a function without a body: @{symbol_name(function)}")
     if _calls_itself(module):
         raise _error(bundle, f"{what} has a function that calls itself")
     for target in sorted(custom_calls(module) - CUSTOM_CALLS):
@@ -289,22 +301,23 @@ def _check_shape(bundle: Bundle, module: ir.Module) -> None:
 def _check_declarations(bundle: Bundle, module: ir.Module) -> None:
     manifest = bundle.manifest
     functions = [op.attributes["sym_name"].value for op in ops_named(module, ["func.func"])]
-    _same(bundle, "computations", {c.name for c in manifest.computations}, set(functions) - {"main"})
+    declared = [name for name in functions if name != "main"]
+    _same(bundle, "computations", sorted(c.name for c in manifest.computations), sorted(declared))
     constants = [
         Constant(op.sym_name, *_shape_and_dtype(array_type(op.value.type)))
         for op in ops_named(module, ["pw.constant"])
     ]
-    _same(bundle, "constants", set(manifest.constants), set(constants))
-    overlap = {op.sym_name: bool(op.overlap) for op in ops_named(module, ["pw.slice"])}
-    _same(bundle, "slices", {s.name: s.overlap for s in manifest.slices}, overlap)
+    _same(bundle, "constants", list(manifest.constants), constants)
+    overlap = [(op.sym_name, bool(op.overlap)) for op in ops_named(module, ["pw.slice"])]
+    _same(bundle, "slices", [(s.name, s.overlap) for s in manifest.slices], overlap)
 
 
 def _check_plan(bundle: Bundle, plan: Plan) -> None:
     manifest = bundle.manifest
     slices = {name: (s.axis_names, s.shape, s.island) for name, s in plan.slices.items()}
     _same(bundle, "slices", {s.name: (s.axis_names, s.shape, s.island) for s in manifest.slices}, slices)
-    names = {computation.name for computation in manifest.computations}
-    _same(bundle, "computations", names, set(plan.computations))
+    names = [computation.name for computation in manifest.computations]
+    _same(bundle, "computations", names, list(plan.computations))
     passed = [argument for argument in plan.arguments if argument.constant is None]
     _same(bundle, "arguments", *_leaves(manifest.arguments, passed))
     _same(bundle, "results", *_leaves(manifest.results, plan.results))

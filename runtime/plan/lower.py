@@ -26,6 +26,7 @@ from pathways.dialect import (
     op_has,
     ops_named,
     problems,
+    referenced_symbols,
     result_attrs,
     set_argument_attrs,
     set_result_attrs,
@@ -38,7 +39,6 @@ from pathways.dialect.meshes import replicated
 from pathways.dialect.names import CONSTANT, DONATED, SHARDING
 from pathways.dialect.shardings import make_sharding, mesh_of, read_mesh, read_sharding
 from pathways.dialect.traits import Trait
-from pathways.passes.util.functions import referenced_symbols
 from pathways.runtime.plan.plan import (
     Argument,
     ArrayType,
@@ -299,6 +299,7 @@ class _Flattener:
             function = self.symbols[current]
             if function.operation.name == "sdy.mesh":
                 meshes.add(current)
+            if function.operation.name != "func.func":
                 continue
             if not function.regions[0].blocks:
                 raise ValueError(f"program '{self.name}': @{current} is only declared, it has no body to run")
@@ -311,9 +312,12 @@ class _Flattener:
 
             def visit(op: ir.Operation) -> ir.WalkResult:
                 nonlocal callbacks, effects
-                called = [symbol for symbol in referenced_symbols(op) if symbol not in seen]
-                pending.extend(called)
-                seen.update(called)
+                if SHARDING in op.attributes and _must_not_say(op):
+                    del op.attributes[SHARDING]
+                for symbol in referenced_symbols(op):
+                    if symbol in self.symbols and symbol not in seen:
+                        pending.append(symbol)
+                        seen.add(symbol)
                 if op.name == "stablehlo.custom_call":
                     callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
                     effects = effects or (
@@ -329,6 +333,14 @@ class _Flattener:
             for mesh in sorted(meshes):
                 self.symbols[mesh].operation.clone()
         return _bytecode(extracted), callbacks, effects
+
+
+def _must_not_say(op: ir.Operation) -> bool:
+    """Whether XLA fails on the sharding of an operation; it finds it by what is read and written there."""
+    if op.name == "stablehlo.while":
+        # XLA removes operands that the body returns as they are, but leaves the list of shardings too long.
+        return True
+    return op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == "ApproxTopK"
 
 
 def _local_computation(name: str, function: ir.OpView) -> Computation:

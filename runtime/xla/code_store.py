@@ -8,19 +8,21 @@ only with a checksum that is right; anything else counts as missing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
+import secrets
 import stat
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 _MAGIC = b"pathways"
-_SUFFIX = ".code"
-_UNFINISHED = ".tmp"
+_OWN = re.compile(r"[0-9a-f]{64}\.code(\.[0-9a-f]{16}\.tmp)?")
+"""The names of the files of a store: a key, and what is random while it is written."""
+
 _ABANDONED_AFTER_SECONDS = 3600.0
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _DEFAULT_LIMIT = "1G"
@@ -35,7 +37,7 @@ class CodeStore:
     being read may be deleted.
 
     Args:
-      folder: made when it does not exist; its files are the store's alone.
+      folder: made when it does not exist. A link is not followed; what is in it and not of the store stays.
       limit: the bytes that it may hold. When there are more, those used longest ago are deleted.
     """
 
@@ -46,8 +48,8 @@ class CodeStore:
     def read(self, key: str) -> bytes | None:
         """The code that was written under a key, None when there is none that can be trusted."""
         try:
-            with open(self._path(key), "rb", opener=_open_no_link) as file:
-                if not _belongs_to_user(os.fstat(file.fileno())):
+            with self._opened() as folder, open(_name(key), "rb", opener=_reader(folder)) as file:
+                if not _is_file_of_user(os.fstat(file.fileno())):
                     return None
                 content = file.read()
                 code = content[len(_MAGIC) + hashlib.sha256().digest_size :]
@@ -64,54 +66,43 @@ class CodeStore:
             return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _belongs_to_user(self.folder.stat()):
-                self._say("it must be yours, and nobody else may write to it")
-                return
-            self._replace(key, _header(key, code) + code)
+            with self._opened() as folder:
+                _replace(_name(key), _header(key, code) + code, folder)
         except OSError as error:
             self._say(error.strerror or str(error))
 
     def discard(self, key: str) -> None:
         """Forgets what is under a key."""
-        _delete(self._path(key))
+        with contextlib.suppress(OSError), self._opened() as folder:
+            _delete(_name(key), folder)
 
     def trim(self) -> None:
         """Deletes what was used longest ago until the limit is kept."""
-        files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns)
-        excess = sum(status.st_size for _, status in files) - self.limit
-        for path, status in files:
-            if excess <= 0:
-                return
-            _delete(path)
-            excess -= status.st_size
+        with contextlib.suppress(OSError), self._opened() as folder:
+            files = sorted(_files(folder), key=lambda file: file[1].st_mtime_ns)
+            excess = sum(status.st_size for _, status in files) - self.limit
+            for name, status in files:
+                if excess <= 0:
+                    return
+                _delete(name, folder)
+                excess -= status.st_size
 
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{_SUFFIX}"
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The folder as a descriptor: what is done by it stays in it, whatever becomes of its path.
 
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """All files of the store, with those that a killed process left unfinished."""
+        Raises:
+          OSError: it is not there, is a link, or others may write to it.
+        """
+        if self.folder.is_symlink():
+            raise OSError(errno.ELOOP, "it must not be a link")
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            paths = [path for path in self.folder.iterdir() if path.suffix in (_SUFFIX, _UNFINISHED)]
-        except OSError:
-            return
-        abandoned = time.time() - _ABANDONED_AFTER_SECONDS
-        for path in paths:
-            try:
-                status = path.lstat()
-            except OSError:
-                continue  # Another process was faster.
-            if path.suffix == _SUFFIX or status.st_mtime < abandoned:
-                yield path, status
-
-    def _replace(self, key: str, content: bytes) -> None:
-        descriptor, temporary = tempfile.mkstemp(_UNFINISHED, dir=self.folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            Path(temporary).replace(self._path(key))
-        except BaseException:
-            _delete(Path(temporary))
-            raise
+            if not _belongs_to_user(os.fstat(folder)):
+                raise OSError(errno.EPERM, "it must be yours, and nobody else may write to it")
+            yield folder
+        finally:
+            os.close(folder)
 
     def _say(self, reason: str) -> None:
         message = f"compiled code is not kept in {self.folder}: {reason} (PW_CACHE_DIR= turns this off)"
@@ -159,15 +150,50 @@ def _header(key: str, code: bytes) -> bytes:
     return _MAGIC + hashlib.sha256(key.encode() + code).digest()
 
 
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+def _name(key: str) -> str:
+    return f"{key}.code"
+
+
+def _reader(folder: int) -> Callable[[str, int], int]:
+    """Opens files of a folder. Does not follow a link, nor wait for who writes to a pipe."""
+    return lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+
+
+def _replace(name: str, content: bytes, folder: int) -> None:
+    """Writes a file of a folder, which appears whole or not at all."""
+    temporary = f"{name}.{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        _delete(temporary, folder)
+        raise
+
+
+def _files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+    """The files of a store in a folder, with those that a killed process left unfinished."""
+    abandoned = time.time() - _ABANDONED_AFTER_SECONDS
+    for name in filter(_OWN.fullmatch, os.listdir(folder)):
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            continue  # Another process was faster.
+        is_finished = not name.endswith(".tmp") or status.st_mtime < abandoned
+        if is_finished and _is_file_of_user(status):
+            yield name, status
 
 
 def _belongs_to_user(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _delete(path: Path) -> None:
+def _is_file_of_user(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and _belongs_to_user(status)
+
+
+def _delete(name: str, folder: int) -> None:
     # Another process may be faster, or the folder may have become read-only.
     with contextlib.suppress(OSError):
-        path.unlink()
+        os.unlink(name, dir_fd=folder)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import collections
-import concurrent.futures
 import contextlib
 import os
+import queue
 import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
+from typing import cast
 
 Progress = Callable[[int, int], None]
 """Called with the number of computations that are ready and the number of all."""
 
-_compilers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+type _Ended[K, T] = queue.SimpleQueue[tuple[K, T | None, BaseException | None]]
+"""Tasks that ended, each with what it returned or raised."""
+
+_workers: set[threading.Lock] = set()
+"""What each thread that works holds until it ends."""
 
 
 class ProgressLine:
@@ -71,44 +76,46 @@ def in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], line: ProgressL
       KeyboardInterrupt: at once; tasks that XLA is busy with finish in the background, and the process ends
         after them or with another Ctrl-C.
     """
-    futures: dict[concurrent.futures.Future[T], K] = {}
-    waiting: collections.deque[tuple[concurrent.futures.Future[T], Callable[[], T]]] = collections.deque()
-    for key, task in tasks:
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        futures[future] = key
-        waiting.append((future, task))
-    for _ in range(min(len(waiting), os.cpu_count() or 1)):
-        # A daemon, because Python waits for other threads before it asks `_finish_before_exit`.
-        thread = threading.Thread(target=_work, args=(waiting,), name="pathways-compile", daemon=True)
-        _compilers.add(thread)
-        thread.start()
+    waiting = collections.deque(tasks)
+    total = len(waiting)
+    # Python raises KeyboardInterrupt between any two steps of this thread, also inside its own futures and
+    # threads, which then leave a lock to a worker as it must not be. These here are one step each.
+    ended: _Ended[K, T] = queue.SimpleQueue()
     results: dict[K, T] = {}
-    pending = set(futures)
     try:
-        while pending:
-            done, pending = concurrent.futures.wait(
-                pending, line.patience(), concurrent.futures.FIRST_COMPLETED
-            )
-            for future in done:
-                results[futures[future]] = future.result()
-            line.add(len(done))
+        for _ in range(min(total, os.cpu_count() or 1)):
+            _thread.start_new_thread(_work, (waiting, ended))
+        while len(results) < total:
+            try:
+                key, result, error = ended.get(timeout=line.patience())
+            except queue.Empty:
+                line.add(0)
+                continue
+            if error is not None:
+                raise error
+            results[key] = cast(T, result)
+            line.add(1)
     finally:
         # Without waiting: XLA cannot be interrupted, and the user who pressed Ctrl-C should not wait for it.
         waiting.clear()
     return results
 
 
-def _work[T](waiting: collections.deque[tuple[concurrent.futures.Future[T], Callable[[], T]]]) -> None:
+def _work[K, T](waiting: collections.deque[tuple[K, Callable[[], T]]], ended: _Ended[K, T]) -> None:
     """Runs waiting tasks until there are none."""
-    while True:
-        try:
-            future, task = waiting.popleft()
-        except IndexError:
-            return
-        try:
-            future.set_result(task())
-        except BaseException as error:
-            future.set_exception(error)
+    working = threading.Lock()
+    with working:
+        _workers.add(working)
+        while True:
+            try:
+                key, task = waiting.popleft()
+            except IndexError:
+                break
+            try:
+                ended.put((key, task(), None))
+            except BaseException as error:
+                ended.put((key, None, error))
+        _workers.discard(working)
 
 
 @atexit.register
@@ -117,12 +124,12 @@ def _finish_before_exit() -> None:
 
     A process that ends while XLA works crashes; one that a signal kills does not.
     """
-    busy = [thread for thread in _compilers if thread.is_alive()]
+    busy = tuple(_workers)
     if busy and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         with contextlib.suppress(OSError, ValueError):  # Nobody may read them any more.
             sys.stdout.flush()
             line = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once"
             print(line, file=sys.stderr, flush=True)
-    for thread in busy:
-        thread.join()
+    for working in busy:
+        working.acquire()

@@ -76,3 +76,25 @@ func.func @main() {
   "pw.launch"(%0) {callee = @g, slice = @s0} : (tensor<f32>) -> ()
   return
 }
+
+// -----
+
+// JAX writes the comparator of a custom call like a region, but what is launched is a function.
+sdy.mesh @mesh = <["x"=2]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+func.func private @compares(%x: tensor<f32>) -> tensor<f32> {
+  "stablehlo.custom_call"() {call_target_name = "x", called_computations = [@comparator]} : () -> ()
+  return %x : tensor<f32>
+}
+func.func private @comparator(%x: tensor<f32>) -> tensor<f32> {
+  stablehlo.return %x : tensor<f32>
+}
+func.func private @computation(%x: tensor<f32>) -> tensor<f32> {
+  // expected-error@below {{'stablehlo.return' op must be followed by a `func.return`, which ends the body}}
+  stablehlo.return %x : tensor<f32>
+}
+func.func @main(%x: tensor<f32>) {
+  %0 = "pw.launch"(%x) {callee = @compares, slice = @s0} : (tensor<f32>) -> tensor<f32>
+  %1 = "pw.launch"(%x) {callee = @computation, slice = @s0} : (tensor<f32>) -> tensor<f32>
+  return
+}

@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import PartitionSpec as P
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 import pathways as pw
+from pathways.dialect import make_context
 from pathways.runtime.bundle import examine
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.bundle.manifest import BundleError
@@ -533,7 +536,10 @@ def test_a_program_that_is_none_is_refused(model, tmp_path, change, problem):
 
 
 def artifact(text):
-    return compile_cache.pjrt.portable_artifact(text.encode())
+    """By StableHLO's own serialiser, which also writes what no compiler of JAX programs makes."""
+    return stablehlo.serialize_portable_artifact(
+        ir.Module.parse(text, make_context()), stablehlo.get_current_version()
+    )
 
 
 IDENTITY = "func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
@@ -597,6 +603,8 @@ def with_artifact(path, to, raw):
             "'Sharding' on some",
         ),
         (artifact(marked("#sdy.sharding_per_value<[<@mesh")), "has a sharding that is none: '#sdy.sharding"),
+        (artifact(IDENTITY + "func.func private @g(tensor<f32>)"), "has a function without a body: @g"),
+        (artifact(f"module @named {{ {IDENTITY} }}").replace(b"named", b"n\xe9med"), "not UTF-8"),
     ],
 )
 def test_foreign_computations_are_refused(tiny, tmp_path, raw, problem):

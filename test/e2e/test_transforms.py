@@ -491,3 +491,27 @@ def test_doubles(transform: Fun):
             X.astype(np.float64),
             tolerance=1e-10,
         )
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
+def test_the_comparator_of_a_custom_call_comes_along(transform: Fun):
+    """Inside a placed function, between two, and under a transformation of both."""
+
+    def build(on_s0, on_s1):
+        top = on_s0(lambda x: jax.lax.approx_max_k(x, 3)[0])
+        return lambda x: transform(lambda x: on_s1(jnp.sin)(jax.lax.approx_max_k(top(x), 2)[0]))(x)
+
+    check(build, X)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.vmap])
+def test_the_decomposition_of_a_composite_comes_along(transform: Fun):
+    """Also one with a placed call in it, which then is placed as a whole."""
+
+    def build(on_s0, on_s1):
+        inner = on_s0(lambda x: jnp.tanh(transform(jnp.cumsum)(x)))
+        double = jax.lax.composite(lambda x: inner(x) * 2, name="test.double")
+        square = jax.lax.composite(lambda x: x * x, name="test.square")
+        return lambda x: on_s1(lambda x: square(x) + square(x + 1))(square(double(x)))
+
+    check(build, X)

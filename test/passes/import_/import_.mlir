@@ -389,3 +389,31 @@ module @preparing {
     return %b : !w
   }
 }
+
+// -----
+
+// What an operation names comes along, in whichever attribute, and the placed calls in it are known: here the
+// decomposition of a composite.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @composite attributes {pw.form = "imported"}
+module @composite {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func public @main(%x: !x) -> !x {
+    // CHECK: stablehlo.composite "my.square" %{{.*}} {decomposition = @my.square, pw.slice = @s0}
+    %y = stablehlo.composite "my.square" %x {decomposition = @my.square} : (!x) -> !x
+    return %y : !x
+  }
+  // CHECK: func.func private @my.square
+  func.func private @my.square(%x: !x) -> !x {
+    // CHECK-NEXT: call @placed(%{{.*}}) :
+    %y = call @placed(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "square"}} : (!x) -> !x
+    return %y : !x
+  }
+  // CHECK: func.func private @placed
+  func.func private @placed(%x: !x) -> !x {
+    %y = stablehlo.multiply %x, %x : !x
+    return %y : !x
+  }
+}

@@ -155,3 +155,36 @@ module @loop attributes {pw.form = "located"} {
   // CHECK-DAG: func.func private @[[AFTER]]
   // CHECK-DAG: stablehlo.subtract
 }
+
+// -----
+
+// Equal functions are merged, and whatever names one of them names the first, in arrays and dictionaries too.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @what_names_equal_functions
+module @what_names_equal_functions attributes {pw.form = "located"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s0}) {
+    %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
+    %b = stablehlo.custom_call @top(%a) {pw.slice = @s0, called_computations = [@less_again], notes = {same = [@less_again]}} : (!x) -> !x
+    return %a, %b : !x, !x
+  }
+  // CHECK: func.func private @f
+  func.func private @f(%x: !x) -> !x {
+    // CHECK: stablehlo.custom_call @top(%{{.*}}) {called_computations = [@less]}
+    %y = stablehlo.custom_call @top(%x) {called_computations = [@less]} : (!x) -> !x
+    return %y : !x
+  }
+  // CHECK: func.func private @less(
+  func.func private @less(%a: tensor<f32>, %b: tensor<f32>) -> tensor<i1> {
+    %c = stablehlo.compare LT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  }
+  // CHECK-NOT: @less_again
+  // CHECK: stablehlo.custom_call @top(%{{.*}}) {called_computations = [@less], notes = {same = [@less]}}
+  func.func private @less_again(%a: tensor<f32>, %b: tensor<f32>) -> tensor<i1> {
+    %c = stablehlo.compare LT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  }
+}

@@ -446,3 +446,25 @@ def test_a_second_ctrl_c_ends_the_process():
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[0] == "caught True\n"
     assert process.returncode == -signal.SIGINT
+
+
+def test_ctrl_c_at_any_moment_is_a_keyboard_interrupt_and_nothing_else():
+    """Thousands of them, at moments that differ: no thread of the compiler fails, none waits for ever."""
+    script = """if True:
+        import random, signal, threading, time
+        from pathways.runtime.xla import compile_threads
+        chance, failed, tasks = random.Random(0), [], [(n, time.monotonic) for n in range(8)]
+        threading.excepthook = lambda failure: failed.append(failure.exc_value)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        end, caught = time.monotonic() + 3, 0
+        while time.monotonic() < end:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))
+                while True:
+                    compile_threads.in_threads(tasks, compile_threads.ProgressLine(8, lambda *_: None))
+            except KeyboardInterrupt:
+                caught += 1
+        print(caught > 100, failed)
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True []\n", "")

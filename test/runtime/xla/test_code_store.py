@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,10 +114,10 @@ def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, capsys) -> No
 
 
 def test_an_interrupted_write_leaves_no_file(store: CodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "replace", interrupted)
+    monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.write(KEY, b"code")
     assert not list(store.folder.iterdir())
@@ -139,14 +140,45 @@ def test_code_above_the_limit_is_not_written(store: CodeStore) -> None:
 
 def test_trimming_deletes_abandoned_files_and_nothing_that_is_not_the_stores(store: CodeStore) -> None:
     store.write(KEY, bytes(900))
-    abandoned, unfinished, foreign = (store.folder / name for name in ("old.tmp", "new.tmp", "notes.txt"))
-    for path in (abandoned, unfinished, foreign):
+    own = [store.folder / f"{KEY}.code.{number:016x}.tmp" for number in range(2)]
+    foreign = [store.folder / name for name in ("notes.txt", "my.code", "old.tmp", f"{OTHER}.code.orig")]
+    for path in (*own, *foreign):
         path.write_bytes(bytes(900))
-    for path in (abandoned, foreign):
+    for path in (own[0], *foreign):
         os.utime(path, (0, 0))
     store.trim()
-    assert [path.exists() for path in (abandoned, unfinished, foreign)] == [False, True, True]
+    assert [path.exists() for path in own] == [False, True]
+    assert all(path.exists() for path in foreign)
     assert store.read(KEY) is not None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_counts_as_missing(store: CodeStore, make: Callable[[Path], None]) -> None:
+    """Nor does a read wait for somebody to write to a pipe, for ever."""
+    store.write(OTHER, b"code")
+    make(store.folder / f"{KEY}.code")
+    script = f"""if True:
+        from pathlib import Path
+        from pathways.runtime.xla.code_store import CodeStore
+        store = CodeStore(Path({str(store.folder)!r}), limit=0)
+        assert store.read({KEY!r}) is None
+        store.trim()
+    """
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+    assert [path.name for path in store.folder.iterdir()] == [f"{KEY}.code"]
+
+
+def test_a_link_in_the_place_of_the_folder_is_not_followed(store: CodeStore, tmp_path: Path, capsys) -> None:
+    store.write(KEY, b"code")
+    store.folder.rename(tmp_path / "elsewhere")
+    store.folder.symlink_to(tmp_path / "elsewhere")
+    store.limit = 50
+    store.trim()
+    store.discard(KEY)
+    store.write(OTHER, b"code")
+    assert store.read(KEY) is None
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == [f"{KEY}.code"]
+    assert "it must not be a link" in capsys.readouterr().err
 
 
 def test_many_processes_at_once(store: CodeStore) -> None:
