@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from pathways.tools.errors import UserError
 
@@ -34,7 +35,7 @@ _activity: mmap.mmap | None = None
 def supervise(tool: str, run: Callable[[], int]) -> int:
     """Calls `run` in a child process and returns its exit code: 1 after a crash, 130 when interrupted.
 
-    The child ends with this process, however that ends, and when it takes more memory than `memory_limit` says.
+    The child ends with this process, however that ends, and when it takes more memory than `memory_limit`.
     """
     global _activity
     try:
@@ -141,7 +142,7 @@ def _stays_below(limit: int, child: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     try:
-        with open(f"/proc/{child}/statm", "rb", buffering=0) as figures:
+        with Path(f"/proc/{child}/statm").open("rb", buffering=0) as figures:
             while not poll.poll(_LOOK_EVERY_MS):
                 figures.seek(0)
                 if int(figures.read().split()[1]) * mmap.PAGESIZE > limit:

@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import ChannelOp, ops_named, symbol_table
 from pathways.dialect.forms import ORDERED, UNROLLED
+from pathways.dialect.names import MOST_OPERATIONS
 from pathways.dialect.operation import counted
 from pathways.dialect.order import Event, data_events, device_queues, sort_block
 from pathways.passes.base import Pass, fail, main_function, option, remark
@@ -131,6 +132,9 @@ class Schedule(Pass):
                     f"has stages {stage} and {following}, which follow each other, both on "
                     f"@{work.slices[stage]}; make them one function, or give both the same `stage=`",
                 )
+        if len(stages) * work.microbatches > MOST_OPERATIONS:
+            size = f"{len(stages)} stages x {work.microbatches} microbatches"
+            fail(loop.op, f"has {size}; a policy orders at most {MOST_OPERATIONS} actions")
         pipeline = Pipeline(
             tuple(work.rows.index(work.slices[stage]) for stage in stages),
             work.microbatches,

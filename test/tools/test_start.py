@@ -92,7 +92,7 @@ def ended(process_id):
     return True
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a child of its parent's end")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
 def test_the_child_of_a_tool_ends_with_its_parent():
     with start("import os; print(os.getpid(), flush=True); time.sleep(60)") as tool:
         child = int(tool.stdout.readline())
