@@ -16,6 +16,7 @@ from pathways.compiler.jax_internals import metadata_call
 from pathways.compiler.names import symbol
 from pathways.compiler.trace_state import active_trace
 from pathways.dialect.metadata import CallMetadata
+from pathways.dialect.names import MOST_MICROBATCHES
 
 REDUCTIONS = ("mean", "sum", "concat")
 
@@ -49,8 +50,8 @@ def accumulate(
       A function with the arguments of `fun`, whole batches in place of microbatches.
 
     Raises:
-      ValueError: for a batch that does not divide, an unknown reduction, or loops inside each other; when
-        the function is called.
+      ValueError: for an unknown reduction, or a number that is too small or too large; when the function is
+        called, for a batch that does not divide, or loops inside each other.
       TypeError: when the result is differentiated.
 
     Example:
@@ -67,6 +68,8 @@ def accumulate(
         raise TypeError(f"num_microbatches must be an integer, got {num_microbatches!r}")
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
+    if num_microbatches > MOST_MICROBATCHES:
+        raise ValueError(f"num_microbatches must be at most {MOST_MICROBATCHES}, got {num_microbatches}")
     for kind in jax.tree.leaves(reduce):
         if kind not in REDUCTIONS:
             raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)} for each result, got {kind!r}")

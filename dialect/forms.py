@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import relations
 from pathways.dialect.names import FORM, SLICE
-from pathways.dialect.operation import PwOp
+from pathways.dialect.operation import PwOp, attribute_of
 from pathways.dialect.ops import (
     ChannelOp,
     ConstantOp,
@@ -229,7 +229,7 @@ UNCLAIMED = Form(
 
 def form_of(module: ir.Module) -> str | None:
     """The form that a module claims to be in; None when it claims none."""
-    claim = module.operation.attributes.get(FORM)
+    claim = attribute_of(module.operation, FORM)
     return claim.value_bytes.decode(errors="replace") if isinstance(claim, ir.StringAttr) else None
 
 

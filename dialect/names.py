@@ -33,7 +33,9 @@ FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
 # Bounds on numbers that make work: a file must not ask for any amount of it.
 MOST_DEVICES = 2**16
 """Devices of a mesh."""
-MOST_MICROBATCHES = 2**16
+MOST_MICROBATCHES = 2**14
 """Microbatches of a loop."""
+MOST_OPERATIONS = 2**17
+"""Operations that a program is unrolled to, and actions that are scheduled."""
 MOST_ELEMENTS = 2**48
 """Elements of an array."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -22,6 +23,8 @@ class PwDialect(ir.Dialect):
 
 OPERATIONS: dict[str, type[PwOp]] = {}
 """Every declared operation by its full name."""
+
+_ESCAPES = re.compile(rb"\\\\|((?:\\[0-9A-F]{2})+)")
 
 Emit = Callable[[str], None]
 
@@ -137,13 +140,40 @@ def counted(number: int, noun: str) -> str:
 
 def symbol_name(op: ir.OpView) -> str | None:
     """The symbol that an operation declares, if it does."""
-    if "sym_name" not in op.attributes:
-        return None
-    try:
-        name = op.attributes["sym_name"]
-    except TypeError:  # The bindings cannot hand out a location that is used as an attribute.
-        return None
+    name = attribute_of(op, "sym_name")
     return name.value if isinstance(name, ir.StringAttr) else None
+
+
+def attribute_of(op: ir.OpView | ir.Operation, name: str) -> ir.Attribute | None:
+    """An attribute of an operation; None for none, and for a location, which the bindings refuse."""
+    try:
+        return op.attributes.get(name)
+    except TypeError:
+        return None
+
+
+def is_public(function: ir.OpView) -> bool:
+    """Whether a function is seen from outside of its module."""
+    visibility = attribute_of(function, "sym_visibility")
+    return visibility is None or visibility.value == "public"
+
+
+def printed(module: ir.Module) -> bytes:
+    """A module as it is printed, for `is_text`; large constants are left out."""
+    return module.operation.get_asm(binary=True, large_elements_limit=16)
+
+
+def is_text(text: bytes) -> bool:
+    """Whether names and strings of printed IR are UTF-8; the printer escapes bytes above 127 in strings."""
+    try:
+        text.decode()
+        if b"\\" not in text:
+            return True
+        for escapes in _ESCAPES.finditer(text):
+            bytes.fromhex((escapes[1] or b"").replace(b"\\", b"").decode()).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def symbol_table(module: ir.Module) -> dict[str, ir.OpView]:

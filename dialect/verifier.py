@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect.forms import FORMS, UNCLAIMED, Form, form_of
 from pathways.dialect.names import FORM
+from pathways.dialect.operation import attribute_of
 from pathways.dialect.program import read_program
 from pathways.dialect.wellformed import WellFormed
 
@@ -78,9 +79,9 @@ def problems(module: ir.Module, form: Form | None = None) -> list[Problem]:
 
 
 def _claimed(module: ir.Module, report: Report) -> Form | None:
-    claim = module.operation.attributes.get(FORM)
     name = form_of(module)
-    if claim is not None and name not in FORMS:
+    if FORM in module.operation.attributes and name not in FORMS:
         known = ", ".join(f'"{form}"' for form in FORMS)
+        claim = attribute_of(module.operation, FORM) or "a location"
         report(module.operation.opview, f"expected `{FORM}` to be one of {known}, got {claim}")
     return FORMS.get(name or "")

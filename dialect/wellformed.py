@@ -7,7 +7,6 @@ found well formed; see `dialect/verifier.py`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 
 from jaxlib.mlir import ir
@@ -30,14 +29,23 @@ from pathways.dialect.names import (
     SLICE,
     SPEC,
 )
-from pathways.dialect.operation import OPERATIONS, PwOp, counted, nested_ops, op_has, symbol_name
+from pathways.dialect.operation import (
+    OPERATIONS,
+    PwOp,
+    attribute_of,
+    counted,
+    is_public,
+    is_text,
+    nested_ops,
+    op_has,
+    printed,
+    symbol_name,
+)
 from pathways.dialect.placement import argument_attrs, read_slices, result_attrs
 from pathways.dialect.shardings import mesh_of, read_mesh, read_sharding, unsupported
 from pathways.dialect.traits import Trait
 
 Report = Callable[[ir.OpView, str], None]
-
-_ESCAPES = re.compile(rb"\\\\|((?:\\[0-9A-F]{2})+)")
 
 
 def _is_placement(attribute: ir.Attribute) -> bool:
@@ -115,7 +123,7 @@ class WellFormed:
 
     def check_text(self) -> bool:
         """Checks that all names and strings are UTF-8: the bindings cannot hand out others."""
-        if is_text(self.module):
+        if is_text(printed(self.module)):
             return True
         self.report(self.module.operation.opview, "holds a name or a string that is not UTF-8 text")
         return False
@@ -250,6 +258,8 @@ class WellFormed:
     def check_function(self, function: ir.OpView) -> None:
         if not self.check_discardable(function, _readable(function)):
             return
+        if self.is_program and symbol_name(function) == MAIN and not is_public(function):
+            self.report(function, "must be public: it is the program")
         self.check_ports(function)
         blocks = function.regions[0].blocks
         if len(blocks) > 1 and self.is_program:
@@ -345,25 +355,4 @@ def type_problem(type_: ir.Type) -> str | None:
 
 def _readable(op: ir.OpView) -> dict[str, ir.Attribute | None]:
     """The attributes of an operation; None for a location, which the bindings cannot hand out."""
-    attributes: dict[str, ir.Attribute | None] = {}
-    for name in op.attributes:
-        try:
-            attributes[name] = op.attributes[name]
-        except TypeError:
-            attributes[name] = None
-    return attributes
-
-
-def is_text(module: ir.Module) -> bool:
-    """Whether all names and strings of a module are UTF-8."""
-    # The printer escapes bytes above 127 in strings.
-    asm = module.operation.get_asm(binary=True, large_elements_limit=16)
-    try:
-        asm.decode()
-        if b"\\" not in asm:
-            return True
-        for escapes in _ESCAPES.finditer(asm):
-            bytes.fromhex((escapes[1] or b"").replace(b"\\", b"").decode()).decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return {name: attribute_of(op, name) for name in op.attributes}

@@ -11,6 +11,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import FORMS, form_of, problems, set_form, verify
+from pathways.dialect.names import MAIN
+from pathways.dialect.operation import counted, is_public, is_text, symbol_name
 from pathways.passes.base import Pass, PassFailure, fail, listen
 from pathways.passes.text import Builtin, Item, item_name
 
@@ -48,7 +50,7 @@ def position_of(location: ir.Location) -> Position | None:
     """The first file position of a location, innermost call first."""
     match location:
         case ir.FileLineColLoc():
-            return Position(location.filename, location.start_line, location.start_col)
+            return Position(_file_of(location), location.start_line, location.start_col)
         case ir.NameLoc():
             return position_of(location.child_loc)
         case ir.CallSiteLoc():
@@ -56,6 +58,14 @@ def position_of(location: ir.Location) -> Position | None:
         case ir.FusedLoc():
             return next(filter(None, map(position_of, location.locations)), None)
     return None
+
+
+def _file_of(location: ir.FileLineColLoc) -> str:
+    """The file of a position; as it is printed where it is not UTF-8, which makes the bindings abort."""
+    written = str(location)
+    if is_text(written.encode()):
+        return location.filename
+    return written.removeprefix('loc("').rpartition('":')[0]
 
 
 class Diagnostics:
@@ -221,12 +231,19 @@ def _run(item: Item, module: ir.Module, seen: Diagnostics) -> None:
 
 
 def _check_for_shardy(item: Builtin, module: ir.Module) -> None:
-    """Refuses what makes Shardy's passes crash: functions without a body."""
+    """Refuses what makes Shardy's passes crash: functions without a body, and no or several programs."""
     if "sdy-" not in item.text:
         return
-    for op in module.body.operations:
-        if op.operation.name == "func.func" and not op.regions[0].blocks:
+    functions = [op for op in module.body.operations if op.operation.name == "func.func"]
+    for op in functions:
+        if not op.regions[0].blocks:
             fail(op, f"has no body, and {item.text} needs one")
+    public = [symbol_name(op) for op in functions if is_public(op)]
+    if MAIN not in public and len(public) != 1:
+        fail(
+            module.operation,
+            f"has {counted(len(public), 'public function')}, and {item.text} needs @main or one",
+        )
 
 
 def _verify_mlir(module: ir.Module, seen: Diagnostics) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxlib.mlir import ir
 
 from pathways.passes.base import PassFailure
+from pathways.passes.driver import Diagnostics
 from pathways.tools import supervisor
 
 BYTECODE_MAGIC = b"ML\xefR"
@@ -56,18 +57,27 @@ def parse(source: Source, context: ir.Context) -> ir.Module:
     supervisor.doing(f"reading {source.name}")
     if source.is_bytecode:
         with supervisor.at_most(seconds=5 + len(source.data) / 1e6):
-            try:
-                return ir.Module.parse(source.data, context)
-            except ValueError as error:
-                # Sizes in damaged bytecode may be larger than what MLIR can hold.
-                message = f"damaged bytecode: {error}"
-                ir.Location.file(source.name, 1, 1, context).emit_error(message)
-                raise PassFailure(message) from None
+            return _parse_bytecode(source, context)
     _check_encoding(source, context)
     if source.first_line == 1 and _is_file(source):
         # Then locations carry the name of the file.
         return ir.Module.parseFile(source.name, context)
     return ir.Module.parse(b"\n" * (source.first_line - 1) + source.data, context)
+
+
+def _parse_bytecode(source: Source, context: ir.Context) -> ir.Module:
+    with Diagnostics(context, forward=True) as seen:
+        try:
+            return ir.Module.parse(source.data, context)
+        except ValueError as error:
+            # Sizes in it may be larger than what MLIR can hold.
+            message = f"damaged bytecode: {error}"
+        except ir.MLIRError:
+            if seen.errors:
+                raise
+            message = "damaged bytecode"
+    ir.Location.file(source.name, 1, 1, context).emit_error(message)
+    raise PassFailure(message)
 
 
 def _check_encoding(source: Source, context: ir.Context) -> None:

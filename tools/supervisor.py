@@ -1,51 +1,101 @@
 """Runs a tool in a child process, so that a crash inside MLIR becomes one clear error.
 
 MLIR's C++ trusts its input in places: flipped bits in bytecode, very deep nesting and some passes make it
-crash or never return. Python cannot catch that, but the parent of a process that died can report it.
+crash, never return or fill any memory. Python cannot catch that, but the parent of such a process can end and
+report it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
+import re
+import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
+from pathways.tools.errors import UserError
+
+MEMORY_LIMIT = "PW_MEMORY_LIMIT"
+"""The environment variable that says how many bytes of memory a tool may take."""
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_LOOK_EVERY_MS = 50
+_PR_SET_PDEATHSIG = 1
 _SIZE = 4096
 _activity: mmap.mmap | None = None
 """What the child is doing, in memory that the parent can read after a crash; None without a parent."""
 
 
 def supervise(tool: str, run: Callable[[], int]) -> int:
-    """Calls `run` in a child process and returns its exit code: 1 after a crash, 130 when interrupted."""
+    """Calls `run` in a child process and returns its exit code: 1 after a crash, 130 when interrupted.
+
+    The child ends with this process, however that ends, and when it takes more memory than `memory_limit`.
+    """
     global _activity
+    try:
+        limit = memory_limit()
+    except UserError as error:
+        print(f"{tool}: error: {error}", file=sys.stderr)
+        return 1
     shared = mmap.mmap(-1, _SIZE)
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         _activity = shared
+        _end_with(parent)
         code = run()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # Tearing down MLIR's bindings takes longer than a small run.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     try:
+        modest = _stays_below(limit, child)
+        if not modest:
+            os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     except KeyboardInterrupt:
         _stop(child)
         print(f"{tool}: interrupted", file=sys.stderr)
         return 130
+    doing = shared[:].rstrip(b"\0").decode(errors="replace") or "starting"
+    if not modest:
+        print(
+            f"{tool}: error: took more than {_text_of(limit)} of memory while {doing}; {MEMORY_LIMIT} sets "
+            "another limit",
+            file=sys.stderr,
+        )
+        return 1
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
-    doing = shared[:].rstrip(b"\0").decode(errors="replace") or "starting"
     number = os.WTERMSIG(status)
     if number == signal.SIGTERM:
         return 128 + number
     how = "did not return" if number == signal.SIGPROF else f"crashed ({signal.Signals(number).name})"
     print(f"{tool}: error: MLIR {how} while {doing}", file=sys.stderr)
     return 1
+
+
+def memory_limit(environment: Mapping[str, str] = os.environ) -> int:
+    """The bytes of memory that a tool may take, by default half of what the machine has; empty: any number.
+
+    Raises:
+      UserError: the environment names no size.
+    """
+    text = environment.get(MEMORY_LIMIT)
+    if text is None:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if not text:
+        return sys.maxsize
+    parts = re.fullmatch(r"(\d{1,15})([KMGT]?)B?", text.strip(), re.ASCII | re.IGNORECASE)
+    if parts is None:
+        raise UserError(f"{MEMORY_LIMIT} must be a size such as 500M or 8G, got '{text}'")
+    return int(parts[1]) * _UNITS[parts[2].upper()]
 
 
 def supervised() -> bool:
@@ -69,6 +119,43 @@ def at_most(seconds: float) -> Iterator[None]:
     finally:
         if _activity is not None:
             signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _end_with(parent: int) -> None:
+    """Lets this process be killed when its parent is; only Linux knows how."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # It was killed before it was asked.
+        os._exit(1)
+
+
+def _stays_below(limit: int, child: int) -> bool:
+    """Waits until a child ends, or takes more memory than a limit in bytes; whether it ended.
+
+    What it holds is counted: address space tells nothing, threads and GPUs reserve plenty of it. Only Linux
+    tells how much another process holds.
+    """
+    if not sys.platform.startswith("linux"):
+        return True
+    descriptor = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    try:
+        with Path(f"/proc/{child}/statm").open("rb", buffering=0) as figures:
+            while not poll.poll(_LOOK_EVERY_MS):
+                figures.seek(0)
+                if int(figures.read().split()[1]) * mmap.PAGESIZE > limit:
+                    return False
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _text_of(size: int) -> str:
+    """A number of bytes as `memory_limit` reads it."""
+    unit = max((u for u, factor in _UNITS.items() if size >= factor), key=_UNITS.__getitem__, default="")
+    return f"{size / _UNITS[unit]:.3g}{unit or ' bytes'}"
 
 
 def _stop(child: int) -> None:

@@ -42,6 +42,21 @@ _Level = tuple[int, str]
 """A stage without a number yet: how many changes of slice lie in front of it, and its own slice."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Forward:
+    """A forward call and its level.
+
+    Attributes:
+      call: the call.
+      level: where it is.
+      reads: the positions of the forward calls whose results it reads, directly or through other code.
+    """
+
+    call: PlacedCall
+    level: _Level
+    reads: frozenset[int]
+
+
 def number_stages(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
     """Gives launches the number of their stage, unless the user chose one.
 
@@ -53,24 +68,7 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
       main: the function that launches.
       placed: all its launches, in order.
     """
-    level_of: dict[ir.Value, _Level] = {}
-    forward: list[tuple[PlacedCall, _Level]] = []
-    # Where only gradients are asked for, `jax.checkpoint` leaves no forward call but the repeated one.
-    run_forward = {call.call for call in placed if call.kind == "fwd"}
-    calls = iter(placed)
-    for op in body_block(main).operations:
-        in_loop = loop_of_op(op) is not None
-        read = [v for v in op.operands if loop_of(v) is not None] if in_loop else op.operands
-        incoming = [level_of[v] for v in read if v in level_of]
-        if isinstance(op, LaunchOp):
-            call = next(calls)
-            if call.kind == "fwd" or (call.kind == "recompute" and call.call not in run_forward):
-                here = max((lvl + (s != op.slice) for lvl, s in incoming), default=0)
-                forward.append((call, (here, op.slice)))
-                incoming = [(here, op.slice)]
-        if incoming:
-            level_of.update(dict.fromkeys(op.results, max(incoming)))
-    forward = _with_readers(main, forward)
+    forward = _with_readers(main, [(f.call, f.level) for f in _joined(_forward_calls(main, placed))])
     keys = sorted(dict.fromkeys(key for _, key in forward), key=lambda level: level[0])
     numbers = {key: n for n, key in enumerate(keys)}
     by_call: dict[str, list[int]] = {}
@@ -86,6 +84,62 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
         if call.kind == "bwd":
             stages.insert(0, stages.pop())
         call.set_stage(stages[0])
+
+
+def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forward]:
+    """The forward calls, each at the first level at which it can be."""
+    # Where only gradients are asked for, `jax.checkpoint` leaves no forward call but the repeated one.
+    run_forward = {call.call for call in placed if call.kind == "fwd"}
+    calls = {
+        call.launch.operation: call
+        for call in placed
+        if call.kind == "fwd" or (call.kind == "recompute" and call.call not in run_forward)
+    }
+    operations = list(body_block(main).operations)
+    leading: set[ir.Value] = set()
+    """Values that lead to forward calls; those of the backward do not, and read very many of them."""
+    for op in reversed(operations):
+        if op.operation in calls or not leading.isdisjoint(op.results):
+            leading.update(op.operands)
+    forward: list[_Forward] = []
+    behind: dict[ir.Value, frozenset[int]] = {}
+    for op in operations:
+        in_loop = loop_of_op(op) is not None
+        read = [v for v in op.operands if loop_of(v) is not None] if in_loop else op.operands
+        reads = frozenset().union(*(behind.get(v, frozenset()) for v in read))
+        if op.operation in calls:
+            levels = (forward[n].level for n in reads)
+            depth = max((before + (slice != op.slice) for before, slice in levels), default=0)
+            forward.append(_Forward(calls[op.operation], (depth, op.slice), reads))
+            reads = frozenset({len(forward) - 1})
+        if reads:
+            behind.update((result, reads) for result in op.results if result in leading)
+    return forward
+
+
+def _joined(forward: Sequence[_Forward]) -> list[_Forward]:
+    """Side branches: calls of a level join the next one of their slice if all that reads them is as late."""
+    joined = list(forward)
+    readers: list[list[int]] = [[] for _ in joined]
+    for n, one in enumerate(joined):
+        for other in one.reads:
+            readers[other].append(n)
+    members: dict[_Level, list[int]] = {}
+    for n, one in enumerate(joined):
+        members.setdefault(one.level, []).append(n)
+    following: dict[str, _Level] = {}
+    for level in sorted(members, reverse=True):
+        _, slice = level
+        behind = {r for n in members[level] for r in readers[n]} - set(members[level])
+        bounds = [before - (other != slice) for before, other in (joined[r].level for r in behind)]
+        latest = min(bounds, default=level[0])
+        later = following.get(slice)
+        if later is not None and later[0] <= latest:
+            for n in members[level]:
+                joined[n] = dataclasses.replace(joined[n], level=later)
+        else:
+            following[slice] = level
+    return joined
 
 
 def _with_readers(

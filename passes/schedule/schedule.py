@@ -11,6 +11,8 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import ChannelOp, ops_named, symbol_table
 from pathways.dialect.forms import ORDERED, UNROLLED
+from pathways.dialect.graphs import CycleError, topological_order
+from pathways.dialect.names import MOST_OPERATIONS
 from pathways.dialect.operation import counted
 from pathways.dialect.order import Event, data_events, device_queues, sort_block
 from pathways.passes.base import Pass, fail, main_function, option, remark
@@ -137,6 +139,9 @@ class Schedule(Pass):
                     f"has stages {stage} and {following}, which follow each other, both on "
                     f"@{work.slices[stage]}; make them one function, or give both the same `stage=`",
                 )
+        if len(stages) * work.microbatches > MOST_OPERATIONS:
+            size = f"{len(stages)} stages x {work.microbatches} microbatches"
+            fail(loop.op, f"has {size}; a policy orders at most {MOST_OPERATIONS} actions")
         pipeline = Pipeline(
             tuple(work.rows.index(work.slices[stage]) for stage in stages),
             work.microbatches,
@@ -199,17 +204,27 @@ def schedule_of(module: ir.Module) -> str:
 
 def _check_stage_order(events: list[Event], loop: Loop) -> None:
     """Checks that no forward reads what a later stage makes."""
+    reads: dict[int, set[int]] = {}
+    against: tuple[ir.OpView, int, int] | None = None
     for n, before in enumerate(nearest_before(events, loop)):
         (action, *_) = loop.actions.get(n, (None,))
         if action is None or action.kind != "F":
             continue
-        later = max((other.stage for other in before if other.kind == "F"), default=action.stage)
-        if later > action.stage:
-            fail(
-                events[n].op,
-                f"is of stage {action.stage} and reads results of stage {later}; number stages in the order "
-                "in which a microbatch goes through them",
-            )
+        stages = {other.stage for other in before if other.kind == "F"} - {action.stage}
+        reads.setdefault(action.stage, set()).update(stages)
+        later = max(stages, default=action.stage)
+        if later > action.stage and against is None:
+            against = (events[n].op, action.stage, later)
+    if against is None:
+        return
+    op, stage, later = against
+    both = f"is of stage {stage} and reads results of stage {later}"
+    try:
+        topological_order(reads)
+    except CycleError as error:
+        if stage in error.cycle:
+            fail(op, f"{both}, which needs results of stage {stage}: no numbers fit; leave out `stage=`")
+    fail(op, f"{both}; number stages in the order in which a microbatch goes through them")
 
 
 _Endpoints = tuple[str, str, ir.Type, ir.Attribute | None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -24,15 +25,12 @@ from pathways.dialect import (
 from pathways.dialect.forms import SHARDED, UNROLLED
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import Sharding
-from pathways.dialect.names import CONSTANT, SLICE
+from pathways.dialect.names import CONSTANT, MOST_OPERATIONS, SLICE
 from pathways.dialect.shardings import make_sharding
 from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, fail, main_function
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import add_arguments, body_block, unique_name
-
-_MOST_OPERATIONS = 1 << 21
-"""Operations that a loop may be unrolled to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +62,7 @@ class UnrollMicrobatches(Pass):
         inside = next((loop for loop in loops if loop.parent is not None), None)
         if inside is not None:
             fail(inside, f"is inside of @{inside.parent}: loops inside of each other cannot be unrolled yet")
-        for loop in loops:
-            _check_size(main, loop)
+        _check_size(main, loops)
         with main.operation.location:
             numbers = _numbers(module, main, loops, splits)
             functions = _Functions(module)
@@ -73,12 +70,15 @@ class UnrollMicrobatches(Pass):
                 _Unroller(main, loop, functions, numbers).run()
 
 
-def _check_size(main: ir.OpView, loop: LoopOp) -> None:
-    """Refuses a loop that asks for more operations than fit into memory."""
-    inside = sum(loop_of_op(op) == loop.sym_name for op in body_block(main).operations)
-    if inside * loop.count > _MOST_OPERATIONS:
-        size = f"{loop.count} x {inside} operations"
-        fail(loop, f"is unrolled to {size}; at most {_MOST_OPERATIONS} are allowed")
+def _check_size(main: ir.OpView, loops: Sequence[LoopOp]) -> None:
+    """Refuses loops that ask for more operations than can be worked on."""
+    inside = collections.Counter(loop_of_op(op) for op in body_block(main).operations)
+    size = 0
+    for loop in loops:
+        size += inside[loop.sym_name] * loop.count
+        if size > MOST_OPERATIONS:
+            added = f"{loop.count} x {inside[loop.sym_name]} operations"
+            fail(loop, f"is unrolled to {added}; a program has at most {MOST_OPERATIONS} of its loops")
 
 
 def _numbers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -355,24 +356,57 @@ def _spread(target: _Side, shape: Sequence[int]) -> Iterator[Sharding]:
 
 def _routes(cut: _Cut, shape: Sequence[int]) -> list[Route]:
     """For each result and each device of the target, a piece and a device of the source that hold it."""
-    holders: dict[tuple[int, ...], list[Route]] = {}
-    for device, index in enumerate(cut.source.sharding.blocks(shape, cut.source.mesh)):
-        for number, start in enumerate(_starts(index, cut.cuts, cut.cell)):
-            holders.setdefault(start, []).append(Route(number, device))
+    devices_of: dict[Block, list[int]] = {}
+    for device, block in enumerate(cut.source.sharding.blocks(shape, cut.source.mesh)):
+        devices_of.setdefault(block, []).append(device)
+    # Shared by all pieces of a block: a value that is replicated has all of them on all devices.
+    holders: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+    for block, devices in devices_of.items():
+        for number, start in enumerate(_starts(block, cut.cuts, cut.cell)):
+            holders[start] = (number, devices)
     needed = cut.target.sharding.blocks(shape, cut.target.mesh)
-    wanted = [list(_starts(index, cut.joins, cut.cell)) for index in needed]
-    load = [0] * cut.source.mesh.size
+    wanted = [list(_starts(block, cut.joins, cut.cell)) for block in needed]
+    senders = _Senders(cut.source.mesh.size)
     routes = []
     for result in range(math.prod(cut.joins)):
         for device, starts in enumerate(wanted):
-            # Among equally busy devices the one with the same number, then those behind it.
-            piece, sender = min(
-                holders[starts[result]],
-                key=lambda entry: (load[entry[1]], (entry[1] - device) % len(load)),
-            )
-            load[sender] += 1
-            routes.append(Route(piece, sender))
+            piece, holding = holders[starts[result]]
+            routes.append(Route(piece, senders.take(holding, device)))
     return routes
+
+
+class _Senders:
+    """The devices of a source, which take turns.
+
+    The least busy one sends; among equally busy ones that of the same number, then those behind it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.load = [0] * size
+        self.least = 0
+        self.at_least = size
+        """How many devices have that load."""
+
+    def take(self, holding: Sequence[int], device: int) -> int:
+        """The one that sends to a device of the target, of those that hold the piece, in ascending order."""
+        size = len(self.load)
+        start = bisect.bisect_left(holding, device % size)
+        # They may be very many: the first one that is as idle as any will do.
+        in_turn = (holding[(start + n) % len(holding)] for n in range(len(holding)))
+        sender = next((sender for sender in in_turn if self.load[sender] == self.least), None)
+        if sender is None:
+            sender = min(holding, key=lambda other: (self.load[other], (other - device) % size))
+        self.count(sender)
+        return sender
+
+    def count(self, sender: int) -> None:
+        self.load[sender] += 1
+        if self.load[sender] > self.least + 1:
+            return
+        self.at_least -= 1
+        if self.at_least == 0:
+            self.least = min(self.load)
+            self.at_least = self.load.count(self.least)
 
 
 def _starts(block: Block, counts: Sequence[int], cell: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from jaxlib.mlir import ir
 
 from pathways.dialect import nested_ops
-from pathways.passes.util.functions import callees
+from pathways.dialect.operation import symbol_name
+from pathways.passes.util.functions import referenced_functions
 
 LARGE = 100
 """Operations from which on a second version of a computation costs more than launches that it saves.
@@ -39,6 +40,7 @@ class CompileCost:
         if name not in self._sizes:
             self._sizes[name] = 0
             function = self._symbols[name]
-            inside = sum(1 for _ in nested_ops(function))
-            self._sizes[name] = inside + sum(self._size(callee) for callee in set(callees(function)))
+            inside = list(nested_ops(function))
+            called = {symbol_name(f) or "" for op in inside for f in referenced_functions(op, self._symbols)}
+            self._sizes[name] = len(inside) + sum(self._size(other) for other in called)
         return self._sizes[name]

@@ -14,6 +14,7 @@ from pathways.dialect import (
     set_argument_attrs,
     symbol_table,
 )
+from pathways.dialect.operation import is_public
 from pathways.passes.base import fail
 
 
@@ -78,7 +79,7 @@ def erase_unused_functions(module: ir.Module) -> None:
     """Erases private functions that nothing refers to, directly or through others."""
     functions = {n: op for n, op in symbol_table(module).items() if op.operation.name == "func.func"}
     live: set[str] = set()
-    pending = [n for n, op in functions.items() if _is_public(op)]
+    pending = [n for n, op in functions.items() if is_public(op)]
     while pending:
         name = pending.pop()
         if name in live:
@@ -91,17 +92,12 @@ def erase_unused_functions(module: ir.Module) -> None:
             function.operation.erase()
 
 
-def _is_public(function: ir.OpView) -> bool:
-    visibility = function.attributes.get("sym_visibility")
-    return visibility is None or visibility.value == "public"
-
-
 def merge_equal_functions(module: ir.Module) -> None:
     """Merges private functions that are equal but for their names, and redirects what refers to them."""
     first: dict[str, str] = {}
     replaced: dict[str, str] = {}
     for op in module.body.operations:
-        if op.operation.name != "func.func" or _is_public(op):
+        if op.operation.name != "func.func" or is_public(op):
             continue
         name = op.attributes["sym_name"].value
         text = op.operation.get_asm(use_local_scope=True)

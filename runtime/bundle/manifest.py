@@ -14,6 +14,7 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 
+from pathways.dialect.names import MOST_DEVICES, MOST_ELEMENTS
 from pathways.runtime.bundle import trees
 from pathways.runtime.plan.plan import ArrayType
 
@@ -24,8 +25,6 @@ FORMAT = "pathways-bundle"
 MANIFEST = "manifest.json"
 INDEX = "executables/index.json"
 
-_MOST_ELEMENTS = 2**48
-_MOST_DEVICES = 2**20
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY_WORDS = {"key<threefry2x32>": 2, "key<rbg>": 4, "key<unsafe_rbg>": 4}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -251,7 +250,7 @@ def _flag(value: Any, where: str) -> bool:
 
 def _whole(smallest: int) -> FieldParser:
     def parse(value: Any, where: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= _MOST_ELEMENTS:
+        if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= MOST_ELEMENTS:
             _fail(where, f"a whole number of at least {smallest}")
         return value
 
@@ -268,7 +267,7 @@ def _leaf_dtype(value: Any, where: str) -> str:
 
 def _shape(value: Any, where: str) -> tuple[int, ...]:
     shape = _listed(_whole(0))(value, where)
-    if len(shape) > 64 or math.prod(max(size, 1) for size in shape) > _MOST_ELEMENTS:
+    if len(shape) > 64 or math.prod(max(size, 1) for size in shape) > MOST_ELEMENTS:
         _fail(where, "a shape of at most 64 dimensions and 2^48 elements")
     return shape
 
@@ -397,8 +396,8 @@ def _manifest_from_json(value: Any) -> Manifest:
             raise BundleError(
                 f"{MANIFEST}: slice {slice.name}: expected one distinct axis name for each size"
             )
-        if math.prod(slice.shape) > _MOST_DEVICES:
-            raise BundleError(f"{MANIFEST}: slice {slice.name}: expected at most {_MOST_DEVICES} devices")
+        if math.prod(slice.shape) > MOST_DEVICES:
+            raise BundleError(f"{MANIFEST}: slice {slice.name}: expected at most {MOST_DEVICES} devices")
     if list(manifest.custom_calls) != sorted(set(manifest.custom_calls)):
         raise BundleError(f"{MANIFEST}: custom_calls: expected different names in alphabetical order")
     known = {slice.name for slice in manifest.slices}

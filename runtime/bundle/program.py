@@ -21,8 +21,7 @@ from pathways.dialect import (
     referenced_symbols,
     symbol_table,
 )
-from pathways.dialect.operation import symbol_name
-from pathways.dialect.wellformed import is_text
+from pathways.dialect.operation import is_text, printed, symbol_name
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
@@ -209,7 +208,7 @@ def _calls_itself(module: ir.Module) -> bool:
 
 
 def _check_operations(bundle: Bundle, what: str, module: ir.Module) -> None:
-    if not is_text(module):
+    if not is_text(printed(module)):
         raise _error(bundle, f"{what} holds a name or a string that is not UTF-8 text")
     names = set()
 

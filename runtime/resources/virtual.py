@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 
+from pathways.dialect.names import MOST_DEVICES
 from pathways.runtime.plan.plan import SliceSpec
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -136,8 +137,8 @@ class VirtualDeviceSet:
 
         Raises:
           TypeError: a size that is not an integer, or an axis name that is not a string.
-          ValueError: no axis, a size below one, a wrong number of axis names, an axis or slice name that
-            cannot be used.
+          ValueError: no axis, a size below one, too many devices, a wrong number of axis names, an axis or
+            slice name that cannot be used.
         """
         added = VirtualSlice(self, shape, axis_names, name, island, overlap)
         # Only weak: a slice that the program forgot gives its devices back.
@@ -170,6 +171,8 @@ def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
         raise ValueError(f"slice shape {sizes}: a slice of zero devices cannot run anything")
     if min(sizes) < 0:
         raise ValueError(f"slice shape {sizes}: expected sizes of at least 1")
+    if math.prod(sizes) > MOST_DEVICES:
+        raise ValueError(f"slice shape {sizes}: expected at most {MOST_DEVICES} devices")
     return sizes
 
 

@@ -152,3 +152,20 @@ func.func @main(%p: tensor<i1>) {
   }) : (tensor<i1>) -> tensor<f32>
   return
 }
+
+// -----
+
+// A location, which the bindings cannot hand out, is no form.
+// expected-error@below {{'builtin.module' op expected `pw.form` to be one of "traced", "imported", "located", "outlined", "placed", "sharded", "unrolled", "ordered", "scheduled", got a location}}
+module attributes {pw.form = loc("placed")} {
+}
+
+// -----
+
+// The program is seen from outside.
+module attributes {pw.form = "placed"} {
+  // expected-error@below {{'func.func' op must be public: it is the program}}
+  func.func private @main() {
+    return
+  }
+}

@@ -1,7 +1,7 @@
 // RUN: pw-opt %s --split-input-file --verify-diagnostics
 
 // A loop runs at least once.
-// expected-error@below {{'pw.loop' op expected a count of 1 to 65536, got 0}}
+// expected-error@below {{'pw.loop' op expected a count of 1 to 16384, got 0}}
 "pw.loop"() {count = 0, sym_name = "batch"} : () -> ()
 
 // -----

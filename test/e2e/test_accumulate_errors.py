@@ -68,6 +68,7 @@ def refused(error: type[Exception], message: str) -> Any:
         ((total, np.float32(2)), TypeError, "num_microbatches must be an integer, got np.float32(2.0)"),
         ((total, True), TypeError, "num_microbatches must be an integer, got True"),
         ((total, 0), ValueError, "num_microbatches must be at least 1, got 0"),
+        ((total, 20_000), ValueError, "num_microbatches must be at most 16384, got 20000"),
     ],
 )
 def test_what_is_no_function_or_no_number(arguments, error, message):

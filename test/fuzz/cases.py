@@ -115,8 +115,7 @@ def random_case(
         if patience == 0.0:
             break
         note(f"reading {INPUT}")
-        module = _parsed(case.data, context)
-        if module is not None and (patience == 1.0 or _is_taken(module, case.pipeline)):
+        if _is_read(case, context, taken=patience > 1.0):
             break
     return case
 
@@ -136,6 +135,15 @@ def quiet_context() -> ir.Context:
     context.emit_error_diagnostics = True
     context.attach_diagnostic_handler(lambda _: True)
     return context
+
+
+def _is_read(case: Case, context: ir.Context, *, taken: bool) -> bool:
+    """Whether MLIR reads an input, and with `taken` also whether its first pass does.
+
+    The module dies in here: what bytecode makes may crash MLIR then.
+    """
+    module = _parsed(case.data, context)
+    return module is not None and (not taken or _is_taken(module, case.pipeline))
 
 
 def _parsed(data: bytes, context: ir.Context) -> ir.Module | None:

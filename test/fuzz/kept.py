@@ -25,7 +25,8 @@ def write(bucket: Bucket, folder: Path) -> Path:
     path = folder / f"{name}.{bucket.number}.mlir"
     arguments = shlex.join(["-p", ",".join(case.pipeline), *case.flags])
     first = f"// pw-opt {arguments}   was: {verdict.kind} {verdict.bucket}, case {bucket.number}\n"
-    path.write_bytes(first.encode() + case.data + b"\n" * (not case.data.endswith(b"\n")))
+    end = b"" if case.data.startswith(b"ML\xefR") or case.data.endswith(b"\n") else b"\n"
+    path.write_bytes(first.encode() + case.data + end)
     if "order.csv" in arguments:
         path.with_suffix(".csv").write_bytes(case.order.encode("latin-1"))
     return path

@@ -369,6 +369,34 @@ def test_shardy_is_not_given_functions_without_a_body():
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("", 0), ("func.func nested @main() { return }", 0), ("func.func @f() {return}" * 2, 2)],
+)
+def test_shardy_is_given_one_program(text, number):
+    text = text.replace("@f", "@g", 1)
+    result = pw_opt("--sdy-propagation-pipeline", stdin=text.encode())
+    assert result.returncode == 1
+    assert f"op has {number} public functions, and sdy-propagation-pipeline needs @main or one" in (
+        result.stderr.decode()
+    )
+
+
+def test_a_position_in_a_file_whose_name_is_not_utf8():
+    text = rb"""module { %0 = arith.constant 0 : i32 "pw.slice"() {} : () -> () loc("se\95d.mlir":5:19) }"""
+    result = pw_opt(stdin=text.replace(rb"\\", b"\\"))
+    assert (result.returncode, result.stderr.splitlines()[0]) == (
+        1,
+        rb"se\95d.mlir:5:19: error: 'pw.slice' op requires attribute `sym_name`",
+    )
+
+
+def test_bytecode_is_refused_in_words_where_mlir_says_nothing(tmp_path):
+    path = Path(__file__).parent / "pw_opt" / "Inputs" / "silent.mlirbc"
+    result = pw_opt(path)
+    assert (result.returncode, result.stderr) == (1, f"{path}:1:1: error: damaged bytecode\n".encode())
+
+
 def test_help_lists_every_pass():
     text = pw_opt("--help").stdout.decode()
     for name in registry.names():

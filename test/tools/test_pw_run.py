@@ -320,7 +320,7 @@ def test_outrageous_bundles_are_refused(folder, tmp_path):
         return error_of("pw_run", "bad.pwb", "--zeros", cwd=tmp_path)
 
     first, *rest = old.manifest.slices
-    assert "needs 1048577 devices" in write(slices=(dataclasses.replace(first, shape=(2**20,)), *rest))
+    assert "needs 65537 devices" in write(slices=(dataclasses.replace(first, shape=(2**16,)), *rest))
     first, *rest = old.manifest.arguments
     problem = write(arguments=(dataclasses.replace(first, shape=(2**20, 2**28)), *rest))
     assert re.search("do not fit into memory|not those of the program", problem)

@@ -1,9 +1,13 @@
 """How tools start: what is loaded before the child process that does the work."""
 
+import contextlib
 import importlib
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,3 +59,68 @@ def test_every_tool_tells_its_version_and_its_flags(tool, capfd):
 
 def test_there_are_tools():
     assert TOOLS == ["pw_bundle", "pw_compile", "pw_opt", "pw_run", "pw_sim", "pw_viz"]
+
+
+# A tool whose work is what stands behind `work`.
+TOOL = """
+import sys, time
+from pathways.tools import command, supervisor
+from pathways.tools.flags import FlagParser
+
+def work(options):
+    supervisor.doing("working")
+    {work}
+
+sys.exit(command.run(FlagParser("pw-tool", "", ""), work, None))
+"""
+
+
+def start(work, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", TOOL.format(work=work)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process_id):
+    """Whether a process is gone, or will be as soon as somebody asks how it ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
+def test_the_child_of_a_tool_ends_with_its_parent():
+    with start("import os; print(os.getpid(), flush=True); time.sleep(60)") as tool:
+        child = int(tool.stdout.readline())
+        assert child != tool.pid
+        tool.kill()
+        tool.wait()
+        patience = time.monotonic() + 10
+        while not (gone := ended(child)) and time.monotonic() < patience:
+            time.sleep(0.01)
+        if not gone:
+            os.kill(child, signal.SIGKILL)
+        assert gone
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what a child holds")
+def test_a_tool_takes_no_more_memory_than_it_may():
+    hoard = "rows = []\n    while True: rows.append(bytearray(1 << 20)); time.sleep(0.001)"
+    with start(hoard, PW_MEMORY_LIMIT="200M") as tool:
+        _, errors = tool.communicate(timeout=60)
+    assert tool.returncode == 1
+    assert errors == (
+        "pw-tool: error: took more than 200M of memory while working; PW_MEMORY_LIMIT sets another limit\n"
+    )
+
+
+@pytest.mark.parametrize("limit", ["", "1.5T", "20G", "500MB"])
+def test_limits_of_memory(limit):
+    with start("return 0", PW_MEMORY_LIMIT=limit) as tool:
+        _, errors = tool.communicate(timeout=60)
+    expected = "pw-tool: error: PW_MEMORY_LIMIT must be a size such as 500M or 8G, got '1.5T'\n"
+    assert (tool.returncode, errors) == ((1, expected) if limit == "1.5T" else (0, ""))

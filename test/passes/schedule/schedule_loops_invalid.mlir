@@ -218,3 +218,24 @@ module @two_loops attributes {pw.form = "unrolled"} {
   }
   func.func private @f(!x) -> !x
 }
+
+// -----
+
+// A loop must not ask for any number of actions.
+module attributes {pw.form = "unrolled"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // expected-remark@below {{runs on @s0 alone}}
+  // expected-error@below {{'pw.loop' op has 9 stages x 16384 microbatches; a policy orders at most 131072 actions}}
+  "pw.loop"() {sym_name = "batch", count = 16384, schedule = "gpipe"} : () -> ()
+  func.func @main(%x: tensor<4xf32> {pw.slice = @s0}) -> (tensor<4xf32> {pw.slice = @s0}) {
+    %0 = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 0, origins = [
+      {kind = "fwd", microbatch = 0, stage = 0}, {kind = "fwd", microbatch = 0, stage = 1},
+      {kind = "fwd", microbatch = 0, stage = 2}, {kind = "fwd", microbatch = 0, stage = 3},
+      {kind = "fwd", microbatch = 0, stage = 4}, {kind = "fwd", microbatch = 0, stage = 5},
+      {kind = "fwd", microbatch = 0, stage = 6}, {kind = "fwd", microbatch = 0, stage = 7},
+      {kind = "fwd", microbatch = 0, stage = 8}], slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    return %x : tensor<4xf32>
+  }
+  func.func private @f(tensor<4xf32>) -> tensor<4xf32>
+}

@@ -24,13 +24,13 @@ module @nested attributes {pw.form = "sharded"} {
 
 // A number in a file must not ask for any amount of memory.
 
-!x = tensor<65536xf32>
+!x = tensor<16384xf32>
 !b = tensor<1xf32>
 module @too_many attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
-  // expected-error@+1 {{is unrolled to 65536 x 34 operations; at most 2097152 are allowed}}
-  "pw.loop"() {sym_name = "batch", count = 65536} : () -> ()
+  // expected-error@+1 {{is unrolled to 16384 x 34 operations; a program has at most 131072 of its loops}}
+  "pw.loop"() {sym_name = "batch", count = 16384} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!b {pw.slice = @s0}) {
     %v0 = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
     %v1 = "pw.launch"(%v0) {callee = @f, loop = @batch, slice = @s0} : (!b) -> !b

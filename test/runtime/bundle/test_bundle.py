@@ -250,7 +250,7 @@ def test_sizes_are_checked_before_anything_is_made(data):
         (lambda m: m["slices"][0].update(axis_names=["x", "y"]), "one distinct axis name"),
         (lambda m: m["slices"][0].update(axis_names=["x", "x"]), "one distinct axis name"),
         (lambda m: m.update(custom_calls=["b", "a"]), "different names in alphabetical order"),
-        (lambda m: m["slices"][0].update(shape=[2**21]), "at most 1048576 devices"),
+        (lambda m: m["slices"][0].update(shape=[2**21]), "at most 65536 devices"),
         (lambda m: m["slices"][0].update(name="s 0"), "letters, digits"),
         (lambda m: m["computations"][1].update(name="f"), "computation stands there twice"),
         (lambda m: m["digests"].popitem(), "digests are not those"),

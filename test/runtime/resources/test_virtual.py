@@ -60,6 +60,7 @@ def test_slices_are_equal_only_to_themselves():
         ((0,), ("x",), "a slice of zero devices cannot run anything"),
         ((2, 0), ("x", "y"), "a slice of zero devices"),
         ((-1,), ("x",), "expected sizes of at least 1"),
+        ((256, 257), ("x", "y"), "expected at most 65536 devices"),
         ((), (), "expected at least one axis"),
         ((2,), ("x", "y"), "has 1 axes, but axis names"),
         ((2, 2), ("x", "x"), "expected distinct names"),
