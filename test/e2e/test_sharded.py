@@ -220,6 +220,27 @@ def test_results_that_do_not_divide_are_replicated_where_they_do_not(front, back
     assert_agree(got, on_one_device(lambda a: back(front(a)), MATRIX))
 
 
+@pytest.mark.parametrize("shapes", [((2,), (2,)), ((2,), (4,)), ((2,), (2, 2)), ((1,), (2,))])
+@pytest.mark.parametrize(
+    "combined",
+    [
+        lambda first, second, x: (first(x), second(x), x + 1),
+        lambda first, second, x: (first(x), second(x), x[0] + 1),
+        lambda first, second, x: (first(x), second(x), x.sum()),
+        lambda first, second, x: (first(x), second(x + x[0]), x[0]),
+        lambda first, second, x: (first(x), second(x), x)[2],
+        lambda first, second, x: (first(x), second(x), x)[1:],
+    ],
+    ids=["whole", "part", "sum", "both", "argument alone", "argument"],
+)
+def test_a_mirrored_argument_that_one_slice_splits(shapes, combined):
+    """What is computed from it for the caller is mirrored, too, and lies on both as the caller gets it."""
+    s0, s1 = slices(*shapes)
+    first, second = pw.jit(double, devices=s0, in_shardings=P("data")), pw.jit(lambda x: x + 1, devices=s1)
+    got = pw.program(lambda x: combined(first, second, x))(MATRIX[0])
+    assert_agree(got, on_one_device(lambda x: combined(double, lambda x: x + 1, x), MATRIX[0]))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "bool", "complex64", "float8_e4m3fn"])
 def test_dtypes_cross_unequal_meshes(dtype):
     s0, s1 = slices((2, 2), (4,))
