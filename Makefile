@@ -10,7 +10,7 @@ TYPES := build/types/pathways
 STEPS := check-format lint types wheel lit pytest
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
-.PHONY: help demo test $(STEPS) bench docs format venv type-links clean
+.PHONY: help demo test $(STEPS) bench docs format lock venv type-links clean
 
 help: ## list the targets
 	@echo "make <target>; the first run makes .venv (PYTHON=/path/to/python chooses its Python)"
@@ -56,6 +56,9 @@ docs: venv ## write docs/pw_ops.md, pw_forms.md and pw_passes.md anew
 
 format: venv ## format, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+
+lock: venv ## write requirements.txt anew from requirements.in, with hashes
+	@.ci/lock
 
 clean: ## remove build outputs and caches; .venv stays (rm -rf .venv)
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis test/.lit_test_times.txt

@@ -130,10 +130,14 @@ class WellFormed:
 
     def check_symbols(self) -> None:
         """Checks what stands directly in the module, functions apart."""
+        if symbol_name(self.module.operation.opview) == "":
+            self.report(self.module.operation.opview, "has an empty name, which MLIR prints and cannot read")
         for op in self.module.body.operations:
             name = symbol_name(op)
             if name in self.symbols:
                 self.report(op, f"redefines the symbol @{name}")
+            if name == "":
+                self.report(op, "has an empty name, which MLIR prints and cannot read")
             if name is not None:
                 self.symbols.setdefault(name, op)
         operations = [op for op in self.module.body.operations if op.operation.name != "func.func"]
@@ -147,7 +151,11 @@ class WellFormed:
             self.check_itself(op)
 
     def check_mesh(self, mesh: ir.OpView) -> None:
-        size = math.prod(size for _, size in read_mesh(mesh).axes)
+        sizes = [size for _, size in read_mesh(mesh).axes]
+        if min(sizes, default=1) < 1:
+            self.report(mesh, f"has an axis of size {min(sizes)}")
+            return
+        size = math.prod(sizes)
         if size > MOST_DEVICES:
             self.report(mesh, f"has {size} devices; a mesh has at most {MOST_DEVICES}")
 

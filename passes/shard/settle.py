@@ -6,10 +6,12 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import (
     LaunchOp,
+    MirrorOp,
     Slices,
     argument_attrs,
     argument_slices,
     loop_of,
+    op_has,
     result_attrs,
     result_slices,
     slices_of,
@@ -18,6 +20,7 @@ from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import Sharding
 from pathways.dialect.names import SHARDING
 from pathways.dialect.shardings import make_sharding, read_sharding
+from pathways.dialect.traits import Trait
 from pathways.passes.base import remark
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block
@@ -40,39 +43,58 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
             continue
         for number, (value, (attrs, places)) in enumerate(zip(list(op.operands), wanted, strict=True)):
             home = slices_of(value, slices) or ()
-            place = next(p for p in places or home if p in home)
-            if SHARDING not in attrs or layouts.of(value, place) == read_sharding(attrs[SHARDING]):
+            read_on = [place for place in places or home if place in home]
+            if SHARDING not in attrs:
                 continue
-            key = (value, place, read_sharding(attrs[SHARDING]))
-            if key not in resharded:
-                resharded[key] = _reshard(op, value, place, attrs[SHARDING], layouts, computations)
-            op.operands[number] = resharded[key]
+            target = read_sharding(attrs[SHARDING])
+            if all(layouts.of(value, place) == target for place in read_on):
+                continue
+            for place in read_on:
+                key = (value, place, target)
+                if key not in resharded:
+                    resharded[key] = _reshard(op, value, place, target, layouts, computations)
+            copies = [resharded[value, place, target] for place in read_on]
+            op.operands[number] = copies[0] if len(copies) == 1 else _mirror(op, copies)
+
+
+def _mirror(reader: ir.OpView, copies: list[ir.Value]) -> ir.Value:
+    """A value of its copies, one for each slice that the reader wants it on."""
+    ip = ir.InsertionPoint(reader)
+    return MirrorOp.build(copies, [copies[0].type], loc=reader.location, ip=ip).results[0]
 
 
 def _reshard(
     reader: ir.OpView,
     value: ir.Value,
     place: str,
-    target: ir.Attribute,
+    target: Sharding,
     layouts: Layouts,
     computations: Computations,
 ) -> ir.Value:
     """A launch, in front of the first reader, of a computation that changes the sharding of a value."""
     location = reader.operation.location if isinstance(value, ir.BlockArgument) else value.owner.location
-    source = make_sharding(layouts.meshes[place].symbol, layouts.of(value, place))
+    mesh = layouts.meshes[place].symbol
+    source, wanted = make_sharding(mesh, layouts.of(value, place)), make_sharding(mesh, target)
     launch = LaunchOp.build(
-        [value],
+        [_copy_on(place, value)],
         [value.type],
         callee=computations.make(
-            "reshard", [value.type], list, location, arguments=[source], results=[target]
+            "reshard", [value.type], list, location, arguments=[source], results=[wanted]
         ),
         slice=place,
         loop=loop_of(value),
         loc=location,
         ip=ir.InsertionPoint(reader),
     )
-    remark(launch, f"two shardings meet: {_show(source)} is resharded to {_show(target)} on @{place}")
+    remark(launch, f"two shardings meet: {_show(source)} is resharded to {_show(wanted)} on @{place}")
     return launch.results[0]
+
+
+def _copy_on(place: str, value: ir.Value) -> ir.Value:
+    """The copy of a joined value on a slice: the others are none of its business."""
+    if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.JOINS):
+        return value
+    return next(copy for copy in value.owner.operands if place in (slices_of(copy) or ()))
 
 
 def _show(attribute: ir.Attribute) -> str:

@@ -296,7 +296,9 @@ class _Flattener:
         callbacks = effects = False
         while pending:
             current = pending.pop()
-            function = self.symbols[current]
+            function = self.symbols.get(current)
+            if function is None:
+                raise ValueError(f"program '{self.name}': @{name} refers to @{current}, which is not there")
             if function.operation.name == "sdy.mesh":
                 meshes.add(current)
             if function.operation.name != "func.func":

@@ -61,3 +61,17 @@ module attributes {pw.form = "imported"} {
     return
   }
 }
+
+// -----
+
+// MLIR prints an empty name as one that it cannot read.
+// expected-error@below {{'func.func' op has an empty name}}
+func.func @""() {
+  return
+}
+
+// -----
+
+// expected-error@below {{'builtin.module' op has an empty name}}
+module @"" {
+}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from buckets import Bucket
-from cases import Case
+from cases import Case, Verdict
 from random_pipelines import full_pipeline
 
 from pathways.passes import registry
@@ -49,6 +49,17 @@ def read(folder: Path) -> Iterator[tuple[Path, Case]]:
             pipelines = [(), *((name,) for name in registry.names()), full_pipeline(text), full_pipeline("")]
         for pipeline in pipelines:
             yield path, Case(data, pipeline, tuple(arguments[2:]), order)
+
+
+def cause(verdict: Verdict) -> str:
+    """What failures of MLIR's own that are alike have in common: how it ends, and what it was doing."""
+    how = verdict.bucket.split()[0] if verdict.kind == "crash" else verdict.kind
+    return f"{how} while {verdict.note}"
+
+
+def known() -> set[str]:
+    """The causes that `stock/README.md` lists, one in each heading."""
+    return set(re.findall(r"(?m)^## `(.*)`$", (Path(__file__).parent / "stock" / "README.md").read_text()))
 
 
 def split_pipeline(text: str) -> list[str]:

@@ -6,13 +6,15 @@
 Case number n of a seed is always the same, for the same sources. Each runs in a child process. A failure is a
 traceback, a crash, more than 10 s or 2 GiB, exit code 1 without an error, or output that is refused when it
 is read again. Failures of one cause are counted together; of each the smallest example is made smaller and
-kept. The exit code is 1 when there is one that is not MLIR's own.
+kept. The exit code is 1 when there is one that is not MLIR's own; of MLIR's own those are marked that
+`stock/README.md` does not list. Ctrl-C ends a run early.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import functools
 import resource
 import signal
@@ -66,17 +68,20 @@ def fuzz(seed: int, numbers: range, jobs: int, keep: Path) -> int:
     refused: collections.Counter[str] = collections.Counter()
     buckets: Buckets = {}
     progress = _Progress(len(numbers))
-    for number, ending in run_all(tasks, jobs, SECONDS):
-        verdict = judge(ending)
-        kinds[verdict.kind] += 1
-        if verdict.kind == "refused":
-            refused[verdict.note] += 1
-        if verdict.kind not in GOOD:
-            add(buckets, number, Case.read(ending.folder), verdict)
-        progress.show(sum(kinds.values()), f"{len(buckets)} buckets")
+    # What was run until an interruption is reported as well.
+    with contextlib.suppress(KeyboardInterrupt):
+        for number, ending in run_all(tasks, jobs, SECONDS):
+            verdict = judge(ending)
+            kinds[verdict.kind] += 1
+            if verdict.kind == "refused":
+                refused[verdict.note] += 1
+            if verdict.kind not in GOOD:
+                add(buckets, number, Case.read(ending.folder), verdict)
+            progress.show(sum(kinds.values()), f"{len(buckets)} buckets")
+    done = max(sum(kinds.values()), 1)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    each = (used.ru_utime + used.ru_stime) / len(numbers) * 1000
-    speed = f"{progress.rate(len(numbers)):.0f} a second, {each:.0f} ms of computing each"
+    each = (used.ru_utime + used.ru_stime) / done * 1000
+    speed = f"{progress.rate(done):.0f} a second, {each:.0f} ms of computing each"
     progress.end()
     # At once: making them smaller takes a while, and may be interrupted.
     paths = {key: kept.write(bucket, keep) for key, bucket in buckets.items()}
@@ -118,6 +123,7 @@ def _report(
     kinds: collections.Counter[str], refused: collections.Counter[str], buckets: Buckets, speed: str
 ) -> None:
     total = sum(kinds.values())
+    known = kept.known()
     print(f"{total} cases, {speed}")
     for kind, count in kinds.most_common():
         print(f"  {kind:<10} {count:>6}  {count / total:.1%}")
@@ -130,7 +136,10 @@ def _report(
         for bucket in chosen:
             verdict = bucket.verdict
             message = verdict.message.split("\n")[0][:80]
-            print(f"  {bucket.count:>5}  {verdict.kind:<9} {verdict.bucket}  [{bucket.number}] {message}")
+            new = " NEW" if stock and kept.cause(verdict) not in known else ""
+            print(
+                f"  {bucket.count:>5}  {verdict.kind:<9} {verdict.bucket}  [{bucket.number}]{new} {message}"
+            )
 
 
 def _by_count(bucket: Bucket) -> tuple[int, str]:

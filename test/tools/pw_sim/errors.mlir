@@ -11,6 +11,7 @@
 // RUN: pw-opt %s --pw-schedule --pw-verify-schedule | sed 's/order = 1/order = 0/' | not pw-sim 2>&1 | filecheck %s --check-prefix=ORDER
 // RUN: pw-opt %s --pw-schedule --pw-verify-schedule | sed 's/order = 0/order = 5/' | not pw-sim 2>&1 | filecheck %s --check-prefix=SORTED
 // RUN: echo 'module attributes {pw.form = "scheduled"} {}' | not pw-sim 2>&1 | filecheck %s --check-prefix=MAIN
+// RUN: pw-opt %s --pw-schedule --pw-verify-schedule --mlir-print-op-generic | sed 's/"func.return"(%arg0)/& {mesh = @gone}/' | not pw-sim 2>&1 | filecheck %s --check-prefix=SYMBOL
 
 // Each mistake is told in one line that names the thing.
 
@@ -25,6 +26,7 @@
 // FLAG: pw-sim: error: unexpected argument '--tmies'; did you mean '--times'?
 // ORDER: <stdin>:{{.*}}: error: 'pw.launch' op has order 0 on @s0
 // SORTED: <stdin>:{{.*}}: error: 'pw.launch' op stands before the launch of @finish on @s0 (order 1), but waits for it; run pw-plan-memory
+// SYMBOL: pw-sim: error: '<stdin>': program 'two': @finish refers to @gone, which is not there
 // MAIN: <stdin>:1:1: error: 'builtin.module' op has no function @main, the program
 
 !x = tensor<4xf32>

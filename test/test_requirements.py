@@ -1,0 +1,14 @@
+"""What `make` installs is pinned by version and by hash."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_pinned_package_has_hashes():
+    pinned = re.findall(r"(?m)^\S+==\S+$", (ROOT / "requirements.in").read_text())
+    text = (ROOT / "requirements.txt").read_text()
+    locked = re.findall(r"(?m)^(\S+==\S+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+$", text)
+    assert len(pinned) > 20
+    assert locked == pinned, "run `make lock`"
