@@ -593,7 +593,12 @@ def with_artifact(path, to, raw):
         (artifact("module {}")[:-9], "no artifact that this release reads"),
         (artifact("module {}"), "no function @main"),
         (artifact(IDENTITY.replace("2xf32", "3xf32")), "not what the program declares"),
+        (artifact(IDENTITY.replace("tensor<2xf32>", "i32")), "not what the program declares"),
         (artifact(IDENTITY), None),
+        (
+            artifact(CALL.format("Sharding").replace("(%x) :", "(%x) {mhlo.frontend_attributes = 3} :")),
+            "the custom calls in the manifest are not those of the program",
+        ),
         (artifact(IDENTITY.replace("<2xf32>)", "<2xf32> {jax.buffer_donor = true})")), "donates other"),
         (artifact(RECURSION), "has a function that calls itself"),
         (artifact(CALL.format("evil")), "calls 'evil', which is not among the calls that JAX makes"),

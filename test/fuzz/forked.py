@@ -90,8 +90,8 @@ def run_all[T](
       RuntimeError: when a task raised, which is a mistake in it.
     """
     # In memory where there is such a folder: a case writes many small files.
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="mutate-", dir=memory) as root:
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="mutate-", dir=shared) as root:
         free = [_Slot(Path(root) / str(n), mmap.mmap(-1, _NOTE)) for n in range(jobs)]
         running: dict[int, _Child] = {}
         waiting = iter(tasks)
