@@ -113,7 +113,7 @@ def from_file(path: Path, trust: bool) -> dict[str, Any]:
     clock = Clock()
     read = clock.measure("read", lambda: bundle.read(path))
     for part, name in (
-        ("examine", "examine_apart"),
+        ("rehearse", "rehearse_apart"),
         ("parse and plan", "read_program"),
         ("executables" if trust else "compile", "load_executable"),
     ):

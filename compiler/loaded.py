@@ -18,7 +18,6 @@ from pathways.compiler.interface import Interface
 from pathways.compiler.stages import Bound
 from pathways.compiler.structures import aval_of, is_key, key_of
 from pathways.runtime.bundle import trees
-from pathways.runtime.bundle.examine import examine_apart
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
 from pathways.runtime.bundle.manifest import BundleError
@@ -29,6 +28,7 @@ from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import code_target
+from pathways.runtime.xla.rehearse import rehearse_apart
 
 
 def load(
@@ -70,7 +70,7 @@ def load_bundle(
             f"{bundle.path}: made for platform {manifest.platform}, but the cluster has {platform} devices"
         )
     if not trust:
-        examine_apart(bundle)
+        rehearse_apart(bundle, len(cluster().devices))
     _, plan = read_program(bundle)
     if platform == "cpu" and any(call.startswith("lapack_") for call in manifest.custom_calls):
         pjrt.initialize_lapack()

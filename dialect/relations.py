@@ -23,26 +23,32 @@ Relation = Callable[[ProgramView, Report], None]
 
 
 def operands_are_alive(program: ProgramView, report: Report) -> None:
-    """Nothing is read after it was released or donated, and nothing is donated that is passed twice."""
+    """Nothing is read after it was released or donated, and nothing ends that is passed twice."""
     ended: dict[ir.Value, str] = {}
     donated: dict[str, frozenset[int]] = {}
+    copies: dict[ir.Value, frozenset[ir.Value]] = {}
     for op in (*program.ops, program.terminator):
-        for number, value in enumerate(op.operands):
-            if value in ended:
-                report(op, f"operand #{number} is used after it was {ended[value]}")
+        parts = [copies.get(value, frozenset({value})) for value in op.operands]
+        for number, values in enumerate(parts):
+            for how in sorted({ended[value] for value in values if value in ended}):
+                report(op, f"operand #{number} is used after it was {how}")
+        if op_has(op, Trait.JOINS):
+            copies[op.results[0]] = frozenset().union(*parts)
         if op_has(op, Trait.ENDS):
-            ended.update(dict.fromkeys(op.operands, "released"))
+            for number, values in enumerate(parts):
+                if not values.isdisjoint(frozenset().union(*parts[:number])):
+                    report(op, f"releases operand #{number}, which it was given before")
+                ended.update(dict.fromkeys(values, "released"))
         if not op_has(op, Trait.EXECUTES):
             continue
         if op.callee not in donated:
             donated[op.callee] = donated_arguments(program.symbols[op.callee])
-        operands = list(op.operands) if donated[op.callee] else []
         for number in sorted(donated[op.callee]):
-            value = operands[number]
-            if operands.count(value) > 1:
-                again = next(n for n, other in enumerate(operands) if n != number and other == value)
-                report(op, f"donates operand #{number}, which it is also given as operand #{again}")
-            ended[value] = "donated"
+            values = parts[number]
+            again = [n for n, others in enumerate(parts) if n != number and not values.isdisjoint(others)]
+            if again:
+                report(op, f"donates operand #{number}, which it is also given as operand #{again[0]}")
+            ended.update(dict.fromkeys(values, "donated"))
 
 
 def arguments_carry_constants(program: ProgramView, report: Report) -> None:

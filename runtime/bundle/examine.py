@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import BundleError
@@ -46,49 +46,68 @@ def examine(bundle: Bundle) -> None:
     check_artifacts(bundle, plan)
 
 
-def examine_apart(bundle: Bundle) -> None:
+def examine_apart(
+    bundle: Bundle,
+    module: str = "pathways.runtime.bundle.examine",
+    *flags: str,
+    doing: str = "reading its program",
+    seconds: float | None = None,
+) -> None:
     """The same in a new process, so that no input can harm this one.
+
+    Args:
+      bundle: the bundle.
+      module: what the process runs; it gets the path of the bundle and `flags`, and ends in `run_checks`.
+      *flags: the rest of its command line.
+      doing: what to call that in messages.
+      seconds: how long it may take; by default the allowance of the bundle.
 
     Raises:
       BundleError: says what is wrong; also when the process crashed or took too long.
     """
     # -P: what lies beside the file must not be imported.
-    command = [sys.executable, "-P", "-m", "pathways.runtime.bundle.examine", bundle.path]
-    seconds, _ = allowance(bundle)
+    command = [sys.executable, "-P", "-m", module, bundle.path, *flags]
+    limit = allowance(bundle)[0] if seconds is None else seconds
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, check=False
         )
     except subprocess.TimeoutExpired:
-        raise BundleError(f"{bundle.path}: reading its program takes too long") from None
+        raise BundleError(f"{bundle.path}: {doing} takes too long") from None
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        raise BundleError(f"{bundle.path}: reading its program crashed MLIR ({name})")
+        raise BundleError(f"{bundle.path}: {doing} crashed MLIR or XLA ({name})")
     try:
         verdict = json.loads(done.stdout)
     except ValueError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise BundleError(f"{bundle.path}: its program cannot be read: {last[:500]}") from None
+        raise BundleError(f"{bundle.path}: {doing} failed: {last[:500]}") from None
     if "error" in verdict:
         raise BundleError(verdict["error"])
     if verdict["digest"] != bundle.digest:
         raise BundleError(f"{bundle.path}: the file was changed while it was read")
 
 
-def main() -> int:
-    """Examines the file that the command line names; prints a verdict as JSON."""
+def run_checks(check: Callable[[Bundle], None], memory: int = 0) -> int:
+    """Checks the bundle that the command line names; prints a verdict as JSON.
+
+    Args:
+      check: raises a `BundleError` that says what is wrong.
+      memory: the bytes that it may take beyond the allowance of the bundle.
+    """
+    path = sys.argv[1]
     try:
-        bundle = read(sys.argv[1])
-        with memory_of_at_most(allowance(bundle)[1]):
-            examine(bundle)
+        bundle = read(path)
+        with memory_of_at_most(allowance(bundle)[1] + memory):
+            check(bundle)
         verdict = {"digest": bundle.digest}
     except BundleError as error:
         verdict = {"error": str(error)}
     except MemoryError:
-        verdict = {"error": f"{sys.argv[1]}: reading its program takes too much memory"}
-    print(json.dumps(verdict))
+        verdict = {"error": f"{path}: reading its program takes too much memory"}
+    print(json.dumps(verdict), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_checks(examine))

@@ -22,6 +22,7 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.operation import is_text, printed, symbol_name
+from pathways.dialect.wellformed import type_problem
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
@@ -136,8 +137,9 @@ def check_artifacts(bundle: Bundle, plan: Plan) -> None:
         if main is None or main.operation.name != "func.func":
             raise _error(bundle, f"{what} has no function @main")
         declared = plan.computations[name]
-        types = [tuple(map(array_type, side)) for side in (main.type.inputs, main.type.results)]
-        if types != [declared.operands, declared.results]:
+        sides = main.type.inputs, main.type.results
+        has_others = any(type_problem(type_) is not None for side in sides for type_ in side)
+        if has_others or [tuple(map(array_type, s)) for s in sides] != [declared.operands, declared.results]:
             raise _error(bundle, f"{what} is of type {main.type}, which is not what the program declares")
         if sorted(donated_arguments(main)) != list(declared.donated):
             raise _error(bundle, f"{what} donates other arguments than the program declares")
@@ -259,11 +261,11 @@ def _shardings(op: ir.Operation) -> list[str]:
     """The attributes of Shardy that an artifact carries as text: on operations and on arguments."""
     texts: list[str] = []
     holders = [[op.attributes.get(_FRONTEND)]]
-    for name in ("arg_attrs", "res_attrs"):
+    for name in ("arg_attrs", "res_attrs") if op.name == "func.func" else ():
         values = op.attributes.get(name) or ()
         holders.append([named.attr for attrs in values for named in attrs if named.name == _FRONTEND])
     for attributes in itertools.chain(*holders):
-        for named in attributes or ():
+        for named in attributes if isinstance(attributes, ir.DictAttr) else ():
             if named.name.startswith("xla.sdy."):
                 text = named.attr
                 texts.append(text.value if isinstance(text, ir.StringAttr) else str(text))

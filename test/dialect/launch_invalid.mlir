@@ -98,3 +98,24 @@ func.func @main(%x: tensor<f32>) {
   %1 = "pw.launch"(%x) {callee = @computation, slice = @s0} : (tensor<f32>) -> tensor<f32>
   return
 }
+
+// -----
+
+// A value ends once, whichever of its names it is called by.
+sdy.mesh @mesh = <["x"=2]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+"pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+func.func private @f() -> tensor<f32>
+func.func private @g(tensor<f32>) -> tensor<f32>
+func.func @main() {
+  %0 = "pw.launch"() {callee = @f, slice = @s0} : () -> tensor<f32>
+  // expected-error@below {{'pw.release' op releases operand #1, which it was given before}}
+  "pw.release"(%0, %0) : (tensor<f32>, tensor<f32>) -> ()
+  %1 = "pw.launch"() {callee = @f, slice = @s0} : () -> tensor<f32>
+  %2 = "pw.launch"() {callee = @f, slice = @s1} : () -> tensor<f32>
+  %3 = "pw.mirror"(%1, %2) : (tensor<f32>, tensor<f32>) -> tensor<f32>
+  "pw.release"(%3) : (tensor<f32>) -> ()
+  // expected-error@below {{'pw.launch' op operand #0 is used after it was released}}
+  %4 = "pw.launch"(%1) {callee = @g, slice = @s0} : (tensor<f32>) -> tensor<f32>
+  return
+}

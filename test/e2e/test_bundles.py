@@ -23,6 +23,7 @@ from pathways.dialect import make_context
 from pathways.runtime.bundle import examine
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.bundle.manifest import BundleError
+from pathways.runtime.plan import lower
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla import compile_cache
 
@@ -592,7 +593,12 @@ def with_artifact(path, to, raw):
         (artifact("module {}")[:-9], "no artifact that this release reads"),
         (artifact("module {}"), "no function @main"),
         (artifact(IDENTITY.replace("2xf32", "3xf32")), "not what the program declares"),
+        (artifact(IDENTITY.replace("tensor<2xf32>", "i32")), "not what the program declares"),
         (artifact(IDENTITY), None),
+        (
+            artifact(CALL.format("Sharding").replace("(%x) :", "(%x) {mhlo.frontend_attributes = 3} :")),
+            "the custom calls in the manifest are not those of the program",
+        ),
         (artifact(IDENTITY.replace("<2xf32>)", "<2xf32> {jax.buffer_donor = true})")), "donates other"),
         (artifact(RECURSION), "has a function that calls itself"),
         (artifact(CALL.format("evil")), "calls 'evil', which is not among the calls that JAX makes"),
@@ -629,6 +635,22 @@ def test_artifacts_that_crash_mlir_are_refused(tiny, tmp_path):
             examine.examine_apart(bundle.read(path))
         except BundleError as error:
             print(error)
+
+
+def test_computations_that_crash_xla_are_refused(tmp_path, monkeypatch):
+    """MLIR finds nothing wrong with a loop that says how all it carries lies; XLA dies of it."""
+    (s0,) = device_set((2,))
+    monkeypatch.setattr(lower, "_must_not_say", lambda op: False)
+
+    def layers(ws, x):
+        return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0]
+
+    placed = pw.jit(layers, devices=s0, in_shardings=(None, P("a0")))
+    arrays = np.ones((3, 8, 8), np.float32), np.ones((4, 8), np.float32)
+    pw.program(placed).lower(*arrays).save(tmp_path / "m.pwb")
+    examine.examine_apart(bundle.read(tmp_path / "m.pwb"))
+    with pytest.raises(BundleError, match="compiling its program crashed MLIR or XLA"):
+        pw.load(tmp_path / "m.pwb")
 
 
 def test_what_lies_beside_the_file_is_not_imported(tiny, tmp_path, monkeypatch):

@@ -1,0 +1,169 @@
+"""Loads, compiles and runs mutated bundles with right digests: each gives results or one clear error.
+
+  python test/fuzz/mutate_bundles.py --seed 0 --count 5000 --jobs 2 --keep build/fuzz/bundles
+
+Case number n of a seed is always the same, for the same sources. Each runs in a child process, which stands
+for two: first for the one in which a bundle from a stranger is examined and compiled, where a crash or too
+long a time is as good as a refusal, then for the one that loads and runs it, where neither is. The exit code
+is 1 when there is a traceback, a crash or a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from bundle_mutations import mutated, texts
+from bundle_seeds import DEVICES, Parts, read_seeds, write_seeds
+from corpus import ROOT, Corpus
+from forked import Ending, run_all
+
+import pathways as pw
+from pathways.compiler import loaded
+from pathways.runtime.bundle.file import read
+from pathways.runtime.bundle.manifest import BundleError
+from pathways.runtime.resources.manager import ResourceError
+from pathways.runtime.xla import compile_cache, rehearse
+
+SECONDS = 30.0
+MEMORY = 16 << 30
+"""Of address space: XLA reserves more than it takes."""
+
+REFUSALS = (BundleError, ResourceError, compile_cache.CompileError)
+BAD = ("traceback", "crash", "hang")
+BUNDLE, VERDICT = "mutated.pwb", "verdict.json"
+_MAKING, _APART, _LOADING, _RUNNING = "making", "examining apart", "loading", "running"
+
+
+def main() -> int:
+    """Runs the harness; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--count", type=int, default=200, help="number of cases (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at the same time (default: %(default)s)")
+    parser.add_argument(
+        "--keep", type=Path, default=ROOT / "build" / "fuzz" / "bundles", help="folder for examples"
+    )
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    numbers = range(options.first, options.first + options.count)
+    kinds, failures = fuzz(options.seed, numbers, options.jobs, options.keep)
+    for (kind, what), count in sorted(kinds.items(), key=lambda item: (item[0][0] not in BAD, -item[1])):
+        print(f"{count:>6}  {kind:<10} {what}")
+    print(f"{options.count} cases, {failures} failures")
+    return 1 if failures else 0
+
+
+def fuzz(
+    seed: int, numbers: range, jobs: int, keep: Path
+) -> tuple[collections.Counter[tuple[str, str]], int]:
+    """Runs random cases; returns how often each ending came, and the number of failures."""
+    kinds: collections.Counter[tuple[str, str]] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        # In a child: a process that has started JAX must not fork.
+        ((_, ending),) = run_all(
+            [(0, lambda _, note: write_seeds(Path(folder), note))], 1, 10 * SECONDS, MEMORY
+        )
+        seeds = read_seeds(Path(folder))
+        if not seeds:
+            raise RuntimeError(f"no seeds: {ending.stderr}")
+    corpus = texts(seeds)
+    tasks = ((number, functools.partial(_task, number, seed, seeds, corpus)) for number in numbers)
+    began = time.monotonic()
+    for number, ending in run_all(tasks, jobs, SECONDS, MEMORY):
+        kind, what = judge(ending)
+        if kind in BAD:
+            keep.mkdir(parents=True, exist_ok=True)
+            if (ending.folder / BUNDLE).exists():
+                (keep / f"{kind}.{number}.pwb").write_bytes((ending.folder / BUNDLE).read_bytes())
+            (keep / f"{kind}.{number}.txt").write_text(f"{kind}: {what}\n{ending.stderr}")
+        kinds[kind, what] += 1
+        done = sum(kinds.values())
+        if done % 200 == 0:
+            print(f"{done} cases, {done / (time.monotonic() - began):.1f} a second", file=sys.stderr)
+    return kinds, sum(count for (kind, _), count in kinds.items() if kind in BAD)
+
+
+def judge(ending: Ending) -> tuple[str, str]:
+    """The kind of an ending, and where or how it came."""
+    if (ending.folder / VERDICT).exists():
+        kind, what = json.loads((ending.folder / VERDICT).read_text())
+        return kind, what
+    how = "too long" if ending.late else ending.signal.name if ending.signal else "exit"
+    if ending.note == _MAKING:
+        return "unmade", how
+    if ending.note == _APART:
+        return "apart", how
+    if ending.note == _RUNNING and ending.late:
+        return "runs", how  # Any program may loop.
+    return ("hang" if ending.late else "crash"), f"{ending.note}: {how}"
+
+
+def _task(
+    number: int,
+    seed: int,
+    seeds: tuple[Parts, ...],
+    corpus: Corpus,
+    folder: Path,
+    note: Callable[[str], None],
+) -> None:
+    note(_MAKING)
+    path = folder / BUNDLE
+    mutated(random.Random(f"{seed} {number}"), seeds, corpus).write(path)
+    (folder / VERDICT).write_text(json.dumps(execute(path, note)))
+
+
+def execute(path: Path, note: Callable[[str], None]) -> tuple[str, str]:
+    """Loads and runs a bundle as `pathways.load` does, but in one process."""
+    stage = _APART
+    try:
+        note(stage)
+        sys.argv = ["rehearse", str(path), str(DEVICES)]
+        bundle = read(path)
+        rehearse.rehearse(bundle)
+        stage = _LOADING
+        note(stage)
+        pw.connect(cpu_devices=DEVICES)
+        loaded.rehearse_apart = lambda bundle, devices: None
+        program = loaded.load_bundle(bundle)
+        stage = _RUNNING
+        note(stage)
+        buffers = {leaf.name: leaf.buffer for leaf in bundle.manifest.arguments}
+        arrays = {name: np.zeros(buffer.shape, buffer.dtype) for name, buffer in buffers.items()}
+        jax.block_until_ready(program.by_name(program.from_buffers(arrays)))
+    except REFUSALS as error:
+        if "\n" in str(error):
+            return "traceback", f"{stage}: an error of more than one line"
+        return "refused", f"{stage}: {type(error).__name__}"
+    except MemoryError:
+        return "refused", f"{stage}: memory"
+    except jax.errors.JaxRuntimeError as error:
+        # XLA's own word, when a program runs.
+        return ("ran", "an error of XLA") if stage == _RUNNING else ("traceback", f"{stage}: {error}"[:200])
+    except Exception as error:
+        traceback.print_exc()
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if str(ROOT) in f.filename]
+        last = f"{Path(frames[-1].filename).relative_to(ROOT)}:{frames[-1].lineno}" if frames else ""
+        return "traceback", f"{stage}: {type(error).__name__} {last}"
+    return "ran", ""
+
+
+if __name__ == "__main__":
+    os.environ["PW_CACHE_DIR"] = ""  # What is compiled here is of no use to anybody.
+    sys.exit(main())
