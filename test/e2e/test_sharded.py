@@ -329,6 +329,20 @@ def test_prefixes_and_static_arguments():
         assert_lies(leaf, P("data"), s0)
 
 
+def test_trees_of_specs_over_arguments_and_results_with_none_in_them():
+    (two,) = slices((2,))
+    specs = {"x": P("data"), "none": None, "rest": (None, ())}
+    double_x = pw.jit(
+        lambda tree: {**tree, "x": tree["x"] * 2}, devices=two, in_shardings=(specs,), out_shardings=specs
+    )
+    program = pw.program(lambda tree: double_x(tree), in_shardings=(specs,), out_shardings=specs)
+    for call in (double_x, program):
+        result = call({"x": X, "none": None, "rest": (None, ())})
+        assert result["x"].sharding.spec == P("data")
+        assert (result["none"], result["rest"]) == (None, (None, ()))
+        np.testing.assert_array_equal(result["x"], X * 2)
+
+
 def test_typed_keys_on_a_sharded_slice():
     (s0,) = slices((4,))
 
