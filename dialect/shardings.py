@@ -30,6 +30,26 @@ def read_sharding(attribute: ir.Attribute) -> Sharding:
     return Sharding(tuple(tuple(a.name for a in dim) for dim in axes))
 
 
+def whole_axes(attribute: ir.Attribute, shape: Sequence[int], mesh: Mesh) -> Sharding:
+    """What of a `#sdy.sharding` divides an array evenly by whole axes: of each dimension the first of them.
+
+    Shardy splits axes of the mesh to make a dimension divide, and leaves alone what the user says inside of a
+    computation, where XLA pads. Neither is possible between computations.
+    """
+    sizes = dict(mesh.axes)
+    dims = []
+    for size, dim in zip(shape, sdy.TensorShardingAttr(attribute).dimension_shardings, strict=True):
+        kept: list[str] = []
+        parts = 1
+        for axis in map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dim).axes):
+            parts *= sizes[axis.name]
+            if axis.sub_axis_info is not None or size % parts:
+                break
+            kept.append(axis.name)
+        dims.append(tuple(kept))
+    return Sharding(tuple(dims))
+
+
 def unsupported(attribute: ir.Attribute) -> str | None:
     """What of a `#sdy.sharding` this compiler has no meaning for; None when it has one for all."""
     sharding = sdy.TensorShardingAttr(attribute)

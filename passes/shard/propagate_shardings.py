@@ -15,6 +15,7 @@ from pathways.dialect import (
     TransferOp,
     argument_attrs,
     argument_slices,
+    ops_named,
     result_attrs,
     result_slices,
     set_argument_attrs,
@@ -24,8 +25,17 @@ from pathways.dialect import (
 from pathways.dialect.forms import PLACED
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import Mesh, Sharding, replicated
-from pathways.dialect.names import ARGUMENT_INFO, RESULT_INFO, SHARDING, SPEC
-from pathways.dialect.shardings import SliceMesh, make_sharding, read_sharding, slice_meshes
+from pathways.dialect.names import ARGUMENT_INFO, MAIN, RESULT_INFO, SHARDING, SPEC
+from pathways.dialect.operation import symbol_name
+from pathways.dialect.shardings import (
+    SliceMesh,
+    make_sharding,
+    mesh_of,
+    read_mesh,
+    read_sharding,
+    slice_meshes,
+    whole_axes,
+)
 from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.shard import shardy
 from pathways.passes.shard.settle import settle
@@ -165,7 +175,7 @@ def _handed_on(
     module: ir.Module, meshes: Meshes, hints: dict[int, ir.Attribute]
 ) -> Iterator[tuple[int, ir.Attribute]]:
     """For each transfer between different meshes the sharding of its operand in terms of its own mesh."""
-    main = main_function(module)
+    main, symbols = main_function(module), symbol_table(module)
     for number, op in shardy.between_meshes(module):
         source = shardy.decided(op.operands[0], main)
         if source is None:
@@ -174,7 +184,8 @@ def _handed_on(
             continue
         target = meshes[op.slice]
         shape = ir.RankedTensorType(op.results[0].type).shape
-        renamed = _renamed(read_sharding(source), shape, target.mesh)
+        held = whole_axes(source, shape, read_mesh(symbols[mesh_of(source)]))
+        renamed = _renamed(held, shape, target.mesh)
         yield number, make_sharding(target.symbol, renamed, closed=False)
 
 
@@ -211,6 +222,9 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
         inputs, results = argument_attrs(function), result_attrs(function)
         set_argument_attrs(function, _closed(inputs, function.type.inputs, [home] * len(inputs)))
         set_result_attrs(function, _closed(results, function.type.results, [home] * len(results)))
+    for function in ops_named(module, ["func.func"]):
+        if symbol_name(function) not in (MAIN, *launched):
+            _use_whole_axes(function, symbols)
     homes = [meshes[(slices or ("",))[0]] for slices in argument_slices(main)]
     set_argument_attrs(main, _closed(argument_attrs(main), main.type.inputs, homes))
     homes = [meshes[(slices or ("",))[0]] for slices in result_slices(main)]
@@ -223,11 +237,24 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
                 # The sum is taken in place; who wants it in another way reshards it once.
                 sharding = layouts.of(op.operands[0], op.slice)
             else:
-                rank = ir.RankedTensorType(op.results[0].type).rank
-                sharding = read_sharding(op.sharding) if op.sharding is not None else replicated(rank)
+                sharding = _decided(op.sharding, op.results[0].type, home)
             if isinstance(op, SplitOp):
-                _check_rows(op, sharding, home.mesh)
+                _check_rows(op, layouts.of(op.operands[0], op.slice), home.mesh)
             op.sharding = make_sharding(home.symbol, sharding) if home.mesh.size > 1 else None
+
+
+def _use_whole_axes(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
+    """Leaves no parts of axes at the boundary of a function that computations call."""
+    for all_attrs, types, store in (
+        (argument_attrs(function), function.type.inputs, set_argument_attrs),
+        (result_attrs(function), function.type.results, set_result_attrs),
+    ):
+        for attrs, value_type in zip(all_attrs, types, strict=True):
+            if SHARDING in attrs:
+                mesh = mesh_of(attrs[SHARDING])
+                home = SliceMesh(mesh, read_mesh(symbols[mesh]))
+                attrs[SHARDING] = make_sharding(mesh, _decided(attrs[SHARDING], value_type, home))
+        store(function, all_attrs)
 
 
 def _closed(
@@ -238,11 +265,15 @@ def _closed(
     for attrs, value_type, home in zip(entries, types, homes, strict=True):
         rest = {name: attribute for name, attribute in attrs.items() if name != SHARDING}
         if home.mesh.size > 1:
-            rank = ir.RankedTensorType(value_type).rank
-            sharding = read_sharding(attrs[SHARDING]) if SHARDING in attrs else replicated(rank)
-            rest[SHARDING] = make_sharding(home.symbol, sharding)
+            rest[SHARDING] = make_sharding(home.symbol, _decided(attrs.get(SHARDING), value_type, home))
         closed.append(rest)
     return closed
+
+
+def _decided(attribute: ir.Attribute | None, value_type: ir.Type, home: SliceMesh) -> Sharding:
+    """How a value lies over its slice by what Shardy says of it, which may be nothing."""
+    shape = ir.RankedTensorType(value_type).shape
+    return replicated(len(shape)) if attribute is None else whole_axes(attribute, shape, home.mesh)
 
 
 def _check_rows(split: SplitOp, sharding: Sharding, mesh: Mesh) -> None:

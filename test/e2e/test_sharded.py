@@ -196,6 +196,30 @@ def test_a_dimension_that_the_next_slice_does_not_divide_is_replicated():
     assert_lies(y, P(), s1)
 
 
+@pytest.mark.parametrize(
+    ("front", "back"),
+    [
+        (lambda a: a[:6], lambda a: a + 1),
+        (lambda a: a[:2], lambda a: a + 1),
+        (lambda a: jnp.concatenate([a, a[:1]]), lambda a: a * a),
+        (lambda a: a.reshape(2, 4, 8), lambda a: a + 1),
+        (lambda a: a.reshape(-1)[:30], lambda a: a + 1),
+        (lambda a: jnp.convolve(a.sum(1), jnp.ones(3)), lambda a: a + 1),
+        (lambda a: jax.lax.with_sharding_constraint(a[:5], P("data")), lambda a: a + 1),
+        (lambda a: a[:0], lambda a: a + 1),
+    ],
+    ids=["slice", "short", "concatenate", "reshape", "flat", "nested", "constraint", "empty"],
+)
+@pytest.mark.parametrize("size", [2, 4])
+def test_results_that_do_not_divide_are_replicated_where_they_do_not(front, back, size):
+    """JAX pads inside of a module; Shardy splits axes of the mesh. Between modules there is neither."""
+    placed, read = (
+        pw.jit(fun, devices=slice) for fun, slice in zip((front, back), slices((4,), (size,)), strict=True)
+    )
+    got = pw.program(lambda a: read(placed(a)), in_shardings=P("data"))(MATRIX)
+    assert_agree(got, on_one_device(lambda a: back(front(a)), MATRIX))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "bool", "complex64", "float8_e4m3fn"])
 def test_dtypes_cross_unequal_meshes(dtype):
     s0, s1 = slices((2, 2), (4,))
