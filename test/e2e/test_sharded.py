@@ -297,6 +297,20 @@ def test_a_constraint_on_several_axes_and_on_none():
     assert_lies(got[2], P(), s0)
 
 
+def test_reshapes_that_split_an_axis_of_the_mesh():
+    (four,) = slices((4,))
+    split = pw.jit(lambda x: jnp.sin(x.reshape(2, 2, 6)), devices=four)
+    nested = pw.jit(lambda x: jnp.resize(x, (6, 4)) * jnp.resize(x[:3], (6, 4)), devices=four)
+
+    def run(x: Any) -> Any:
+        return split(x), nested(split(x).reshape(8, 3))
+
+    x = array(24)
+    got = pw.program(run, in_shardings=P("data"))(x)
+    y = np.sin(x.reshape(2, 2, 6)).reshape(8, 3)
+    assert_agree(got, (y.reshape(2, 2, 6), np.resize(y, (6, 4)) * np.resize(y[:3], (6, 4))))
+
+
 def test_shard_map_inside_a_placed_function():
     (s0,) = slices((2, 2))
 
