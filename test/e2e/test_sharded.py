@@ -393,6 +393,16 @@ def test_typed_keys_on_a_sharded_slice():
     assert_lies(got, P("data"), s0)
 
 
+def test_the_words_of_a_key_stay_together():
+    (two,) = slices((2,))
+    apart = lambda words: jax.lax.with_sharding_constraint(words, P(None, "data"))  # noqa: E731
+    read = pw.program(pw.jit(lambda keys: apart(jax.random.key_data(keys)) + 1, devices=two))
+    make = pw.program(pw.jit(lambda words: jax.random.wrap_key_data(apart(words)), devices=two))
+    keys = jax.random.split(jax.random.key(0), 4)
+    for passed in (keys, jax.random.clone(keys), make(jax.random.key_data(keys))):
+        np.testing.assert_array_equal(read(passed), jax.random.key_data(keys) + 1)
+
+
 # Arguments: in place, elsewhere, or on the host.
 
 
