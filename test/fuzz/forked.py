@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 2 << 30
-"""Bytes of address space that a child may take."""
+"""Bytes of address space that a child may take, unless more is asked for."""
 
 _PATIENCE = 3
 """By how much a child may take longer than it computes: other processes want the processors too."""
@@ -75,27 +75,30 @@ class _Child:
     tag: Any
 
 
-def run_all[T](tasks: Iterable[tuple[T, Task]], jobs: int, seconds: float) -> Iterator[tuple[T, Ending]]:
+def run_all[T](
+    tasks: Iterable[tuple[T, Task]], jobs: int, seconds: float, memory: int = MEMORY
+) -> Iterator[tuple[T, Ending]]:
     """Runs tasks, several at a time; yields how they ended, in the order in which they did.
 
     Args:
       tasks: each with what names it.
       jobs: how many run at the same time.
       seconds: how long each may compute.
+      memory: bytes of address space that each may take.
 
     Raises:
       RuntimeError: when a task raised, which is a mistake in it.
     """
     # In memory where there is such a folder: a case writes many small files.
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="mutate-ir-", dir=memory) as root:
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=shared) as root:
         free = [_Slot(Path(root) / str(n), mmap.mmap(-1, _NOTE)) for n in range(jobs)]
         running: dict[int, _Child] = {}
         waiting = iter(tasks)
         try:
             while True:
                 while free and (named := next(waiting, None)) is not None:
-                    child = _start(*named, free.pop(), seconds)
+                    child = _start(*named, free.pop(), seconds, memory)
                     running[child.descriptor] = child
                 if not running:
                     return
@@ -109,7 +112,7 @@ def run_all[T](tasks: Iterable[tuple[T, Task]], jobs: int, seconds: float) -> It
                 os.waitpid(child.pid, 0)
 
 
-def _start(tag: Any, task: Task, slot: _Slot, seconds: float) -> _Child:
+def _start(tag: Any, task: Task, slot: _Slot, seconds: float, memory: int) -> _Child:
     slot.folder.mkdir(parents=True)
     slot.note[:] = bytes(_NOTE)
     sys.stdout.flush()
@@ -118,11 +121,11 @@ def _start(tag: Any, task: Task, slot: _Slot, seconds: float) -> _Child:
     gc.freeze()
     pid = os.fork()
     if pid == 0:
-        _live(task, slot, seconds)
+        _live(task, slot, seconds, memory)
     return _Child(pid, os.pidfd_open(pid), slot, time.monotonic(), tag)
 
 
-def _live(task: Task, slot: _Slot, seconds: float) -> None:
+def _live(task: Task, slot: _Slot, seconds: float, memory: int) -> None:
     """The life of a child; does not return."""
     code = _BROKEN
     try:
@@ -137,7 +140,7 @@ def _live(task: Task, slot: _Slot, seconds: float) -> None:
         faulthandler.register(signal.SIGXCPU, 2, chain=True)
         computing = math.ceil(seconds)
         resource.setrlimit(resource.RLIMIT_CPU, (computing, computing + 1))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
         def note(what: str) -> None:
