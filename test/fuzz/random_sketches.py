@@ -195,7 +195,9 @@ def _piece(
         in_specs,
         out_spec,
         unfit=rng.random() < 0.05,
-        static=rng.choice(_STATIC) if place is not None and not in_specs and rng.random() < 0.05 else (),
+        static=rng.choice(_STATIC)
+        if place is not None and not (in_specs or out_spec is not None) and rng.random() < 0.05
+        else (),
         nested=rng.random() < 0.07,
         tree=in_specs is None and rng.random() < 0.2,
     )
