@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from jaxlib.mlir import ir
 
 from pathways.dialect import nested_ops
-from pathways.passes.util.functions import callees
+from pathways.passes.util.functions import referenced_functions
 
 LARGE = 100
 """Operations from which on a second version of a computation costs more than launches that it saves.
@@ -38,7 +38,8 @@ class CompileCost:
         """The operations of a function; those of loops, branches and what it calls count once each."""
         if name not in self._sizes:
             self._sizes[name] = 0
-            function = self._symbols[name]
-            inside = sum(1 for _ in nested_ops(function))
-            self._sizes[name] = inside + sum(self._size(callee) for callee in set(callees(function)))
+            operations = list(nested_ops(self._symbols[name]))
+            functions = (f for op in operations for f in referenced_functions(op, self._symbols))
+            called = {f.attributes["sym_name"].value for f in functions}
+            self._sizes[name] = len(operations) + sum(map(self._size, called))
         return self._sizes[name]
