@@ -8,9 +8,10 @@ export PYTHON
 BIN := .venv/bin
 TYPES := build/types/pathways
 STEPS := check-format lint types wheel lit pytest
+FUZZ := random_programs:5000 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
-.PHONY: help demo test $(STEPS) bench docs format lock venv type-links clean
+.PHONY: help demo test $(STEPS) fuzz bench docs format lock venv type-links clean
 
 help: ## list the targets
 	@echo "make <target>; the first run makes .venv (PYTHON=/path/to/python chooses its Python)"
@@ -47,6 +48,16 @@ lit: venv ## the .mlir tests (ARGS=test/passes/place/cse.mlir for one)
 pytest: venv ## the unit and end-to-end tests (ARGS="test/runtime -k name" for some)
 	@mkdir -p build/test
 	@$(BIN)/pytest --junitxml=build/test/pytest.xml $(ARGS)
+
+fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
+	@failed=; \
+	for run in $(FUZZ); do \
+	  name=$${run%:*}; \
+	  echo "--- $$name"; \
+	  $(BIN)/python test/fuzz/$$name.py --seed $(or $(SEED),0) --count $${run#*:} --keep build/fuzz/$$name \
+	    || failed="$$failed $$name"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make fuzz: failed:$$failed; examples are in build/fuzz"; exit 1; fi
 
 bench: venv ## run the benchmarks (ARGS is handed to each)
 	@for bench in $(BENCHES); do echo "--- $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done

@@ -22,7 +22,7 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.metadata import CallMetadata
-from pathways.dialect.names import ARGUMENT_INFO, DONOR, MAIN, SPEC
+from pathways.dialect.names import ARGUMENT_INFO, DONOR, KEYS, MAIN, SPEC
 from pathways.dialect.shardings import read_mesh
 from pathways.passes.util.functions import unique_name
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -101,6 +101,18 @@ def describe_arguments(
         if spec is not None:
             argument[SPEC] = _spec_attribute(spec)
     set_argument_attrs(main, attrs)
+
+
+def describe_keys(module: ir.Module, arguments: Sequence[bool], results: Sequence[bool]) -> None:
+    """Notes which arguments and results of `@main` are typed PRNG keys, whose last axis are words."""
+    main = symbol_table(module)[MAIN]
+    inputs, outputs = argument_attrs(main), result_attrs(main)
+    offset = len(inputs) - len(arguments)
+    for attrs, is_keys in zip([*inputs[offset:], *outputs], [*arguments, *results], strict=True):
+        if is_keys:
+            attrs[KEYS] = ir.UnitAttr.get()
+    set_argument_attrs(main, inputs)
+    set_result_attrs(main, outputs)
 
 
 def describe_results(module: ir.Module, specs: Sequence[Spec]) -> None:

@@ -50,7 +50,9 @@ def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
     except ValueError as error:
         message = str(error).replace("broadcast_prefix prefix_tree", what.split()[0])
         raise ValueError(f"{what} do not match what they describe: {message}") from None
-    return jax.tree.leaves(full, is_leaf=_is_spec)
+    # None is a spec, but in a tree of arrays a node without any.
+    pairs = zip(jax.tree.leaves(full, is_leaf=_is_spec), jax.tree.leaves(tree, is_leaf=_is_none), strict=True)
+    return [spec for spec, leaf in pairs if leaf is not None]
 
 
 def positional_only(named: Collection[str], what: str) -> None:
@@ -79,6 +81,10 @@ def checked(spec: Spec, shape: Sequence[int], virtual: VirtualSlice, what: str) 
 def dims_of(spec: PartitionSpec) -> Sharding:
     """The axes of each dimension that a spec mentions."""
     return Sharding(tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec))
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
 
 
 def _is_spec(leaf: Any) -> bool:

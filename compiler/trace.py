@@ -11,7 +11,13 @@ import jax
 from jaxlib.mlir import ir
 
 from pathways.compiler import jax_internals
-from pathways.compiler.annotate import declare_loops, declare_slices, describe_arguments, describe_results
+from pathways.compiler.annotate import (
+    declare_loops,
+    declare_slices,
+    describe_arguments,
+    describe_keys,
+    describe_results,
+)
 from pathways.compiler.interface import Interface
 from pathways.compiler.meshes import NO_MESH, is_of_types
 from pathways.compiler.specs import Spec, flat_specs
@@ -105,6 +111,7 @@ def trace(
         declare_loops(module, schedule)
         _check_shardings(name, traced.jaxpr.jaxpr, slices.values())
         describe_arguments(module, paths, donated, in_specs)
+        describe_keys(module, *(_keys(avals) for avals in (traced.jaxpr.in_avals, traced.jaxpr.out_avals)))
         if out_shardings is not None:
             results = jax.tree.unflatten(lowered.out_tree, range(lowered.out_tree.num_leaves))
             describe_results(module, flat_specs(out_shardings, results, f"out_shardings of program '{name}'"))
@@ -129,6 +136,11 @@ def _explain_types(program: str, jaxpr: Any) -> None:
                 f"sharded over {mesh}, which is no slice of the program: shard inside placed functions, and "
                 "pass arrays with such a sharding as arguments"
             )
+
+
+def _keys(avals: Iterable[Any]) -> list[bool]:
+    """Which values are typed PRNG keys."""
+    return [jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) for aval in avals]
 
 
 def _check_shardings(program: str, jaxpr: Any, slices: Iterable[VirtualSlice]) -> None:

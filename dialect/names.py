@@ -18,6 +18,7 @@ MIRRORED = "pw.mirrored"
 DONATED = "pw.donated"
 CONSTANT = "pw.constant"
 SPEC = "pw.spec"
+KEYS = "pw.keys"
 
 # Of Shardy, XLA and JAX, on arguments and results of functions.
 SHARDING = "sdy.sharding"

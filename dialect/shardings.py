@@ -77,6 +77,12 @@ def make_sharding(mesh: str, sharding: Sharding, *, closed: bool = True) -> ir.A
     return sdy.TensorShardingAttr.get(mesh, dims)
 
 
+def open_but_last(mesh: str, rank: int) -> ir.Attribute:
+    """A `#sdy.sharding` that propagation may refine in all dimensions but the last, which is in one piece."""
+    dims = [sdy.DimensionShardingAttr.get([], is_closed=n == rank - 1) for n in range(rank)]
+    return sdy.TensorShardingAttr.get(mesh, dims)
+
+
 def sharding_of(
     value: ir.Value,
     symbols: Mapping[str, ir.OpView],

@@ -109,7 +109,9 @@ class _ScheduleReader:
         """The actions that a cell stands for."""
 
         def fail(message: str) -> NoReturn:
-            raise ScheduleFileError(f"row {row}, column {column}, {cell[:40]}: {message}")
+            # MLIR ends a message at a zero byte.
+            shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell[:40])
+            raise ScheduleFileError(f"row {row}, column {column}, {shown}: {message}")
 
         written = parse_action(cell)
         if written is None:

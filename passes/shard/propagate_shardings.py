@@ -25,12 +25,13 @@ from pathways.dialect import (
 from pathways.dialect.forms import PLACED
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import Mesh, Sharding, replicated
-from pathways.dialect.names import ARGUMENT_INFO, MAIN, RESULT_INFO, SHARDING, SPEC
+from pathways.dialect.names import ARGUMENT_INFO, KEYS, MAIN, RESULT_INFO, SHARDING, SPEC
 from pathways.dialect.operation import symbol_name
 from pathways.dialect.shardings import (
     SliceMesh,
     make_sharding,
     mesh_of,
+    open_but_last,
     read_mesh,
     read_sharding,
     slice_meshes,
@@ -53,7 +54,8 @@ _MAX_ROUNDS = 4
 class PropagateShardings(Pass):
     """Decides how every value lies over the devices of its slice.
 
-    1. What the user says of arguments and results of the program gets the mesh of their slice.
+    1. What the user says of arguments and results of the program gets the mesh of their slice. The words
+       of a PRNG key stay together.
     2. Launches become calls, transfers between equal meshes and sums over microbatches identities, splits
        and concatenations of microbatches those of StableHLO, and Shardy propagates through all of them at
        once: a sharding given on a parameter reaches its optimizer state, activations and
@@ -119,10 +121,15 @@ def _apply_specs(main: ir.OpView, meshes: Meshes) -> None:
         ("result", result_attrs(main), result_slices(main), main.type.results, set_result_attrs),
     ):
         for number, (entry, places, value) in enumerate(zip(attrs, slices, values, strict=True)):
-            spec = entry.pop(SPEC, None)
-            if spec is None or not places:
+            spec, is_keys = entry.pop(SPEC, None), entry.pop(KEYS, None) is not None
+            if not places or (spec is None and not is_keys):
                 continue
             home = meshes[places[0]]
+            if spec is None:
+                # On different meshes it is going to be replicated.
+                if len({meshes[place].symbol for place in places}) == 1:
+                    entry[SHARDING] = open_but_last(home.symbol, ir.RankedTensorType(value).rank)
+                continue
             info = entry.get(ARGUMENT_INFO if what == "argument" else RESULT_INFO)
             named = info.value if info is not None else f"#{number}"
             label = named if named.startswith(what) else f"{what} {named}"

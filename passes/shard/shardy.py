@@ -108,9 +108,10 @@ class _ReduceAsBlocks(_Encoding[ReduceOp]):
         value = op.operands[0]
         if op.kind == "sum":
             return stablehlo.OptimizationBarrierOp([value])
-        rows = ir.RankedTensorType(op.results[0].type).shape[0]
-        blocks = rows // ir.RankedTensorType(value.type).shape[0]
-        return stablehlo.ConcatenateOp([value] * blocks, 0)
+        total = ir.RankedTensorType(op.results[0].type).shape[0]
+        rows = ir.RankedTensorType(value.type).shape[0]
+        # Any number of blocks without rows has none.
+        return stablehlo.ConcatenateOp([value] * (total // rows if rows else 1), 0)
 
     def decode(self, op: ir.OpView) -> _Decided:
         return _sharding_if_any(op)

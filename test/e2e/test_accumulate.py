@@ -802,6 +802,15 @@ def pw_or_jax(on: Place, fun: Fun, in_specs: Any, out_specs: Any) -> Fun:
     return on(fun) if on is jax.jit else on(fun, in_shardings=in_specs, out_shardings=out_specs)
 
 
+def test_a_concatenation_without_rows_on_a_sharded_slice():
+    (place,) = on_slices((2,))
+
+    def run(x: Any) -> Any:
+        return pw.accumulate(place(lambda x: x * 2), 2, reduce="concat", batch_argnums=0)(x)
+
+    assert_close(pw.program(run)(array(0, 4)), jnp.zeros((0, 4)))
+
+
 def test_concatenations_and_sums_keep_the_sharding_of_the_batch():
     def build(*place):
         first, second = (on(layer) for on in place)

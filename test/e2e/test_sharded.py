@@ -318,6 +318,20 @@ def test_a_constraint_on_several_axes_and_on_none():
     assert_lies(got[2], P(), s0)
 
 
+def test_reshapes_that_split_an_axis_of_the_mesh():
+    (four,) = slices((4,))
+    split = pw.jit(lambda x: jnp.sin(x.reshape(2, 2, 6)), devices=four)
+    nested = pw.jit(lambda x: jnp.resize(x, (6, 4)) * jnp.resize(x[:3], (6, 4)), devices=four)
+
+    def run(x: Any) -> Any:
+        return split(x), nested(split(x).reshape(8, 3))
+
+    x = array(24)
+    got = pw.program(run, in_shardings=P("data"))(x)
+    y = np.sin(x.reshape(2, 2, 6)).reshape(8, 3)
+    assert_agree(got, (y.reshape(2, 2, 6), np.resize(y, (6, 4)) * np.resize(y[:3], (6, 4))))
+
+
 def test_shard_map_inside_a_placed_function():
     (s0,) = slices((2, 2))
 
@@ -374,6 +388,20 @@ def test_prefixes_and_static_arguments():
         assert_lies(leaf, P("data"), s0)
 
 
+def test_trees_of_specs_over_arguments_and_results_with_none_in_them():
+    (two,) = slices((2,))
+    specs = {"x": P("data"), "none": None, "rest": (None, ())}
+    double_x = pw.jit(
+        lambda tree: {**tree, "x": tree["x"] * 2}, devices=two, in_shardings=(specs,), out_shardings=specs
+    )
+    program = pw.program(lambda tree: double_x(tree), in_shardings=(specs,), out_shardings=specs)
+    for call in (double_x, program):
+        result = call({"x": X, "none": None, "rest": (None, ())})
+        assert result["x"].sharding.spec == P("data")
+        assert (result["none"], result["rest"]) == (None, (None, ()))
+        np.testing.assert_array_equal(result["x"], X * 2)
+
+
 def test_typed_keys_on_a_sharded_slice():
     (s0,) = slices((4,))
 
@@ -384,6 +412,16 @@ def test_typed_keys_on_a_sharded_slice():
     got = pw.jit(draw, devices=s0, in_shardings=(None, P("data")))(key, MATRIX)
     assert_agree(got, on_one_device(draw, key, MATRIX))
     assert_lies(got, P("data"), s0)
+
+
+def test_the_words_of_a_key_stay_together():
+    (two,) = slices((2,))
+    apart = lambda words: jax.lax.with_sharding_constraint(words, P(None, "data"))  # noqa: E731
+    read = pw.program(pw.jit(lambda keys: apart(jax.random.key_data(keys)) + 1, devices=two))
+    make = pw.program(pw.jit(lambda words: jax.random.wrap_key_data(apart(words)), devices=two))
+    keys = jax.random.split(jax.random.key(0), 4)
+    for passed in (keys, jax.random.clone(keys), make(jax.random.key_data(keys))):
+        np.testing.assert_array_equal(read(passed), jax.random.key_data(keys) + 1)
 
 
 # Arguments: in place, elsewhere, or on the host.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 2 << 30
-"""Bytes of address space that a child may take."""
+"""Bytes of address space that a child may take, unless more is asked for."""
 
 _PATIENCE = 3
 """By how much a child may take longer than it computes: other processes want the processors too."""
@@ -91,7 +91,7 @@ def run_all[T](
     """
     # In memory where there is such a folder: a case writes many small files.
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="mutate-", dir=shared) as root:
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=shared) as root:
         free = [_Slot(Path(root) / str(n), mmap.mmap(-1, _NOTE)) for n in range(jobs)]
         running: dict[int, _Child] = {}
         waiting = iter(tasks)

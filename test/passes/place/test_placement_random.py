@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_programs import prove, three_slices
+from proofs import prove, three_slices
 
 import pathways as pw
 

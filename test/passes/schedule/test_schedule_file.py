@@ -79,6 +79,8 @@ def test_layout_does_not_count(text: str):
             "row 1, column 2, F1: is no action; expected a stage, F, B, I or W, and a microbatch",
         ),
         ("0F0,0f1\n1F0", "row 1, column 2, 0f1: is no action"),
+        ('0F0,"0F1\0\n"\n1F0', r"row 1, column 2, 0F1\x00: is no action"),
+        ('0F0,"0F\n1"\n1F0', r"row 1, column 2, 0F\n1: is no action"),
         ("0F0\n1F\u0661", "row 2, column 1, 1F\u0661: is no action"),
         ("0F0,0SEND_F0\n1F0", "row 1, column 2, 0SEND_F0: is communication, which follows from the order"),
         ("0F0,2F0\n1F0", "row 1, column 2, 2F0: there is no stage 2; the stages are 0, 1"),

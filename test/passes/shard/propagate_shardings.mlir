@@ -247,3 +247,23 @@ module @complex_constants attributes {pw.form = "placed"} {
     return %y : !c
   }
 }
+
+// -----
+
+// The words of a PRNG key stay together; keys themselves are split as anything else.
+// CHECK-LABEL: module @keys
+module @keys attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["data"=2]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  // CHECK: func.func public @main(%{{.*}}: tensor<4x2xui32> {{{.*}}sdy.sharding = #sdy.sharding<@mesh{{.*}}, [{"data"}, {}]>}, %{{.*}}: tensor<2xui32> {{{.*}}sdy.sharding = #sdy.sharding<@mesh{{.*}}, [{}]>})
+  // CHECK-NOT: pw.keys
+  func.func public @main(%k: tensor<4x2xui32> {pw.slice = @s0, pw.keys}, %o: tensor<2xui32> {pw.slice = @s0, pw.keys}) -> (tensor<4x2xui32> {pw.slice = @s0}, tensor<2xui32> {pw.slice = @s0}) {
+    %0:2 = "pw.launch"(%k, %o) {callee = @f, slice = @s0} : (tensor<4x2xui32>, tensor<2xui32>) -> (tensor<4x2xui32>, tensor<2xui32>)
+    return %0#0, %0#1 : tensor<4x2xui32>, tensor<2xui32>
+  }
+  func.func private @f(%k: tensor<4x2xui32>, %o: tensor<2xui32>) -> (tensor<4x2xui32>, tensor<2xui32>) {
+    %0 = sdy.sharding_constraint %k <@mesh, [{"data"}, {}]> : tensor<4x2xui32>
+    %1 = sdy.sharding_constraint %o <@mesh, [{"data"}]> : tensor<2xui32>
+    return %0, %1 : tensor<4x2xui32>, tensor<2xui32>
+  }
+}

@@ -1,0 +1,241 @@
+"""Runs random programs over slices, which are to give what `jax.jit` gives or be refused in words.
+
+  python test/fuzz/random_programs.py --seed 0 --count 1000 --jobs 2 --keep build/fuzz/programs
+  python test/fuzz/random_programs.py --replay build/fuzz/programs
+
+Program number n of a seed is always the same. They run in batches, each in a process of its own. A failure is
+a wrong value, an exception that is neither ours nor the one that JAX raises for the same function, a crash,
+or more than a minute. Of those of one cause the smallest program is made smaller and kept. The exit code is 1
+when there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import faulthandler
+import functools
+import gc
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Before JAX starts.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["PW_CACHE_DIR"] = ""
+os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
+
+import jax
+from corpus import ROOT
+from forked import Ending, run_all
+from random_sketches import random_sketch
+from sketches import Sketch, from_json, smaller, to_json
+from verdicts import ProgramVerdict, judge
+
+jax.config.update("jax_num_cpu_devices", 16)
+
+FAILURES = ("wrong", "traceback", "crash", "hang")
+BATCH = 20
+SECONDS = 60.0
+"""How long one program may take, by the clock."""
+
+MEMORY = 64 << 30
+"""Bytes of address space of a batch: XLA reserves much more than it uses."""
+
+_EFFORT = 150.0
+"""Seconds that go into making one example smaller."""
+
+Numbered = tuple[int, Sketch]
+
+
+def main() -> int:
+    """Runs the harness; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--first", type=int, default=0, help="number of the first one (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=200, help="how many (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="batches at the same time (default: %(default)s)")
+    parser.add_argument(
+        "--keep", type=Path, default=ROOT / "build" / "fuzz" / "programs", help="folder for examples"
+    )
+    parser.add_argument("--replay", type=Path, help="run the files of a folder, or one file, instead")
+    parser.add_argument("--no-reduce", action="store_true", help="keep examples as they are")
+    options = parser.parse_args()
+    if options.replay is not None:
+        files = sorted(options.replay.glob("*.json")) if options.replay.is_dir() else [options.replay]
+        sketches = [from_json(file.read_text().split("\n")[0]) for file in files]
+    else:
+        numbers = range(options.first, options.first + options.count)
+        sketches = [random_sketch(options.seed, n) for n in numbers]
+    return fuzz(list(enumerate(sketches, options.first)), options.jobs, options.keep, not options.no_reduce)
+
+
+def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool) -> int:
+    """Runs programs; returns the exit code."""
+    verdicts: dict[int, ProgramVerdict] = {}
+    sketches = dict(programs)
+    started = shown = time.monotonic()
+    for number, verdict in run_programs(programs, jobs):
+        verdicts[number] = verdict
+        if verdict.kind in FAILURES:
+            # At once: a long run may be interrupted.
+            write(keep, number, sketches[number], verdict)
+        if time.monotonic() - shown > 20:
+            shown = time.monotonic()
+            failed = sum(v.kind in FAILURES for v in verdicts.values())
+            rate = len(verdicts) / (shown - started)
+            print(f"{len(verdicts)}/{len(programs)}, {rate:.1f} a second, {failed} failed", file=sys.stderr)
+    seconds = time.monotonic() - started
+    report(verdicts, seconds)
+    failed: dict[tuple[str, str], list[int]] = {}
+    for number, verdict in verdicts.items():
+        if verdict.kind in FAILURES:
+            failed.setdefault((verdict.kind, verdict.bucket), []).append(number)
+    for numbers in failed.values():
+        number = min(numbers, key=lambda n: len(to_json(sketches[n])))
+        if reduce:
+            write(keep, number, reduced(sketches[number], verdicts[number]), verdicts[number])
+        for other in numbers:
+            if other != number:
+                path_of(keep, other, verdicts[other]).unlink()
+    return 1 if failed else 0
+
+
+def path_of(keep: Path, number: int, verdict: ProgramVerdict) -> Path:
+    """The file for a program that failed."""
+    name = re.sub(r"\W+", "_", f"{verdict.kind}_{verdict.bucket}").strip("_")[:80]
+    return keep / f"{name}.{number}.json"
+
+
+def write(keep: Path, number: int, sketch: Sketch, verdict: ProgramVerdict) -> None:
+    """Writes a program that failed: as data on the first line, and for a reader behind it."""
+    keep.mkdir(parents=True, exist_ok=True)
+    text = f"{to_json(sketch)}\n{verdict.message}\n{_shown(sketch)}\n"
+    path_of(keep, number, verdict).write_text(text)
+
+
+def run_programs(programs: list[Numbered], jobs: int) -> Iterator[tuple[int, ProgramVerdict]]:
+    """Runs programs in batches; what a batch did not come to because another one ended it is run again."""
+    waiting = collections.deque(
+        programs[n : n + min(BATCH, max(1, len(programs) // jobs))]
+        for n in range(0, len(programs), min(BATCH, max(1, len(programs) // jobs)))
+    )
+
+    class Batches:
+        def __iter__(self) -> Batches:
+            return self
+
+        def __next__(self) -> tuple[list[Numbered], Callable[..., None]]:
+            if not waiting:
+                raise StopIteration
+            batch = waiting.popleft()
+            return batch, functools.partial(_run_batch, batch)
+
+    for batch, ending in run_all(Batches(), jobs, SECONDS * BATCH, MEMORY):
+        done = _verdicts(ending)
+        yield from done.items()
+        rest = [(number, sketch) for number, sketch in batch if number not in done]
+        if rest:
+            yield rest[0][0], _judge_ending(ending)
+            if rest[1:]:
+                waiting.append(rest[1:])
+
+
+def _run_batch(batch: list[Numbered], folder: Path, note: Callable[[str], None]) -> None:
+    """The task of a child."""
+    os.chdir(folder)
+    with Path("verdicts").open("a") as file:
+        for number, sketch in batch:
+            note(str(number))
+            faulthandler.dump_traceback_later(SECONDS, exit=True)
+            verdict = judge(sketch)
+            faulthandler.cancel_dump_traceback_later()
+            file.write(json.dumps([number, dataclasses.asdict(verdict)]) + "\n")
+            file.flush()
+            # So that slices give their devices back.
+            gc.collect()
+
+
+def _verdicts(ending: Ending) -> dict[int, ProgramVerdict]:
+    path = ending.folder / "verdicts"
+    lines = path.read_text().split("\n") if path.exists() else []
+    return {number: ProgramVerdict(**fields) for number, fields in map(json.loads, filter(None, lines))}
+
+
+def _judge_ending(ending: Ending) -> ProgramVerdict:
+    """The verdict on the program that ended its batch."""
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', ending.stderr)
+    ours = [
+        f"{Path(file).relative_to(ROOT)}:{line} {name}"
+        for file, line, name in frames
+        if file.startswith(str(ROOT)) and "/.venv/" not in file and "/test/" not in file
+    ]
+    where = ours[0] if ours else "?"
+    tail = ending.stderr[-3000:]
+    if ending.signal is None or ending.late:
+        return ProgramVerdict("hang", where, tail)
+    fatal = re.search(r"(?m)^F\d.*?\] (.*)$|Check failed.*$|RET_CHECK.*$", ending.stderr)
+    return ProgramVerdict("crash", f"{ending.signal.name} {where} {fatal[0][:80] if fatal else ''}", tail)
+
+
+def verdict_of(sketch: Sketch) -> ProgramVerdict:
+    """Runs one program in a process of its own."""
+    ((_, verdict),) = run_programs([(0, sketch)], 1)
+    return verdict
+
+
+def reduced(sketch: Sketch, verdict: ProgramVerdict) -> Sketch:
+    """The sketch with as little left as ends in the same way."""
+    deadline = time.monotonic() + _EFFORT
+    progress = True
+    while progress:
+        progress = False
+        for candidate in smaller(sketch):
+            if time.monotonic() > deadline:
+                return sketch
+            outcome = verdict_of(candidate)
+            if (outcome.kind, outcome.bucket) == (verdict.kind, verdict.bucket):
+                sketch, progress = candidate, True
+                break
+    return sketch
+
+
+def _shown(sketch: Sketch) -> str:
+    """A sketch for a reader: what is as always is left out."""
+    lines = [f"slices {sketch.slices}"]
+    for field in dataclasses.fields(sketch):
+        value = getattr(sketch, field.name)
+        if field.default is not dataclasses.MISSING and value != field.default:
+            lines.append(f"{field.name} = {value}")
+    for n, each in enumerate(sketch.inputs):
+        lines.append(f"v{n} = {each}")
+    lines += [str(piece) for piece in sketch.pieces]
+    return "\n".join([*lines, f"return {sketch.results}"])
+
+
+def report(verdicts: dict[int, ProgramVerdict], seconds: float) -> None:
+    """Prints how many ended in which way."""
+    kinds = collections.Counter(v.kind for v in verdicts.values())
+    print(f"{len(verdicts)} programs, {len(verdicts) / max(seconds, 1e-3):.1f} a second")
+    for kind, count in kinds.most_common():
+        print(f"  {kind:<12} {count:>6}  {count / len(verdicts):.1%}")
+    for kind in ("refused", "more", *FAILURES):
+        members: dict[str, list[int]] = {}
+        for number, verdict in sorted(verdicts.items()):
+            if verdict.kind == kind:
+                members.setdefault(verdict.bucket, []).append(number)
+        if members:
+            print(kind)
+        for bucket, numbers in sorted(members.items(), key=lambda item: -len(item[1])):
+            print(f"  {len(numbers):>5}  {bucket}  {numbers[:4]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+"""Sketches as functions: once of `pw.jit` and `pw.program`, once of `jax.jit` alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from operations import operation, plain
+from sketches import Input, Piece, Sketch, Spec
+from transforms import cotangents, tangents_or, total, wrapped
+
+import pathways as pw
+
+Function = Callable[..., Any]
+AXES = ("data", "model")
+
+
+class Plain:
+    """Makes the program of `jax.jit`: nothing in it is placed."""
+
+    def mesh(self, piece: Piece) -> dict[str, int] | None:
+        return None
+
+    def place(self, piece: Piece, fun: Function) -> Function:
+        return jax.jit(fun, static_argnums=0) if piece.static else jax.jit(fun)
+
+    def program(self, fun: Function, **options: Any) -> Function:
+        return jax.jit(fun, static_argnums=options.get("static_argnums"))
+
+
+class Placed:
+    """Makes the program of Pathways."""
+
+    def __init__(self, sketch: Sketch) -> None:
+        devices = pw.make_virtual_device_set()
+        self.slices = [
+            devices.add_slice(shape, AXES[: len(shape)], overlap=sketch.overlap) for shape in sketch.slices
+        ]
+
+    def mesh(self, piece: Piece) -> dict[str, int] | None:
+        if piece.place is None:
+            return None
+        chosen = self.slices[piece.place]
+        return dict(zip(chosen.axis_names, chosen.shape, strict=True))
+
+    def place(self, piece: Piece, fun: Function) -> Function:
+        if piece.place is None:
+            return jax.jit(fun, static_argnums=0) if piece.static else fun
+        options: dict[str, Any] = {"static_argnums": 0} if piece.static else {}
+        chosen = self.slices[piece.place]
+        put = functools.partial(pw.jit, fun, devices=chosen, stage=piece.stage, **options)
+        if piece.in_specs is None and piece.out_spec is None:
+            return put()
+
+        # Only here are the shapes known, to which most specs are to fit.
+        def call(*operands: Any) -> Any:
+            specs: dict[str, Any] = {}
+            if piece.in_specs is not None:
+                pairs = zip(piece.in_specs, operands, strict=True)
+                specs["in_shardings"] = tuple(_spec(spec, x, chosen, piece) for spec, x in pairs)
+            if piece.out_spec is not None:
+                results = jax.eval_shape(_computation(piece, None), *operands)
+                specs["out_shardings"] = jax.tree.map(
+                    lambda r: _spec(piece.out_spec, r, chosen, piece), results
+                )
+            return put(**specs)(*operands)
+
+        return call
+
+    def program(self, fun: Function, **options: Any) -> Function:
+        return pw.program(fun, **options)
+
+
+Maker = Plain | Placed
+
+
+def _spec(spec: Spec | None, x: Any, chosen: pw.VirtualSlice, piece: Piece) -> P | None:
+    """A spec, if it fits an array, or is not meant to fit."""
+    if spec is None:
+        return None
+    sizes = {None: 1, **dict(zip(chosen.axis_names, chosen.shape, strict=True))}
+    shape = jnp.shape(x)
+    fits = len(spec) <= len(shape) and all(shape[d] % sizes[axis] == 0 for d, axis in enumerate(spec))
+    return P(*spec) if fits or piece.unfit else None
+
+
+def _computation(piece: Piece, mesh: dict[str, int] | None) -> Function:
+    """What a piece computes, as it is placed; constraints in it are over the axes of a mesh."""
+
+    def compute(*values: Any) -> tuple[Any, ...]:
+        known = list(values)
+        for apply in piece.applies:
+            x, y = (known[max(n, -len(known))] for n in apply.operands)
+            f = operation(apply.op, mesh)
+            one = wrapped(lambda x, y, f=f, n=apply.number: (f(x, y, n),), apply.wraps, apply.number)
+            known.append(one(x, y)[0])
+        return tuple(known[-piece.results :])
+
+    inside = wrapped(compute, piece.inside, len(piece.applies))
+
+    def body(*operands: Any) -> Any:
+        return tuple(inside(*operands))[: piece.results]
+
+    def body_of_tree(tree: Any) -> Any:
+        return {"first": body(tree["x"], *tree["rest"][0]), "none": None}
+
+    def with_static(static: Any, *operands: Any) -> Any:
+        factor = len(static) if isinstance(static, str) else static
+        return tuple(plain(r) * factor if plain(r).dtype != jnp.bool_ else r for r in body(*operands))
+
+    return with_static if piece.static else body_of_tree if piece.tree else body
+
+
+def _piece_function(maker: Maker, piece: Piece) -> Function:
+    """A piece as a function of its operands that returns a list of arrays."""
+    placed = maker.place(piece, _computation(piece, maker.mesh(piece)))
+    called = placed
+    if piece.tree and not piece.static:
+        called = lambda x, *rest: placed({"x": x, "rest": (list(rest), None)})["first"]  # noqa: E731
+    if piece.nested:
+        called = maker.program(called, **({"static_argnums": 0} if piece.static else {}))
+
+    def around(*operands: Any) -> list[Any]:
+        calls = [functools.partial(called, s) for s in piece.static] or [called]
+        every: list[Any] = []
+        for call in calls:
+            results = list(wrapped(call, piece.around, len(piece.applies))(*operands))
+            every += (results + results[-1:] * piece.results)[: piece.results]
+        return every
+
+    return around
+
+
+def _body(maker: Maker, sketch: Sketch) -> Function:
+    """All pieces, as a function of all inputs."""
+    functions = [_piece_function(maker, piece) for piece in sketch.pieces]
+
+    def body(*inputs: Any) -> tuple[Any, ...]:
+        values = [jnp.asarray(x) if isinstance(x, (bool, int, float, complex)) else x for x in inputs]
+        for piece, function in zip(sketch.pieces, functions, strict=True):
+            values += function(*(values[n % len(values)] for n in piece.operands))
+        return tuple(values[n % len(values)] for n in sketch.results)
+
+    return body
+
+
+def _split(body: Function, sketch: Sketch) -> tuple[Function, list[int]]:
+    """A body as a function of what can be differentiated and the rest."""
+    smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
+
+    def of_smooth(chosen: list[Any], *inputs: Any) -> Any:
+        every = list(inputs)
+        for n, value in zip(smooth, chosen, strict=True):
+            every[n] = value
+        return body(*every)
+
+    return of_smooth, smooth
+
+
+def _is_smooth(each: Input) -> bool:
+    return each.dtype.startswith(("float", "bfloat", "complex")) and not each.cut
+
+
+def _transformed(body: Function, sketch: Sketch) -> Function:
+    of_smooth, smooth = _split(body, sketch)
+    match sketch.transform:
+        case "":
+            return body
+        case "checkpoint" | "jit" | "custom_vjp":
+            return wrapped(body, (sketch.transform,), 1)
+        case "vmap":
+            return lambda *xs: jax.vmap(body)(*(jnp.stack([x, x]) for x in map(jnp.asarray, xs)))
+
+    def apply(*inputs: Any) -> Any:
+        chosen = [jnp.asarray(inputs[n]) for n in smooth]
+        if not chosen:
+            return body(*inputs)
+        bound = lambda c: of_smooth(c, *inputs)  # noqa: E731
+        match sketch.transform:
+            case "grad":
+                return jax.grad(lambda c: total(bound(c)))(chosen)
+            case "value_and_grad":
+                loss = lambda c: (total(bound(c)), bound(c))  # noqa: E731
+                return jax.value_and_grad(loss, has_aux=True)(chosen)
+            case "jvp":
+                return tangents_or(*jax.jvp(bound, (chosen,), ([jnp.ones_like(c) for c in chosen],)))
+        results, pull = jax.vjp(bound, chosen)
+        return pull(cotangents(results))
+
+    return apply
+
+
+def _looped(body: Function, sketch: Sketch) -> Function:
+    """A body under `pw.accumulate`, a function of all inputs, some of which are cut."""
+    loop = sketch.loop
+    assert loop is not None
+    of_smooth, smooth = _split(body, sketch)
+    cut = tuple(n for n, each in enumerate(sketch.inputs) if each.cut)
+
+    def fun(*inputs: Any) -> Any:
+        if not loop.gradient or not smooth:
+            return body(*inputs)
+        results, gradients = jax.value_and_grad(
+            lambda c: (lambda r: (total(r[-1:]), r))(of_smooth(c, *inputs)), has_aux=True
+        )([jnp.asarray(inputs[n]) for n in smooth])
+        return results[1], gradients
+
+    reduce: Any = loop.reduce
+    if loop.gradient and smooth:
+        reduce = (loop.reduce, "mean")
+    return pw.accumulate(fun, loop.count, reduce=reduce, batch_argnums=cut)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sketched:
+    """A program and how its arguments are nested."""
+
+    fun: Function
+    arguments: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def build(maker: Maker, sketch: Sketch) -> Sketched:
+    """The program of a sketch."""
+    body = _body(maker, sketch)
+    whole = _looped(body, sketch) if sketch.loop is not None else _transformed(body, sketch)
+    donated = [n for n, each in enumerate(sketch.inputs) if each.donated]
+    kept = [n for n, each in enumerate(sketch.inputs) if not each.donated]
+    # What is donated stands in front, as one tree where arguments are nested.
+    order = donated + kept
+
+    def of_ordered(*values: Any) -> Any:
+        inputs = [value for _, value in sorted(zip(order, values, strict=True))]
+        return _nested(whole(*inputs), sketch.nesting)
+
+    def nest(values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        ordered = [values[n] for n in order]
+        if not sketch.nesting:
+            return tuple(ordered), {}
+        first, rest = ordered[: len(donated)], ordered[len(donated) :]
+        tree: Any = {"b": rest[:1], "a": (rest[1:], None)}
+        return (first, tree), {}
+
+    def of_nested(*arguments: Any) -> Any:
+        if not sketch.nesting:
+            return of_ordered(*arguments)
+        first, tree = arguments
+        return of_ordered(*first, *tree["b"], *tree["a"][0])
+
+    count = len(donated) if not sketch.nesting else int(bool(donated))
+    options: dict[str, Any] = {"fuse": sketch.fuse}
+    if sketch.loop is not None:
+        options["schedule"] = sketch.loop.schedule
+    if any(each.spec is not None for each in sketch.inputs):
+        specs = [None if each.spec is None else P(*each.spec) for each in sketch.inputs]
+        options["in_shardings"] = nest(specs)[0]
+    if not sketch.static:
+        return Sketched(maker.program(of_nested, donate_argnums=tuple(range(count)), **options), nest)
+
+    def with_static(static: Any, *arguments: Any) -> Any:
+        return jax.tree.map(lambda r: plain(r) * static, of_nested(*arguments)), static
+
+    donate = tuple(range(1, count + 1))
+    fun = maker.program(with_static, static_argnums=0, donate_argnums=donate, **options)
+    return Sketched(fun, nest)
+
+
+def _nested(results: Any, nesting: int) -> Any:
+    match nesting:
+        case 1:
+            return {"z": results, "a": None}
+        case 2:
+            return [results, ()]
+        case 3:
+            return {"y": {"x": [results]}, "b": (results,)}
+    return results
+
+
+def values_of(sketch: Sketch, noise: float = 0.0) -> list[Any]:
+    """A value for each input, always the same; `noise` is relative."""
+    rng = np.random.default_rng(0)
+    return [_value(rng, each, sketch, noise) for each in sketch.inputs]
+
+
+def _value(rng: np.random.Generator, each: Input, sketch: Sketch, noise: float) -> Any:
+    shape = each.shape
+    if each.cut and sketch.loop is not None:
+        shape = (shape[0] * sketch.loop.count, *shape[1:]) if shape else (sketch.loop.count,)
+    numbers = rng.normal(size=shape) * (1 + noise * rng.normal(size=shape))
+    if each.dtype == "key":
+        return jax.random.split(jax.random.key(1), shape) if shape else jax.random.key(2)
+    if each.form == "python":
+        return {
+            "float32": float,
+            "int32": lambda x: int(x * 5),
+            "bool": lambda x: bool(x > 0),
+            "complex64": complex,
+        }[each.dtype](float(numbers))
+    dtype = jnp.dtype(each.dtype)
+    if each.dtype == "bool":
+        array = numbers > 0
+    elif each.dtype.startswith("complex"):
+        array = (numbers + 1j * rng.normal(size=shape)).astype(dtype)
+    elif "int" in each.dtype:
+        array = np.round(np.abs(numbers) * 2 if "u" in each.dtype else numbers * 3).astype(dtype)
+    else:
+        array = numbers.astype(dtype)
+    return array if each.form == "numpy" else jnp.asarray(array)

@@ -1,0 +1,100 @@
+"""Some programs of every run of the tests; that each is always the same, and that failures are told apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+FUZZ = Path(__file__).parent
+PROGRAMS, SCHEDULES = 32, 200
+
+
+def run(name: str, *flags: str) -> str:
+    """What a harness prints; it forks, which JAX in the process of the tests forbids."""
+    command = [sys.executable, FUZZ / name, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def in_a_process(script: str, tmp_path: Path) -> Any:
+    """What a script leaves in `result`."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        f"import json, sys\nsys.path.insert(0, {str(FUZZ)!r})\n{script}\nprint(json.dumps(result))\n"
+    )
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_programs_give_what_jit_gives(tmp_path: Path):
+    printed = run(
+        "random_programs.py",
+        *("--count", str(PROGRAMS), "--jobs", "2", "--keep", str(tmp_path), "--no-reduce"),
+    )
+    assert f"{PROGRAMS} programs" in printed
+
+
+def test_schedule_files_are_taken_if_they_can_be_run(tmp_path: Path):
+    printed = run("random_schedules.py", "--count", str(SCHEDULES), "--jobs", "2", "--keep", str(tmp_path))
+    assert f"{SCHEDULES} schedules" in printed
+
+
+def test_a_program_depends_on_its_number_alone_and_can_be_kept(tmp_path: Path):
+    script = """
+from random_sketches import random_sketch
+from sketches import from_json, to_json
+
+sketches = [random_sketch(0, n) for n in range(50)]
+assert [from_json(to_json(sketch)) for sketch in sketches] == sketches
+result = [to_json(sketch) for sketch in sketches]
+"""
+    first, second = in_a_process(script, tmp_path), in_a_process(script, tmp_path)
+    assert first == second
+    assert len(set(first)) == 50
+
+
+def test_every_way_to_fail_has_its_verdict_and_is_made_small(tmp_path: Path):
+    script = """
+import faulthandler, os
+import random_programs, sketched, verdicts
+from sketches import Apply, Input, Piece, Sketch
+
+def crash(x, y, n):
+    os.abort()
+
+def hang(x, y, n):
+    while True:
+        pass
+
+def fail(x, y, n):
+    if not isinstance(sketched.maker, sketched.Plain):
+        raise KeyError("x")
+    return x
+
+def other(x, y, n):
+    return x if isinstance(sketched.maker, sketched.Plain) else x + 1
+
+def build(maker, sketch, original=sketched.build):
+    sketched.maker = maker
+    return original(maker, sketch)
+
+verdicts.build = build
+random_programs.SECONDS = 6.0
+ways = {"crash": crash, "hang": hang, "fail": fail, "other": other, "same": lambda x, y, n: x}
+sketched.operation = lambda name, mesh: ways[name]
+inputs = (Input((4,), "float32"), Input((), "int32"))
+piece = lambda name: Piece(0, (0,), (Apply(name, (-1, -1), 0),))
+result = [
+    random_programs.verdict_of(Sketch(((1,),), inputs, (piece(name),), (2,))).kind
+    for name in ("crash", "hang", "fail", "other", "same")
+]
+large = Sketch(((2,), (1,)), inputs, (piece("same"), piece("other"), piece("same")), (2, 3, 4), threads=2)
+small = random_programs.reduced(large, random_programs.verdict_of(large))
+result += [small.slices, len(small.inputs), len(small.pieces), small.threads]
+"""
+    kinds = ["crash", "hang", "traceback", "wrong", "ok"]
+    assert in_a_process(script, tmp_path) == [*kinds, [[1], [1]], 1, 1, 1]

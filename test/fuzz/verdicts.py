@@ -1,0 +1,250 @@
+"""What becomes of a sketch: it is run both ways, and the results, or the refusals, are compared."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from corpus import ROOT
+from operations import plain
+from sketched import Maker, Placed, Plain, build, values_of
+from sketches import Sketch
+
+import pathways as pw
+
+OURS = ("compiler", "dialect", "passes", "runtime")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramVerdict:
+    """What became of a program.
+
+    Attributes:
+      kind: `ok`; `refused`, `both refuse`; `more`: taken although JAX refuses it; `unstable`: other rounding
+        changes it as much; failures are `wrong`, `traceback`, `crash`, `hang`.
+      bucket: what failures of one cause have in common.
+      message: more of it.
+    """
+
+    kind: str
+    bucket: str = ""
+    message: str = ""
+
+
+def judge(sketch: Sketch) -> ProgramVerdict:
+    """Runs a sketch both ways in this process."""
+    with jax.enable_x64(sketch.x64):
+        expected, refusal = _attempt(lambda: _run(Plain(), sketch, values_of(sketch), 1))
+        results, error = _attempt(lambda: _run_placed(sketch))
+        if error is not None:
+            return _judge_error(sketch, error, refusal)
+        if refusal is not None:
+            return ProgramVerdict("more", type(refusal).__name__, str(refusal)[:200])
+        for result in results:
+            difference = _difference(result, expected, sketch)
+            if difference:
+                return _judge_difference(sketch, expected, difference)
+        return ProgramVerdict("ok")
+
+
+def _attempt(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return run(), None
+    except Exception as error:
+        return None, error
+
+
+def _run(maker: Maker, sketch: Sketch, values: list[Any], calls: int) -> list[Any]:
+    program = build(maker, sketch)
+    args, kwargs = program.arguments(values)
+    results = []
+    for _ in range(calls):
+        if sketch.static:
+            results.append([program.fun(s, *_fresh(args), **kwargs) for s in sketch.static])
+            continue
+        results.append(program.fun(*_fresh(args), **kwargs))
+    return jax.block_until_ready(results)
+
+
+def _fresh(tree: Any) -> Any:
+    """Copies of arrays: those that are donated end."""
+    return jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, tree)
+
+
+def _run_placed(sketch: Sketch) -> list[Any]:
+    """All results of all calls in all threads."""
+    maker, values = Placed(sketch), values_of(sketch)
+    with _under_mesh(sketch):
+        if sketch.threads == 1:
+            return _run(maker, sketch, values, sketch.calls)
+        program = build(maker, sketch)
+        args, kwargs = program.arguments(values)
+        outcomes: list[tuple[Any, BaseException | None]] = []
+
+        def call() -> Any:
+            return jax.block_until_ready(program.fun(*_fresh(args), **kwargs))
+
+        def work() -> None:
+            with jax.enable_x64(sketch.x64):
+                outcomes.append(_attempt(lambda: [call(), call()]))
+
+        threads = [threading.Thread(target=work) for _ in range(sketch.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for _, error in outcomes:
+            if error is not None:
+                raise error
+        return [result for results, _ in outcomes for result in results]
+
+
+@contextlib.contextmanager
+def _under_mesh(sketch: Sketch) -> Iterator[None]:
+    if not sketch.under_mesh:
+        yield
+        return
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))):
+        yield
+
+
+REFUSALS = (
+    r"does not divide",
+    r"axis '\w+' is not in the mesh",
+    r"the spec has \d+ dimensions, the array \d+",
+    r"the program calls no placed function",
+    r"has no mean in its own dtype; use reduce='sum'",
+    r"cannot be summed; use reduce='concat'",
+    r"is a scalar and cannot be concatenated",
+    r"cannot be scheduled by '[\w-]+', which",
+    r"which follow each other, both on @\w+; make them one function",
+    r"is not divisible by",
+)
+"""What may be said of a program that `jax.jit` takes."""
+
+
+def _eager_refuses(sketch: Sketch, error: BaseException) -> bool:
+    with jax.disable_jit():
+        _, refusal = _attempt(lambda: _run(Plain(), sketch, values_of(sketch), 1))
+    return type(refusal) is type(error) and str(refusal)[:60] == str(error)[:60]
+
+
+def _judge_error(sketch: Sketch, error: BaseException, refusal: BaseException | None) -> ProgramVerdict:
+    message = f"{type(error).__name__}: {error}"[:600]
+    ours = frame_of(error)
+    said = isinstance(error, (pw.ProgramError, pw.ResourceError)) or (
+        isinstance(error, (TypeError, ValueError, NotImplementedError)) and _raised_by_us(error)
+    )
+    if refusal is not None and (said or type(error) is type(refusal)):
+        return ProgramVerdict("both refuse", general(message), message)
+    if said and any(re.search(words, message) for words in REFUSALS):
+        return ProgramVerdict("refused", general(message), message)
+    if _eager_refuses(sketch, error):
+        # Behind `jax.jit` it would never be known: what makes the error is not needed.
+        return ProgramVerdict("both refuse", general(message), message)
+    where = f"{type(error).__name__} {ours}"
+    trace = "".join(traceback.format_exception(error))[-3000:]
+    return ProgramVerdict("traceback", f"{where} {general(str(error))}", f"{message}\n{trace}")
+
+
+def general(text: str) -> str:
+    """A message without what differs from program to program."""
+    text = re.sub(r"'[^']*'|@[\w:]+|\(/[^)]*\)|/\S+|\"[^\"]*\"|%\S+", "_", text.split("\n")[0])
+    return re.sub(r"\[[\d,]*\]|#?\d+", "_", text)[:110]
+
+
+def _frames(error: BaseException) -> list[tuple[str, int | None, str]]:
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in (*OURS, "test"):
+            frames.append((str(path.relative_to(ROOT)), frame.lineno, frame.name))
+        elif ".venv" in path.parts or "jax" in path.parts:
+            frames.append(("jax", None, ""))
+    return frames
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    """Whether a `raise` of ours made the error."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return _frames(error)[-1][0].startswith(OURS) and (last.line or "").startswith("raise ")
+
+
+def frame_of(error: BaseException) -> str:
+    """The innermost frame that is ours."""
+    for file, line, name in reversed(_frames(error)):
+        if file.startswith(OURS):
+            return f"{file}:{line} {name}"
+    return "?"
+
+
+def _tolerance(sketch: Sketch, expected: Any) -> float:
+    """By the coarsest dtype of all that is computed: rounding there shows in everything behind it."""
+    program = build(Plain(), sketch)
+    args, kwargs = program.arguments(values_of(sketch))
+    static = sketch.static[:1]
+    text = program.fun.lower(*static, *args, **kwargs).as_text()
+    coarse = {"f8E": 0.6, "bf16": 0.06, "f16": 0.01}
+    return max([bound for name, bound in coarse.items() if name in text], default=3e-4)
+
+
+def _difference(result: Any, expected: list[Any], sketch: Sketch, bound: float = 2e-5) -> str:
+    """What differs between a result and the expected one; nothing if they agree."""
+    if jax.tree.structure(result) != jax.tree.structure(expected[0]):
+        return f"structure {jax.tree.structure(result)} for {jax.tree.structure(expected[0])}"
+    pairs = zip(jax.tree.leaves(result), jax.tree.leaves(expected[0]), strict=True)
+    for n, (a, b) in enumerate(pairs):
+        if type(a) in (int, float, bool) and type(a) is type(b) and a == b:
+            continue
+        if (jnp.shape(a), jnp.result_type(a)) != (jnp.shape(b), jnp.result_type(b)):
+            return f"type of result {n}: {jax.typeof(a)} for {jax.typeof(b)}"
+        if jax.typeof(a).weak_type != jax.typeof(b).weak_type:
+            return f"weak type of result {n}: {jax.typeof(a)} for {jax.typeof(b)}"
+        if not _shards_agree(a):
+            return f"shards of result {n}: {a} over {a.sharding}"
+        a, b = (np.asarray(plain(jnp.asarray(x))) for x in (a, b))
+        exact = not (a.dtype.kind in "fc" or "float" in str(a.dtype))
+        a, b = (x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in (a, b))
+        finite = np.abs(b[np.isfinite(b)])
+        slack = 0.0 if exact else bound * (1e-2 + (finite.max() if finite.size else 0.0))
+        if not np.allclose(a, b, rtol=0.0 if exact else bound, atol=slack, equal_nan=True):
+            return f"values of result {n}: {a.reshape(-1)[:6]} for {b.reshape(-1)[:6]}"
+    return ""
+
+
+def _shards_agree(x: Any) -> bool:
+    """Whether every device holds its part of an array; a look at the whole sees one copy of each part."""
+    if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
+        return True
+    x = plain(x)
+    whole = np.asarray(x)
+    return all(np.asarray(s.data).tobytes() == whole[s.index].tobytes() for s in x.addressable_shards)
+
+
+def _judge_difference(sketch: Sketch, expected: list[Any], difference: str) -> ProgramVerdict:
+    """Whether a difference is one of rounding: the same happens to JAX's own results."""
+    if not difference.startswith("values"):
+        return ProgramVerdict("wrong", general(difference), difference)
+    bound = _tolerance(sketch, expected)
+    single = dataclasses.replace(sketch, threads=1, calls=1)
+    (again,) = _run_placed(single)
+    if not _difference(again, expected, sketch, bound):
+        return ProgramVerdict("ok")
+    for noise in (1e-7, 1e-6, 3e-6):
+        (shaken,) = _run(Plain(), sketch, values_of(sketch, noise), 1)
+        if _difference(shaken, expected, sketch, bound):
+            return ProgramVerdict("unstable", "", difference)
+    with jax.disable_jit():
+        eager, error = _attempt(lambda: _run(Plain(), sketch, values_of(sketch), 1))
+    if error is None and _difference(eager[0], expected, sketch, bound):
+        return ProgramVerdict("unstable", "", difference)
+    return ProgramVerdict("wrong", "values", difference)
