@@ -8,6 +8,7 @@ the cut found is minimal (max-flow min-cut); for more, isolating cuts are combin
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -38,12 +39,14 @@ def multiway_cut(num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]
       connected with any that has one, to 0.
     """
     labels = [fixed.get(node, 0) for node in range(num_nodes)]
+    # The microbatches of a program are alike, and so are many stages.
+    cut = functools.cache(_cut_connected)
     for nodes, inside in _components(num_nodes, edges, fixed):
         local = {n: i for i, n in enumerate(nodes)}
         local_edges = [Edge(local[e.producer], tuple(local[c] for c in e.consumers), e.cost) for e in inside]
-        known = {local[n]: fixed[n] for n in nodes if n in fixed}
+        known = tuple((local[n], fixed[n]) for n in nodes if n in fixed)
         if known:
-            for n, label in zip(nodes, _cut_connected(len(nodes), local_edges, known), strict=True):
+            for n, label in zip(nodes, cut(len(nodes), tuple(local_edges), known), strict=True):
                 labels[n] = label
     return labels
 
@@ -76,8 +79,9 @@ def _components(
     return [(list(members), inside.get(root, [])) for root, members in nodes.items()]
 
 
-def _cut_connected(num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]) -> list[int]:
-    """Labels the nodes of one component; at least one has a label already."""
+def _cut_connected(num_nodes: int, edges: tuple[Edge, ...], known: tuple[tuple[int, int], ...]) -> list[int]:
+    """Labels the nodes of one component; at least one has a label already, and is `known` by it."""
+    fixed = dict(known)
     labels = [fixed.get(node, -1) for node in range(num_nodes)]
     kinds = sorted(set(fixed.values()))
     if len(kinds) == 1:
