@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,15 @@ from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature, abstract
 from pathways.compiler.interface import Interface
 from pathways.compiler.mirrors import Mirrors
+from pathways.compiler.notices import warn
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.load import Executable
+
+_LARGE = 1 << 20
+"""Bytes of an argument from which on moving it in every call is worth a warning."""
+
+_OFTEN = 3
+"""The calls that move the same array before they warn."""
 
 UNLIKE = object()
 """What `Call.go_if_like_last` returns when it did not run."""
@@ -39,6 +47,7 @@ class Call:
       tree: the structure of the arguments.
       context: the JAX settings it was traced under.
       static: the static arguments.
+      interface: what it takes, returns and runs on.
     """
 
     def __init__(
@@ -55,6 +64,7 @@ class Call:
         self.context = signature.context
         self.static = signature.static
         self.paths = interface.argument_paths
+        self.interface = interface
         self._signature = signature
         self._unflatten = _unflatten(interface.out_tree)
         passed = [a for a in plan.arguments if a.constant is None]
@@ -78,7 +88,28 @@ class Call:
         self._avals: list[Any] = [None] * len(passed)
         self._shardings: list[Any] = [None] * len(passed)
         self._remarked: set[int] = set()
+        # The array that was last moved for each large argument, and in how many calls in a row.
+        self._moved: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._warned: set[int] = set()
         self._alive = (keepalive, list(interface.slices.values()))
+
+    def is_for(self, signature: Signature) -> bool:
+        """Whether a call with such arguments is this one."""
+        own = self._signature
+        if (own.tree, own.static, own.context) != (signature.tree, signature.static, signature.context):
+            return False
+        return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
+
+    @property
+    def argument_shardings(self) -> list[Any]:
+        """Where each argument lives, on the first of its slices; None for one that nothing reads."""
+        return [places[0] if places else None for places in self._places]
+
+    @property
+    def result_shardings(self) -> list[Any]:
+        """Where each result lives, on the first of its slices."""
+        first = {port.number: port.sharding for port in reversed(self.executable.outputs)}
+        return [first[n] for n in range(len(self.interface.out_avals))]
 
     def go_if_like_last(self, leaves: list[Any]) -> Any:
         """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
@@ -112,18 +143,52 @@ class Call:
         for n in moves:
             if isinstance(leaves[n], jax.Array):
                 check_alive(self.name, self.paths[n], leaves[n])
-        # An alias of what the caller keeps must not be donated.
+            self._warn_if_moved_again(n, leaves[n])
+        brought = self._put(leaves, moves)
+        for n in moves:
+            if n in self._donated and _is_apart(leaves[n], brought[n]):
+                leaves[n].delete()
+        return brought
+
+    def place(self, leaves: list[Any]) -> list[Any]:
+        """Puts the first arguments where calls want them; those that are there already stay as they are."""
+        moves = []
+        for n, leaf in enumerate(leaves):
+            if not self._signature.takes(n, jax_internals.abstractify(leaf)):
+                raise self._mismatch(n, jax_internals.abstractify(leaf))
+            is_there = isinstance(leaf, jax.Array) and any(
+                leaf.sharding.is_equivalent_to(place, leaf.ndim) for place in self._places[n][:1]
+            )
+            if self._places[n] and not is_there:
+                moves.append(n)
+        return self._put(leaves, moves)
+
+    def _put(self, leaves: list[Any], moves: list[int]) -> list[Any]:
+        """The arguments, some of them copied to their first slices."""
         placed = jax.device_put(
             [leaves[n] for n in moves],
             [self._places[n][0] for n in moves],
+            # An alias of what the caller keeps must not be donated.
             may_alias=[n not in self._donated for n in moves],
         )
         brought = list(leaves)
         for n, array in zip(moves, placed, strict=True):
             brought[n] = array
-            if n in self._donated and _is_apart(leaves[n], array):
-                leaves[n].delete()
         return brought
+
+    def _warn_if_moved_again(self, n: int, leaf: Any) -> None:
+        """Warns once of a large argument that every call brings from where it is, though it is the same."""
+        if getattr(leaf, "nbytes", 0) < _LARGE:
+            return
+        last, calls = self._moved.get(n, (None, 0))
+        calls = calls + 1 if last is not None and last() is leaf else 1
+        self._moved[n] = weakref.ref(leaf), calls
+        if calls == _OFTEN and n not in self._warned:
+            self._warned.add(n)
+            warn(
+                f"program '{self.name}': argument {self.paths[n]} of {leaf.nbytes / 2**20:.1f} MiB is sent "
+                f"to slice {self._slices[n][0]} in every call; put it there once with `place` of the program"
+            )
 
     def _misplaced(self, leaves: list[Any]) -> list[int] | None:
         """The numbers of the arguments that are not on their slices; None for another signature."""
@@ -170,9 +235,12 @@ class Call:
             return brought
         avals = abstract(leaves, self.name, lambda: list(self.paths))
         wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
-        raise TypeError(
-            f"program '{self.name}' was compiled for {self.paths[wrong]} of type "
-            f"{_describe(self._signature.avals[wrong])}, got {_describe(avals[wrong])}"
+        raise self._mismatch(wrong, avals[wrong])
+
+    def _mismatch(self, n: int, aval: Any) -> TypeError:
+        return TypeError(
+            f"program '{self.name}' was compiled for {self.paths[n]} of type "
+            f"{_describe(self._signature.avals[n])}, got {_describe(aval)}"
         )
 
     def _remark(self, n: int, sharding: Any) -> None:

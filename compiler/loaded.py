@@ -171,21 +171,6 @@ class LoadedProgram(Bound):
         """How many executables came out of the bundle, and how many were compiled."""
         return self._stored, len(self.call.executable.executables) - self._stored
 
-    @property
-    def in_avals(self) -> tuple[Any, ...]:
-        """Abstract values of the flat arguments."""
-        return self._interface.in_avals
-
-    @property
-    def out_tree(self) -> Any:
-        """The structure of the results."""
-        return self._interface.out_tree
-
-    @property
-    def slices(self) -> Mapping[str, VirtualSlice]:
-        """The virtual slices that it is bound to, by their names in the bundle."""
-        return self._interface.slices
-
     def as_text(self, phase: str = "scheduled") -> str:
         """The program as MLIR text.
 
@@ -239,7 +224,7 @@ class LoadedProgram(Bound):
             for name, array in arrays.items()
         }
 
-    def place(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def place_by_name(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Puts arrays on the slices of the arguments that they are for, so that calls need not."""
         ports = {
             self._interface.argument_paths[p.number]: p.sharding

@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 
+from pathways.compiler.abstract_call import abstract_call
 from pathways.compiler.arguments import Conventions, Signature, Static, abstract, join_static
 from pathways.compiler.call import UNLIKE, Call
-from pathways.compiler.jax_internals import flatten, outside_meshes, trace_context, unflatten
+from pathways.compiler.jax_internals import Tracer, flatten, outside_meshes, trace_context, unflatten
 from pathways.compiler.lowering import ProgramError, run_phases
 from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
@@ -85,15 +86,36 @@ class Program:
         Raises:
           ProgramError: when a pass refuses the program; names the place in the user's code.
         """
-        dynamic, named, static = self._conventions.split_static(args, kwargs)
-        leaves, tree = flatten((dynamic, named))
-        avals = abstract(leaves, self.name, lambda: self._conventions.paths(args, kwargs))
-        signature = Signature(tree, tuple(avals), static, trace_context())
+        signature = self._signature(args, kwargs)
         traced = self._trace(signature, args, kwargs)
         if not traced.interface.out_avals and not traced.callbacks:
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
         forms = run_phases(traced.module, self.name, self._options)
         return Lowered(forms, traced.interface, signature, traced.callbacks, traced.keepalive)
+
+    def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Puts arguments on the slices that read them, so that calls need not; see `Compiled.place`.
+
+        Args:
+          *args: all arguments of a call; static ones as they are.
+          **kwargs: likewise. They are compiled for, and not placed.
+
+        Returns:
+          The positional arguments.
+
+        Raises:
+          ProgramError: a pass refuses the program, which is compiled for arguments that are new to it.
+        """
+        dynamic, named, static = self._conventions.split_static(args, kwargs)
+        signature = self._signature(args, kwargs)
+        with self._compiling:
+            call = next((call for call in self._calls if call.is_for(signature)), None)
+            if call is None:
+                call = self.lower(*args, **kwargs).compile().call
+                self._calls.append(call)
+        leaves, structure = flatten(dynamic)
+        placed = unflatten(structure, call.place(leaves))
+        return join_static(placed, named, static)[0]
 
     def with_options(self, **changes: Any) -> Program:
         """The same program with some of its `Options` changed."""
@@ -114,6 +136,8 @@ class Program:
         if active_trace.program is not None:
             # A program called inside a program is part of it.
             return self._fun(*args, **kwargs)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            return self._abstract_call(leaves, args, kwargs)
         ready = self._ready_call(leaves, tree, static)
         if ready is None:
             with self._compiling:
@@ -125,6 +149,25 @@ class Program:
                     ready = call, call.bring_or_fail(leaves, tree)
         self._last, brought = ready
         return self._last.go(brought)
+
+    def _abstract_call(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call under a trace of JAX, which gets results of the right types."""
+        args_like, kwargs_like = jax.tree.map(_type_of, (args, kwargs))
+        signature = self._signature(args_like, kwargs_like)
+        interface = self._trace(signature, args_like, kwargs_like).interface
+        paths = functools.partial(self._conventions.paths, args, kwargs)
+        return interface.out_tree.unflatten(abstract_call(self.name, leaves, paths, interface.out_avals))
+
+    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+        """What these arguments specialise the program for.
+
+        Raises:
+          TypeError: one of them is nothing that a program takes.
+        """
+        dynamic, named, static = self._conventions.split_static(args, kwargs)
+        leaves, tree = flatten((dynamic, named))
+        avals = abstract(leaves, self.name, lambda: self._conventions.paths(args, kwargs))
+        return Signature(tree, tuple(avals), static, trace_context())
 
     def _ready_call(self, leaves: list[Any], tree: Any, static: Static) -> tuple[Call, list[Any]] | None:
         """The compiled signature that these arguments have, and the arguments on their slices."""
@@ -161,3 +204,10 @@ class Program:
         what = f"in_shardings of program '{self.name}'"
         positional_only(named, what)
         return flat_specs(self._in_shardings, dynamic, what)
+
+
+def _type_of(leaf: Any) -> Any:
+    """The type of a tracer, without the mesh that it may name; anything else as it is."""
+    if not isinstance(leaf, Tracer):
+        return leaf
+    return jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=jax.typeof(leaf).weak_type)

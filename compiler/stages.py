@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature
 from pathways.compiler.bundles import save
@@ -127,6 +129,72 @@ class Bound:
             if result is not UNLIKE:
                 return result
         return call.go(call.bring_or_fail(leaves, tree))
+
+    @property
+    def in_avals(self) -> tuple[Any, ...]:
+        """Abstract values of the flat arguments."""
+        return self.call.interface.in_avals
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the results."""
+        return self.call.interface.out_tree
+
+    @property
+    def out_info(self) -> Any:
+        """A tree like the results, with a `jax.ShapeDtypeStruct` for each that says where it lives."""
+        shardings = self.call.result_shardings
+        return self.out_tree.unflatten(
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+            for aval, sharding in zip(self.call.interface.out_avals, shardings, strict=True)
+        )
+
+    @property
+    def input_shardings(self) -> Any:
+        """`(args, kwargs)` with the sharding that each argument should have: then no call moves it.
+
+        None for an argument that nothing reads; of one that several slices read, that on the first.
+        """
+        return self.call.tree.unflatten(self.call.argument_shardings)
+
+    @property
+    def output_shardings(self) -> Any:
+        """A tree like the results, with the sharding of each; of one on several slices, that on the first."""
+        return self.out_tree.unflatten(self.call.result_shardings)
+
+    @property
+    def slices(self) -> Mapping[str, VirtualSlice]:
+        """The virtual slices that it runs on, by their names in the program."""
+        return self.call.interface.slices
+
+    def place(self, *args: Any) -> tuple[Any, ...]:
+        """Puts arguments on the slices that read them, so that calls need not.
+
+        Args:
+          *args: the first positional arguments of a call, in any number; static ones are left out.
+
+        Returns:
+          As many, with arrays where there were arrays or numbers. What is in place already is not copied.
+
+        Raises:
+          TypeError: when one does not have the shape, dtype or structure of an argument.
+
+        Example:
+          ```python
+          (weights,) = evaluate.place(weights)
+          for batch in batches:
+              evaluate(weights, batch)
+          ```
+        """
+        leaves, tree = jax_internals.flatten(args)
+        whole, _ = self.call.tree.children()
+        wanted = whole.children()[: len(args)]
+        if tree.children() != wanted:
+            raise TypeError(
+                f"program '{self.call.name}' takes arguments of structure {whole}, of which {tree} is no "
+                "beginning"
+            )
+        return tree.unflatten(self.call.place(leaves))
 
     def _device_text(self) -> str:
         return "\n".join(

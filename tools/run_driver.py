@@ -165,7 +165,7 @@ def _run(
     inputs = loaded.from_buffers(arrays)
     # What the program consumes stays on the host, for every step to get its own copy.
     kept = {name: array for name, array in inputs.items() if name not in loaded.donated}
-    inputs |= loaded.place(kept)
+    inputs |= loaded.place_by_name(kept)
     cost = loaded.cost_analysis()
     steps = options.steps
     with _tracing(options.trace):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathways.compiler.api import jit, program
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.lowering import ProgramError
+    from pathways.compiler.notices import PathwaysWarning
     from pathways.compiler.program import Program
     from pathways.compiler.stages import Compiled, Lowered
     from pathways.runtime.bundle.manifest import BundleError
@@ -31,6 +32,7 @@ __all__ = [
     "Compiled",
     "LoadedProgram",
     "Lowered",
+    "PathwaysWarning",
     "Program",
     "ProgramError",
     "ResourceError",
@@ -53,6 +55,7 @@ _MODULES = {
     "Compiled": "compiler.stages",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
+    "PathwaysWarning": "compiler.notices",
     "Program": "compiler.program",
     "ProgramError": "compiler.lowering",
     "ResourceError": "runtime.resources.manager",

@@ -1,0 +1,48 @@
+"""Calls of programs under a trace of JAX: they have types, for `jax.eval_shape`, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from pathways.compiler.jax_internals import Tracer
+
+
+def abstract_call(
+    name: str, leaves: Sequence[Any], paths: Callable[[], list[str]], avals: Sequence[Any]
+) -> list[Any]:
+    """The results of a call of which some arguments are tracers.
+
+    Args:
+      name: the name of the program.
+      leaves: its flat arguments.
+      paths: what to call each of them.
+      avals: the abstract values of its flat results.
+
+    Raises:
+      TypeError: something else than the types of the results is wanted, perhaps only later.
+    """
+    traced = next(n for n, leaf in enumerate(leaves) if isinstance(leaf, Tracer))
+    return program_p.bind(*leaves, name=name, argument=paths()[traced], avals=tuple(avals))
+
+
+program_p = Primitive("pw_program")
+program_p.multiple_results = True
+
+
+def _refuse(*_: Any, name: str, argument: str, **__: Any) -> NoReturn:
+    raise TypeError(
+        f"program '{name}': argument {argument} is a JAX tracer. A program cannot be called under jax.jit, "
+        "jax.grad, jax.vmap or another transformation but jax.eval_shape: put the transformation inside the "
+        "program."
+    )
+
+
+program_p.def_abstract_eval(lambda *_, avals, **__: list(avals))
+program_p.def_impl(_refuse)
+ad.primitive_jvps[program_p] = _refuse
+batching.primitive_batchers[program_p] = _refuse
+mlir.register_lowering(program_p, _refuse)

@@ -1,0 +1,24 @@
+"""Warnings to the user, each at the line of the user's code that it is about."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import jax
+
+from pathways import compiler, runtime
+
+_FOLDERS = tuple(str(Path(package.__path__[0])) for package in (compiler, runtime, jax))
+
+
+class PathwaysWarning(UserWarning):
+    """Something works, but not as one would want it to: slowly, or not at once.
+
+    `warnings.simplefilter("error", pathways.PathwaysWarning)` makes errors of them.
+    """
+
+
+def warn(message: str) -> None:
+    """Warns at the innermost line that is neither ours nor JAX's."""
+    warnings.warn(message, PathwaysWarning, skip_file_prefixes=_FOLDERS)

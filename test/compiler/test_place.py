@@ -1,0 +1,120 @@
+"""Arguments that stay where calls want them, and what a program says of its arguments and results."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+
+@pytest.fixture
+def slices() -> list[pw.VirtualSlice]:
+    made = pw.make_virtual_device_set()
+    return [made.add_slice((2,), ("data",)), made.add_slice((1,), ("x",))]
+
+
+@pytest.fixture
+def evaluate(slices: list[pw.VirtualSlice]) -> pw.Program:
+    """Two weights, one on each slice, and a batch that both read."""
+    first = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=slices[0], in_shardings=(P("data"), None))
+    second = pw.jit(lambda w, x, h: {"loss": (h @ w + x).sum(), "h": h}, devices=slices[1])
+    return pw.program(lambda weights, x: second(weights[1], x, first(weights[0], x)))
+
+
+WIDTH = 512
+WEIGHTS = [np.eye(WIDTH, dtype=np.float32), 2 * np.eye(WIDTH, dtype=np.float32)]
+BATCH = np.ones((4, WIDTH), np.float32)
+
+
+def test_place_puts_arguments_where_calls_read_them(evaluate: pw.Program) -> None:
+    compiled = evaluate.lower(WEIGHTS, BATCH).compile()
+    (weights,) = compiled.place(WEIGHTS)
+    ((w0, w1), x), _ = compiled.input_shardings
+    assert [w.sharding for w in weights] == [w0, w1]
+    assert [len(s.device_set) for s in (w0, w1, x)] == [2, 1, 2]
+    (again,) = compiled.place(weights)
+    assert all(a is b for a, b in zip(again, weights, strict=True))
+    wanted = evaluate(WEIGHTS, BATCH)
+    for got in (compiled(weights, BATCH), evaluate(weights, BATCH)):
+        assert jax.tree.all(jax.tree.map(np.array_equal, got, wanted))
+
+
+def test_a_program_places_all_arguments_of_a_call(evaluate: pw.Program) -> None:
+    weights, batch = evaluate.place(WEIGHTS, BATCH)
+    compiled = evaluate.lower(WEIGHTS, BATCH).compile()
+    (w, x), _ = compiled.input_shardings
+    assert [a.sharding for a in (*weights, batch)] == [*w, x]
+
+
+def test_place_leaves_static_arguments_alone_and_keeps_what_is_donated(slices: list[pw.VirtualSlice]) -> None:
+    step = pw.program(
+        lambda w, kind, x: pw.jit(lambda w, x: w + x, devices=slices[1])(w, x),
+        static_argnums=1,
+        donate_argnums=0,
+    )
+    mine = jnp.ones(4)
+    w, kind, x = step.place(mine, "sgd", np.ones(4, np.float32))
+    assert kind == "sgd"
+    assert step(w, kind, x).tolist() == [2.0] * 4
+    assert mine.tolist() == [1.0] * 4  # What was donated is the copy.
+
+
+def test_place_refuses_what_no_call_would_take(evaluate: pw.Program) -> None:
+    compiled = evaluate.lower(WEIGHTS, BATCH).compile()
+    with pytest.raises(TypeError, match=r"compiled for weights\[1\] of type float32\[512,512\], got int32"):
+        compiled.place([WEIGHTS[0], np.ones((WIDTH, WIDTH), np.int32)])
+    with pytest.raises(TypeError, match="is no beginning"):
+        compiled.place(WEIGHTS[0])
+    with pytest.raises(TypeError, match="is no beginning"):
+        compiled.place(WEIGHTS, BATCH, BATCH)
+
+
+def test_shardings_and_types_of_results(evaluate: pw.Program) -> None:
+    compiled = evaluate.lower(WEIGHTS, BATCH).compile()
+    results = compiled(WEIGHTS, BATCH)
+    assert jax.tree.map(lambda a: a.sharding, results) == compiled.output_shardings
+    for info, array in zip(jax.tree.leaves(compiled.out_info), jax.tree.leaves(results), strict=True):
+        assert (info.shape, info.dtype, info.sharding) == (array.shape, array.dtype, array.sharding)
+    assert [a.shape for a in compiled.in_avals] == [a.shape for a in (*WEIGHTS, BATCH)]
+
+
+def test_eval_shape_of_a_program(evaluate: pw.Program) -> None:
+    types = jax.eval_shape(evaluate, WEIGHTS, BATCH)
+    wanted = jax.tree.map(jax.typeof, evaluate(WEIGHTS, BATCH))
+    assert jax.tree.map(lambda t: (t.shape, t.dtype), types) == jax.tree.map(
+        lambda t: (t.shape, t.dtype), wanted
+    )
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
+def test_other_transformations_of_a_program_are_refused(transform, slices: list[pw.VirtualSlice]) -> None:
+    program = pw.program(pw.jit(lambda x: x * 2, devices=slices[1]))
+    with pytest.raises(TypeError, match="cannot be called under"):
+        transform(program)(jnp.ones(3))
+
+
+def test_warns_once_of_a_large_argument_that_every_call_sends(evaluate: pw.Program) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            evaluate(WEIGHTS, BATCH)
+    messages = [str(w.message) for w in seen if w.category is pw.PathwaysWarning]
+    assert len(messages) == 2
+    assert "argument weights[0] of 1.0 MiB is sent to slice" in messages[0]
+    assert "put it there once with `place`" in messages[0]
+    assert all(w.filename == __file__ for w in seen)
+
+
+def test_does_not_warn_of_new_batches_or_of_what_is_placed(evaluate: pw.Program) -> None:
+    large = [np.ones((WIDTH, WIDTH), np.float32) for _ in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pw.PathwaysWarning)
+        weights, _ = evaluate.place(WEIGHTS, large[0])
+        for batch in large:
+            evaluate(weights, batch)
