@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.bundle.program import check_artifacts, read_program
+from pathways.runtime.plan.plan import Plan
 
 
 def allowance(bundle: Bundle) -> tuple[float, int]:
@@ -29,21 +30,35 @@ def memory_of_at_most(size: int) -> Iterator[None]:
     """Lets the process have no more than so many bytes of address space while the context is entered."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limits = [limit for limit in (size, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits, default=resource.RLIM_INFINITY), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def examine(bundle: Bundle) -> None:
-    """Checks all that an untrusted bundle hands to MLIR and XLA, in this process.
+def examine(bundle: Bundle) -> Plan:
+    """Checks all that an untrusted bundle hands to MLIR and XLA, in this process; returns its plan.
 
     Raises:
       BundleError: says what is wrong.
     """
     _, plan = read_program(bundle)
     check_artifacts(bundle, plan)
+    return plan
+
+
+def examine_within_limits(bundle: Bundle) -> Plan:
+    """The same with the memory that reading the bundle may take, for a process that does little else.
+
+    Raises:
+      BundleError: says what is wrong, also that it takes too much memory.
+    """
+    try:
+        with memory_of_at_most(allowance(bundle)[1]):
+            return examine(bundle)
+    except MemoryError:
+        raise BundleError(f"{bundle.path}: reading its program takes too much memory") from None
 
 
 def examine_apart(
@@ -88,26 +103,20 @@ def examine_apart(
         raise BundleError(f"{bundle.path}: the file was changed while it was read")
 
 
-def run_checks(check: Callable[[Bundle], None], memory: int = 0) -> int:
+def run_checks(check: Callable[[Bundle], object]) -> int:
     """Checks the bundle that the command line names; prints a verdict as JSON.
 
-    Args:
-      check: raises a `BundleError` that says what is wrong.
-      memory: the bytes that it may take beyond the allowance of the bundle.
+    `check` raises a `BundleError` that says what is wrong.
     """
-    path = sys.argv[1]
     try:
-        bundle = read(path)
-        with memory_of_at_most(allowance(bundle)[1] + memory):
-            check(bundle)
+        bundle = read(sys.argv[1])
+        check(bundle)
         verdict = {"digest": bundle.digest}
     except BundleError as error:
         verdict = {"error": str(error)}
-    except MemoryError:
-        verdict = {"error": f"{path}: reading its program takes too much memory"}
     print(json.dumps(verdict), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(examine))
+    sys.exit(run_checks(examine_within_limits))

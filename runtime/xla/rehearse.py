@@ -6,20 +6,27 @@ What is compiled is kept in the store of compiled code, where the process that a
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Sequence
 
 import jax
 
-from pathways.runtime.bundle.examine import allowance, examine_apart, run_checks
+from pathways.runtime.bundle.examine import (
+    allowance,
+    examine_apart,
+    examine_within_limits,
+    memory_of_at_most,
+    run_checks,
+)
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.manifest import BundleError
-from pathways.runtime.bundle.program import check_artifacts, read_program
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import CompileError, Request, load_all
 
 _MEMORY = 12 * 2**30
+"""Bytes of address space for compiling beyond those for reading. A GPU needs more than any limit allows."""
 _PATIENCE = 10
 """How many times as long as reading it compiling a bundle may take: at least five minutes."""
 
@@ -49,8 +56,7 @@ def rehearse(bundle: Bundle) -> None:
     Raises:
       BundleError: says what is wrong.
     """
-    _, plan = read_program(bundle)
-    check_artifacts(bundle, plan)
+    plan = examine_within_limits(bundle)
     platform = bundle.manifest.platform
     if platform == "tpu":
         return  # They belong to one process at a time: the one that asks.
@@ -60,10 +66,14 @@ def rehearse(bundle: Bundle) -> None:
     if platform == "cpu":
         jax.config.update("jax_num_cpu_devices", int(sys.argv[2]))
         pjrt.initialize_lapack()
+    memory = allowance(bundle)[1] + _MEMORY if platform == "cpu" else resource.RLIM_INFINITY
     try:
-        load_all(_requests(plan, jax.devices()), lambda done, total: None)
+        with memory_of_at_most(memory):
+            load_all(_requests(plan, jax.devices()), lambda done, total: None)
     except CompileError as error:
         raise BundleError(f"{bundle.path}: {error}") from None
+    except MemoryError:
+        raise BundleError(f"{bundle.path}: compiling its program takes too much memory") from None
 
 
 def _requests(plan: Plan, devices: Sequence[jax.Device]) -> list[Request]:
@@ -78,4 +88,4 @@ def _requests(plan: Plan, devices: Sequence[jax.Device]) -> list[Request]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(rehearse, _MEMORY))
+    sys.exit(run_checks(rehearse))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import random
@@ -47,7 +48,9 @@ def mutated(rng: random.Random, seeds: tuple[Parts, ...], corpus: Corpus) -> Par
         lambda rng, parts: _change_artifact(rng, parts, corpus): 8,
     }
     for way in rng.choices(list(ways), list(ways.values()), k=rng.choice([1, 1, 1, 2, 3])):
-        parts = way(rng, parts)
+        # What one mutation leaves may be nothing that the next one can work on.
+        with contextlib.suppress(UnicodeDecodeError, RecursionError, IndexError):
+            parts = way(rng, parts)
     return parts
 
 

@@ -136,6 +136,8 @@ def execute(path: Path, note: Callable[[str], None]) -> tuple[str, str]:
         note(stage)
         sys.argv = ["rehearse", str(path), str(DEVICES)]
         bundle = read(path)
+        if bundle.manifest.platform != "cpu":
+            return "refused", "platform"
         rehearse.rehearse(bundle)
         stage = _LOADING
         note(stage)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COUNT = 100
+COUNT = 60
 
 
 def test_mutated_bundles_load_or_are_refused(tmp_path):
