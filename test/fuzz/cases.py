@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import os
 import random
@@ -41,6 +42,13 @@ _NOT_FOR_US = {"--emit-schedule", "--emit-irdl"}
 OURS = ("dialect", "passes", "runtime", "tools", "compiler")
 GOOD = ("ok", "refused")
 """What may become of a case; everything else is a failure."""
+
+_LATE = (
+    *("jaxlib.mlir.dialects.builtin", "pathways.dialect.pw", "pathways.tools.sim_driver"),
+    *("scipy.sparse", "scipy.sparse.csgraph"),
+)
+_CONTEXTS = 5
+"""Two for the tool and two for reading its output again, one for the simulator."""
 
 INPUT, OUTPUT = "input.mlir", "output.mlir"
 _ERROR = re.compile(r"(?m)^(?:.*:\d+:\d+: |<unknown>:\d+: |pw-(?:opt|sim): )?error: ")
@@ -146,6 +154,16 @@ def _is_read(case: Case, context: ir.Context, *, taken: bool) -> bool:
     return module is not None and (not taken or _is_taken(module, case.pipeline))
 
 
+def prepare(corpus: Corpus) -> list[ir.Context]:
+    """Does once what each child would do: loads what is loaded late, and makes its contexts."""
+    for name in _LATE:
+        importlib.import_module(name)
+    for name in registry.names():
+        registry.load(name)
+    assert corpus.weights
+    return [make_context() for _ in range(_CONTEXTS)]
+
+
 def _parsed(data: bytes, context: ir.Context) -> ir.Module | None:
     try:
         if not data.startswith(b"ML\xefR"):
@@ -168,9 +186,13 @@ def _is_taken(module: ir.Module, pipeline: tuple[str, ...]) -> bool:
         return True
 
 
-def execute(case: Case, folder: Path, note: Callable[[str], None]) -> None:
+def execute(
+    case: Case, folder: Path, note: Callable[[str], None], contexts: Sequence[ir.Context] = ()
+) -> None:
     """Runs a case in this process, which should be a child, and writes its verdict to the folder."""
     os.chdir(folder)
+    unused = list(contexts)
+    opt_driver.make_context = scheduled.make_context = lambda: unused.pop() if unused else make_context()
     opt_driver.doing = scheduled.doing = supervisor.doing = note
     memory_frames: list[str] = []
     command.run_here = _noting_memory(command.run_here, memory_frames)

@@ -7,7 +7,7 @@ Case number n of a seed is always the same, for the same sources. Each runs in a
 traceback, a crash, more than 10 s or 2 GiB, exit code 1 without an error, or output that is refused when it
 is read again. Failures of one cause are counted together; of each the smallest example is made smaller and
 kept. The exit code is 1 when there is one that is not MLIR's own; of MLIR's own those are marked that
-`stock/README.md` does not list. Ctrl-C ends a run early.
+`stock/README.md` does not list. Ctrl-C or SIGTERM ends a run early.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import kept
 from buckets import SECONDS, Bucket, Buckets, add, finish, is_stock, write_and_execute
-from cases import GOOD, Case, execute, judge, quiet_context, random_case
+from cases import GOOD, Case, execute, judge, prepare, quiet_context, random_case
 from corpus import ROOT, Corpus, read_corpus
 from forked import run_all
 from jaxlib.mlir import ir
@@ -49,8 +49,8 @@ def main() -> int:
         "--replay", type=Path, help="run the files of a folder, with the passes they name, instead"
     )
     options = parser.parse_args()
-    # So that folders of cases are removed.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # So that folders of cases are removed, and what was run is reported.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.replay is not None:
         return replay(options.replay, options.jobs)
     return fuzz(options.seed, range(options.first, options.first + options.count), options.jobs, options.keep)
@@ -59,10 +59,11 @@ def main() -> int:
 def fuzz(seed: int, numbers: range, jobs: int, keep: Path) -> int:
     """Runs random cases; returns the exit code."""
     corpus = read_corpus()
-    # One for all children, which get a copy each; not entered, so that the tools do not find it.
-    context = quiet_context()
+    # For all children, which get copies of them; not entered, so that the tools do not find them.
+    context, contexts = quiet_context(), prepare(corpus)
     tasks = (
-        (number, functools.partial(_make_and_execute, number, seed, corpus, context)) for number in numbers
+        (number, functools.partial(_make_and_execute, number, seed, corpus, context, contexts))
+        for number in numbers
     )
     kinds: collections.Counter[str] = collections.Counter()
     refused: collections.Counter[str] = collections.Counter()
@@ -95,9 +96,15 @@ def fuzz(seed: int, numbers: range, jobs: int, keep: Path) -> int:
 
 
 def _make_and_execute(
-    number: int, seed: int, corpus: Corpus, context: ir.Context, folder: Path, note: Callable[[str], None]
+    number: int,
+    seed: int,
+    corpus: Corpus,
+    context: ir.Context,
+    contexts: Sequence[ir.Context],
+    folder: Path,
+    note: Callable[[str], None],
 ) -> None:
-    execute(random_case(number, seed, corpus, context, folder, note), folder, note)
+    execute(random_case(number, seed, corpus, context, folder, note), folder, note, contexts)
 
 
 def replay(folder: Path, jobs: int) -> int:
