@@ -134,10 +134,21 @@ ROUTES: Kind[Sequence[Route]] = Kind(
 )
 
 
+def entries_of(dictionary: ir.DictAttr) -> dict[str, ir.Attribute | None]:
+    """The entries of a dictionary; None for what the bindings cannot hand out, which aborts in a loop."""
+    entries: dict[str, ir.Attribute | None] = {}
+    for name in [entry.name for entry in dictionary]:
+        try:
+            entries[name] = dictionary[name]
+        except TypeError:
+            entries[name] = None
+    return entries
+
+
 def _is_origin(attribute: ir.Attribute) -> bool:
     if not isinstance(attribute, ir.DictAttr):
         return False
-    fields = {entry.name: entry.attr for entry in attribute}
+    fields = entries_of(attribute)
     numbers = [fields.pop(name) for name in ("stage", "microbatch") if name in fields]
     words = {
         name: value.value if isinstance(value := fields.pop(name), ir.StringAttr) else ""

@@ -7,6 +7,7 @@ from typing import Self, cast
 
 from jaxlib.mlir import ir
 
+from pathways.dialect.fields import entries_of
 from pathways.dialect.names import FRONTEND_ATTRIBUTES
 from pathways.dialect.origins import KINDS, CallKind
 
@@ -83,12 +84,12 @@ class CallMetadata:
         if not isinstance(entries, ir.DictAttr):
             raise MetadataError(f"`{FRONTEND_ATTRIBUTES}` must be a dictionary, got {entries}")
         texts: dict[str, str] = {}
-        for entry in entries:
-            if not entry.name.startswith(_PREFIX):
+        for name, value in entries_of(entries).items():
+            if not name.startswith(_PREFIX):
                 continue
-            if not isinstance(entry.attr, ir.StringAttr):
-                raise MetadataError(f"metadata `{entry.name}` must be a string, got {entry.attr}")
-            texts[entry.name.removeprefix(_PREFIX)] = entry.attr.value
+            if not isinstance(value, ir.StringAttr):
+                raise MetadataError(f"metadata `{name}` must be a string, got {value}")
+            texts[name.removeprefix(_PREFIX)] = value.value
         return cls._of(texts)
 
     @classmethod

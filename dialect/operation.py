@@ -145,7 +145,10 @@ def symbol_name(op: ir.OpView) -> str | None:
 
 
 def attribute_of(op: ir.OpView | ir.Operation, name: str) -> ir.Attribute | None:
-    """An attribute of an operation; None for none, and for a location, which the bindings refuse."""
+    """An attribute of an operation; None for none, and for what the bindings cannot hand out.
+
+    These are locations, and elements that are complex numbers.
+    """
     try:
         return op.attributes.get(name)
     except TypeError:

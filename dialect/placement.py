@@ -1,9 +1,11 @@
 """Where values live. `slices_of` is the one answer to that question, for passes, verifier and plan."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from jaxlib.mlir import ir
 
+from pathways.dialect.fields import entries_of
 from pathways.dialect.names import ALIASING, DONOR, SLICE
 from pathways.dialect.operation import PwOp, op_has
 from pathways.dialect.traits import Trait
@@ -28,7 +30,8 @@ def make_slices(slices: Sequence[str]) -> ir.Attribute:
 def _attr_dicts(function: ir.OpView, name: str, count: int) -> list[dict[str, ir.Attribute]]:
     if name not in function.attributes:
         return [{} for _ in range(count)]
-    return [{entry.name: entry.attr for entry in entries} for entries in function.attributes[name]]
+    # The verifier refuses ports with entries that cannot be read.
+    return [cast(dict[str, ir.Attribute], entries_of(entries)) for entries in function.attributes[name]]
 
 
 def argument_attrs(function: ir.OpView) -> list[dict[str, ir.Attribute]]:

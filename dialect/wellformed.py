@@ -73,6 +73,8 @@ _PLACEMENT = _kind("slice or a list of different slices", _is_placement)
 _SPEC = _kind("array of arrays of strings", _is_spec)
 _RESULT_NUMBER = _kind("integer attribute", lambda a: isinstance(a, ir.IntegerAttr))
 
+_UNREADABLE = "is or holds a location or complex numbers, which it must not"
+
 DISCARDABLE: Mapping[str, Kind] = {
     SLICE: _PLACEMENT,
     LOOP: symbol("pw.loop"),
@@ -180,7 +182,9 @@ class WellFormed:
         valid, self.valid = self.valid, True
         fields = op.fields()
         attributes = _readable(op)
-        for attribute in op.attributes:
+        for attribute, value in attributes.items():
+            if value is None and attribute not in fields:
+                self.report(op, f"attribute `{attribute}` {_UNREADABLE}")
             if attribute not in fields and "." not in attribute:
                 self.report(op, f"has no attribute `{attribute}`; it has {', '.join(fields)}")
         for field in fields.values():
@@ -203,7 +207,7 @@ class WellFormed:
 
     def check_kind(self, op: ir.OpView, what: str, attribute: ir.Attribute | None, kind: Kind) -> bool:
         if attribute is None:
-            self.report(op, f"{what} must not be a location")
+            self.report(op, f"{what} {_UNREADABLE}")
             return False
         if not kind.matches(attribute):
             article = "an" if kind.description[0] in "ae" else "a"
@@ -306,6 +310,8 @@ class WellFormed:
         for what, all_attrs, types in ports:
             for number, (attrs, type_) in enumerate(zip(all_attrs, types, strict=True)):
                 self.check_discardable(function, attrs, f"{what} #{number}: ")
+                for name in [n for n, value in attrs.items() if value is None and n not in DISCARDABLE]:
+                    self.report(function, f"{what} #{number}: `{name}` {_UNREADABLE}")
                 sharding = attrs.get(SHARDING)
                 if sharding is not None:
                     where = f"{what} #{number}: `{SHARDING}`"

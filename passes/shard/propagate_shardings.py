@@ -77,6 +77,7 @@ class PropagateShardings(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
+        _share_meshes(module)
         meshes = slice_meshes(symbol_table(module))
         if all(home.mesh.size == 1 for home in meshes.values()):
             return
@@ -112,6 +113,16 @@ class PropagateShardings(Pass):
                     if is_worth_it(result, attrs, meshes[op.slice].mesh):
                         size = byte_size(result.type)
                         remark(op, f"result #{number} of {size} bytes is replicated over @{op.slice}")
+
+
+def _share_meshes(module: ir.Module) -> None:
+    """Gives slices the first of equal meshes: of these Shardy leaves no other."""
+    first: dict[ir.Attribute, str] = {}
+    symbols = symbol_table(module)
+    for op in ops_named(module, ["sdy.mesh"]):
+        first.setdefault(op.attributes["mesh"], op.attributes["sym_name"].value)
+    for op in ops_named(module, ["pw.slice"]):
+        op.mesh = first[symbols[op.mesh].attributes["mesh"]]
 
 
 def _apply_specs(main: ir.OpView, meshes: Meshes) -> None:

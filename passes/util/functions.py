@@ -14,7 +14,8 @@ from pathways.dialect import (
     set_argument_attrs,
     symbol_table,
 )
-from pathways.dialect.operation import is_public
+from pathways.dialect.fields import entries_of
+from pathways.dialect.operation import attribute_of, is_public
 from pathways.passes.base import fail
 
 
@@ -116,7 +117,9 @@ def merge_equal_functions(module: ir.Module) -> None:
         for inner in nested_ops(op):
             if any(name in replaced for name in referenced_symbols(inner)):
                 for name in list(inner.attributes):
-                    inner.attributes[name] = _renamed(inner.attributes[name], replaced)
+                    attribute = attribute_of(inner, name)
+                    if attribute is not None:
+                        inner.attributes[name] = _renamed(attribute, replaced)
 
 
 def _renamed(attribute: ir.Attribute, names: Mapping[str, str]) -> ir.Attribute:
@@ -127,5 +130,8 @@ def _renamed(attribute: ir.Attribute, names: Mapping[str, str]) -> ir.Attribute:
         case ir.ArrayAttr():
             return ir.ArrayAttr.get([_renamed(element, names) for element in attribute])
         case ir.DictAttr():
-            return ir.DictAttr.get({entry.name: _renamed(entry.attr, names) for entry in attribute})
+            entries = entries_of(attribute)
+            readable = {name: entry for name, entry in entries.items() if entry is not None}
+            if readable == entries:
+                return ir.DictAttr.get({name: _renamed(entry, names) for name, entry in readable.items()})
     return attribute

@@ -267,3 +267,23 @@ module @keys attributes {pw.form = "placed"} {
     return %0, %1 : tensor<4x2xui32>, tensor<2xui32>
   }
 }
+
+// -----
+
+// Slices of equal meshes share the first of them, which is the one that Shardy leaves.
+
+// CHECK-LABEL: module @equal_meshes
+module @equal_meshes attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["data"=2]>
+  sdy.mesh @mesh_1 = <["data"=1]>
+  sdy.mesh @mesh_2 = <["data"=2]>
+  // CHECK: "pw.slice"() {mesh = @mesh_1, sym_name = "s0"}
+  // CHECK: "pw.slice"() {mesh = @mesh, sym_name = "s1"}
+  "pw.slice"() {sym_name = "s0", mesh = @mesh_1} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh_2} : () -> ()
+  func.func public @main(%x: tensor<8xf32> {pw.slice = @s0}) -> (tensor<8xf32> {pw.slice = @s1, pw.spec = [["data"]]}) {
+    // CHECK: "pw.transfer"(%{{.*}}) {sharding = #sdy.sharding<@mesh, [{"data"}]>, slice = @s1}
+    %0 = "pw.transfer"(%x) {slice = @s1} : (tensor<8xf32>) -> tensor<8xf32>
+    return %0 : tensor<8xf32>
+  }
+}
