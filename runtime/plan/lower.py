@@ -23,6 +23,7 @@ from pathways.dialect import (
     argument_slices,
     donated_arguments,
     form_of,
+    nested_ops,
     op_has,
     ops_named,
     problems,
@@ -330,6 +331,9 @@ class _Flattener:
                         meshes.update(_MESH.findall(str(op.attributes[key])))
                 return ir.WalkResult.ADVANCE
 
+            for op in list(nested_ops(copy)):
+                if op.operation.name == "stablehlo.while" and SHARDING in op.attributes:
+                    _say_behind(op.operation)
             copy.operation.walk(visit)
         with ir.InsertionPoint.at_block_begin(extracted.body):
             for mesh in sorted(meshes):
@@ -339,10 +343,31 @@ class _Flattener:
 
 def _must_not_say(op: ir.Operation) -> bool:
     """Whether XLA fails on the sharding of an operation; it finds it by what is read and written there."""
-    if op.name == "stablehlo.while":
-        # XLA removes operands that the body returns as they are, but leaves the list of shardings too long.
-        return True
     return op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == "ApproxTopK"
+
+
+def _say_behind(loop: ir.Operation) -> None:
+    """Makes constraints of the shardings of a loop.
+
+    XLA removes operands that the body returns as they are, but leaves the list of shardings too long. Where
+    nothing is said, it takes the sharding of an operation that folds into a result for that of all of them.
+    """
+    shardings = sdy.TensorShardingPerValueAttr(loop.attributes[SHARDING]).shardings
+    del loop.attributes[SHARDING]
+    for result, sharding in zip(loop.results, list(shardings), strict=True):
+        readers = [use.owner for use in result.uses]
+        if not readers:
+            continue
+        constraint = ir.Operation.create(
+            "sdy.sharding_constraint",
+            [result.type],
+            [result],
+            {"sharding": sharding},
+            loc=loop.location,
+            ip=ir.InsertionPoint.after(loop),
+        )
+        for reader in readers:
+            reader.operation.replace_uses_of_with(result, constraint.results[0])
 
 
 def _local_computation(name: str, function: ir.OpView) -> Computation:

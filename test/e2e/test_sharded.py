@@ -318,6 +318,21 @@ def test_a_constraint_on_several_axes_and_on_none():
     assert_lies(got[2], P(), s0)
 
 
+def test_loops_whose_results_are_all_that_is_left_of_an_operation():
+    """XLA folds the multiplications by one, and gives the loops their shardings."""
+    (two,) = slices((2,))
+    split = pw.jit(double, devices=two, in_shardings=P("data"))
+
+    def run(x: jax.Array) -> Any:
+        zeros = jax.jvp(jax.grad(jnp.sum), (x,), (x,))[1]
+        first, second = (
+            jax.lax.scan(lambda c, _: (jnp.sin(c), None), zeros, None, length=1)[0] * 1 for _ in range(2)
+        )
+        return split(first), zeros, second
+
+    assert_agree(pw.program(run)(array(8)), (jnp.zeros(8),) * 3)
+
+
 def test_reshapes_that_split_an_axis_of_the_mesh():
     (four,) = slices((4,))
     split = pw.jit(lambda x: jnp.sin(x.reshape(2, 2, 6)), devices=four)
