@@ -802,6 +802,17 @@ def pw_or_jax(on: Place, fun: Fun, in_specs: Any, out_specs: Any) -> Fun:
     return on(fun) if on is jax.jit else on(fun, in_shardings=in_specs, out_shardings=out_specs)
 
 
+def test_a_barrier_over_a_parameter_and_a_microbatch():
+    def build(first: Place, second: Place) -> Fun:
+        def outputs(w: Any, x: Any) -> Any:
+            w, y = jax.lax.optimization_barrier((w, first(jnp.sin)(x)))
+            return w, second(jnp.cos)(y)
+
+        return pw.accumulate(outputs, M, reduce="sum")
+
+    check(build, array(3), array(2 * M))
+
+
 def test_a_concatenation_without_rows_on_a_sharded_slice():
     (place,) = on_slices((2,))
 
