@@ -77,9 +77,11 @@ class Import(Pass):
         importer.drop_empty_constraints()
         importer.inline_calls(main)
         importer.place_regions()
+        # Before loops are known: what is the same for every microbatch is so behind a barrier, too.
+        importer.split_barriers()
         importer.mark_loops()
         importer.make_launches()
-        importer.split_barriers()
+        importer.drop_barriers()
         number_stages(main, importer.calls)
         hoist_constants(module, [call.launch for call in importer.calls], self.max_constant_bytes)
         for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
@@ -386,17 +388,22 @@ class _Importer:
         self.strip_metadata(self.symbols[callee])
 
     def split_barriers(self) -> None:
+        for op in list(body_block(self.main).operations):
+            if op.operation.name != "stablehlo.optimization_barrier":
+                continue
+            for source, result in zip(list(op.operands), list(op.results), strict=True):
+                with ir.InsertionPoint(op), op.operation.location:
+                    single = stablehlo.OptimizationBarrierOp([source])
+                result.replace_all_uses_with(single.results[0])
+            op.operation.erase()
+
+    def drop_barriers(self) -> None:
+        """Takes barriers from what launches read; those that read behind one repeat what was done before."""
         through_barrier: set[ir.Value] = set()
         for op in list(body_block(self.main).operations):
             tainted = any(v in through_barrier for v in op.operands)
             if op.operation.name == "stablehlo.optimization_barrier":
-                for source, result in zip(list(op.operands), list(op.results), strict=True):
-                    with ir.InsertionPoint(op), op.operation.location:
-                        single = stablehlo.OptimizationBarrierOp([source])
-                        set_loop(single, loop_of(source))
-                    result.replace_all_uses_with(single.results[0])
-                    through_barrier.add(single.results[0])
-                op.operation.erase()
+                through_barrier.update(op.results)
                 continue
             if isinstance(op, LaunchOp):
                 # Modules are a barrier already: what a launch reads needs none.

@@ -101,13 +101,18 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
     for op in reversed(operations):
         if op.operation in calls or not leading.isdisjoint(op.results):
             leading.update(op.operands)
+    backward = {call.launch.operation for call in placed if call.kind == "bwd"}
+    after: set[ir.Value] = set()
+    """Values of a microbatch that its backward leads to: what reads them is no part of the forward."""
     forward: list[_Forward] = []
     behind: dict[ir.Value, frozenset[int]] = {}
     for op in operations:
         in_loop = loop_of_op(op) is not None
         read = [v for v in op.operands if loop_of(v) is not None] if in_loop else op.operands
         reads = frozenset().union(*(behind.get(v, frozenset()) for v in read))
-        if op.operation in calls:
+        if in_loop and (op.operation in backward or not after.isdisjoint(op.operands)):
+            after.update(op.results)
+        elif op.operation in calls:
             levels = (forward[n].level for n in reads)
             depth = max((before + (slice != op.slice) for before, slice in levels), default=0)
             forward.append(_Forward(calls[op.operation], (depth, op.slice), reads))

@@ -802,6 +802,32 @@ def pw_or_jax(on: Place, fun: Fun, in_specs: Any, out_specs: Any) -> Fun:
     return on(fun) if on is jax.jit else on(fun, in_shardings=in_specs, out_shardings=out_specs)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager"])
+@pytest.mark.parametrize("last", [0, 1])
+def test_calls_that_read_gradients_of_their_microbatch(schedule: str, last: int):
+    def build(*places: Place) -> Fun:
+        first, second, behind = places[0](jnp.sin), places[1](jnp.cos), places[last](jnp.tanh)
+
+        def outputs(w: Any, x: Any) -> Any:
+            value, gradient = jax.value_and_grad(lambda w: jnp.sum(second(first(w * x))))(w)
+            return value, behind(gradient), first(gradient)
+
+        return pw.accumulate(outputs, M, reduce="sum")
+
+    check(build, np.float32(2), array(2 * M), schedule=schedule)
+
+
+def test_a_barrier_over_a_parameter_and_a_microbatch():
+    def build(first: Place, second: Place) -> Fun:
+        def outputs(w: Any, x: Any) -> Any:
+            w, y = jax.lax.optimization_barrier((w, first(jnp.sin)(x)))
+            return w, second(jnp.cos)(y)
+
+        return pw.accumulate(outputs, M, reduce="sum")
+
+    check(build, array(3), array(2 * M))
+
+
 def test_a_concatenation_without_rows_on_a_sharded_slice():
     (place,) = on_slices((2,))
 
