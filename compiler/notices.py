@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jax
 
-from pathways import compiler, runtime
+from pathways.runtime.resources import virtual
 
-_FOLDERS = tuple(str(Path(package.__path__[0])) for package in (compiler, runtime, jax))
+_FOLDERS = (str(Path(__file__).parent), str(Path(virtual.__file__).parents[1]), jax.__path__[0])
 
 
 class PathwaysWarning(UserWarning):
