@@ -58,11 +58,11 @@ def test_place_leaves_static_arguments_alone_and_keeps_what_is_donated(slices: l
         static_argnums=1,
         donate_argnums=0,
     )
-    mine = jnp.ones(4)
+    mine = np.ones(4, np.float32)
     w, kind, x = step.place(mine, "sgd", np.ones(4, np.float32))
     assert kind == "sgd"
     assert step(w, kind, x).tolist() == [2.0] * 4
-    assert mine.tolist() == [1.0] * 4  # What was donated is the copy.
+    assert mine.tolist() == [1.0] * 4  # A copy was donated.
 
 
 def test_place_refuses_what_no_call_would_take(evaluate: pw.Program) -> None:
