@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 FUZZ = Path(__file__).parent
-PROGRAMS, SCHEDULES = 32, 200
+PROGRAMS, SCHEDULES = 24, 150
 
 
 def run(name: str, *flags: str) -> str:
@@ -83,7 +83,7 @@ def build(maker, sketch, original=sketched.build):
     return original(maker, sketch)
 
 verdicts.build = build
-random_programs.SECONDS = 6.0
+random_programs.SECONDS = 4.0
 ways = {"crash": crash, "hang": hang, "fail": fail, "other": other, "same": lambda x, y, n: x}
 sketched.operation = lambda name, mesh: ways[name]
 inputs = (Input((4,), "float32"), Input((), "int32"))
