@@ -141,7 +141,11 @@ def conventions_of(
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,
 ) -> Conventions:
-    """Normalises what a user gives to `pw.program`; names and numbers imply each other where they can."""
+    """Normalises what a user gives to `pw.program`; names and numbers imply each other where they can.
+
+    Raises:
+      ValueError: the function has no argument of such a number or name, or one is static and donated.
+    """
     try:
         parameters = inspect.signature(fun)
     except (TypeError, ValueError):
@@ -163,10 +167,41 @@ def conventions_of(
         numbered = [order[n] for n in positions if -len(order) <= n < len(order)]
         return tuple(dict.fromkeys([*positions, *named])), tuple(dict.fromkeys([*keywords, *numbered]))
 
+    if parameters is not None:
+        _check_numbers(name, parameters, static_argnums=static_argnums, donate_argnums=donate_argnums)
+        _check_names(name, parameters, static_argnames=static_argnames, donate_argnames=donate_argnames)
     static, donate = both(static_argnums, static_argnames), both(donate_argnums, donate_argnames)
     for n in set(static[0]) & set(donate[0]):
         raise ValueError(f"program '{name}': argument {n} is static and cannot be donated")
     return Conventions(name, parameters, donate[0], donate[1], static[0], static[1])
+
+
+def _check_numbers(name: str, parameters: inspect.Signature, **options: int | Sequence[int] | None) -> None:
+    """Refuses positions that the function does not have, as `jax.jit` does."""
+    kinds = [p.kind for p in parameters.parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = sum(kind in positional for kind in kinds)
+    for option, numbers in options.items():
+        passed = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+        if any(not -count <= n < count for n in passed):
+            raise ValueError(
+                f"program '{name}' has {option}={passed}, but only accepts {count} positional arguments"
+            )
+
+
+def _check_names(name: str, parameters: inspect.Signature, **options: str | Sequence[str] | None) -> None:
+    """Refuses names that the function does not have, as `jax.jit` does."""
+    kinds = [p.kind for p in parameters.parameters.values()]
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return
+    for option, names in options.items():
+        passed = (names,) if isinstance(names, str) else tuple(names or ())
+        unknown = [k for k in passed if k not in parameters.parameters]
+        if unknown:
+            known = ", ".join(parameters.parameters) or "none"
+            raise ValueError(f"program '{name}' has {option}={unknown}, but its arguments are {known}")
 
 
 def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 
@@ -9,7 +10,13 @@ import jax
 
 from pathways.runtime.resources import virtual
 
-_FOLDERS = (str(Path(__file__).parent), str(Path(virtual.__file__).parents[1]), jax.__path__[0])
+_FOLDERS = (
+    str(Path(__file__).parent),
+    str(Path(virtual.__file__).parents[1]),
+    jax.__path__[0],
+    # Some functions here are decorated by context managers. Python ignores prefixes that are whole names.
+    contextlib.__file__.removesuffix(".py"),
+)
 
 
 class PathwaysWarning(UserWarning):

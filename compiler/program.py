@@ -15,6 +15,8 @@ from pathways.compiler.arguments import Conventions, Signature, Static, abstract
 from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.jax_internals import Tracer, flatten, outside_meshes, trace_context, unflatten
 from pathways.compiler.lowering import ProgramError, run_phases
+from pathways.compiler.notices import warn
+from pathways.compiler.pipelining import why_not_pipelined
 from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
 from pathways.compiler.trace import Traced, trace
@@ -47,6 +49,7 @@ class Program:
         self._calls: list[Call] = []
         self._last: Call | None = None
         self._compiling = threading.Lock()
+        self._warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<pw.program {self.name}>"
@@ -91,6 +94,11 @@ class Program:
         if not traced.interface.out_avals and not traced.callbacks:
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
         forms = run_phases(traced.module, self.name, self._options)
+        schedule = self._options.schedule_file or self._options.policy or self._schedule
+        for reason in why_not_pipelined(forms.scheduled, schedule):
+            if reason not in self._warned:
+                self._warned.add(reason)
+                warn(f"program '{self.name}': {reason}")
         return Lowered(forms, traced.interface, signature, traced.callbacks, traced.keepalive)
 
     def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

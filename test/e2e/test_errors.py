@@ -98,6 +98,20 @@ def test_an_argument_is_static_and_donated(double):
             return double(x)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"donate_argnums": 5}, r"donate_argnums=\(5,\), but only accepts 1 positional arguments"),
+        ({"static_argnums": (-2,)}, r"static_argnums=\(-2,\), but only accepts 1 positional arguments"),
+        ({"donate_argnames": "y"}, r"donate_argnames=\['y'\], but its arguments are x"),
+        ({"static_argnames": ["x", "y"]}, r"static_argnames=\['y'\], but its arguments are x"),
+    ],
+)
+def test_arguments_that_a_function_does_not_have(double, option, message):
+    with pytest.raises(ValueError, match=f"program 'lambda' has {message}"):
+        pw.program(lambda x: double(x), **option)
+
+
 def test_the_wrong_number_of_arguments(double):
     @pw.program
     def step(x):

@@ -1,0 +1,43 @@
+"""Whether the microbatches of a program go through its slices as a pipeline, and if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import LaunchOp, LoopOp, ops_named, symbol_table
+from pathways.dialect.names import MAIN
+
+
+def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
+    """Says of each loop why its microbatches do not overlap, and what to do; nothing where they do.
+
+    Args:
+      module: the program, scheduled.
+      schedule: the policy or file that the user asked for; None for none.
+    """
+    loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)]
+    if schedule is not None and not loops:
+        yield (
+            f"schedule '{schedule}' orders the microbatches of pw.accumulate, but it has no pw.accumulate: "
+            "nothing is pipelined"
+        )
+    slices: dict[str, set[str]] = {}
+    for op in symbol_table(module)[MAIN].regions[0].blocks[0].operations:
+        if isinstance(op, LaunchOp) and op.loop is not None and not op.is_glue:
+            slices.setdefault(op.loop, set()).add(op.slice)
+    for loop in loops:
+        places = sorted(slices.get(loop.sym_name, ()))
+        what = f"pw.accumulate of '{loop.sym_name}'"
+        if loop.count == 1:
+            continue
+        if not places:
+            yield f"{what} calls no function of pw.jit: nothing is pipelined"
+        elif len(places) == 1 and schedule is not None:
+            yield f"{what} calls functions on slice {places[0]} alone: nothing is pipelined"
+        elif len(places) > 1 and schedule is None:
+            yield (
+                f"{what} has no schedule, so that its microbatches run one after the other: give pw.program "
+                "schedule='1f1b', for example"
+            )
