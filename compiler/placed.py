@@ -20,10 +20,11 @@ from pathways.compiler.stages import Lowered
 from pathways.compiler.trace_state import active_trace, register_slice
 from pathways.dialect.metadata import CallMetadata
 from pathways.passes.pipeline import Options
+from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
-class PlacedFunction:
+class PlacedFunction(OfProcess):
     """A function that runs on all devices of a slice; made by `pw.jit`.
 
     Called inside a program it becomes one computation of it. Called alone it is a program of one launch.

@@ -23,9 +23,10 @@ from pathways.compiler.trace import Traced, trace
 from pathways.compiler.trace_state import active_trace
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
+from pathways.runtime.resources.process import OfProcess
 
 
-class Program:
+class Program(OfProcess):
     """A function compiled for many slices; made by `pw.program`."""
 
     def __init__(

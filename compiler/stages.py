@@ -19,6 +19,7 @@ from pathways.compiler.lowering import Forms
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
+from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.simulate.links import read_link
 from pathways.runtime.simulate.replay import simulate
@@ -27,7 +28,7 @@ from pathways.runtime.timelines.timeline import Timeline
 from pathways.runtime.xla.compile_cache import Request
 
 
-class Lowered:
+class Lowered(OfProcess):
     """A program in all forms of the IR, ready to be compiled.
 
     Made by `Program.lower`. `remarks` holds what the passes found worth saying.
@@ -48,6 +49,9 @@ class Lowered:
         self._signature = signature
         self._callbacks = callbacks
         self._keepalive = keepalive
+
+    def __repr__(self) -> str:
+        return f"<lowered program {self.name}>"
 
     @property
     def in_avals(self) -> tuple[Any, ...]:
@@ -106,7 +110,7 @@ class Lowered:
         save(path, self._forms.scheduled, self.name, self._interface, self._signature, requests)
 
 
-class Bound:
+class Bound(OfProcess):
     """A program bound to devices: what `Compiled` and `LoadedProgram` have in common.
 
     Attributes:
@@ -270,6 +274,9 @@ class Compiled(Bound):
     def __init__(self, lowered: Lowered, call: Call) -> None:
         super().__init__(call)
         self._lowered = lowered
+
+    def __repr__(self) -> str:
+        return f"<compiled program {self._lowered.name}>"
 
     def as_text(self, phase: str = "scheduled") -> str:
         """The module after a phase; see `Lowered.as_text`.

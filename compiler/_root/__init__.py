@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathways.compiler.program import Program
     from pathways.compiler.stages import Compiled, Lowered
     from pathways.runtime.bundle.manifest import BundleError
-    from pathways.runtime.local.devices import cluster, connect
+    from pathways.runtime.local.devices import cluster, connect, release
     from pathways.runtime.local.tracing import trace
     from pathways.runtime.resources.manager import ResourceError
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
@@ -46,6 +46,7 @@ __all__ = [
     "load",
     "make_virtual_device_set",
     "program",
+    "release",
     "trace",
 ]
 
@@ -68,6 +69,7 @@ _MODULES = {
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",
     "program": "compiler.api",
+    "release": "runtime.local.devices",
     "trace": "runtime.local.tracing",
 }
 
@@ -81,4 +83,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted(__all__)

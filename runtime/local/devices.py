@@ -31,6 +31,8 @@ def connect(
 ) -> Cluster:
     """Chooses the devices that programs of this process use, and returns them.
 
+    Asking for those that are in use already changes nothing.
+
     Args:
       cpu_devices: use this number of CPU devices. JAX makes as many when it has not started yet.
       islands: divide the devices into this number of equal consecutive islands, one by default.
@@ -62,7 +64,11 @@ def bind(slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Bin
 
 
 def release(slice: VirtualSlice) -> None:
-    """`ResourceManager.release` on the current cluster."""
+    """Gives the devices of a slice back; programs that were loaded on them keep running there.
+
+    Args:
+      slice: the slice; nothing happens when it has no devices.
+    """
     session.release(slice)
 
 

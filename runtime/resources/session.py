@@ -27,18 +27,22 @@ class Session:
         self._manager: ResourceManager | None = None
 
     def connect(self, discover: Discover) -> Cluster:
-        """Makes another cluster the current one, and returns it.
+        """Makes a cluster the current one, unless it is, and returns it.
 
         Raises:
-          RuntimeError: slices are bound to devices of the present cluster.
+          RuntimeError: slices are bound to devices of the present cluster, which is another one.
         """
         with self._lock:
+            wanted = discover()
+            if self._manager is not None and self._manager.cluster == wanted:
+                return self._manager.cluster
             if bound := self.bound_slices():
                 raise RuntimeError(
-                    f"connect: slices {', '.join(bound)} are bound to devices; release them, or connect first"
+                    f"connect: slices {', '.join(bound)} are bound to devices; release them with "
+                    "pathways.release(slice), or connect first"
                 )
-            self._manager = ResourceManager(discover())
-            return self._manager.cluster
+            self._manager = ResourceManager(wanted)
+            return wanted
 
     def manager(self) -> ResourceManager:
         """The resource manager of the current cluster."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from pathways.dialect.names import MOST_DEVICES
 from pathways.runtime.plan.plan import SliceSpec
+from pathways.runtime.resources.process import OfProcess
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -40,7 +41,7 @@ _names = _SliceNames()
 _numbers = itertools.count()
 
 
-class VirtualSlice:
+class VirtualSlice(OfProcess):
     """Devices that a program asks for, arranged as a mesh with named axes; equal only to itself.
 
     Made by `VirtualDeviceSet.add_slice`.
@@ -102,7 +103,7 @@ class VirtualSlice:
         return f"VirtualSlice({self.name!r}, {axes}{island}{overlap})"
 
 
-class VirtualDeviceSet:
+class VirtualDeviceSet(OfProcess):
     """Slices that are meant to be used together: as long as there is room they get different devices.
 
     Example:

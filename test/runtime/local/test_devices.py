@@ -59,7 +59,7 @@ def test_islands_must_be_equal():
 def test_connect_refuses_to_move_bound_slices():
     code = (
         "from pathways.runtime import connect, bind, make_virtual_device_set as m\n"
-        "s = m().add_slice(1, 'x'); bind([s], 'f'); connect(cpu_devices=1)"
+        "s = m().add_slice(1, 'x'); bind([s], 'f'); connect(cpu_devices=1, device_memory=1)"
     )
     done = run_python(code)
     assert "RuntimeError: connect: slices s0 are bound to devices" in done.stderr

@@ -1,0 +1,48 @@
+"""What belongs to one process says so when it is copied, and how its program gets elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import jax.numpy as jnp
+import pytest
+
+import pathways as pw
+
+
+@pytest.mark.parametrize("leave", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("what", ["slice", "set", "placed", "program", "lowered", "compiled"])
+def test_is_neither_pickled_nor_copied(leave, what) -> None:
+    made = pw.make_virtual_device_set()
+    placed = pw.jit(jnp.tanh, devices=made.add_slice((1,), ("x",)))
+    program = pw.program(placed)
+    lowered = program.lower(1.0)
+    things = {
+        "slice": placed.devices,
+        "set": made,
+        "placed": placed,
+        "program": program,
+        "lowered": lowered,
+        "compiled": lowered.compile(),
+    }
+    with pytest.raises(TypeError, match=r"belongs to this process .*save\('program.pwb'\)"):
+        leave(things[what])
+    assert program(0.0) == 0.0
+
+
+def test_connecting_again_with_the_same_settings_changes_nothing() -> None:
+    """As a cell of a notebook does that runs again."""
+    before = pw.cluster()
+    made = pw.make_virtual_device_set()
+    program = pw.program(pw.jit(jnp.tanh, devices=made.add_slice((1,), ("x",))))
+    program(0.0)
+    assert pw.connect(cpu_devices=len(before.devices)) is before
+    with pytest.raises(RuntimeError, match=r"release them with pathways.release\(slice\)"):
+        pw.connect(cpu_devices=len(before.devices) - 1)
+    assert pw.cluster() is before
+
+
+def test_dir_shows_public_names() -> None:
+    assert dir(pw) == sorted(pw.__all__)
+    assert all(hasattr(pw, name) for name in pw.__all__)
