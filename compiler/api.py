@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from pathways.compiler.arguments import conventions_of
 from pathways.compiler.names import symbol_of
@@ -16,13 +16,27 @@ from pathways.passes.schedule.policies.registry import NAMES, unknown_policy
 from pathways.runtime.resources.virtual import VirtualSlice
 
 Fun = Callable[..., Any]
+
+
+class _Places(Protocol):
+    """`pw.jit` with everything but the function."""
+
+    def __call__[**P, R](self, fun: Callable[P, R], /) -> PlacedFunction[P, R]: ...
+
+
+class _MakesProgram(Protocol):
+    """`pw.program` with everything but the function."""
+
+    def __call__[**P, R](self, fun: Callable[P, R], /) -> Program[P, R]: ...
+
+
 Numbers = int | Sequence[int] | None
 Names = str | Sequence[str] | None
 
 
 @overload
-def jit(
-    fun: Fun,
+def jit[**P, R](
+    fun: Callable[P, R],
     *,
     devices: VirtualSlice,
     stage: int | None = ...,
@@ -30,7 +44,7 @@ def jit(
     out_shardings: Any = ...,
     static_argnums: Numbers = ...,
     static_argnames: Names = ...,
-) -> PlacedFunction: ...
+) -> PlacedFunction[P, R]: ...
 @overload
 def jit(
     fun: None = ...,
@@ -41,7 +55,7 @@ def jit(
     out_shardings: Any = ...,
     static_argnums: Numbers = ...,
     static_argnames: Names = ...,
-) -> Callable[[Fun], PlacedFunction]: ...
+) -> _Places: ...
 def jit(
     fun: Fun | None = None,
     *,
@@ -51,7 +65,7 @@ def jit(
     out_shardings: Any = None,
     static_argnums: Numbers = None,
     static_argnames: Names = None,
-) -> PlacedFunction | Callable[[Fun], PlacedFunction]:
+) -> Any:
     """Places a function on a slice: it runs as one computation on all devices of it.
 
     Args:
@@ -93,6 +107,32 @@ def jit(
     return PlacedFunction(fun, devices, stage, in_shardings, out_shardings, static_argnums, static_argnames)
 
 
+@overload
+def program[**P, R](
+    fun: Callable[P, R],
+    *,
+    donate_argnums: Numbers = ...,
+    donate_argnames: Names = ...,
+    static_argnums: Numbers = ...,
+    static_argnames: Names = ...,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
+    schedule: str | os.PathLike[str] | None = ...,
+    fuse: bool = ...,
+) -> Program[P, R]: ...
+@overload
+def program(
+    fun: None = ...,
+    *,
+    donate_argnums: Numbers = ...,
+    donate_argnames: Names = ...,
+    static_argnums: Numbers = ...,
+    static_argnames: Names = ...,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
+    schedule: str | os.PathLike[str] | None = ...,
+    fuse: bool = ...,
+) -> _MakesProgram: ...
 def program(
     fun: Fun | None = None,
     *,

@@ -24,7 +24,7 @@ from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
-class PlacedFunction(OfProcess):
+class PlacedFunction[**P, R](OfProcess):
     """A function that runs on all devices of a slice; made by `pw.jit`.
 
     Called inside a program it becomes one computation of it. Called alone it is a program of one launch.
@@ -32,7 +32,7 @@ class PlacedFunction(OfProcess):
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         devices: VirtualSlice,
         stage: int | None,
         in_shardings: Any,
@@ -49,7 +49,7 @@ class PlacedFunction(OfProcess):
             fun, self.name, static_argnums=static_argnums, static_argnames=static_argnames
         )
         # Set here also because `fun` may be a placed function, of which everything was copied.
-        self._alone: Program | None = None
+        self._alone: Program[P, R] | None = None
         self._with_static: dict[Any, Callable[..., Any]] = {}
         self._mesh = abstract_mesh(devices)
         self._in_shardings = in_shardings
@@ -62,13 +62,13 @@ class PlacedFunction(OfProcess):
         return f"<pw.jit {self.name} on {self.devices.name}>"
 
     @property
-    def alone(self) -> Program:
+    def alone(self) -> Program[P, R]:
         """The program of one launch that it is outside of other programs."""
         if self._alone is None:
             self._alone = Program(self, self._conventions, Options())
         return self._alone
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if active_trace.program is None:
             for leaf in jax.tree.leaves((args, kwargs)):
                 if isinstance(leaf, Tracer):
@@ -83,12 +83,12 @@ class PlacedFunction(OfProcess):
             name=self.name, slice=self.devices.name, call=str(active_trace.calls), stage=self.stage
         )
         active_trace.calls += 1
-        fun, args, kwargs = self._bind_static(args, kwargs)
+        fun, passed, named = self._bind_static(args, kwargs)
         backward = dataclasses.replace(metadata, kind="bwd")
         call = placed_call(fun, metadata.strings(), backward.strings())
-        args, kwargs = off_mesh((args, kwargs))
+        passed, named = off_mesh((passed, named))
         # Outside of the call, where it leaves no result apart from what the backward call reads.
-        return off_mesh(call(*args, **kwargs))
+        return off_mesh(call(*passed, **named))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers the program of one launch; see `Program.lower`."""

@@ -26,12 +26,12 @@ from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.process import OfProcess
 
 
-class Program(OfProcess):
+class Program[**P, R](OfProcess):
     """A function compiled for many slices; made by `pw.program`."""
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         conventions: Conventions,
         options: Options,
         in_shardings: Any = None,
@@ -58,7 +58,7 @@ class Program(OfProcess):
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the program and returns at once, with arrays that become ready later."""
         static: Static = ()
         if self._has_static:
@@ -126,7 +126,7 @@ class Program(OfProcess):
         placed = unflatten(structure, call.place(leaves))
         return join_static(placed, named, static)[0]
 
-    def with_options(self, **changes: Any) -> Program:
+    def with_options(self, **changes: Any) -> Program[P, R]:
         """The same program with some of its `Options` changed."""
         options = dataclasses.replace(self._options, **changes)
         return Program(
