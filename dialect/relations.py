@@ -133,8 +133,12 @@ def microbatches_exist(program: ProgramView, report: Report) -> None:
             report(op, "names a microbatch, but no loop")
             continue
         count = program.symbols[op.loop].count
-        if op.microbatch >= count:
-            report(op, f"works on microbatch {op.microbatch}, but @{op.loop} has {count}")
+        named = (
+            [o.microbatch for o in op.origins if o.microbatch is not None] if isinstance(op, LaunchOp) else []
+        )
+        microbatch = max([op.microbatch, *named])
+        if microbatch >= count:
+            report(op, f"works on microbatch {microbatch}, but @{op.loop} has {count}")
 
 
 def reductions_are_rolled(program: ProgramView, report: Report) -> None:

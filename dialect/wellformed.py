@@ -201,6 +201,7 @@ class WellFormed:
         for region in op.regions:
             if len(region.blocks):
                 self.report(op, "has a region; operations of the pw dialect have none")
+        self.check_discardable(op, {name: attributes[name] for name in attributes if name not in fields})
         fine = self.valid
         self.valid = valid and fine
         return fine

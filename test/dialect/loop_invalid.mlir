@@ -106,3 +106,27 @@ func.func @main(%x: tensor<8xf32>) -> tensor<2xf32> {
   %4 = stablehlo.reshape %3 : (tensor<2x1xf32>) -> tensor<2xf32>
   return %4 : tensor<2xf32>
 }
+
+// -----
+
+// So is the microbatch of an origin; and a note that passes read is checked on operations of ours, too.
+module attributes {pw.form = "unrolled"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "l", count = 2} : () -> ()
+  func.func @main(%x: tensor<4xf32> {pw.slice = @s0}) -> (tensor<4xf32> {pw.slice = @s0}) {
+    // expected-error@below {{works on microbatch 4294967296, but @l has 2}}
+    %0 = "pw.launch"(%x) {callee = @f, loop = @l, microbatch = 1, origins = [{kind = "fwd", microbatch = 4294967296, stage = 1}], slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    return %x : tensor<4xf32>
+  }
+  func.func private @f(tensor<4xf32>) -> tensor<4xf32>
+}
+
+// -----
+
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error@below {{'pw.reduce' op `pw.slice` must be a slice or a list of different slices, got "s17"}}
+  %0 = "pw.reduce"(%x) {kind = "sum", loop = @l, pw.slice = "s17"} : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+"pw.loop"() {sym_name = "l", count = 2} : () -> ()

@@ -52,7 +52,7 @@ _CONTEXTS = 5
 
 INPUT, OUTPUT = "input.mlir", "output.mlir"
 _ERROR = re.compile(r"(?m)^(?:.*:\d+:\d+: |<unknown>:\d+: |pw-(?:opt|sim): )?error: ")
-_PARSER = "MLIR's parser"
+PARSER = "MLIR's parser"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _NO_MEMORY = ("out of memory", "std::bad_alloc", "Allocation failed", "MemoryError")
 
@@ -289,12 +289,12 @@ def judge(ending: Ending) -> Verdict:
         return dataclasses.replace(Verdict(**read), note=ending.note)
     stack = [(file, int(line), name) for file, line, name in _FRAME.findall(ending.stderr)]
     # Whoever calls it: the tool, or this file, which looks first whether it is worth to run the tool.
-    frame = _PARSER if stack and stack[0][2] in ("parse", "_parsed") else _ours(stack)
+    frame = PARSER if stack and stack[0][2] in ("parse", "_parse_bytecode", "_parsed") else _ours(stack)
     doing = _general(ending.note)
     if ending.late:
         # Where in a loop it is stopped is chance; that it is this pass is not.
         passes = [f for f in stack if "/passes/" in f[0] and "/driver.py" not in f[0]]
-        where = frame if frame == _PARSER else _ours(passes[-1:] or stack).split(":")[0]
+        where = frame if frame == PARSER else _ours(passes[-1:] or stack).split(":")[0]
         return Verdict("hang", f"{where} {doing}", frame, ending.note)
     name = ending.signal.name if ending.signal else "?"
     if any(sign in ending.stderr for sign in _NO_MEMORY):
