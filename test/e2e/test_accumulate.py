@@ -319,6 +319,7 @@ def test_empty_results_are_joined_inside_and_outside_of_programs():
     assert [x.shape for x in inside] == [x.shape for x in outside] == [(4, 0), (0, 2)]
 
 
+@pytest.mark.filterwarnings("ignore:.*nothing is pipelined")
 @pytest.mark.parametrize("argnums", [1, -1, (0, 1), [0, 2]])
 def test_positions_of_the_batch(argnums):
     def build(first, second):
@@ -700,6 +701,7 @@ def test_a_step_under_jit_that_is_called_several_times(schedule):
     check(build, weights(2), BATCH, schedule=schedule)
 
 
+@pytest.mark.filterwarnings("ignore:.*nothing is pipelined")
 @pytest.mark.parametrize("program_first", [False, True])
 def test_a_function_under_jit_in_a_program_and_outside(program_first):
     """JAX keeps its traces; that of a program is a loop, the other one a scan."""
@@ -748,6 +750,7 @@ def test_as_many_microbatches_as_rows():
     check(functools.partial(mlp, count=16), weights(2), BATCH, schedule="1f1b")
 
 
+@pytest.mark.filterwarnings("ignore:.*nothing is pipelined")
 def test_all_stages_on_one_slice():
     (on,) = on_slices((1,))
     got = pw.program(mlp(on, on, on), schedule="1f1b")(weights(3), BATCH)

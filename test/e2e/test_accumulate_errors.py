@@ -265,9 +265,10 @@ def test_a_loop_that_cannot_be_scheduled_names_the_line(stages):
 
 
 def test_a_body_that_touches_one_slice_only(stages):
-    """Nothing to pipeline: it runs, and a remark says so."""
+    """Nothing to pipeline: it runs, and a warning and a remark say so."""
     program = pw.program(pw.accumulate(lambda w, x: stages[0](w, x).sum(), 2), schedule="1f1b")
-    np.testing.assert_allclose(program(W, X), layer(W, X).sum() / 2, rtol=1e-6)
+    with pytest.warns(pw.PathwaysWarning, match="alone: nothing is pipelined"):
+        np.testing.assert_allclose(program(W, X), layer(W, X).sum() / 2, rtol=1e-6)
     assert any(
         "runs on" in r.message and "nothing is pipelined" in r.message for r in program.lower(W, X).remarks
     )
@@ -275,7 +276,8 @@ def test_a_body_that_touches_one_slice_only(stages):
 
 def test_a_body_that_leaves_its_microbatch_alone(loss):
     program = pw.program(lambda w, x: pw.accumulate(lambda w, _: loss(w, x), 2)(w, x), schedule="1f1b")
-    (remark,) = program.lower(W, X).remarks
+    with pytest.warns(pw.PathwaysWarning, match="nothing is pipelined"):
+        (remark,) = program.lower(W, X).remarks
     assert remark.message.endswith("has no launches: nothing that is used depends on the microbatch")
     assert "test_accumulate_errors.py" in str(remark.position)
     np.testing.assert_allclose(program(W, X), total(W, X), rtol=1e-6)
@@ -284,7 +286,8 @@ def test_a_body_that_leaves_its_microbatch_alone(loss):
 def test_a_loop_without_a_placed_call(stages):
     """Its work is placed like any other glue."""
     program = pw.program(lambda w, x: (stages[0](w, x), pw.accumulate(total, 2)(w, x)))
-    np.testing.assert_allclose(program(W, X)[1], total(W, X) / 2, rtol=1e-6)
+    with pytest.warns(pw.PathwaysWarning, match="calls no function of pw.jit"):
+        np.testing.assert_allclose(program(W, X)[1], total(W, X) / 2, rtol=1e-6)
 
 
 def test_a_value_that_leaks_from_its_microbatch(stages, loss):
