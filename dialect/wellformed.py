@@ -147,6 +147,8 @@ class WellFormed:
         operations = [op for op in self.module.body.operations if op.operation.name != "func.func"]
         for op in operations:
             self.check_operation(op)
+            if self.is_program and op.operation.name == "builtin.module":
+                self.report(op, "stands inside of another: a program is one module")
             if op.operation.name == "sdy.mesh":
                 self.check_mesh(op)
             elif isinstance(op, PwOp) and Trait.SYMBOL not in op.traits:

@@ -75,3 +75,15 @@ func.func @""() {
 // expected-error@below {{'builtin.module' op has an empty name}}
 module @"" {
 }
+
+// -----
+
+// A program is one module: Shardy crashes on those inside of it.
+module attributes {pw.form = "placed"} {
+  // expected-error@below {{'builtin.module' op stands inside of another: a program is one module}}
+  module @inside {
+  }
+  func.func @main() {
+    return
+  }
+}

@@ -21,6 +21,7 @@ from jaxlib.mlir.passmanager import PassManager
 from mutate_lines import without
 
 from pathways.tools import pw_opt
+from pathways.tools.source import BYTECODE_MAGIC
 
 SECONDS = 10.0
 """How long a case may take."""
@@ -220,7 +221,8 @@ def is_stock(case: Case, verdict: Verdict) -> bool:
     """
     if verdict.kind not in ("crash", "hang", "memory", "reread"):
         return False
-    if PARSER in verdict.bucket:
+    reading = verdict.note == f"reading {INPUT}"
+    if PARSER in verdict.bucket or (reading and case.data.startswith(BYTECODE_MAGIC)):
         return True  # Whether it fails again may depend on what its memory holds.
     if _fails_alone(case.data, None, reread=verdict.kind == "reread"):
         return True

@@ -26,6 +26,7 @@ from pathways.dialect import form_of, make_context, problems
 from pathways.passes import registry
 from pathways.tools import command, opt_driver, pw_opt, pw_sim, scheduled, supervisor
 from pathways.tools.flags import FlagParser
+from pathways.tools.source import BYTECODE_MAGIC
 
 _FLAGS = (
     *(
@@ -120,7 +121,8 @@ def random_case(
         note("making the case")
         case = _random_case(rng, corpus)
         case.write(folder)
-        if patience == 0.0:
+        # Damaged bytecode is not looked at first: reading it may leave the process damaged as well.
+        if patience == 0.0 or case.data.startswith(BYTECODE_MAGIC):
             break
         note(f"reading {INPUT}")
         if _is_read(case, context, taken=patience > 1.0):
@@ -166,8 +168,7 @@ def prepare(corpus: Corpus) -> list[ir.Context]:
 
 def _parsed(data: bytes, context: ir.Context) -> ir.Module | None:
     try:
-        if not data.startswith(b"ML\xefR"):
-            data.decode()  # The bindings do so too, and abort where they cannot.
+        data.decode()  # The bindings do so too, and abort where they cannot.
         return ir.Module.parse(data, context)
     except (ir.MLIRError, ValueError, MemoryError):
         return None
