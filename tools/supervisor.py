@@ -8,7 +8,6 @@ report it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import re
@@ -26,7 +25,6 @@ MEMORY_LIMIT = "PW_MEMORY_LIMIT"
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _LOOK_EVERY_MS = 50
-_PR_SET_PDEATHSIG = 1
 _SIZE = 4096
 _activity: mmap.mmap | None = None
 """What the child is doing, in memory that the parent can read after a crash; None without a parent."""
@@ -122,12 +120,10 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def _end_with(parent: int) -> None:
-    """Lets this process be killed when its parent is; only Linux knows how."""
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # It was killed before it was asked.
-        os._exit(1)
+    # Not at the top: the parent loads none of it.
+    from pathways.runtime.bundle.limits import end_with
+
+    end_with(parent)
 
 
 def _stays_below(limit: int, child: int) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import resource
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from pathways.runtime.bundle.file import Bundle, read
+from pathways.runtime.bundle.limits import end_with, memory_of_at_most
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.bundle.program import check_artifacts, read_program
 from pathways.runtime.plan.plan import Plan
@@ -23,18 +23,6 @@ def allowance(bundle: Bundle) -> tuple[float, int]:
     """
     size = sum(map(len, bundle.members.values()))
     return 30 + size / 1e6, 4 * 2**30 + 64 * size
-
-
-@contextlib.contextmanager
-def memory_of_at_most(size: int) -> Iterator[None]:
-    """Lets the process have no more than so many bytes of address space while the context is entered."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [limit for limit in (size, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits, default=resource.RLIM_INFINITY), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def examine(bundle: Bundle) -> Plan:
@@ -72,7 +60,8 @@ def examine_apart(
 
     Args:
       bundle: the bundle.
-      module: what the process runs; it gets the path of the bundle and `flags`, and ends in `run_checks`.
+      module: what the process runs; it gets the id of this one, the path of the bundle and `flags`, and
+        ends in `run_checks`.
       *flags: the rest of its command line.
       doing: what to call that in messages.
       seconds: how long it may take; by default the allowance of the bundle.
@@ -81,7 +70,7 @@ def examine_apart(
       BundleError: says what is wrong; also when the process crashed or took too long.
     """
     # -P: what lies beside the file must not be imported.
-    command = [sys.executable, "-P", "-m", module, bundle.path, *flags]
+    command = [sys.executable, "-P", "-m", module, str(os.getpid()), bundle.path, *flags]
     limit = allowance(bundle)[0] if seconds is None else seconds
     try:
         done = subprocess.run(
@@ -104,12 +93,13 @@ def examine_apart(
 
 
 def run_checks(check: Callable[[Bundle], object]) -> int:
-    """Checks the bundle that the command line names; prints a verdict as JSON.
+    """Checks the bundle of the command line, and prints a verdict as JSON; ends with the process that asked.
 
     `check` raises a `BundleError` that says what is wrong.
     """
+    end_with(int(sys.argv[1]))
     try:
-        bundle = read(sys.argv[1])
+        bundle = read(sys.argv[2])
         check(bundle)
         verdict = {"digest": bundle.digest}
     except BundleError as error:

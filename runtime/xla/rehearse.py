@@ -5,6 +5,7 @@ What is compiled is kept in the store of compiled code, where the process that a
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import sys
@@ -12,14 +13,9 @@ from collections.abc import Sequence
 
 import jax
 
-from pathways.runtime.bundle.examine import (
-    allowance,
-    examine_apart,
-    examine_within_limits,
-    memory_of_at_most,
-    run_checks,
-)
+from pathways.runtime.bundle.examine import allowance, examine_apart, examine_within_limits, run_checks
 from pathways.runtime.bundle.file import Bundle
+from pathways.runtime.bundle.limits import memory_of_at_most
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.xla import pjrt
@@ -50,8 +46,12 @@ def rehearse_apart(bundle: Bundle, devices: int) -> None:
     )
 
 
-def rehearse(bundle: Bundle) -> None:
+def rehearse(bundle: Bundle, devices: int) -> None:
     """What the new process does.
+
+    Args:
+      bundle: the bundle.
+      devices: how many devices the process that asked has.
 
     Raises:
       BundleError: says what is wrong.
@@ -64,7 +64,7 @@ def rehearse(bundle: Bundle) -> None:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     jax.config.update("jax_platforms", platform)
     if platform == "cpu":
-        jax.config.update("jax_num_cpu_devices", int(sys.argv[2]))
+        jax.config.update("jax_num_cpu_devices", devices)
         pjrt.initialize_lapack()
     memory = allowance(bundle)[1] + _MEMORY if platform == "cpu" else resource.RLIM_INFINITY
     try:
@@ -88,4 +88,4 @@ def _requests(plan: Plan, devices: Sequence[jax.Device]) -> list[Request]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(rehearse))
+    sys.exit(run_checks(functools.partial(rehearse, devices=int(sys.argv[3]))))

@@ -10,7 +10,6 @@ is 1 when there is a traceback, a crash or a hang.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import functools
 import json
@@ -29,6 +28,7 @@ import numpy as np
 from bundle_mutations import mutated, texts
 from bundle_seeds import DEVICES, Parts, read_seeds, write_seeds
 from corpus import ROOT, Corpus
+from flags import parser_of
 from forked import Ending, run_all
 
 import pathways as pw
@@ -50,16 +50,7 @@ _MAKING, _APART, _LOADING, _RUNNING = "making", "examining apart", "loading", "r
 
 def main() -> int:
     """Runs the harness; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--count", type=int, default=200, help="number of cases (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="cases at the same time (default: %(default)s)")
-    parser.add_argument(
-        "--keep", type=Path, default=ROOT / "build" / "fuzz" / "bundles", help="folder for examples"
-    )
+    parser = parser_of(__doc__, "bundles", 200)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     numbers = range(options.first, options.first + options.count)
@@ -134,11 +125,10 @@ def execute(path: Path, note: Callable[[str], None]) -> tuple[str, str]:
     stage = _APART
     try:
         note(stage)
-        sys.argv = ["rehearse", str(path), str(DEVICES)]
         bundle = read(path)
         if bundle.manifest.platform != "cpu":
             return "refused", "platform"
-        rehearse.rehearse(bundle)
+        rehearse.rehearse(bundle, DEVICES)
         stage = _LOADING
         note(stage)
         pw.connect(cpu_devices=DEVICES)

@@ -12,7 +12,6 @@ kept. The exit code is 1 when there is one that is not MLIR's own; of MLIR's own
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import functools
@@ -26,25 +25,15 @@ from pathlib import Path
 import kept
 from buckets import SECONDS, Bucket, Buckets, add, finish, is_stock, write_and_execute
 from cases import GOOD, Case, execute, judge, prepare, quiet_context, random_case
-from corpus import ROOT, Corpus, read_corpus
+from corpus import Corpus, read_corpus
+from flags import parser_of
 from forked import run_all
 from jaxlib.mlir import ir
 
 
 def main() -> int:
     """Runs the harness; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument(
-        "--first", type=int, default=0, help="number of the first case (default: %(default)s)"
-    )
-    parser.add_argument("--count", type=int, default=1000, help="number of cases (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="cases at the same time (default: %(default)s)")
-    parser.add_argument(
-        "--keep", type=Path, default=ROOT / "build" / "fuzz" / "kept", help="folder for examples"
-    )
+    parser = parser_of(__doc__, "kept", 1000)
     parser.add_argument(
         "--replay", type=Path, help="run the files of a folder, with the passes they name, instead"
     )

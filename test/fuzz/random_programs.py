@@ -11,7 +11,6 @@ when there is one.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
 import faulthandler
@@ -32,6 +31,7 @@ os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
 
 import jax
 from corpus import ROOT
+from flags import parser_of
 from forked import Ending, run_all
 from random_sketches import random_sketch
 from sketches import Sketch, from_json, smaller, to_json
@@ -55,16 +55,7 @@ Numbered = tuple[int, Sketch]
 
 def main() -> int:
     """Runs the harness; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--first", type=int, default=0, help="number of the first one (default: %(default)s)")
-    parser.add_argument("--count", type=int, default=200, help="how many (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="batches at the same time (default: %(default)s)")
-    parser.add_argument(
-        "--keep", type=Path, default=ROOT / "build" / "fuzz" / "programs", help="folder for examples"
-    )
+    parser = parser_of(__doc__, "programs", 200)
     parser.add_argument("--replay", type=Path, help="run the files of a folder, or one file, instead")
     parser.add_argument("--no-reduce", action="store_true", help="keep examples as they are")
     options = parser.parse_args()

@@ -11,7 +11,6 @@ when there is a difference, a traceback or a crash.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import functools
 import json
@@ -24,7 +23,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from corpus import ROOT
+from flags import parser_of
 from forked import run_all
 from jaxlib.mlir import ir
 from schedules import ScheduleCase, random_case, random_line, text_of
@@ -63,14 +62,7 @@ Outcome = tuple[str, str]
 
 def main() -> int:
     """Runs the harness; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--first", type=int, default=0, help="number of the first one (default: %(default)s)")
-    parser.add_argument("--count", type=int, default=2000, help="how many (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="batches at the same time (default: %(default)s)")
-    parser.add_argument("--keep", type=Path, default=ROOT / "build" / "fuzz" / "schedules")
+    parser = parser_of(__doc__, "schedules", 2000)
     options = parser.parse_args()
     return fuzz(options.seed, options.first, options.count, options.jobs, options.keep)
 

@@ -1,0 +1,62 @@
+"""A process that examines what a stranger gave takes no more than it may, and does not outlive who asked."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pathways.runtime.bundle.limits import memory_of_at_most
+
+CHILD = """
+import os, sys, time
+from pathways.runtime.bundle.limits import end_with
+end_with(int(sys.argv[1]))
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+PARENT = f"""
+import os, subprocess, sys
+subprocess.run([sys.executable, "-c", {CHILD!r}, str(os.getpid())])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
+def test_ends_with_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+        assert child.exists()
+        parent.kill()
+        parent.wait()
+        patience = time.monotonic() + 10
+        while _runs(child) and time.monotonic() < patience:
+            time.sleep(0.01)
+        assert not _runs(child)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
+def test_ends_at_once_when_its_parent_is_gone() -> None:
+    done = subprocess.run([sys.executable, "-c", CHILD, "1"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_memory_is_limited_and_freed_again() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(MemoryError), memory_of_at_most(1 << 20):
+        bytearray(1 << 28)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert len(bytearray(1 << 28)) == 1 << 28
+
+
+def _runs(stat: Path) -> bool:
+    """Whether a process is there and has not ended; one that nobody waits for stays as a zombie."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
