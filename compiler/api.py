@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, TypedDict, Unpack, overload
 
 from pathways.compiler.arguments import conventions_of
 from pathways.compiler.names import symbol_of
@@ -34,27 +34,42 @@ Numbers = int | Sequence[int] | None
 Names = str | Sequence[str] | None
 
 
+class _Placement(TypedDict, total=False):
+    """The options of `pw.jit` besides the slice."""
+
+    stage: int | None
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: Numbers
+    static_argnames: Names
+
+
+class _ProgramOptions(TypedDict, total=False):
+    """The options of `pw.program`."""
+
+    donate_argnums: Numbers
+    donate_argnames: Names
+    static_argnums: Numbers
+    static_argnames: Names
+    in_shardings: Any
+    out_shardings: Any
+    schedule: str | os.PathLike[str] | None
+    fuse: bool
+
+
 @overload
 def jit[**P, R](
     fun: Callable[P, R],
     *,
     devices: VirtualSlice,
-    stage: int | None = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    static_argnums: Numbers = ...,
-    static_argnames: Names = ...,
+    **options: Unpack[_Placement],
 ) -> PlacedFunction[P, R]: ...
 @overload
 def jit(
     fun: None = ...,
     *,
     devices: VirtualSlice,
-    stage: int | None = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    static_argnums: Numbers = ...,
-    static_argnames: Names = ...,
+    **options: Unpack[_Placement],
 ) -> _Places: ...
 def jit(
     fun: Fun | None = None,
@@ -110,28 +125,12 @@ def jit(
 @overload
 def program[**P, R](
     fun: Callable[P, R],
-    *,
-    donate_argnums: Numbers = ...,
-    donate_argnames: Names = ...,
-    static_argnums: Numbers = ...,
-    static_argnames: Names = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    schedule: str | os.PathLike[str] | None = ...,
-    fuse: bool = ...,
+    **options: Unpack[_ProgramOptions],
 ) -> Program[P, R]: ...
 @overload
 def program(
     fun: None = ...,
-    *,
-    donate_argnums: Numbers = ...,
-    donate_argnames: Names = ...,
-    static_argnums: Numbers = ...,
-    static_argnames: Names = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    schedule: str | os.PathLike[str] | None = ...,
-    fuse: bool = ...,
+    **options: Unpack[_ProgramOptions],
 ) -> _MakesProgram: ...
 def program(
     fun: Fun | None = None,

@@ -19,7 +19,7 @@ from pathways.compiler.notices import warn
 from pathways.compiler.pipelining import why_not_pipelined
 from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
-from pathways.compiler.trace import Traced, trace
+from pathways.compiler.trace import Traced, Wishes, trace
 from pathways.compiler.trace_state import active_trace
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
@@ -193,18 +193,20 @@ class Program[**P, R](OfProcess):
         # Not `ShapeDtypeStruct`s, which have no 64 bits outside of `enable_x64`, while arrays made in it do.
         avals = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
         dynamic, named = unflatten(signature.tree, avals)
-        return trace(
+        jitted = jax.jit(
             self._fun,
-            self.name,
-            *join_static(dynamic, named, signature.static),
+            static_argnums=self._conventions.static_argnums or None,
+            static_argnames=self._conventions.static_argnames or None,
+            keep_unused=True,
+        )
+        wishes = Wishes(
             self._conventions.donated(args, kwargs),
-            cluster().platform,
-            self._conventions.static_argnums,
-            self._conventions.static_argnames,
             self._argument_specs(dynamic, named),
             self._out_shardings,
             self._schedule,
         )
+        args, kwargs = join_static(dynamic, named, signature.static)
+        return trace(jitted, self.name, args, kwargs, cluster().platform, wishes)
 
     def _argument_specs(self, dynamic: tuple[Any, ...], named: dict[str, Any]) -> list[Spec]:
         """What the user says of the sharding of each flat argument."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -43,87 +43,95 @@ class Traced:
     keepalive: Sequence[Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Wishes:
+    """What the user asks of a program besides what its function says.
+
+    Attributes:
+      donated: for each flat argument that is not static, whether the program consumes it.
+      in_specs: how each flat argument is to lie over its slice; empty for no wishes.
+      out_shardings: how the results are to lie, as a tree or a prefix of one.
+      schedule: the pipeline schedule of its loops over microbatches.
+    """
+
+    donated: Sequence[bool]
+    in_specs: Sequence[Spec] = ()
+    out_shardings: Any = None
+    schedule: str | None = None
+
+
 def trace(
-    fun: Callable[..., Any],
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    donated: Sequence[bool],
-    platform: str,
-    static_argnums: tuple[int, ...] = (),
-    static_argnames: tuple[str, ...] = (),
-    in_specs: Sequence[Spec] = (),
-    out_shardings: Any = None,
-    schedule: str | None = None,
+    jitted: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], platform: str, wishes: Wishes
 ) -> Traced:
     """Traces a program and brings its StableHLO into a context of ours.
 
     Args:
-      fun: the function.
+      jitted: the function under `jax.jit`, which keeps arguments that are not used.
       name: the name of the program.
       args: its arguments, static ones as they are, others as abstract values.
       kwargs: likewise.
-      donated: for each flat argument that is not static, whether the program consumes it.
       platform: the platform to lower for, such as `cpu`.
-      static_argnums: positions of static arguments.
-      static_argnames: names of static arguments.
-      in_specs: how the user wants each flat argument to lie over its slice; empty for no wishes.
-      out_shardings: how the user wants the results to lie, as a tree or a prefix of one.
-      schedule: the pipeline schedule of its loops over microbatches.
+      wishes: what the user asks of it.
 
     Raises:
       UnexpectedTracerError: when the function closes over a tracer of another trace.
       ValueError: when the function mentions a sharding over a mesh that is not a slice's.
       Whatever the function raises while it is traced.
     """
-    jitted = jax.jit(
-        fun,
-        static_argnums=static_argnums or None,
-        static_argnames=static_argnames or None,
-        keep_unused=True,
-    )
     with tracing(name):
         traced = jitted.trace(*args, **kwargs)
-        if len(traced.jaxpr.in_avals) > len(donated):
-            raise jax.errors.UnexpectedTracerError(
-                f"program '{name}' closes over a JAX tracer, which leaked out of another trace or belongs to "
-                "a transformation around the program: pass the value as an argument, and put "
-                "transformations inside the program"
-            )
-        for line in jax_internals.references_from_outside(traced.jaxpr):
-            raise ValueError(
-                f"program '{name}': a reference (jax.new_ref) from outside of the program is used at {line}, "
-                "but a program has no state: pass its value as an argument and return the new one"
-            )
+        _check_closed(name, traced.jaxpr, len(wishes.donated))
         try:
             lowered = traced.lower(lowering_platforms=(platform,))
         except ValueError:
             _explain_types(name, traced.jaxpr.jaxpr)
             raise
+    jaxpr = traced.jaxpr
     foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
-    buffer = io.BytesIO()
-    foreign.operation.write_bytecode(buffer)
-    module = ir.Module.parse(buffer.getvalue(), make_context())
-    paths = tuple(jax_internals.argument_names(traced.jaxpr, len(traced.jaxpr.in_avals)))
+    module = _copied(foreign)
+    paths = tuple(jax_internals.argument_names(jaxpr, len(jaxpr.in_avals)))
     with module.context, ir.Location.unknown():
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         slices = declare_slices(module)
-        declare_loops(module, schedule)
-        _check_shardings(name, traced.jaxpr.jaxpr, slices.values())
-        describe_arguments(module, paths, donated, in_specs)
-        describe_keys(module, *(_keys(avals) for avals in (traced.jaxpr.in_avals, traced.jaxpr.out_avals)))
-        if out_shardings is not None:
+        declare_loops(module, wishes.schedule)
+        _check_shardings(name, jaxpr.jaxpr, slices.values())
+        describe_arguments(module, paths, wishes.donated, wishes.in_specs)
+        describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
+        if wishes.out_shardings is not None:
             results = jax.tree.unflatten(lowered.out_tree, range(lowered.out_tree.num_leaves))
-            describe_results(module, flat_specs(out_shardings, results, f"out_shardings of program '{name}'"))
+            what = f"out_shardings of program '{name}'"
+            describe_results(module, flat_specs(wishes.out_shardings, results, what))
     interface = Interface(
         slices=slices,
         argument_paths=paths,
-        in_avals=tuple(traced.jaxpr.in_avals),
-        out_avals=tuple(traced.jaxpr.out_avals),
+        in_avals=tuple(jaxpr.in_avals),
+        out_avals=tuple(jaxpr.out_avals),
         out_tree=lowered.out_tree,
         platform=platform,
     )
     return Traced(module, interface, callbacks, keepalive)
+
+
+def _check_closed(program: str, jaxpr: Any, arguments: int) -> None:
+    """Checks that a program takes all that it reads as an argument."""
+    if len(jaxpr.in_avals) > arguments:
+        raise jax.errors.UnexpectedTracerError(
+            f"program '{program}' closes over a JAX tracer, which leaked out of another trace or belongs to "
+            "a transformation around the program: pass the value as an argument, and put "
+            "transformations inside the program"
+        )
+    for line in jax_internals.references_from_outside(jaxpr):
+        raise ValueError(
+            f"program '{program}': a reference (jax.new_ref) from outside of the program is used at {line}, "
+            "but a program has no state: pass its value as an argument and return the new one"
+        )
+
+
+def _copied(foreign: ir.Module) -> ir.Module:
+    """A module of JAX's in a context of ours."""
+    buffer = io.BytesIO()
+    foreign.operation.write_bytecode(buffer)
+    return ir.Module.parse(buffer.getvalue(), make_context())
 
 
 def _explain_types(program: str, jaxpr: Any) -> None:
