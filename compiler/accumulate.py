@@ -15,7 +15,7 @@ import numpy as np
 from pathways.compiler.jax_internals import metadata_call
 from pathways.compiler.names import symbol
 from pathways.compiler.trace_state import active_trace
-from pathways.dialect.metadata import CallMetadata
+from pathways.dialect.metadata import CallMetadata, Mark
 from pathways.dialect.names import MOST_MICROBATCHES
 
 REDUCTIONS = ("mean", "sum", "concat")
@@ -29,6 +29,7 @@ def accumulate(
     *,
     reduce: Any = "mean",
     batch_argnums: int | Sequence[int] | None = None,
+    carry_argnums: int | Sequence[int] | None = None,
 ) -> Callable[..., Any]:
     """Makes a function that works through a batch in microbatches and adds up what they give.
 
@@ -44,15 +45,21 @@ def accumulate(
       num_microbatches: how many microbatches a batch has; divides the leading axis of all its arrays.
       reduce: `mean`, `sum` or `concat` (along the leading axis) for each result, as a tree or a prefix of
         one. Means and sums are taken in the dtype of the result, microbatch by microbatch.
-      batch_argnums: positions of the arguments that are cut; all but the first unless given.
+      batch_argnums: positions of the arguments that are cut; all but the first, and but those that are
+        carried, unless given.
+      carry_argnums: positions of arguments that microbatches hand on to each other, such as batch statistics
+        or a key. `fun` then returns `(carry, results)`, as the function that `jax.lax.scan` takes: the
+        argument for the next microbatch, or a tuple of them when several positions are given, and what is
+        reduced.
 
     Returns:
-      A function with the arguments of `fun`, whole batches in place of microbatches.
+      A function with the arguments of `fun`, whole batches in place of microbatches. With `carry_argnums` it
+      returns `(carry, results)`, where `carry` is what the last microbatch handed on.
 
     Raises:
       ValueError: for an unknown reduction, or a number that is too small or too large; when the function is
         called, for a batch that does not divide, or loops inside each other.
-      TypeError: when the result is differentiated.
+      TypeError: when the result is differentiated, or a carried argument changes its type.
 
     Example:
       ```python
@@ -74,7 +81,12 @@ def accumulate(
         if kind not in REDUCTIONS:
             raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)} for each result, got {kind!r}")
     loop = _MicrobatchLoop(
-        fun, symbol(getattr(fun, "__name__", "loop")), int(num_microbatches), reduce, batch_argnums
+        fun,
+        symbol(getattr(fun, "__name__", "loop")),
+        int(num_microbatches),
+        reduce,
+        batch_argnums,
+        carry_argnums,
     )
 
     # Without the attributes of `fun`: those of a placed function would say that this is one.
@@ -95,16 +107,19 @@ class _MicrobatchLoop:
         count: int,
         reduce: Any,
         batch_argnums: int | Sequence[int] | None,
+        carry_argnums: int | Sequence[int] | None,
     ) -> None:
         self.fun = fun
         self.name = name
         self.count = count
         self.reduce = reduce
         self.batch_argnums = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
+        self.carry_argnums = (carry_argnums,) if isinstance(carry_argnums, int) else carry_argnums
+        self.carries_one = isinstance(carry_argnums, int)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        cut = self._cut_positions(len(args))
-        batch = {n: self._checked(args[n], n) for n in cut}
+        carried = self._carried_positions(len(args))
+        batch = {n: self._checked(args[n], n) for n in self._cut_positions(len(args), carried)}
         if not jax.tree.leaves(batch):
             raise ValueError(f"pw.accumulate of '{self.name}': no batch to cut: there is no array in it")
         if active_trace.loop is not None:
@@ -113,31 +128,81 @@ class _MicrobatchLoop:
                 "loops over microbatches cannot be nested"
             )
 
-        def of_block(block: dict[int, Any]) -> Any:
-            return self.fun(*(block.get(n, arg) for n, arg in enumerate(args)), **kwargs)
+        def of_block(carry: list[Any], block: dict[int, Any]) -> tuple[list[Any], Any]:
+            given = block | dict(zip(carried, carry, strict=True))
+            results = self.fun(*(given.get(n, arg) for n, arg in enumerate(args)), **kwargs)
+            return self._handed_on(carry, results) if carried else ([], results)
 
+        init = [jax.tree.map(lambda leaf: _without_gradient(_as_array(leaf)), args[n]) for n in carried]
         in_program = active_trace.program is not None and not active_trace.placed
         with active_trace.set(loop=self.name):
-            return self._in_program(of_block, batch) if in_program else self._scan(of_block, batch)
+            loop = self._in_program if in_program else self._scan
+            carry, results = loop(of_block, init, batch)
+        if self.carry_argnums is None:
+            return results
+        return carry[0] if self.carries_one else tuple(carry), results
 
-    def _cut_positions(self, count: int) -> list[int]:
+    def _carried_positions(self, count: int) -> list[int]:
+        """The positions of the arguments that microbatches hand on."""
+        carried = [n % count if -count <= n < count else n for n in self.carry_argnums or ()]
+        if not all(0 <= n < count for n in carried) or len(set(carried)) < len(carried):
+            raise ValueError(
+                f"pw.accumulate of '{self.name}': carry_argnums={self.carry_argnums} must be different "
+                f"positions of the {count} positional arguments that it is called with"
+            )
+        return carried
+
+    def _cut_positions(self, count: int, carried: Sequence[int]) -> list[int]:
         """The positions of the arguments that are cut into microbatches."""
         if self.batch_argnums is None:
-            cut = list(range(1, count))
+            cut = [n for n in range(1, count) if n not in carried]
         else:
             cut = [n % count if -count <= n < count else n for n in self.batch_argnums]
+        both = sorted(set(cut) & set(carried))
+        if both:
+            raise ValueError(
+                f"pw.accumulate of '{self.name}': argument {both[0]} cannot be both cut and carried"
+            )
         if not cut or not all(0 <= n < count for n in cut):
+            others = " and those that are carried" if carried else ""
             raise ValueError(
                 f"pw.accumulate of '{self.name}': no batch to cut: called with {count} positional arguments, "
                 "of which "
                 + (
-                    "all but the first are"
+                    f"all but the first{others} are"
                     if self.batch_argnums is None
                     else f"{self.batch_argnums} would be"
                 )
                 + " the batch; see batch_argnums"
             )
         return cut
+
+    def _handed_on(self, carry: list[Any], results: Any) -> tuple[list[Any], Any]:
+        """What a microbatch hands on, checked against what it was handed, and its results."""
+        what = f"pw.accumulate of '{self.name}'"
+        if not isinstance(results, tuple) or len(results) != 2:
+            raise TypeError(
+                f"{what}: with carry_argnums the function returns (carry, results), as that of jax.lax.scan, "
+                f"got {_shown(results)}"
+            )
+        expected: Any = carry[0] if self.carries_one else tuple(carry)
+        if _shown(results[0]) != _shown(expected):
+            raise TypeError(
+                f"{what}: what is handed on must be like what is carried, {_shown(expected)}, got "
+                f"{_shown(results[0])}"
+            )
+
+        def check(path: Any, old: Any, new: Any) -> Any:
+            new = _as_array(new)
+            if (old.shape, old.dtype) != (new.shape, new.dtype):
+                raise TypeError(
+                    f"{what}: carry{jax.tree_util.keystr(path)} is handed on as {new.dtype}"
+                    f"{list(new.shape)}, but carried as {old.dtype}{list(old.shape)}"
+                )
+            return new
+
+        following = jax.tree_util.tree_map_with_path(check, expected, results[0])
+        return [following] if self.carries_one else list(following), results[1]
 
     def _checked(self, batch: Any, position: int) -> Any:
         """A batch as JAX arrays, each of which divides into microbatches."""
@@ -183,31 +248,34 @@ class _MicrobatchLoop:
 
         return jax.tree_util.tree_map_with_path(check, kinds, results)
 
-    def _in_program(self, of_block: Callable[[Any], Any], batch: Any) -> Any:
+    def _in_program(self, of_block: _OfBlock, init: list[Any], batch: Any) -> tuple[list[Any], Any]:
         """Traces one microbatch, between calls that mark where it begins and ends."""
         loop = CallMetadata(name=self.name, loop=str(next(_numbers)), count=self.count)
 
-        def marked(mark: Callable[..., Any], **changes: Any) -> Callable[..., Any]:
-            return metadata_call(mark, dataclasses.replace(loop, **changes).strings())
+        def marked(mark: Mark, compute: Callable[..., Any]) -> Callable[..., Any]:
+            return metadata_call(compute, dataclasses.replace(loop, mark=mark).strings())
 
         def split(array: jax.Array) -> jax.Array:
             return jax.lax.slice_in_dim(array, 0, array.shape[0] // self.count)
 
         def join(kind: str, value: jax.Array) -> jax.Array:
             if kind == "concat":
-                return marked(lambda v: jnp.concatenate([v] * self.count), reduce="concat")(value)
-            return _total(kind, marked(lambda v: v, reduce="sum")(value), self.count)
+                return marked("concat", lambda v: jnp.concatenate([v] * self.count))(value)
+            return _total(kind, marked("sum", lambda v: v)(value), self.count)
 
-        results = of_block(jax.tree.map(marked(split, split=True), batch))
+        carry = jax.tree.map(marked("carry", lambda v: v), init)
+        following, results = of_block(carry, jax.tree.map(marked("split", split), batch))
         results = jax.tree.map(_as_array, results)
-        return jax.tree.map(lambda k, v: _without_gradient(join(k, v)), self._kinds(results), results)
+        last = jax.tree.map(marked("next", lambda _, v: v), carry, following)
+        reduced = jax.tree.map(join, self._kinds(results), results)
+        return jax.tree.map(_without_gradient, (last, reduced))
 
-    def _scan(self, of_block: Callable[[Any], Any], batch: Any) -> Any:
+    def _scan(self, of_block: _OfBlock, init: list[Any], batch: Any) -> tuple[list[Any], Any]:
         """The same as one `jax.lax.scan`."""
         blocks = jax.tree.map(lambda a: a.reshape(self.count, a.shape[0] // self.count, *a.shape[1:]), batch)
         # Traced once: for the shapes of the results, and for the scan.
         of_block = jax.jit(of_block)
-        shapes = jax.eval_shape(of_block, jax.tree.map(lambda a: a[0], blocks))
+        _, shapes = jax.eval_shape(of_block, init, jax.tree.map(lambda a: a[0], blocks))
         kinds = self._kinds(shapes)
         flat_kinds, structure = jax.tree.flatten(kinds)
         zeros = [
@@ -215,19 +283,26 @@ class _MicrobatchLoop:
             for kind, shape in zip(flat_kinds, jax.tree.leaves(shapes), strict=True)
         ]
 
-        def step(totals: list[Any], block: Any) -> tuple[list[Any], list[Any]]:
-            values = jax.tree.leaves(of_block(block))
+        def step(before: tuple[list[Any], list[Any]], block: Any) -> tuple[Any, list[Any]]:
+            carry, totals = before
+            following, results = of_block(carry, block)
+            values = jax.tree.leaves(results)
             added = [None if t is None else t + v for t, v in zip(totals, values, strict=True)]
-            return added, [v if t is None else None for t, v in zip(totals, values, strict=True)]
+            stacked = [v if t is None else None for t, v in zip(totals, values, strict=True)]
+            return (following, added), stacked
 
-        totals, stacked = jax.lax.scan(step, zeros, blocks)
+        (last, totals), stacked = jax.lax.scan(step, (init, zeros), blocks)
         results = [
             s.reshape(self.count * s.shape[1], *s.shape[2:])
             if total is None
             else _total(kind, total, self.count)
             for kind, total, s in zip(flat_kinds, totals, stacked, strict=True)
         ]
-        return jax.tree.unflatten(structure, [_without_gradient(result) for result in results])
+        return jax.tree.map(_without_gradient, (last, jax.tree.unflatten(structure, results)))
+
+
+_OfBlock = Callable[[list[Any], dict[int, Any]], tuple[list[Any], Any]]
+"""From what is carried and a microbatch to what it hands on and its results."""
 
 
 def _shown(tree: Any) -> str:

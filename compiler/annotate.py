@@ -29,16 +29,21 @@ from pathways.runtime.resources.virtual import VirtualSlice
 
 
 def declare_slices(module: ir.Module) -> dict[str, VirtualSlice]:
-    """Adds a `pw.slice` for every slice that a metadata call names, and a mesh for every shape."""
-    slices: dict[str, VirtualSlice] = {}
+    """Adds a `pw.slice` for every slice that a metadata call names, and a mesh for every shape.
+
+    Raises:
+      ValueError: when one of them is no more.
+    """
+    names: dict[str, None] = {}
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         name = CallMetadata.read(op).slice
         if name is not None:
-            slices.setdefault(name, slice_named(name))
+            names[name] = None
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
+    slices = {name: slice_named(name) for name in names}
     ip = ir.InsertionPoint.at_block_begin(module.body)
     # Constraints inside placed functions have brought meshes along. Of equal ones Shardy keeps the first.
     meshes: dict[tuple[tuple[str, int], ...], str] = {}

@@ -17,7 +17,7 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
       module: the program, scheduled.
       schedule: the policy or file that the user asked for; None for none.
     """
-    loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)]
+    loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp) and not op.sequential]
     if schedule is not None and not loops:
         yield (
             f"schedule '{schedule}' orders the microbatches of pw.accumulate, but it has no pw.accumulate: "
@@ -27,11 +27,14 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
     for op in symbol_table(module)[MAIN].regions[0].blocks[0].operations:
         if isinstance(op, LaunchOp) and op.loop is not None and not op.is_glue:
             slices.setdefault(op.loop, set()).add(op.slice)
+    said: set[tuple[str, ...]] = set()
     for loop in loops:
         places = sorted(slices.get(loop.sym_name, ()))
         what = f"pw.accumulate of '{loop.sym_name}'"
-        if loop.count == 1:
+        if loop.count == 1 or tuple(places) in said:
             continue
+        # In a loop of several turns there is one of it for each turn.
+        said.add(tuple(places))
         if not places:
             yield f"{what} calls no function of pw.jit: nothing is pipelined"
         elif len(places) == 1 and schedule is not None:

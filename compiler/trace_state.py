@@ -21,8 +21,18 @@ def register_slice(virtual: VirtualSlice) -> None:
 
 
 def slice_named(name: str) -> VirtualSlice:
-    """The slice that the metadata of a placed call names."""
-    return _slices[name]
+    """The slice that the metadata of a placed call names.
+
+    Raises:
+      ValueError: when it is no more: JAX has reused a trace from when the function called others.
+    """
+    virtual = _slices.get(name)
+    if virtual is None:
+        raise ValueError(
+            f"a function placed on slice {name} is called, but there is no such slice any more: as under "
+            "jax.jit, a function that was traced must not call others later (through a global, for example)"
+        )
+    return virtual
 
 
 class TraceState(threading.local):

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     )
     from pathways.dialect.ops import (
         OPERATIONS,
+        CarryOp,
         ChannelOp,
         ConstantOp,
+        IndexOp,
         LaunchOp,
         LoopOp,
         MirrorOp,
+        NextOp,
         ReduceOp,
         ReleaseOp,
         SliceOp,
@@ -52,13 +55,16 @@ if TYPE_CHECKING:
     from pathways.dialect.verifier import problems, verify
 
 _MODULES = {
+    "CarryOp": "ops",
     "ChannelOp": "ops",
     "ConstantOp": "ops",
     "FORMS": "forms",
     "Form": "forms",
+    "IndexOp": "ops",
     "LaunchOp": "ops",
     "LoopOp": "ops",
     "MirrorOp": "ops",
+    "NextOp": "ops",
     "OPERATIONS": "ops",
     "Origin": "origins",
     "PwOp": "operation",
@@ -99,12 +105,15 @@ _MODULES = {
 __all__ = [
     "FORMS",
     "OPERATIONS",
+    "CarryOp",
     "ChannelOp",
     "ConstantOp",
     "Form",
+    "IndexOp",
     "LaunchOp",
     "LoopOp",
     "MirrorOp",
+    "NextOp",
     "Origin",
     "PwOp",
     "ReduceOp",

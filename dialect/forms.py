@@ -15,11 +15,14 @@ from pathways.dialect import relations
 from pathways.dialect.names import FORM, SLICE
 from pathways.dialect.operation import PwOp, attribute_of
 from pathways.dialect.ops import (
+    CarryOp,
     ChannelOp,
     ConstantOp,
+    IndexOp,
     LaunchOp,
     LoopOp,
     MirrorOp,
+    NextOp,
     ReduceOp,
     ReleaseOp,
     SliceOp,
@@ -131,7 +134,8 @@ _PLACED = (
     relations.moves_lead_elsewhere,
     relations.microbatches_exist,
 )
-_ROLLED = (*_PLACED, relations.reductions_are_rolled)
+_CARRIES = (relations.reductions_are_rolled, relations.carries_go_on)
+_ROLLED = (*_PLACED, *_CARRIES)
 _UNROLLED = (*_PLACED, relations.reductions_are_unrolled)
 _LIES = (relations.operands_lie_as_taken,)
 _CORRESPONDS = (*_LIES, relations.shards_correspond)
@@ -140,30 +144,38 @@ _ORDERED = (*_UNROLLED, relations.channels_fit, relations.one_order_per_queue)
 _BEFORE_UNROLLING = {LaunchOp: ("microbatch", "order"), TransferOp: ("microbatch", "order", "channel")}
 _IN_PIECES = {**_BEFORE_UNROLLING, TransferOp: (*_BEFORE_UNROLLING[TransferOp], "routes")}
 _OF_ONE_MICROBATCH = {LaunchOp: (("loop", "microbatch"),), TransferOp: (("loop", "microbatch"),)}
-_WITH_SLICE = {SplitOp: ("slice",), ReduceOp: ("slice",)}
+_PLACED_LOOPS = {SplitOp: ("slice",), ReduceOp: ("slice",)}
+_WITH_SLICE = {**_PLACED_LOOPS, CarryOp: ("slice",), NextOp: ("slice",)}
 _WITH_ORDER = {LaunchOp: ("order",), TransferOp: ("order", "channel"), ReduceOp: ("slice",)}
+_LOOPS = frozenset({SplitOp, ReduceOp, CarryOp, NextOp, IndexOp})
 _CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
 
 TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
 IMPORTED = Form(
     "imported",
-    main=frozenset({LaunchOp, SplitOp, ReduceOp}),
+    main=frozenset({LaunchOp}) | _LOOPS,
     glue=True,
     lacks=_BEFORE_UNROLLING,
-    relations=(*_ALWAYS, relations.reductions_are_rolled),
+    relations=(*_ALWAYS, *_CARRIES),
 )
-LOCATED = dataclasses.replace(IMPORTED, name="located", needs=_WITH_SLICE, ports=(SLICE,))
+# Small carried values may be on several slices as yet, and say so as glue does.
+LOCATED = dataclasses.replace(
+    IMPORTED,
+    name="located",
+    needs={**_PLACED_LOOPS, CarryOp: (SLICE,), NextOp: (SLICE,)},
+    ports=(SLICE,),
+)
 OUTLINED = Form(
     "outlined",
-    main=frozenset({LaunchOp, SplitOp, ReduceOp, MirrorOp}),
+    main=frozenset({LaunchOp, MirrorOp}) | _LOOPS,
     needs=_WITH_SLICE,
     lacks=_BEFORE_UNROLLING,
     ports=(SLICE,),
-    relations=(*_ALWAYS, *_APART, relations.reductions_are_rolled),
+    relations=(*_ALWAYS, *_APART, *_CARRIES),
 )
 PLACED = Form(
     "placed",
-    main=frozenset({LaunchOp, SplitOp, ReduceOp, MirrorOp, TransferOp}),
+    main=frozenset({LaunchOp, MirrorOp, TransferOp}) | _LOOPS,
     needs=_WITH_SLICE,
     lacks=_IN_PIECES,
     ports=(SLICE,),
@@ -213,7 +225,7 @@ FORMS: Mapping[str, Form] = {
 UNCLAIMED = Form(
     "",
     symbols=frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp}),
-    main=frozenset({LaunchOp, MirrorOp, TransferOp, ReleaseOp, SplitOp, ReduceOp}),
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, ReleaseOp}) | _LOOPS,
     glue=True,
     arrays=False,
     relations=(
@@ -222,6 +234,7 @@ UNCLAIMED = Form(
         relations.operands_live_here,
         relations.moves_lead_elsewhere,
         relations.microbatches_exist,
+        relations.carries_go_on,
     ),
 )
 """What holds of a module that claims no form, and that no pass takes for one."""

@@ -10,13 +10,21 @@ from pathways.dialect.traits import Trait
 
 
 def loop_of_op(op: ir.OpView) -> str | None:
-    """The innermost loop that an operation is part of: its `loop`, or `pw.loop` if of another dialect."""
+    """The innermost loop that the results of an operation are of, and so the operation itself.
+
+    It is the `loop` of an operation of this dialect, or its `outer` where it leads out of its loop, and the
+    `pw.loop` of an operation of another.
+    """
     if not isinstance(op, PwOp):
-        return op.attributes[LOOP].value if LOOP in op.attributes else None
-    if Trait.OF_LOOP in op.traits or Trait.OPENS_LOOP in op.traits:
-        loop = op.attributes.get("loop")
-        return None if loop is None else loop.value
-    return None
+        name = LOOP
+    elif Trait.CLOSES_LOOP in op.traits:
+        name = "outer"
+    elif Trait.OF_LOOP in op.traits or Trait.OPENS_LOOP in op.traits:
+        name = "loop"
+    else:
+        return None
+    loop = op.attributes.get(name)
+    return None if loop is None else loop.value
 
 
 def loop_of(value: ir.Value) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self, cast
+from typing import Literal, Self, cast, get_args
 
 from jaxlib.mlir import ir
 
@@ -12,6 +12,9 @@ from pathways.dialect.names import FRONTEND_ATTRIBUTES
 from pathways.dialect.origins import KINDS, CallKind
 
 _PREFIX = "pw."
+
+Mark = Literal["split", "carry", "next", "sum", "concat"]
+MARKS: tuple[Mark, ...] = get_args(Mark)
 
 
 class MetadataError(ValueError):
@@ -22,8 +25,8 @@ class MetadataError(ValueError):
 class CallMetadata:
     """What is said of a call.
 
-    A call with a `slice` is a placed call. One with `split` or `reduce` marks where a microbatch of `loop`
-    begins or ends. All others are ordinary calls.
+    A call with a `slice` is a placed call. One with a `mark` begins or ends a microbatch of `loop`. All
+    others are ordinary calls.
 
     Attributes:
       name: the name of the user's function.
@@ -33,8 +36,8 @@ class CallMetadata:
       kind: whether the call is one of the program or was made by differentiation.
       loop: the loop over microbatches, by a number while tracing and then by its symbol.
       count: how many microbatches it has.
-      split: whether the call cuts the block of a microbatch out of a batch.
-      reduce: `sum` or `concat` for a call that reduces a value over microbatches.
+      mark: what the call does: `split` cuts the block of a microbatch out of a batch, `carry` takes what the
+        microbatch before handed on and `next` hands on, `sum` and `concat` reduce a value over microbatches.
     """
 
     name: str = ""
@@ -44,13 +47,12 @@ class CallMetadata:
     kind: CallKind = "fwd"
     loop: str | None = None
     count: int | None = None
-    split: bool = False
-    reduce: str | None = None
+    mark: Mark | None = None
 
     @property
     def is_ordinary(self) -> bool:
         """Whether a call stands for nothing but what it calls."""
-        return self.slice is None and not self.split and self.reduce is None
+        return self.slice is None and self.mark is None
 
     def strings(self) -> dict[str, str]:
         """The metadata as JAX takes it; what has its default is left out."""
@@ -62,14 +64,9 @@ class CallMetadata:
             "kind": self.kind if self.slice is not None else None,
             "loop": self.loop,
             "count": self.count,
-            "split": "" if self.split else None,
-            "reduce": self.reduce,
+            "mark": self.mark,
         }
-        return {
-            _PREFIX + key: str(value)
-            for key, value in texts.items()
-            if value is not None and (value != "" or key == "split")
-        }
+        return {_PREFIX + key: str(value) for key, value in texts.items() if value not in (None, "")}
 
     @classmethod
     def read(cls, op: ir.OpView | ir.Operation) -> Self:
@@ -97,9 +94,9 @@ class CallMetadata:
         kind = texts.get("kind", "fwd")
         if kind not in KINDS:
             raise MetadataError(f"metadata `pw.kind` must be one of {', '.join(KINDS)}, got '{kind}'")
-        reduce = texts.get("reduce")
-        if reduce not in (None, "sum", "concat"):
-            raise MetadataError(f"metadata `pw.reduce` must be sum or concat, got '{reduce}'")
+        mark = texts.get("mark")
+        if mark is not None and mark not in MARKS:
+            raise MetadataError(f"metadata `pw.mark` must be one of {', '.join(MARKS)}, got '{mark}'")
         metadata = cls(
             name=texts.get("name", ""),
             slice=texts.get("slice"),
@@ -108,12 +105,11 @@ class CallMetadata:
             kind=cast(CallKind, kind),
             loop=texts.get("loop"),
             count=_number(texts, "count"),
-            split="split" in texts,
-            reduce=reduce,
+            mark=mark,
         )
-        if (metadata.split or reduce is not None) and metadata.loop is None:
+        if mark is not None and metadata.loop is None:
             raise MetadataError("metadata marks a microbatch, but names no `pw.loop`")
-        if metadata.slice is not None and (metadata.split or reduce is not None):
+        if metadata.slice is not None and mark is not None:
             raise MetadataError("metadata places a call that marks a microbatch")
         return metadata
 

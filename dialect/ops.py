@@ -27,11 +27,14 @@ from pathways.dialect.traits import Trait
 
 __all__ = [
     "OPERATIONS",
+    "CarryOp",
     "ChannelOp",
     "ConstantOp",
+    "IndexOp",
     "LaunchOp",
     "LoopOp",
     "MirrorOp",
+    "NextOp",
     "ReduceOp",
     "ReleaseOp",
     "SliceOp",
@@ -46,6 +49,8 @@ _CHANNEL = symbol("pw.channel")
 _FUNC = symbol("func.func")
 _MESH = symbol("sdy.mesh")
 _LOOP = symbol("pw.loop")
+
+_OUTER = "The loop that the loop is inside of: what the result is of."
 
 
 @operation("slice")
@@ -307,29 +312,36 @@ class ReleaseOp(PwOp):
 
 @operation("loop")
 class LoopOp(PwOp):
-    """Declares a loop over microbatches.
+    """Declares a loop: over the microbatches of a batch, or over turns that hand values on to each other.
 
-    The code of one microbatch stands in `@main` once, between the `pw.split`s and `pw.reduce`s that name
-    the loop: everything that reads a split, directly or through others, is done once per microbatch, and
-    everything else once. `pw-unroll-microbatches` repeats it; the launches that it makes name the loop and
-    their microbatch.
+    The code of one turn stands in `@main` once, between operations that name the loop: what reads a
+    `pw.split`, a `pw.carry` or the `pw.index`, directly or through others, is done once per turn, and
+    everything else once; `pw.reduce` and `pw.next` lead out of the loop. `pw-unroll-microbatches` repeats it;
+    the launches that it makes name the loop and their turn, which is called the microbatch in every loop.
 
     ```mlir
     "pw.loop"() {count = 8, schedule = "1f1b", sym_name = "batch"} : () -> ()
+    "pw.loop"() {count = 128, sequential, sym_name = "tokens"} : () -> ()
     ```
 
-    Invariants: `count` is at least 1; no loop is inside of itself.
+    Invariants: `count` is at least 1; no loop is inside of itself; a loop that others are inside of is
+    sequential.
     """
 
     sym_name = Attr(STRING, "The name of the loop.")
-    count = Attr(NATURAL, "How many microbatches there are.")
+    count = Attr(NATURAL, "How many turns there are.")
     schedule = OptionalAttr(STRING, "The pipeline schedule that the program asks for.")
+    sequential = OptionalAttr(
+        UNIT, "Its turns keep the order of the program, whatever schedule other loops have."
+    )
     parent = OptionalAttr(_LOOP, "The loop that it is inside of.")
     traits = frozenset({Trait.SYMBOL})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if not 1 <= self.count <= MOST_MICROBATCHES:
             emit(f"expected a count of 1 to {MOST_MICROBATCHES}, got {self.count}")
+        if self.parent is not None and not symbols[self.parent].sequential:
+            emit(f"is inside of @{self.parent}, which is not sequential")
         ancestor, seen = self.parent, {self.sym_name}
         while ancestor is not None and ancestor not in seen:
             seen.add(ancestor)
@@ -382,11 +394,13 @@ class ReduceOp(PwOp):
     outputs = Values("The reduced value.", 1)
     kind = Attr(one_of(*REDUCTIONS), "How the values of the microbatches become one.")
     loop = Attr(_LOOP, "The loop.")
+    outer = OptionalAttr(_LOOP, _OUTER)
     slice = OptionalAttr(_SLICE, "The slice on which the value is reduced, given by `pw-infer-placement`.")
     sharding = OptionalAttr(SHARDING, "How the result is laid out over `slice`.")
     traits = frozenset({Trait.STAYS, Trait.PURE, Trait.CLOSES_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_outer(self, symbols, emit)
         count = symbols[self.loop].count
         if len(self.operands) not in (1, count):
             emit(
@@ -401,6 +415,96 @@ class ReduceOp(PwOp):
             _check_blocks(self.results[0], self.operands[0], count, "result", emit)
         elif self.operands[0].type != self.results[0].type:
             emit(f"sums {self.operands[0].type}, but the result has {self.results[0].type}")
+
+
+@operation("carry")
+class CarryOp(PwOp):
+    """A value that the turns of a loop hand on to each other.
+
+    In the first turn it is the operand, in every other one what `pw.next` was given in the turn before.
+
+    ```mlir
+    %state = "pw.carry"(%init) {loop = @steps, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    ```
+
+    Invariants: operand and result have one type; exactly one `pw.next` reads it first; the operand is not
+    itself of the loop.
+    """
+
+    inputs = Values("The value in the first turn.", 1)
+    outputs = Values("The value in the current turn.", 1)
+    loop = Attr(_LOOP, "The loop.")
+    slice = OptionalAttr(_SLICE, "The slice that it lives on in all turns, once the program is outlined.")
+    sharding = OptionalAttr(SHARDING, "How it is laid out over `slice` in all turns.")
+    traits = frozenset({Trait.STAYS, Trait.OPENS_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if self.operands[0].type != self.results[0].type:
+            emit(f"starts from {self.operands[0].type}, but is {self.results[0].type}")
+
+
+@operation("next")
+class NextOp(PwOp):
+    """Hands a value on to the next turn of a loop.
+
+    It reads a `pw.carry` and what that is in the next turn. Its result is the value after the last turn.
+
+    ```mlir
+    %last = "pw.next"(%state, %new) {loop = @steps, slice = @s0}
+        : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+    ```
+
+    Invariants: the first operand is a `pw.carry` of the loop, on the same slice; all types are equal.
+    """
+
+    inputs = Values("The `pw.carry`, and its value in the next turn.", 2, one_type=True)
+    outputs = Values("Its value after the last turn.", 1)
+    loop = Attr(_LOOP, "The loop.")
+    outer = OptionalAttr(_LOOP, _OUTER)
+    slice = OptionalAttr(_SLICE, "The slice of the `pw.carry`.")
+    traits = frozenset({Trait.STAYS, Trait.CLOSES_LOOP})
+
+    @property
+    def carry(self) -> CarryOp:
+        """The value that it hands on."""
+        return self.operands[0].owner.opview
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_outer(self, symbols, emit)
+        source = self.operands[0].owner
+        if isinstance(source, ir.Block) or not isinstance(source.opview, CarryOp):
+            emit("operand #0 is no `pw.carry`")
+        elif source.opview.loop != self.loop:
+            emit(f"operand #0 is carried by @{source.opview.loop}, not by @{self.loop}")
+        for number, value in enumerate(self.operands):
+            if value.type != self.results[0].type:
+                emit(f"operand #{number} has type {value.type}, but the result has {self.results[0].type}")
+
+
+@operation("index")
+class IndexOp(PwOp):
+    """The number of the current turn of a loop, from 0. Like a constant it is at hand on every slice.
+
+    ```mlir
+    %i = "pw.index"() {loop = @steps} : () -> tensor<i32>
+    ```
+    """
+
+    outputs = Values("The number.", 1)
+    loop = Attr(_LOOP, "The loop.")
+    traits = frozenset({Trait.PURE, Trait.OPENS_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if str(self.results[0].type) != "tensor<i32>":
+            emit(f"expected a result of type tensor<i32>, got {self.results[0].type}")
+
+
+def _check_outer(op: ReduceOp | NextOp, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+    """Checks that what leads out of a loop says where to."""
+    parent = symbols[op.loop].parent
+    if op.outer != parent:
+        leads, inside = (f"@{name}" if name else "no loop" for name in (op.outer, parent))
+        emit(f"leads out of @{op.loop} into {leads}, but that is inside of {inside}")
 
 
 def _check_blocks(whole: ir.Value, block: ir.Value, count: int, what: str, emit: Emit) -> None:

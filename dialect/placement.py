@@ -85,9 +85,8 @@ def slices_of(value: ir.Value, arguments: Sequence[Slices | None] | None = None)
 
 def slices_of_op(op: ir.OpView) -> Slices | None:
     """The slices that an operation runs on, or moves to; None where it is not placed yet."""
-    if isinstance(op, PwOp):
-        name = op.attributes.get("slice")
-        return None if name is None else (name.value,)
+    if isinstance(op, PwOp) and "slice" in op.attributes:
+        return (op.attributes["slice"].value,)
     return read_slices(op.attributes[SLICE]) if SLICE in op.attributes else None
 
 

@@ -5,11 +5,14 @@ than all else together.
 """
 
 from pathways.dialect.ops import (
+    CarryOp,
     ChannelOp,
     ConstantOp,
+    IndexOp,
     LaunchOp,
     LoopOp,
     MirrorOp,
+    NextOp,
     ReduceOp,
     ReleaseOp,
     SliceOp,
@@ -18,11 +21,14 @@ from pathways.dialect.ops import (
 )
 
 __all__ = [
+    "CarryOp",
     "ChannelOp",
     "ConstantOp",
+    "IndexOp",
     "LaunchOp",
     "LoopOp",
     "MirrorOp",
+    "NextOp",
     "ReduceOp",
     "ReleaseOp",
     "SliceOp",

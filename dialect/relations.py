@@ -10,8 +10,8 @@ from pathways.dialect.layouts import Layouts
 from pathways.dialect.loops import is_unrolled, loop_of, loop_of_op
 from pathways.dialect.meshes import replicated
 from pathways.dialect.names import CONSTANT, LOOP, MAIN, SHARDING, SLICE
-from pathways.dialect.operation import PwOp, nested_ops, op_has, referenced_symbols
-from pathways.dialect.ops import LaunchOp, TransferOp
+from pathways.dialect.operation import PwOp, counted, nested_ops, op_has, referenced_symbols
+from pathways.dialect.ops import CarryOp, LaunchOp, NextOp, ReduceOp, SplitOp, TransferOp
 from pathways.dialect.order import DeadlockError, Event, device_queues, events_of, proved_order
 from pathways.dialect.placement import Slices, argument_attrs, donated_arguments, read_slices
 from pathways.dialect.program import ProgramView
@@ -63,43 +63,50 @@ def arguments_carry_constants(program: ProgramView, report: Report) -> None:
 
 
 def loops_are_closed(program: ProgramView, report: Report) -> None:
-    """What reads a value of a microbatch is of its loop, or of one inside; only `pw.reduce` takes it out."""
+    """What reads a value of a loop is of the loop, or of one inside; `pw.reduce` and `pw.next` lead out."""
     members = {
         result: loop
         for op in program.ops
-        if op.results and (loop := _loop_of(program, op.results[0])) is not None
+        if op.results and (loop := loop_of(op.results[0])) is not None
         for result in op.results
     }
     for op in (*program.ops, program.terminator):
-        own = loop_of_op(op)
         readers = (op,) if isinstance(op, PwOp) else (op, *nested_ops(op))
         reads = {members[value] for reader in readers for value in reader.operands if value in members}
+        own = loop_of_op(op)
         if op_has(op, Trait.CLOSES_LOOP):
-            if reads - {op.loop} or (len(op.operands) == 1 and not reads and not _is_of(op, op.operands[0])):
-                report(op, f"reduces a value that is not of a microbatch of @{op.loop}")
+            if isinstance(op, ReduceOp):
+                strange = reads - {op.loop}
+                none = len(op.operands) == 1 and not reads and not _is_of(op, op.operands[0])
+            else:
+                strange, none = reads - set(_around(program, op.loop)), False
+            if strange or none:
+                report(op, f"{_VERBS[type(op)]} a value that is not of a microbatch of @{op.loop}")
             continue
         around = _around(program, own)
         if op_has(op, Trait.OPENS_LOOP):
             for loop in sorted(reads - set(around[1:])):
-                report(op, f"splits a value of a microbatch of @{loop}, which @{own} is not inside of")
+                verb = _VERBS[type(op)]
+                report(op, f"{verb} a value of a microbatch of @{loop}, which @{own} is not inside of")
             continue
-        strange = sorted(reads - set(around))
+        strange = reads - set(around)
         if op is program.terminator:
-            _refuse(op, "returns", strange, report)
+            _refuse(op, "returns", sorted(strange), report)
         elif (not op_has(op, Trait.OF_LOOP) and isinstance(op, PwOp)) or is_unrolled(op):
             _refuse(op, "reads", sorted(reads), report)
         elif strange and own is not None:
-            report(op, f"is of @{own}, but reads a value of a microbatch of @{strange[0]}")
+            report(op, f"is of @{own}, but reads a value of a microbatch of @{min(strange)}")
         elif strange:
             name = "loop" if isinstance(op, PwOp) else LOOP
-            report(op, f"reads a value of a microbatch of @{strange[0]}, but has no `{name}`")
+            report(op, f"reads a value of a microbatch of @{min(strange)}, but has no `{name}`")
 
 
-def _loop_of(program: ProgramView, value: ir.Value) -> str | None:
-    """The loop of a value; that of a reduction is of the loop around its own."""
-    if not isinstance(value, ir.BlockArgument) and op_has(value.owner.opview, Trait.CLOSES_LOOP):
-        return program.symbols[value.owner.opview.loop].parent
-    return loop_of(value)
+_VERBS: Mapping[type[PwOp], str] = {
+    SplitOp: "splits",
+    CarryOp: "starts from",
+    ReduceOp: "reduces",
+    NextOp: "hands on",
+}
 
 
 def _is_of(reduction: ir.OpView, value: ir.Value) -> bool:
@@ -121,7 +128,22 @@ def _around(program: ProgramView, loop: str | None) -> list[str]:
 
 def _refuse(op: ir.OpView, verb: str, loops: list[str], report: Report) -> None:
     for loop in loops:
-        report(op, f"{verb} a value of a microbatch of @{loop}; only pw.reduce may take it out")
+        report(op, f"{verb} a value of a microbatch of @{loop}; only pw.reduce and pw.next may take it out")
+
+
+def carries_go_on(program: ProgramView, report: Report) -> None:
+    """Exactly one `pw.next` says what a carried value is in the next turn, on the slice that it lives on."""
+    counts: dict[ir.Value, int] = {}
+    for op in program.ops:
+        if isinstance(op, NextOp):
+            counts[op.operands[0]] = counts.get(op.operands[0], 0) + 1
+            here, there = (program.slices.get(value) for value in (op.results[0], op.operands[0]))
+            if here != there:
+                where = [_names(places) if places else "no slice" for places in (here, there)]
+                report(op, f"is on {where[0]}, but what it hands on is carried on {where[1]}")
+    for op in program.ops:
+        if isinstance(op, CarryOp) and counts.get(op.results[0], 0) != 1:
+            report(op, f"is handed on by {counted(counts.get(op.results[0], 0), 'pw.next')}, expected 1")
 
 
 def microbatches_exist(program: ProgramView, report: Report) -> None:
@@ -144,14 +166,14 @@ def microbatches_exist(program: ProgramView, report: Report) -> None:
 def reductions_are_rolled(program: ProgramView, report: Report) -> None:
     """A reduction reads one value, which stands for that of each microbatch."""
     for op in program.ops:
-        if op_has(op, Trait.CLOSES_LOOP) and len(op.operands) != 1:
+        if isinstance(op, ReduceOp) and len(op.operands) != 1:
             report(op, f"has {len(op.operands)} operands before the loop @{op.loop} is unrolled, expected 1")
 
 
 def reductions_are_unrolled(program: ProgramView, report: Report) -> None:
     """A reduction reads the value of each microbatch."""
     for op in program.ops:
-        if op_has(op, Trait.CLOSES_LOOP) and len(op.operands) != program.symbols[op.loop].count:
+        if isinstance(op, ReduceOp) and len(op.operands) != program.symbols[op.loop].count:
             report(op, f"has {len(op.operands)} operands for the microbatches of the loop @{op.loop}")
 
 

@@ -10,9 +10,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways.dialect import (
+    CarryOp,
     LaunchOp,
     LoopOp,
+    NextOp,
     Origin,
+    PwOp,
     ReduceOp,
     SplitOp,
     argument_attrs,
@@ -26,13 +29,15 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.forms import IMPORTED, TRACED
-from pathways.dialect.metadata import CallMetadata, MetadataError
-from pathways.dialect.names import ALIASING, DONATED, DONOR, SLICE
+from pathways.dialect.metadata import CallMetadata, Mark, MetadataError
+from pathways.dialect.names import ALIASING, DONATED, DONOR, MOST_MICROBATCHES, SLICE
 from pathways.dialect.traits import Trait
 from pathways.dialect.wellformed import type_problem
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.import_.closures import hoist_constants
+from pathways.passes.import_.open_loops import OpenedLoop, drop_dead_carries
 from pathways.passes.import_.stages import PlacedCall, number_stages
+from pathways.passes.import_.turns import turns_of
 from pathways.passes.util.functions import (
     body_block,
     erase_unused_functions,
@@ -55,8 +60,11 @@ class Import(Pass):
     3. The calls with which `pw.accumulate` marks where a microbatch begins and ends become `pw.split` and
        `pw.reduce`; launches between them name their loop. A reduction of something that is the same for
        every microbatch is ordinary code.
-    4. A loop or branch whose body holds placed calls of one slice is placed there as a whole; one that
-       touches two slices is an error.
+    4. A loop or branch whose body holds placed calls of one slice is placed there as a whole. A loop that
+       touches several, or holds a `pw.accumulate`, becomes a sequential `pw.loop` if the number of its turns
+       is known; a branch that does is an error. What the turns hand on to each other becomes `pw.carry` and
+       `pw.next`, the arrays that `jax.lax.scan` works through and fills row by row `pw.split` and
+       `pw.reduce`, and what counts the turns arithmetic on `pw.index`.
     5. An `optimization_barrier` over many values is split into one per value, so that none ties slices
        together; forward launches that read through one are marked `recompute`.
     6. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
@@ -76,6 +84,7 @@ class Import(Pass):
         importer.check_signature()
         importer.drop_empty_constraints()
         importer.inline_calls(main)
+        importer.open_loops()
         importer.place_regions()
         # Before loops are known: what is the same for every microbatch is so behind a barrier, too.
         importer.split_barriers()
@@ -169,9 +178,84 @@ class _Importer:
         self.symbols[name] = copy
         return name
 
+    def open_loops(self) -> None:
+        """Makes loops of what JAX repeats over several slices, outer ones first."""
+        opened = False
+        position = 0
+        while position < len(operations := list(body_block(self.main).operations)):
+            op = operations[position]
+            if op.operation.name == "stablehlo.while" and self.spans_slices(op):
+                # Its body comes in its place, and may hold others.
+                self.open_loop(op, position, len(operations))
+                opened = True
+            else:
+                position += 1
+        if opened:
+            drop_dead_carries(self.main, self.symbols)
+
+    def spans_slices(self, op: ir.OpView) -> bool:
+        """Whether a loop cannot be one computation."""
+        if len(self.placements_inside(op, set())) > 1:
+            return True
+        return any(metadata_of(inner).loop is not None for inner in self.calls_inside(op, set()))
+
+    def open_loop(self, op: ir.OpView, position: int, total: int) -> None:
+        """Makes a loop of one operation, the one at `position` of `total`."""
+        turns = turns_of(op)
+        if turns is None:
+            fail(
+                self.reason_inside(op),
+                "is in a loop over several slices whose number of turns is not known while tracing: use "
+                "jax.lax.scan, or jax.lax.fori_loop with bounds that are Python numbers",
+            )
+        if turns.count == 0:
+            for old, init in zip(op.results, op.operands, strict=True):
+                old.replace_all_uses_with(init)
+            op.operation.erase()
+            return
+        if turns.count > MOST_MICROBATCHES:
+            fail(
+                self.reason_inside(op),
+                f"is in a loop over several slices that takes {turns.count} turns; such a loop is unrolled "
+                f"and takes at most {MOST_MICROBATCHES}",
+            )
+        name = unique_name("loop", self.symbols)
+        loop = LoopOp.build(
+            sym_name=name,
+            count=turns.count,
+            sequential=True,
+            parent=loop_of_op(op),
+            loc=op.operation.location,
+            ip=ir.InsertionPoint(self.main),
+        )
+        self.symbols[name] = loop
+        opened = OpenedLoop(op, turns, loop)
+        opened.move()
+        self.inline_calls(self.main)
+        operations = list(body_block(self.main).operations)
+        body = operations[position : len(operations) - (total - position)]
+        for inner in body:
+            self.enter_loop(inner, loop)
+        opened.close(body, self.symbols)
+
+    def enter_loop(self, op: ir.OpView, loop: LoopOp) -> None:
+        """Notes that an operation stands in a loop, for the loops that it may be, or be of, itself."""
+        if op.operation.name == "stablehlo.while" and self.spans_slices(op):
+            set_loop(op, loop.sym_name)
+        metadata = metadata_of(op)
+        if metadata.loop is not None:
+            self.loop_symbol(op, metadata).parent = loop.sym_name
+
+    def reason_inside(self, op: ir.OpView) -> ir.OpView:
+        """A call that keeps a loop from being one computation."""
+        placed = list(self.placements_inside(op, set()).values())
+        if len(placed) > 1:
+            return placed[1]
+        return next(inner for inner in self.calls_inside(op, set()) if metadata_of(inner).loop is not None)
+
     def place_regions(self) -> None:
         for op in body_block(self.main).operations:
-            if op.operation.name == "func.call":
+            if op.operation.name == "func.call" or isinstance(op, PwOp):
                 continue
             self.refuse_loops_inside(op)
             placed = self.placements_inside(op, set())
@@ -179,8 +263,9 @@ class _Importer:
                 first, second = list(placed.items())[:2]
                 fail(
                     second[1],
-                    f"is placed on @{second[0]} inside a loop or branch that also holds a call placed on "
-                    f"@{first[0]}: a loop body must stay on one slice; unroll the loop over slices in Python",
+                    f"is placed on @{second[0]} inside a branch that also holds a call placed on "
+                    f"@{first[0]}: what is done on a condition must stay on one slice; use jnp.where on the "
+                    "results of both branches",
                 )
             for name in placed:
                 op.attributes[SLICE] = make_slices((self.slice_symbol(op, name),))
@@ -200,8 +285,8 @@ class _Importer:
             if metadata_of(inner).loop is not None:
                 fail(
                     inner,
-                    "is part of a pw.accumulate inside a loop or branch (jax.lax.scan, while_loop, cond); "
-                    "call pw.accumulate from the program itself",
+                    "is part of a pw.accumulate inside a branch (jax.lax.cond, switch); call pw.accumulate "
+                    "from the program itself",
                 )
 
     def calls_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
@@ -221,11 +306,11 @@ class _Importer:
         for op in list(body_block(self.main).operations):
             metadata, reads = metadata_of(op), captured(op)
             before: set[str] = set().union(*(reduced.get(v, set()) for v in reads))
+            if metadata.mark is not None:
+                op = self.make_mark(op, metadata.mark, self.loop_symbol(op, metadata))
             loop = self.loop_read(op, reads)
-            if metadata.split:
-                if loop is not None:
-                    self.fail_outside(op, loop)
-                op = self.make_split(op, metadata)
+            if op_has(op, Trait.OPENS_LOOP):
+                self.check_begun(op, loop)
                 loop = op.loop
             if loop is not None and op.operation.name == "func.return":
                 self.fail_outside(op, loop)
@@ -235,25 +320,61 @@ class _Importer:
                     f"reads a result of pw.accumulate of '{loop}' and a value of one of its microbatches: "
                     "let the function return what is used outside of it",
                 )
-            if metadata.reduce is not None:
-                name = self.loop_symbol(op, metadata).sym_name
-                if loop not in (None, name):
-                    self.fail_outside(op, loop)
-                make = self.reduce_constant if loop is None else self.make_reduce
-                reduced.setdefault(make(op, metadata), before | {name})
-                continue
-            if loop is not None and not op_has(op, Trait.OPENS_LOOP):
+            if op_has(op, Trait.CLOSES_LOOP):
+                self.check_inside(op, op.loop, loop)
+                before |= {op.loop}
+                if isinstance(op, ReduceOp) and loop != op.loop:
+                    reduced[self.reduce_constant(op, loop)] = before
+                    continue
+            elif loop is not None and not isinstance(op, PwOp):
                 set_loop(op, loop)
             reduced.update(dict.fromkeys(op.results, before))
 
+    def around(self, loop: str | None) -> list[str]:
+        """A loop, and those that it is inside of, innermost first."""
+        loops = []
+        while loop is not None:
+            loops.append(loop)
+            loop = self.symbols[loop].parent
+        return loops
+
     def loop_read(self, op: ir.OpView, values: Iterable[ir.Value]) -> str | None:
-        """The loop that an operation is in by the values that it reads."""
-        loops = list(dict.fromkeys(loop for value in values if (loop := loop_of(value)) is not None))
-        if len(loops) > 1:
-            # The value of the loop that began first has leaked into the other one.
-            splits = (o.loop for o in body_block(self.main).operations if op_has(o, Trait.OPENS_LOOP))
-            self.fail_outside(op, next(loop for loop in splits if loop in loops))
-        return loops[0] if loops else None
+        """The innermost loop that an operation is in, by the values that it reads and what it says."""
+        loops = dict.fromkeys(loop for value in values if (loop := loop_of(value)) is not None)
+        if not isinstance(op, PwOp) and (own := loop_of_op(op)) is not None:
+            loops[own] = None
+        innermost = max(loops, key=lambda loop: len(self.around(loop)), default=None)
+        for loop in loops:
+            self.check_inside(op, innermost, loop)
+        return innermost
+
+    def check_begun(self, op: ir.OpView, loop: str | None) -> None:
+        """Checks that what begins a turn begins it from a value of a loop around, or of none."""
+        around = self.around(op.loop)[1:]
+        if loop is not None and loop not in around:
+            self.refuse_nested(op, op.loop, loop)
+            self.fail_outside(op, loop)
+
+    def check_inside(self, op: ir.OpView, inner: str | None, loop: str | None) -> None:
+        """Checks that what is in `inner` may read a value of a loop."""
+        around = self.around(inner)
+        if loop is None or loop in around:
+            return
+        if inner is not None:
+            self.refuse_nested(op, inner, loop)
+        # The value of the loop that began first has leaked into the other one.
+        begun = (o.loop for o in body_block(self.main).operations if op_has(o, Trait.OPENS_LOOP))
+        self.fail_outside(op, next((name for name in begun if name == loop or name in around), loop))
+
+    def refuse_nested(self, op: ir.OpView, inner: str, loop: str) -> None:
+        """Refuses loops over slices in loops over microbatches."""
+        if self.symbols[inner].sequential and not self.symbols[loop].sequential:
+            fail(
+                op,
+                "is in a loop (jax.lax.scan, fori_loop) over several slices inside the function "
+                f"'{loop}' that was given to pw.accumulate: write that loop in Python, or put pw.accumulate "
+                "inside of it",
+            )
 
     def fail_outside(self, op: ir.OpView, loop: str) -> NoReturn:
         fail(
@@ -268,16 +389,47 @@ class _Importer:
             fail(op, f"is of the loop '{metadata.loop}', but the module has no pw.loop of that name")
         return target
 
-    def make_split(self, call: ir.OpView, metadata: CallMetadata) -> SplitOp:
-        loop = self.loop_symbol(call, metadata)
-        if len(call.operands) != 1 or len(call.results) != 1:
-            fail(call, "marks where a microbatch begins, but has not one operand and one result")
-        whole, block = call.operands[0], call.results[0]
-        self.check_blocks(call, whole, block, loop)
-        split = SplitOp.build(
-            [whole], [block.type], loop=loop.sym_name, loc=call.operation.location, ip=ir.InsertionPoint(call)
+    def make_mark(self, call: ir.OpView, mark: Mark, loop: LoopOp) -> PwOp:
+        """Replaces a call that begins or ends a microbatch by the operation that does."""
+        if len(call.operands) != (2 if mark == "next" else 1) or len(call.results) != 1:
+            number = "two operands" if mark == "next" else "one operand"
+            fail(call, f"marks where a microbatch begins or ends, but has not {number} and one result")
+        value, result = call.operands[0], call.results[0]
+        made: type[PwOp]
+        attributes: dict[str, str | None] = {} if mark in ("split", "carry") else {"outer": loop.parent}
+        match mark:
+            case "split":
+                made = SplitOp
+                self.check_blocks(call, value, result, loop)
+            case "carry":
+                made = CarryOp
+                self.check_types_equal(call, "carries")
+            case "next":
+                made = NextOp
+                self.check_types_equal(call, "hands on")
+                source = None if isinstance(value, ir.BlockArgument) else value.owner.opview
+                if not isinstance(source, CarryOp) or source.loop != loop.sym_name:
+                    fail(call, f"hands on what is not carried by @{loop.sym_name}")
+            case "sum" | "concat":
+                made, attributes["kind"] = ReduceOp, mark
+                if mark == "concat":
+                    self.check_blocks(call, result, value, loop)
+                else:
+                    self.check_types_equal(call, "sums")
+        operation = made.build(
+            list(call.operands),
+            [result.type],
+            loop=loop.sym_name,
+            **attributes,
+            loc=call.operation.location,
+            ip=ir.InsertionPoint(call),
         )
-        return _replace(call, split)
+        return _replace(call, operation)
+
+    def check_types_equal(self, call: ir.OpView, verb: str) -> None:
+        for value in call.operands:
+            if value.type != call.results[0].type:
+                fail(call, f"{verb} {value.type}, but the result is {call.results[0].type}")
 
     def check_blocks(self, call: ir.OpView, whole: ir.Value, block: ir.Value, loop: LoopOp) -> None:
         """Checks that microbatches are blocks of the leading dimension; jax.vmap puts another in front."""
@@ -290,41 +442,26 @@ class _Importer:
                 f"is a pw.accumulate under jax.vmap: apply jax.vmap inside its function '{loop.sym_name}'",
             )
 
-    def make_reduce(self, call: ir.OpView, metadata: CallMetadata) -> ir.Value:
-        loop = self.loop_symbol(call, metadata)
-        self.check_reduce(call, metadata, loop)
-        reduction = ReduceOp.build(
-            [call.operands[0]],
-            [call.results[0].type],
-            kind=metadata.reduce,
-            loop=loop.sym_name,
-            loc=call.operation.location,
-            ip=ir.InsertionPoint(call),
-        )
-        return _replace(call, reduction).results[0]
-
-    def check_reduce(self, call: ir.OpView, metadata: CallMetadata, loop: LoopOp) -> None:
-        if len(call.operands) != 1 or len(call.results) != 1:
-            fail(call, "marks where a microbatch ends, but has not one operand and one result")
-        if metadata.reduce == "concat":
-            self.check_blocks(call, call.results[0], call.operands[0], loop)
-        elif call.operands[0].type != call.results[0].type:
-            fail(call, f"sums {call.operands[0].type}, but the result is {call.results[0].type}")
-
-    def reduce_constant(self, call: ir.OpView, metadata: CallMetadata) -> ir.Value:
-        """Sums or concatenates a value that every microbatch shares."""
-        loop = self.loop_symbol(call, metadata)
-        self.check_reduce(call, metadata, loop)
-        value = call.operands[0]
-        with ir.InsertionPoint(call), call.operation.location:
-            if metadata.reduce == "concat":
-                whole = stablehlo.concatenate([value] * loop.count, 0)
+    def reduce_constant(self, op: ReduceOp, loop: str | None) -> ir.Value:
+        """Sums or concatenates a value that all microbatches share, and that is itself of `loop` or none."""
+        value, count = op.operands[0], self.symbols[op.loop].count
+        operations: list[ir.Value] = []
+        with ir.InsertionPoint(op), op.operation.location:
+            if op.kind == "concat":
+                shape = list(ir.RankedTensorType(value.type).shape)
+                rows = ir.RankedTensorType.get([count, *shape], value.type.element_type)
+                operations.append(stablehlo.broadcast_in_dim(rows, value, range(1, len(shape) + 1)))
+                operations.append(stablehlo.reshape(op.results[0].type, operations[0]))
             else:
                 whole = value
-                for _ in range(loop.count - 1):
+                for _ in range(count - 1):
                     whole = stablehlo.add(whole, value)
-        call.results[0].replace_all_uses_with(whole)
-        call.operation.erase()
+                    operations.append(whole)
+        for made in operations:
+            set_loop(made.owner.opview, loop)
+        whole = operations[-1] if operations else value
+        op.results[0].replace_all_uses_with(whole)
+        op.operation.erase()
         return whole
 
     def strip_metadata(self, op: ir.OpView) -> None:

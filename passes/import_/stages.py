@@ -107,8 +107,9 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
     forward: list[_Forward] = []
     behind: dict[ir.Value, frozenset[int]] = {}
     for op in operations:
-        in_loop = loop_of_op(op) is not None
-        read = [v for v in op.operands if loop_of(v) is not None] if in_loop else op.operands
+        loop = loop_of_op(op)
+        in_loop = loop is not None
+        read = [v for v in op.operands if loop_of(v) == loop] if in_loop else op.operands
         reads = frozenset().union(*(behind.get(v, frozenset()) for v in read))
         if in_loop and (op.operation in backward or not after.isdisjoint(op.operands)):
             after.update(op.results)

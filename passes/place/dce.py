@@ -8,7 +8,9 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import (
+    CarryOp,
     LaunchOp,
+    NextOp,
     argument_attrs,
     op_has,
     ops_named,
@@ -31,7 +33,7 @@ class Dce(Pass):
     """Removes what nothing needs from `@main`; stock `symbol-dce` leaves unregistered ops alone.
 
     1. A pure operation (transfer, mirror, split, reduction) whose results nothing reads goes, and so does a
-       launch without side effects.
+       launch without side effects, and a carried value that only the next turn gets.
     2. Results that nothing reads and arguments that then have no use go from a computation; launches
        that read different results get variants of it.
     3. Functions and closed-over constants that nothing refers to go.
@@ -50,8 +52,12 @@ class Dce(Pass):
         for op in reversed(list(body_block(main).operations)):
             if op_has(op, Trait.EXECUTES):
                 pruner.prune(op)
-            elif op_has(op, Trait.PURE) and not any(True for r in op.results for _ in r.uses):
-                op.operation.erase()
+            elif not any(True for r in op.results for _ in r.uses):
+                if op_has(op, Trait.PURE) or isinstance(op, CarryOp):
+                    op.operation.erase()
+                elif isinstance(op, NextOp) and sum(1 for _ in op.operands[0].uses) == 1:
+                    # The carry follows: it stands in front.
+                    op.operation.erase()
         _drop_unused_constants(module, main)
         erase_unused_functions(module)
 

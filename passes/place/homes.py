@@ -6,8 +6,7 @@ from collections.abc import Collection
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import op_has
-from pathways.dialect.traits import Trait
+from pathways.dialect import SplitOp
 from pathways.passes.place.cut import Edge, multiway_cut
 from pathways.passes.place.problem import Homes, Operation, PlacementProblem
 
@@ -28,7 +27,7 @@ def copy_for_readers(problem: PlacementProblem, mirrored: Collection[ir.Value]) 
 
 
 def _is_copied(problem: PlacementProblem, op: Operation) -> bool:
-    if op_has(op.view, Trait.OPENS_LOOP):
+    if isinstance(op.view, SplitOp):
         return problem.is_brought(op.reads[0])
     return op.view.operation.name == "stablehlo.broadcast_in_dim" and problem.is_small(op.reads)
 
@@ -39,18 +38,29 @@ def _is_mirrored(op: Operation, mirrored: Collection[ir.Value]) -> bool:
 
 def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> Homes:
     """The slice of every value that is not mirrored, by a minimum cut between the placed operations."""
-    made = [(argument,) for argument in problem.arguments if argument not in mirrored]
-    first = len(made)
-    operations = [op for op in problem.operations if not _is_mirrored(op, mirrored)]
-    made += [tuple(op.results) for op in operations]
+    made = [[argument] for argument in problem.arguments if argument not in mirrored]
+    node_of: dict[int, int] = {}
+    for position, op in enumerate(problem.operations):
+        if _is_mirrored(op, mirrored):
+            continue
+        if op.handed_on is not None and op.handed_on in node_of:
+            # A carried value stays on its slice from turn to turn.
+            node_of[position] = node_of[op.handed_on]
+            made[node_of[position]] += op.results
+            continue
+        node_of[position] = len(made)
+        made.append(list(op.results))
     node = {value: n for n, values in enumerate(made) for value in values}
     readers: dict[ir.Value, dict[int, None]] = {}
-    for n, op in enumerate(operations, first):
+    fixed: dict[int, int] = {}
+    for position, n in node_of.items():
+        op = problem.operations[position]
+        if op.slice is not None:
+            fixed[n] = op.slice
         for value in op.reads:
-            is_free = op_has(op.view, Trait.OPENS_LOOP) and problem.is_brought(value)
-            if value in node and not is_free:
+            is_free = isinstance(op.view, SplitOp) and problem.is_brought(value)
+            if value in node and not is_free and node[value] != n:
                 readers.setdefault(value, {})[n] = None
     edges = [Edge(node[value], tuple(read_by), problem.cost(value)) for value, read_by in readers.items()]
-    fixed = {n: op.slice for n, op in enumerate(operations, first) if op.slice is not None}
     slices = multiway_cut(len(made), edges, fixed)
     return {value: place for values, place in zip(made, slices, strict=True) for value in values}

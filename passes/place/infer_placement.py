@@ -52,6 +52,7 @@ class InferPlacement(Pass):
        home and is sent from there.
     6. A value of a microbatch costs its bytes once for each microbatch. A batch that the caller passes is
        split where its microbatches are read.
+    7. What the turns of a loop hand on to each other stays on its slice, or is mirrored in all turns.
 
     Requires: form `imported`.
     Guarantees: every operation, argument and result of `@main` has a slice.
@@ -101,11 +102,11 @@ def _write(
     for op, own in zip(problem.operations, where, strict=True):
         places = own or mirrored[op.results[0]]
         slices.update(dict.fromkeys(op.results, attribute(places)))
-        if isinstance(op.view, PwOp):
+        if isinstance(op.view, PwOp) and op.handed_on is None:
             op.view.slice = problem.names[min(places)]
             continue
         op.view.attributes[SLICE] = attribute(places)
-        if not own:
+        if not own and op.handed_on is None:
             op.view.attributes[MIRRORED] = ir.UnitAttr.get()
     for attrs, value in zip(results, problem.returned, strict=True):
         attrs[SLICE] = slices[value]

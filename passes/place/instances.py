@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import PwOp, loop_of_op, op_has, read_slices, result_slices, symbol_table
-from pathways.dialect.names import MIRRORED, SLICE
+from pathways.dialect import IndexOp, PwOp, loop_of_op, op_has, result_slices, slices_of_op, symbol_table
+from pathways.dialect.names import MIRRORED
 from pathways.dialect.traits import Trait
 from pathways.passes.base import fail, main_function
 from pathways.passes.util.functions import body_block
@@ -72,9 +72,12 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
         return None if copies is None else copies.get(place, next(iter(copies.values())))
 
     for position, op in enumerate(operations[:-1]):
+        if isinstance(op, IndexOp):
+            # At hand on every slice, as arguments are that live there.
+            continue
         stands_alone, reads = isinstance(op, PwOp), captured(op)
         # What is done for its effect alone, and on no value, may stand on several slices too.
-        places = (op.slice,) if stands_alone else read_slices(op.attributes[SLICE])
+        places = slices_of_op(op) or ()
         copies = {
             place: Instance(
                 op,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
+from pathways.dialect import CarryOp
 from pathways.passes.place.problem import Homes, Operation, PlacementProblem, Places
 from pathways.passes.util.operations import EXPENSIVE, byte_size
 
@@ -17,13 +18,32 @@ _Where = Sequence[Collection[int]]
 
 
 def mirrorable(problem: PlacementProblem) -> frozenset[ir.Value]:
-    """The values that any slice can work out from small arguments and constants."""
-    mirrored = {a for a in problem.arguments if problem.is_small([a])}
-    for op in problem.operations:
-        can_read = op.repeatable and mirrored.issuperset(op.reads)
-        if can_read and (_is_cheap(op) or problem.is_small(op.results)):
-            mirrored.update(op.results)
-    return frozenset(mirrored)
+    """The values that any slice can work out from small arguments and constants, and the turns of loops.
+
+    A carried value is one of them if it starts from one and is handed on as one, which is assumed of all
+    small ones until one is found that is not.
+    """
+    carried = {
+        n
+        for n, op in enumerate(problem.operations)
+        if isinstance(op.view, CarryOp) and problem.is_small(op.results)
+    }
+    while True:
+        mirrored = {a for a in problem.arguments if problem.is_small([a])} | problem.turns
+        wrong: set[int] = set()
+        for n, op in enumerate(problem.operations):
+            can_read = mirrored.issuperset(op.reads)
+            if op.handed_on is not None:
+                carry = min(n, op.handed_on)
+                if carry in carried and can_read:
+                    mirrored.update(op.results)
+                elif carry in carried:
+                    wrong.add(carry)
+            elif op.repeatable and can_read and (_is_cheap(op) or problem.is_small(op.results)):
+                mirrored.update(op.results)
+        if not wrong:
+            return frozenset(mirrored)
+        carried -= wrong
 
 
 def _is_cheap(op: Operation) -> bool:
@@ -147,7 +167,8 @@ def mirrored_places(
     demand = _handed_up(problem, homes, read_on)
     roots = {a: demand.get(a, frozenset()) for a in problem.arguments}
     for op in _mirrored(problem, homes):
-        roots.update(dict.fromkeys(op.results, frozenset[int]().union(*(roots[v] for v in op.reads))))
+        read = (roots[v] for v in op.reads if v in roots)
+        roots.update(dict.fromkeys(op.results, frozenset[int]().union(*read)))
     first = frozenset([0])
     returned = {v: demand.get(v, frozenset()) | roots[v] or first for v in problem.returned if v not in homes}
     demand = _handed_up(problem, homes, {**demand, **returned})
@@ -159,11 +180,22 @@ def _handed_up(
 ) -> Mapping[ir.Value, Places]:
     """Where mirrored values are read, also by mirrored work that is itself read there."""
     demand = dict(read_on)
-    for op in reversed(_mirrored(problem, homes)):
-        places = frozenset[int]().union(*(demand.get(r, frozenset()) for r in op.results))
-        for value in (*op.results, *op.reads):
-            demand[value] = demand.get(value, frozenset()) | places
-    return demand
+    mirrored = _mirrored(problem, homes)
+    none: Places = frozenset()
+    while True:
+        behind = False
+        for op in reversed(mirrored):
+            places = none.union(*(demand.get(r, none) for r in op.results))
+            for value in (*op.results, *op.reads):
+                demand[value] = demand.get(value, none) | places
+            if isinstance(op.view, CarryOp):
+                # Where a turn reads it, the turn before hands it on.
+                assert op.handed_on is not None
+                (last,) = problem.operations[op.handed_on].results
+                behind |= not places <= demand.get(last, none)
+                demand[last] = demand.get(last, none) | places
+        if not behind:
+            return demand
 
 
 def _mirrored(problem: PlacementProblem, homes: Homes) -> list[Operation]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp, MirrorOp, nested_ops, symbol_table
+from pathways.dialect import IndexOp, LaunchOp, MirrorOp, nested_ops, symbol_table
 from pathways.dialect.forms import LOCATED, OUTLINED
 from pathways.dialect.graphs import depth_first
 from pathways.dialect.names import LOOP, MIRRORED, SLICE
@@ -40,9 +40,10 @@ class Outline(Pass):
 
     def run(self, module: ir.Module) -> None:
         graph = instance_graph(module)
-        unit_of = _units(graph)
+        waits = wait_sets(graph)
+        unit_of = _units(graph, waits)
         _add_outputs(graph, unit_of)
-        exporters = _add_exports(graph, unit_of)
+        exporters = _add_exports(graph, unit_of, waits)
         units = dict.fromkeys([*unit_of.values(), *exporters.values()])
         inputs = {unit: unit.inputs() for unit in units}
         emitter = _Emitter(module, graph)
@@ -50,7 +51,8 @@ class Outline(Pass):
             emitter.emit(unit, inputs[unit])
         emitter.emit_return()
         for op in reversed(graph.operations[:-1]):
-            op.operation.erase()
+            if not isinstance(op, IndexOp):
+                op.operation.erase()
         merge_equal_functions(module)
 
 
@@ -97,9 +99,8 @@ def _mirrored_sources(instance: Instance) -> list[Instance]:
     return [source for source in instance.sources.values() if source is not None and source.mirrored]
 
 
-def _units(graph: InstanceGraph) -> dict[Instance, _Unit]:
+def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance, _Unit]:
     """The unit of each instance that is needed, last first; mirrored work has none of its own."""
-    waits = wait_sets(graph)
     returned = {maker for _, makers in graph.results for maker in makers.values()}
     leaves_soon: set[Instance] = set()
     by_waits: dict[tuple[str, str | None, int, bool], _Unit] = {}
@@ -144,23 +145,25 @@ def _add_outputs(graph: InstanceGraph, unit_of: dict[Instance, _Unit]) -> None:
                 unit_of[maker].outputs[value] = maker
 
 
-def _add_exports(graph: InstanceGraph, unit_of: dict[Instance, _Unit]) -> dict[tuple[ir.Value, str], _Unit]:
+def _add_exports(
+    graph: InstanceGraph, unit_of: dict[Instance, _Unit], waits: Mapping[Instance, int]
+) -> dict[tuple[ir.Value, str], _Unit]:
     """Makes units return the mirrored values that launches and the caller read.
 
     Returns:
       The unit that returns each of these values for readers on a slice; some are made for it.
     """
     exporters: dict[tuple[ir.Value, str], _Unit] = {}
-    for_launches: dict[str, dict[ir.Value, Instance]] = defaultdict(dict)
+    for_launches: dict[tuple[str, str | None, int], dict[ir.Value, Instance]] = defaultdict(dict)
     for instance in graph.readers:
         if not instance.stands_alone:
             continue
         for value, source in instance.sources.items():
             if source is not None and source.mirrored:
-                for_launches[instance.slice][value] = source
-    for place, values in for_launches.items():
+                for_launches[instance.slice, source.loop, waits[source]][value] = source
+    for (place, loop, _), values in for_launches.items():
         # Launches wait for these: a computation of their own, ahead of everything else.
-        unit = _Unit(place, -1, outputs=values)
+        unit = _Unit(place, -1, loop, outputs=values)
         exporters.update(((value, place), unit) for value in values)
     for_caller: dict[str, dict[ir.Value, Instance]] = defaultdict(dict)
     for value, makers in graph.results:
@@ -217,6 +220,9 @@ class _Emitter:
 
     def moved(self, unit: _Unit, operands: dict[ir.Value, ir.Value]) -> ir.OpView:
         copy = unit.members[0].op.operation.clone(self.end).opview
+        copy.slice = unit.slice
+        if SLICE in copy.attributes:
+            del copy.attributes[SLICE]
         for number, value in enumerate(unit.members[0].op.operands):
             copy.operands[number] = operands[value]
         return copy

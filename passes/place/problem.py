@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import PwOp, argument_attrs, loop_of, op_has, read_slices
+from pathways.dialect import (
+    CarryOp,
+    IndexOp,
+    NextOp,
+    PwOp,
+    argument_attrs,
+    loop_of,
+    op_has,
+    read_slices,
+)
 from pathways.dialect.names import DONATED, SLICE
 from pathways.dialect.traits import Trait
 from pathways.passes.util.functions import body_block
@@ -30,6 +39,7 @@ class Operation:
       results: the values that it makes.
       slice: its slice, where that is said before anything is decided.
       repeatable: whether it may be done on any slice, and on several: glue that only computes its results.
+      handed_on: of a `pw.carry`, the position of its `pw.next`, and the other way round.
     """
 
     view: ir.OpView
@@ -37,6 +47,7 @@ class Operation:
     results: Sequence[ir.Value]
     slice: int | None
     repeatable: bool
+    handed_on: int | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +59,8 @@ class PlacementProblem:
       symbols: the symbols of its module.
       names: the slices.
       mirror_bytes: the size up to which a value is small.
-      operations: all but the return, in their order.
+      operations: all but the return, in their order, and but what is at hand on every slice.
+      turns: the numbers of the turns of loops, which are at hand on every slice.
       arguments: the arguments.
       donated: those that the caller gives up.
       returned: what the return reads.
@@ -61,6 +73,7 @@ class PlacementProblem:
     names: Sequence[str]
     mirror_bytes: int
     operations: Sequence[Operation]
+    turns: frozenset[ir.Value]
     arguments: Sequence[ir.Value]
     donated: frozenset[ir.Value]
     returned: Sequence[ir.Value]
@@ -91,16 +104,22 @@ def read_problem(
     """Reads the problem from `@main`, which stays as it is."""
     block = body_block(main)
     *views, terminator = block.operations
+    turns = frozenset(view.results[0] for view in views if isinstance(view, IndexOp))
+    views = [view for view in views if not isinstance(view, IndexOp)]
     number = {name: n for n, name in enumerate(names)}
     effects: dict[str, bool] = {}
 
-    def operation(view: ir.OpView) -> Operation:
+    carried = {view.results[0]: n for n, view in enumerate(views) if isinstance(view, CarryOp)}
+    pairs = {carried[view.operands[0]]: n for n, view in enumerate(views) if isinstance(view, NextOp)}
+    pairs |= {n: carry for carry, n in pairs.items()}
+
+    def operation(n: int, view: ir.OpView) -> Operation:
         slice_ = _slice_said(view, number)
         is_glue = slice_ is None and not isinstance(view, PwOp)
         repeatable = is_glue and not has_side_effect(view, symbols, effects)
-        return Operation(view, captured(view), list(view.results), slice_, repeatable)
+        return Operation(view, captured(view), list(view.results), slice_, repeatable, pairs.get(n))
 
-    operations = [operation(view) for view in views]
+    operations = [operation(n, view) for n, view in enumerate(views)]
     arguments = list(block.arguments)
     readers: dict[ir.Value, list[int]] = {}
     for n, op in enumerate(operations):
@@ -112,6 +131,7 @@ def read_problem(
         names,
         mirror_bytes,
         operations,
+        turns,
         arguments,
         frozenset(a for a, attrs in zip(arguments, argument_attrs(main), strict=True) if DONATED in attrs),
         list(terminator.operands),

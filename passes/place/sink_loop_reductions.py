@@ -53,7 +53,8 @@ def _is_linear(value: ir.Value) -> bool:
         or SLICE not in value.owner.attributes
     ):
         return False
-    return all(loop_of(v) is not None for v in value.owner.operands) and sum(1 for _ in value.uses) == 1
+    loop = loop_of(value)
+    return all(loop_of(v) == loop for v in value.owner.operands) and sum(1 for _ in value.uses) == 1
 
 
 def _crosses(value: ir.Value) -> bool:
@@ -75,6 +76,7 @@ def _summed(value: ir.Value, reduction: ReduceOp) -> ir.Value:
             [value.type],
             kind="sum",
             loop=reduction.loop,
+            outer=reduction.outer,
             slice=reduction.slice if reduction.slice in places else places[0],
             loc=reduction.operation.location,
             ip=ip,
@@ -82,7 +84,7 @@ def _summed(value: ir.Value, reduction: ReduceOp) -> ir.Value:
         return partial.results[0]
     sums = [_summed(v, reduction) for v in value.owner.operands]
     once = value.owner.clone(ip)
-    set_loop(once.opview, None)
+    set_loop(once.opview, reduction.outer)
     for number, total in enumerate(sums):
         once.operands[number] = total
     return once.results[0]

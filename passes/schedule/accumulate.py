@@ -36,7 +36,7 @@ class Accumulate(Pass):
     it. So a sum costs no launch, and one buffer, which `pw-plan-memory` hands from launch to launch.
 
     Where the computation is large, the first takes zeros and is like the others: XLA compiles one version of
-    it. The zeros of a slice are one launch, which stands in front of all others.
+    it. The zeros of a slice are one launch, which stands in front of all others of the loop.
 
     Requires: launches with `order`; sums from `pw-unroll-microbatches`.
     Guarantees: no `pw.reduce` is left.
@@ -90,16 +90,16 @@ class _Folder:
 
     def make_zeros(self, block: ir.Block, reductions: Sequence[ReduceOp]) -> dict[ir.Value, ir.Value]:
         """Launches zeros for sums to start from; returns them by the results of the reductions."""
-        by_slice: dict[str, list[ReduceOp]] = {}
+        by_loop: dict[tuple[str, str | None], list[ReduceOp]] = {}
         for op in reductions:
-            by_slice.setdefault(op.slice, []).append(op)
-        first: dict[str, LaunchOp] = {}
+            by_loop.setdefault((op.slice, op.loop), []).append(op)
+        first: dict[tuple[str, str | None], LaunchOp] = {}
         for op in block.operations:
             if isinstance(op, LaunchOp):
-                first.setdefault(op.slice, op)
+                first.setdefault((op.slice, op.loop), op)
         zeros: dict[ir.Value, ir.Value] = {}
-        for slice, ops in by_slice.items():
-            launch = self.launch_zeros(ops, first[slice])
+        for key, ops in by_loop.items():
+            launch = self.launch_zeros(ops, first.get(key) or _producer(ops[0].operands[0]))
             zeros.update(zip((op.results[0] for op in ops), launch.results, strict=True))
         return zeros
 

@@ -33,17 +33,19 @@ class Loop:
 
 
 def read_loops(module: ir.Module, events: Sequence[Event]) -> list[Loop]:
-    """The loops that have launches, in an order in which no loop needs a later one.
+    """The loops to schedule that have launches, in an order in which no loop needs a later one.
 
     Raises:
       PassFailure: when loops need each other, or a stage is on several slices.
     """
     loops: dict[str, Loop] = {
-        op.sym_name: Loop(op, [], {}, {}) for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)
+        op.sym_name: Loop(op, [], {}, {})
+        for op in ops_named(module, ["pw.loop"])
+        if isinstance(op, LoopOp) and not op.sequential
     }
     for n, event in enumerate(events):
         name = loop_of_op(event.op)
-        if event.kind == "launch" and name is not None:
+        if event.kind == "launch" and name in loops:
             _add(loops[name], n, event)
     for loop in loops.values():
         loop.slices = dict(sorted(loop.slices.items()))

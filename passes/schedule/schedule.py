@@ -90,7 +90,7 @@ class Schedule(Pass):
         loops = read_loops(module, events)
         with_launches = {loop.op.sym_name for loop in loops}
         for op in ops_named(module, ["pw.loop"]):
-            if op.sym_name not in with_launches:
+            if op.sym_name not in with_launches and not op.sequential:
                 remark(op, "has no launches: nothing that is used depends on the microbatch")
         if self.file and len(loops) != 1:
             fail(main, f"has {counted(len(loops), 'loop')}; a schedule file orders exactly 1")
@@ -210,7 +210,9 @@ def _check_stage_order(events: list[Event], loop: Loop) -> None:
         (action, *_) = loop.actions.get(n, (None,))
         if action is None or action.kind != "F":
             continue
-        stages = {other.stage for other in before if other.kind == "F"} - {action.stage}
+        # What another microbatch handed on may come from any stage.
+        same = {other for other in before if other.kind == "F" and other.microbatch == action.microbatch}
+        stages = {other.stage for other in same} - {action.stage}
         reads.setdefault(action.stage, set()).update(stages)
         later = max(stages, default=action.stage)
         if later > action.stage and against is None:

@@ -1,10 +1,10 @@
-"""`pw-unroll-microbatches`: the code of one microbatch becomes that of all of them."""
+"""`pw-unroll-microbatches`: the code of one turn of a loop, such as a microbatch, becomes that of all."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -12,15 +12,20 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways.dialect import (
+    CarryOp,
     ConstantOp,
+    IndexOp,
     LaunchOp,
     LoopOp,
+    NextOp,
     ReduceOp,
     SplitOp,
     loop_of_op,
     make_slices,
     op_has,
     ops_named,
+    slices_of_op,
+    symbol_table,
 )
 from pathways.dialect.forms import SHARDED, UNROLLED
 from pathways.dialect.layouts import Layouts
@@ -35,9 +40,10 @@ from pathways.passes.util.functions import add_arguments, body_block, unique_nam
 
 @dataclasses.dataclass(frozen=True)
 class UnrollMicrobatches(Pass):
-    """Repeats what stands between the splits and reductions of a loop, once for each microbatch.
+    """Repeats what stands in a loop, once for each microbatch; of loops inside of each other the outer first.
 
-    1. Launches and transfers of the loop are copied, and say for which microbatch they are.
+    1. Launches and transfers of the loop are copied, and say for which microbatch they are. A loop inside
+       becomes one for each turn of the loop around it.
     2. A split becomes a launch in front of each launch that reads it. Its computation takes the whole value
        and the number of the microbatch, so that one computation serves all of them, and fusion makes it part
        of the reader. A value whose leading dimension is split over devices is first laid out so that every
@@ -45,10 +51,11 @@ class UnrollMicrobatches(Pass):
     3. A sum whose terms are results of launches on its slice gets an operand for each microbatch; the
        accumulation is left to `pw-accumulate`, when the order of the launches is known. Other sums are added
        up by launches. A concatenation is one launch.
+    4. What is carried is the value that the turn before handed on. The number of a turn is a hidden argument.
 
     Requires: shardings decided, transfers cut into pieces.
-    Guarantees: no split; what is of a loop has a `microbatch`; the same values, sums in the order of the
-    microbatches.
+    Guarantees: no split, carry or index; what is of a loop has a `microbatch`; the same values, sums in the
+    order of the microbatches.
     """
 
     name: ClassVar[str] = "pw-unroll-microbatches"
@@ -57,44 +64,62 @@ class UnrollMicrobatches(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        splits = [op for op in body_block(main).operations if isinstance(op, SplitOp)]
         loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)]
-        inside = next((loop for loop in loops if loop.parent is not None), None)
-        if inside is not None:
-            fail(inside, f"is inside of @{inside.parent}: loops inside of each other cannot be unrolled yet")
         _check_size(main, loops)
         with main.operation.location:
-            numbers = _numbers(module, main, loops, splits)
+            numbers = _numbers(module, main, loops)
             functions = _Functions(module)
-            for loop in loops:
-                _Unroller(main, loop, functions, numbers).run()
+            pending = [loop for loop in loops if loop.parent is None]
+            while pending:
+                inside = _inside(module, pending[0])
+                pending[:1] = _Unroller(main, pending[0], inside, functions, numbers).run()
+
+
+def _inside(module: ir.Module, loop: LoopOp) -> list[LoopOp]:
+    """The loops inside of a loop, outer ones first."""
+    loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)]
+    found = [loop]
+    for around in found:
+        found += [op for op in loops if op.parent == around.sym_name]
+    return found[1:]
 
 
 def _check_size(main: ir.OpView, loops: Sequence[LoopOp]) -> None:
     """Refuses loops that ask for more operations than can be worked on."""
     inside = collections.Counter(loop_of_op(op) for op in body_block(main).operations)
+    by_name = {loop.sym_name: loop for loop in loops}
     size = 0
     for loop in loops:
-        size += inside[loop.sym_name] * loop.count
+        turns, around = 1, loop.sym_name
+        while around is not None:
+            turns *= by_name[around].count
+            around = by_name[around].parent
+        size += inside[loop.sym_name] * turns
         if size > MOST_OPERATIONS:
-            added = f"{loop.count} x {inside[loop.sym_name]} operations"
+            added = f"{turns} x {inside[loop.sym_name]} operations"
             fail(loop, f"is unrolled to {added}; a program has at most {MOST_OPERATIONS} of its loops")
 
 
-def _numbers(
-    module: ir.Module, main: ir.OpView, loops: Sequence[LoopOp], splits: Sequence[SplitOp]
-) -> list[ir.Value]:
-    """The numbers of the microbatches as hidden arguments, on every slice that splits a value."""
-    places = list(dict.fromkeys(op.slice for op in splits))
-    taken = set(Layouts(module).symbols)
+def _numbers(module: ir.Module, main: ir.OpView, loops: Sequence[LoopOp]) -> list[ir.Value]:
+    """The numbers of the microbatches as hidden arguments, on every slice that reads them."""
+    counts = {loop.sym_name: loop.count for loop in loops}
+    places: dict[str, None] = {}
+    most = 0
+    for op in body_block(main).operations:
+        if not isinstance(op, SplitOp | IndexOp):
+            continue
+        readers = [op] if isinstance(op, SplitOp) else [use.owner for use in op.results[0].uses]
+        places.update((place, None) for reader in readers for place in slices_of_op(reader.opview) or ())
+        most = max(most, counts[op.loop])
+    taken = set(symbol_table(module))
     i32 = ir.IntegerType.get_signless(32)
     attrs = []
-    for k in range(max((op.count for op in loops), default=0) if places else 0):
+    for k in range(most):
         name = unique_name(f"microbatch_{k}", taken)
         taken.add(name)
         value = ir.DenseElementsAttr.get(np.array(k, np.int32), type=i32)
         ConstantOp.build(sym_name=name, value=value, loc=main.operation.location, ip=ir.InsertionPoint(main))
-        attrs.append({CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: make_slices(places)})
+        attrs.append({CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: make_slices(list(places))})
     return add_arguments(main, [ir.RankedTensorType.get([], i32)] * len(attrs), attrs)
 
 
@@ -149,49 +174,87 @@ class _Functions:
         return launch.results[0]
 
 
+@dataclasses.dataclass
+class _Parts:
+    """The operations of a loop.
+
+    Attributes:
+      opening: what begins a turn.
+      body: what is repeated, with all that stands in loops inside.
+      closing: what leads out of the loop.
+    """
+
+    opening: list[SplitOp | CarryOp | IndexOp] = dataclasses.field(default_factory=list)
+    body: list[ir.OpView] = dataclasses.field(default_factory=list)
+    closing: list[ReduceOp | NextOp] = dataclasses.field(default_factory=list)
+
+
 class _Unroller:
-    """One loop: its operations, and what stands for their results in each microbatch."""
+    """One loop that is inside of no other: its operations, and what stands for their results in each turn."""
 
     def __init__(
-        self, main: ir.OpView, loop: LoopOp, functions: _Functions, numbers: Sequence[ir.Value]
+        self,
+        main: ir.OpView,
+        loop: LoopOp,
+        inside: Sequence[LoopOp],
+        functions: _Functions,
+        numbers: Sequence[ir.Value],
     ) -> None:
         self.loop = loop
+        self.inside = inside
         self.functions = functions
         self.numbers = numbers
         self.block = body_block(main)
         self.arranged: dict[ir.Value, ir.Value] = {}
         """What each split takes its blocks from, by its result."""
+        self.copied_loops: list[LoopOp] = []
 
-    def run(self) -> None:
-        body, splits, reductions = self.partition()
-        first_after = reductions[0] if reductions else list(self.block.operations)[-1]
-        ip = ir.InsertionPoint(first_after)
-        for split in splits:
+    def run(self) -> list[LoopOp]:
+        """Unrolls the loop; returns those that stand in its place because they were inside of it."""
+        parts = self.partition()
+        ip = ir.InsertionPoint([*parts.closing, list(self.block.operations)[-1]][0])
+        for split in parts.opening:
+            if not isinstance(split, SplitOp):
+                continue
             self.arranged[split.results[0]] = self.arrange(split, ip)
-        copies = [self.copy(body, k, ip) for k in range(self.loop.count)]
-        for reduction in reductions:
+        handed_on = [op for op in parts.closing if isinstance(op, NextOp)]
+        carried = {op.operands[0]: op.carry.operands[0] for op in handed_on}
+        indices = [op.results[0] for op in parts.opening if isinstance(op, IndexOp)]
+        turns: list[dict[ir.Value, ir.Value]] = []
+        for k in range(self.loop.count):
+            values = dict(carried)
+            if indices:
+                values |= dict.fromkeys(indices, self.numbers[k])
+            self.copy(parts.body, k, values, ip)
+            turns.append(values)
+            carried = {op.operands[0]: self.value(op.operands[1], k, values, ip) for op in handed_on}
+        for op in handed_on:
+            op.results[0].replace_all_uses_with(carried[op.operands[0]])
+        for reduction in parts.closing:
+            if not isinstance(reduction, ReduceOp):
+                continue
             value, ip = reduction.operands[0], ir.InsertionPoint(reduction)
-            values = [
-                copy[value] if value in copy else self.blocks(value, k, ip) for k, copy in enumerate(copies)
-            ]
-            reduction.results[0].replace_all_uses_with(self.reduce(reduction, value, values))
-            reduction.operation.erase()
-        for op in reversed([*splits, *body]):
+            values_of_turns = [self.value(value, k, values, ip) for k, values in enumerate(turns)]
+            reduction.results[0].replace_all_uses_with(self.reduce(reduction, value, values_of_turns))
+        for op in (*parts.closing, *reversed(parts.body), *parts.opening):
             op.operation.erase()
+        for loop in self.inside:
+            loop.operation.erase()
+        return [loop for loop in self.copied_loops if loop.parent is None]
 
-    def partition(self) -> tuple[list[ir.OpView], list[SplitOp], list[ReduceOp]]:
+    def partition(self) -> _Parts:
         """The operations of the loop; everything that waits for its reductions moves behind them."""
-        body: list[ir.OpView] = []
-        splits: list[SplitOp] = []
-        reductions: list[ReduceOp] = []
+        parts = _Parts()
+        family = {self.loop.sym_name, *(loop.sym_name for loop in self.inside)}
         after: list[ir.OpView] = []
         waiting: set[ir.Value] = set()
         *operations, terminator = self.block.operations
         for op in operations:
             if op_has(op, Trait.CLOSES_LOOP) and op.loop == self.loop.sym_name:
-                reductions.append(op)
-            elif loop_of_op(op) == self.loop.sym_name:
-                (splits if op_has(op, Trait.OPENS_LOOP) else body).append(op)
+                parts.closing.append(op)
+            elif loop_of_op(op) in family:
+                opens = op_has(op, Trait.OPENS_LOOP) and op.loop == self.loop.sym_name
+                (parts.opening if opens else parts.body).append(op)
                 continue
             elif not any(v in waiting for v in op.operands):
                 continue
@@ -199,26 +262,48 @@ class _Unroller:
             waiting.update(op.results)
         for op in after:
             op.operation.move_before(terminator)
-        return body, splits, reductions
+        return parts
 
-    def copy(self, body: Sequence[ir.OpView], k: int, ip: ir.InsertionPoint) -> dict[ir.Value, ir.Value]:
-        """Copies the loop for one microbatch; returns what stands for each of its values."""
-        values: dict[ir.Value, ir.Value] = {}
+    def value(
+        self, value: ir.Value, k: int, values: Mapping[ir.Value, ir.Value], ip: ir.InsertionPoint
+    ) -> ir.Value:
+        """What stands for a value in one turn; outside of the loop it is the same in all."""
+        if value in self.arranged:
+            return self.blocks(value, k, ip)
+        return values.get(value, value)
+
+    def copy(
+        self, body: Sequence[ir.OpView], k: int, values: dict[ir.Value, ir.Value], ip: ir.InsertionPoint
+    ) -> None:
+        """Copies the loop for one microbatch; adds what stands for each of its values to `values`."""
+        names = self.copy_loops(k)
         for op in body:
-            taken: dict[ir.Value, ir.Value] = {}
-            for value in op.operands:
-                if value in self.arranged and value not in taken:
-                    # One for each reader, so that it can become part of it.
-                    taken[value] = self.blocks(value, k, ip)
+            # One block for each reader, so that it can become part of it.
+            taken = {v: self.value(v, k, values, ip) for v in dict.fromkeys(op.operands)}
             copy = op.operation.clone(ip).opview
             for number, value in enumerate(op.operands):
-                if value in values or value in taken:
-                    copy.operands[number] = taken[value] if value in taken else values[value]
-            copy.microbatch = k
-            if isinstance(copy, LaunchOp):
-                copy.origins = tuple(dataclasses.replace(origin, microbatch=k) for origin in copy.origins)
+                if taken[value] != value:
+                    copy.operands[number] = taken[value]
+            if copy.loop in names:
+                copy.loop = names[copy.loop]
+                if op_has(copy, Trait.CLOSES_LOOP):
+                    copy.outer = names.get(copy.outer)
+            else:
+                copy.microbatch = k
+                if isinstance(copy, LaunchOp):
+                    copy.origins = tuple(dataclasses.replace(origin, microbatch=k) for origin in copy.origins)
             values.update(zip(op.results, copy.results, strict=True))
-        return values
+
+    def copy_loops(self, k: int) -> dict[str, str]:
+        """Declares the loops inside for one turn; returns their new names by the old ones."""
+        names: dict[str, str] = {}
+        for loop in self.inside:
+            name = unique_name(f"{loop.sym_name}_{k}", self.functions.layouts.symbols)
+            names[loop.sym_name] = name
+            copy = loop.rebuilt(sym_name=name, parent=names.get(loop.parent or ""))
+            self.functions.layouts.symbols[name] = copy
+            self.copied_loops.append(copy)
+        return names
 
     def arrange(self, split: SplitOp, ip: ir.InsertionPoint) -> ir.Value:
         """The value that blocks are taken from: the whole, or its blocks side by side, each split alike."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import (
+    CarryOp,
     LaunchOp,
     ReduceOp,
     SplitOp,
@@ -249,7 +250,7 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
     set_result_attrs(main, _closed(result_attrs(main), main.type.results, homes))
     layouts = Layouts(module)
     for op in body_block(main).operations:
-        if isinstance(op, (TransferOp, SplitOp, ReduceOp)):
+        if isinstance(op, (TransferOp, SplitOp, ReduceOp, CarryOp)):
             home = meshes[op.slice]
             if isinstance(op, ReduceOp) and op.kind == "sum":
                 # The sum is taken in place; who wants it in another way reshards it once.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 from pathways.dialect import (
+    CarryOp,
     LaunchOp,
     MirrorOp,
+    NextOp,
     Slices,
     argument_attrs,
     argument_slices,
@@ -37,6 +39,10 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
         wanted: list[tuple[dict[str, ir.Attribute], Slices | None]]
         if isinstance(op, LaunchOp):
             wanted = [(attrs, (op.slice,)) for attrs in argument_attrs(layouts.symbols[op.callee])]
+        elif isinstance(op, (CarryOp, NextOp)):
+            carried = op.carry.sharding if isinstance(op, NextOp) else op.sharding
+            attrs = {} if carried is None else {SHARDING: carried}
+            wanted = [(attrs, (op.slice,)) for _ in op.operands]
         elif op.operation.name == "func.return":
             wanted = wanted_results
         else:

@@ -1,7 +1,8 @@
 """`@main` in terms that Shardy propagates through, and back.
 
 While Shardy runs, launches are calls, transfers between equal meshes and sums over microbatches identities,
-splits and concatenations of microbatches those of StableHLO. Each carries what it stands for as an attribute.
+splits and concatenations of microbatches those of StableHLO, and what turns hand on is added to what they
+were handed. Each carries what it stands for as an attribute.
 Transfers between different meshes stay; Shardy does not look through them.
 """
 
@@ -16,7 +17,9 @@ from jaxlib.mlir.dialects import func, sdy, stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import (
+    CarryOp,
     LaunchOp,
+    NextOp,
     PwOp,
     ReduceOp,
     SplitOp,
@@ -45,6 +48,9 @@ _NUMBER = "pw.number"
 
 _COPY = "pw.copy_of_argument"
 """The operation that stands for the copy of a mirrored argument on another mesh."""
+
+_KEEP = "pw.keep"
+"""The target of calls that keep what they read."""
 
 _Decided = dict[str, ir.Attribute | None]
 """Attributes of an operation by name; None takes one away."""
@@ -117,11 +123,40 @@ class _ReduceAsBlocks(_Encoding[ReduceOp]):
         return _sharding_if_any(op)
 
 
+class _CarryAsIdentity(_Encoding[CarryOp]):
+    """An identity from the first turn; `pw.next` ties it to the others."""
+
+    def encode(self, op: CarryOp) -> ir.OpView:
+        return stablehlo.OptimizationBarrierOp([op.operands[0]])
+
+    def decode(self, op: ir.OpView) -> _Decided:
+        return _sharding_if_any(op)
+
+
+class _NextAsSum(_Encoding[NextOp]):
+    """A sum: what is handed on lies as what is carried, and so does the result."""
+
+    def encode(self, op: NextOp) -> ir.OpView:
+        total = stablehlo.AddOp(*op.operands)
+        # Read by nothing it would be erased, and the value not handed on.
+        keep = {"call_target_name": ir.StringAttr.get(_KEEP), "has_side_effect": ir.BoolAttr.get(True)}
+        ir.Operation.create("stablehlo.custom_call", [], [total.result], keep)
+        return total
+
+    def decode(self, op: ir.OpView) -> _Decided:
+        return {}
+
+    def operands(self, op: ir.OpView) -> list[ir.Value]:
+        return list(op.operands)
+
+
 _ENCODINGS: Mapping[str, _Encoding[Any]] = {
     "pw.launch": _LaunchAsCall(),
     "pw.transfer": _TransferAsIdentity(),
     "pw.split": _SplitAsSlice(),
     "pw.reduce": _ReduceAsBlocks(),
+    "pw.carry": _CarryAsIdentity(),
+    "pw.next": _NextAsSum(),
 }
 
 
@@ -154,7 +189,10 @@ def decode(module: ir.Module) -> None:
         if "stablehlo.mesh" in op.attributes:
             del op.attributes["stablehlo.mesh"]
     for op in list(body_block(main_function(module)).operations):
-        if _KIND in op.attributes:
+        if op.operation.name == "stablehlo.custom_call":
+            # Of all that stands between launches only what is encoded here is one.
+            op.operation.erase()
+        elif _KIND in op.attributes:
             _replace(op, _original(op).results)
         elif op.operation.name in (_COPY, "sdy.reshard"):
             # Where shardings differ after all, `settle` says so, slice by slice.

@@ -63,7 +63,7 @@ func.func @main(%x: tensor<8xf32>) -> tensor<2xf32> {
   %3 = "pw.split"(%x) {loop = @b} : (tensor<8xf32>) -> tensor<4xf32>
   // expected-error@below {{'stablehlo.dot_general' op is of @a, but reads a value of a microbatch of @b}}
   %4 = stablehlo.dot_general %1, %3, contracting_dims = [] x [] {pw.loop = @a} : (tensor<2xf32>, tensor<4xf32>) -> tensor<2x4xf32>
-  // expected-error@below {{'func.return' op returns a value of a microbatch of @a; only pw.reduce may take it out}}
+  // expected-error@below {{'func.return' op returns a value of a microbatch of @a; only pw.reduce and pw.next may take it out}}
   return %1 : tensor<2xf32>
 }
 
@@ -79,7 +79,7 @@ func.func @main(%x: tensor<8xf32>) {
   %1 = "pw.launch"(%0) {callee = @f, loop = @batch, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
   // expected-error@below {{'pw.launch' op reads a value of a microbatch of @batch, but has no `loop`}}
   %2 = "pw.launch"(%1) {callee = @f, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.launch' op reads a value of a microbatch of @batch; only pw.reduce may take it out}}
+  // expected-error@below {{'pw.launch' op reads a value of a microbatch of @batch; only pw.reduce and pw.next may take it out}}
   %3 = "pw.launch"(%1) {callee = @f, loop = @batch, microbatch = 0, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
   return
 }
@@ -88,20 +88,27 @@ func.func @main(%x: tensor<8xf32>) {
 
 // Loops may be inside of each other, but none is inside of itself.
 // expected-error@below {{'pw.loop' op is inside of itself, by @a}}
-"pw.loop"() {count = 4, parent = @b, sym_name = "a"} : () -> ()
+"pw.loop"() {count = 4, parent = @b, sequential, sym_name = "a"} : () -> ()
 // expected-error@below {{'pw.loop' op is inside of itself, by @b}}
+"pw.loop"() {count = 2, parent = @a, sequential, sym_name = "b"} : () -> ()
+
+// -----
+
+// A schedule puts the microbatches of a loop in another order, so none has a loop inside.
+"pw.loop"() {count = 4, schedule = "1f1b", sym_name = "a"} : () -> ()
+// expected-error@below {{'pw.loop' op is inside of @a, which is not sequential}}
 "pw.loop"() {count = 2, parent = @a, sym_name = "b"} : () -> ()
 
 // -----
 
 // What is inside of a loop may read what is of the loop around it.
-"pw.loop"() {count = 4, sym_name = "a"} : () -> ()
+"pw.loop"() {count = 4, sequential, sym_name = "a"} : () -> ()
 "pw.loop"() {count = 2, parent = @a, sym_name = "b"} : () -> ()
 func.func @main(%x: tensor<8xf32>) -> tensor<2xf32> {
   %0 = "pw.split"(%x) {loop = @a} : (tensor<8xf32>) -> tensor<2xf32>
   %1 = "pw.split"(%0) {loop = @b} : (tensor<2xf32>) -> tensor<1xf32>
   %2 = stablehlo.dot_general %0, %1, contracting_dims = [] x [] {pw.loop = @b} : (tensor<2xf32>, tensor<1xf32>) -> tensor<2x1xf32>
-  %3 = "pw.reduce"(%2) {kind = "sum", loop = @b} : (tensor<2x1xf32>) -> tensor<2x1xf32>
+  %3 = "pw.reduce"(%2) {kind = "sum", loop = @b, outer = @a} : (tensor<2x1xf32>) -> tensor<2x1xf32>
   // expected-error@below {{'stablehlo.reshape' op reads a value of a microbatch of @a, but has no `pw.loop`}}
   %4 = stablehlo.reshape %3 : (tensor<2x1xf32>) -> tensor<2xf32>
   return %4 : tensor<2xf32>
@@ -130,3 +137,52 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %0 : tensor<4xf32>
 }
 "pw.loop"() {sym_name = "l", count = 2} : () -> ()
+
+// -----
+
+// What leads out of a loop says into which one.
+"pw.loop"() {count = 4, sequential, sym_name = "a"} : () -> ()
+"pw.loop"() {count = 2, parent = @a, sym_name = "b"} : () -> ()
+func.func @main(%x: tensor<4xf32>) -> tensor<2xf32> {
+  %0 = "pw.split"(%x) {loop = @b} : (tensor<4xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.reduce' op leads out of @b into no loop, but that is inside of @a}}
+  %1 = "pw.reduce"(%0) {kind = "sum", loop = @b} : (tensor<2xf32>) -> tensor<2xf32>
+  return %1 : tensor<2xf32>
+}
+
+// -----
+
+// A carried value starts outside of its loop, has one type, and is handed on once.
+"pw.loop"() {count = 4, sequential, sym_name = "a"} : () -> ()
+"pw.loop"() {count = 4, sequential, sym_name = "b"} : () -> ()
+func.func @main(%x: tensor<2xf32>) {
+  // expected-error@below {{'pw.carry' op is handed on by 0 pw.nexts, expected 1}}
+  %0 = "pw.carry"(%x) {loop = @a} : (tensor<2xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.carry' op starts from a value of a microbatch of @a, which @a is not inside of}}
+  // expected-error@below {{'pw.carry' op is handed on by 2 pw.nexts, expected 1}}
+  %1 = "pw.carry"(%0) {loop = @a} : (tensor<2xf32>) -> tensor<2xf32>
+  %2 = "pw.next"(%1, %x) {loop = @a} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  %3 = "pw.next"(%1, %0) {loop = @a} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  %4 = "pw.carry"(%x) {loop = @b} : (tensor<2xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.next' op hands on a value that is not of a microbatch of @b}}
+  %5 = "pw.next"(%4, %0) {loop = @b} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  return
+}
+
+// -----
+
+"pw.loop"() {count = 4, sequential, sym_name = "a"} : () -> ()
+"pw.loop"() {count = 4, sequential, sym_name = "b"} : () -> ()
+func.func @main(%x: tensor<2xf32>, %y: tensor<3xf32>) {
+  // expected-error@below {{'pw.carry' op starts from tensor<3xf32>, but is tensor<2xf32>}}
+  %0 = "pw.carry"(%y) {loop = @a} : (tensor<3xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.next' op operand #0 is no `pw.carry`}}
+  %1 = "pw.next"(%x, %x) {loop = @a} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.next' op operand #0 is carried by @a, not by @b}}
+  %2 = "pw.next"(%0, %x) {loop = @b} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.next' op operand #1 has type tensor<3xf32>, but the result has tensor<2xf32>}}
+  %3 = "pw.next"(%0, %y) {loop = @a} : (tensor<2xf32>, tensor<3xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.index' op expected a result of type tensor<i32>, got tensor<i64>}}
+  %4 = "pw.index"() {loop = @a} : () -> tensor<i64>
+  return
+}

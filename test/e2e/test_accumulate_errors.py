@@ -231,21 +231,70 @@ def test_parameters_under_vmap_do_no_harm(loss):
     np.testing.assert_allclose(got, jax.vmap(pw.accumulate(total, 2), in_axes=(0, None))(many, X), rtol=1e-6)
 
 
-@pytest.mark.parametrize("construct", ["scan", "cond", "while"])
+@pytest.mark.parametrize("construct", ["cond", "while"])
 def test_a_loop_or_branch_around_it(stages, construct):
     """Also where it touches one slice only: which loop would be the pipeline?"""
     mean = pw.accumulate(lambda w, x: stages[0](w, x).sum(), 2)
 
     def step(w, x):
-        if construct == "scan":
-            return jax.lax.scan(lambda w, _: (w * mean(w, x), None), w, None, length=3)[0]
         if construct == "cond":
             return jax.lax.cond(x.sum() > 0, lambda: w * mean(w, x), lambda: w)
         return jax.lax.while_loop(lambda w: w.sum() < 9, lambda w: w * mean(w, x), w)
 
-    message = "is part of a pw.accumulate inside a loop or branch (jax.lax.scan, while_loop, cond); call"
+    message = {
+        "cond": "is part of a pw.accumulate inside a branch (jax.lax.cond, switch); call pw.accumulate from",
+        "while": "is in a loop over several slices whose number of turns is not known while tracing",
+    }[construct]
     with refused(pw.ProgramError, message):
         pw.program(step)(W, X)
+
+
+def test_a_loop_over_slices_inside(stages):
+    front, back = stages
+
+    def loss(w, x):
+        return jax.lax.fori_loop(0, 3, lambda _, h: back(w, front(w, h)), x).sum()
+
+    message = "is in a loop (jax.lax.scan, fori_loop) over several slices inside the function 'loss' that was"
+    with refused(pw.ProgramError, message):
+        pw.program(pw.accumulate(loss, 2))(W, X)
+
+
+def test_a_carry_of_another_type(run):
+    def mean(w, x, total):
+        return total[None], layer(w, x).sum()
+
+    message = "pw.accumulate of 'mean': carry is handed on as float32[1], but carried as float32[]"
+    with refused(TypeError, message):
+        run(pw.accumulate(mean, 2, carry_argnums=2), W, X, np.float32(0))
+
+
+def test_a_carry_of_another_structure(run):
+    def mean(w, x, total, key):
+        return total, layer(w, x).sum()
+
+    message = "what is handed on must be like what is carried, (*, *), got *"
+    with refused(TypeError, message):
+        run(pw.accumulate(mean, 2, carry_argnums=(2, 3)), W, X, np.float32(0), np.float32(0))
+
+
+def test_a_function_that_returns_no_carry(run):
+    message = "with carry_argnums the function returns (carry, results), as that of jax.lax.scan, got *"
+    with refused(TypeError, message):
+        run(pw.accumulate(lambda w, x, s: layer(w, x).sum(), 2, carry_argnums=2), W, X, np.float32(0))
+
+
+@pytest.mark.parametrize("carried", [3, -4, (1, 1)])
+def test_a_carry_that_is_no_argument(stages, carried):
+    loop = pw.accumulate(lambda w, x, s: (s, stages[0](w, x).sum()), 2, carry_argnums=carried)
+    with refused(ValueError, "must be different positions of the 3 positional arguments"):
+        pw.program(loop)(W, X, np.float32(0))
+
+
+def test_an_argument_that_is_cut_and_carried(stages):
+    loop = pw.accumulate(lambda w, x: (x, stages[0](w, x).sum()), 2, batch_argnums=1, carry_argnums=1)
+    with refused(ValueError, "argument 1 cannot be both cut and carried"):
+        pw.program(loop)(W, X)
 
 
 def test_an_unknown_schedule(loss):

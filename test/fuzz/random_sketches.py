@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
 from operations import OPERATIONS
+from sketched import TURNS
 from sketches import Apply, Input, MicrobatchLoop, Piece, Sketch, Spec, results_of
 from transforms import TRANSFORMS
 
@@ -48,7 +50,9 @@ def random_sketch(seed: int, number: int) -> Sketch:
     """The sketch of a seed with a number."""
     rng = random.Random(f"{seed}/{number}")
     slices = tuple(rng.choice(_SLICES) for _ in range(rng.choice([1, 2, 2, 3])))
-    return _pipeline(rng, slices) if rng.random() < 0.3 else _program(rng, slices)
+    sketch = _pipeline(rng, slices) if rng.random() < 0.3 else _program(rng, slices)
+    # Behind all else, so that what has no loop stays what it was.
+    return dataclasses.replace(sketch, turns=rng.choice(list(TURNS))) if rng.random() < 0.2 else sketch
 
 
 def _program(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch:

@@ -217,6 +217,51 @@ def _looped(body: Function, sketch: Sketch) -> Function:
     return pw.accumulate(fun, loop.count, reduce=reduce, batch_argnums=cut)
 
 
+def _fori(turn: Function, carry: Any, rows: Any) -> Any:
+    return jax.lax.fori_loop(1, 4, lambda i, c: turn(c, rows[0] * i)[0], carry)
+
+
+def _scan(turn: Function, carry: Any, rows: Any) -> Any:
+    return jax.lax.scan(turn, carry, rows)
+
+
+def _reverse(turn: Function, carry: Any, rows: Any) -> Any:
+    return jax.lax.scan(turn, carry, rows, reverse=True)
+
+
+def _while(turn: Function, carry: Any, rows: Any) -> Any:
+    down = lambda s: (s[0] - 2, turn(s[1], rows[1])[0])  # noqa: E731
+    return jax.lax.while_loop(lambda s: s[0] > -2, down, (2, carry))
+
+
+def _nested(turn: Function, carry: Any, rows: Any) -> Any:
+    return jax.lax.scan(lambda c, row: jax.lax.scan(turn, c, row * rows[:2]), carry, rows)
+
+
+TURNS = {"fori": _fori, "scan": _scan, "reverse": _reverse, "while": _while, "nested": _nested}
+
+
+def _turned(whole: Function, sketch: Sketch) -> Function:
+    """A function of all inputs, in a loop that changes those that are smooth and collects all results."""
+    smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
+
+    def fun(*inputs: Any) -> Any:
+        def turn(carry: Any, row: Any) -> Any:
+            size, chosen = carry
+            every = list(inputs)
+            for n, value in zip(smooth, chosen, strict=True):
+                every[n] = value
+            results = whole(*every)
+            leaves = [x for x in jax.tree.leaves(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
+            size = jnp.sin(size + row + sum(jnp.abs(x).astype(jnp.float32).sum() for x in leaves))
+            return (size, [(x * 0.5 + size).astype(x.dtype) for x in chosen]), results
+
+        rows = jnp.arange(3, dtype=jnp.float32)
+        return TURNS[sketch.turns](turn, (jnp.float32(0), [jnp.asarray(inputs[n]) for n in smooth]), rows)
+
+    return fun
+
+
 @dataclasses.dataclass(frozen=True)
 class Sketched:
     """A program and how its arguments are nested."""
@@ -229,6 +274,8 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
     """The program of a sketch."""
     body = _body(maker, sketch)
     whole = _looped(body, sketch) if sketch.loop is not None else _transformed(body, sketch)
+    if sketch.turns:
+        whole = _turned(whole, sketch)
     donated = [n for n, each in enumerate(sketch.inputs) if each.donated]
     kept = [n for n, each in enumerate(sketch.inputs) if not each.donated]
     # What is donated stands in front, as one tree where arguments are nested.
@@ -236,7 +283,7 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
 
     def of_ordered(*values: Any) -> Any:
         inputs = [value for _, value in sorted(zip(order, values, strict=True))]
-        return _nested(whole(*inputs), sketch.nesting)
+        return _in_trees(whole(*inputs), sketch.nesting)
 
     def nest(values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ordered = [values[n] for n in order]
@@ -270,7 +317,7 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
     return Sketched(fun, nest)
 
 
-def _nested(results: Any, nesting: int) -> Any:
+def _in_trees(results: Any, nesting: int) -> Any:
     match nesting:
         case 1:
             return {"z": results, "a": None}

@@ -108,6 +108,7 @@ class Sketch:
       nesting: how arguments and results are nested: 0 to 3.
       transform: what is done with the whole of it before it is a program; a key of `sketched.WHOLE`.
       loop: the loop that all pieces are in.
+      turns: the loop of JAX around all of that; a key of `sketched.TURNS`.
       static: values for a static argument of the program; it is called with each.
       fuse: the option of the program.
       calls: how often it is called.
@@ -124,6 +125,7 @@ class Sketch:
     nesting: int = 0
     transform: str = ""
     loop: MicrobatchLoop | None = None
+    turns: str = ""
     static: tuple[Any, ...] = ()
     fuse: bool = False
     calls: int = 1

@@ -233,7 +233,7 @@ module @microbatches {
   // CHECK: func.func public @main(%[[W:.*]]: tensor<4xf32>, %[[X:.*]]: tensor<6x4xf32>)
   func.func public @main(%w: !w, %x: !x) -> (!b, !x, !w, tensor<12xf32>) {
     // CHECK-NEXT: %[[B:.*]] = "pw.split"(%[[X]]) {loop = @loss} : (tensor<6x4xf32>) -> tensor<2x4xf32>
-    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.split = ""}} : (!x) -> !b
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "split"}} : (!x) -> !b
     // CHECK-NEXT: %[[V:.*]] = "pw.launch"(%[[W]]) {callee = @prepare, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0}
     %v = call @prepare(%w) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "prepare", pw.call = "0"}} : (!w) -> !w
     // CHECK-NEXT: %[[H:.*]] = "pw.launch"(%[[V]], %[[B]]) {callee = @front, loop = @loss, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0}
@@ -243,14 +243,15 @@ module @microbatches {
     // CHECK-NEXT: %[[Y:.*]] = "pw.launch"(%[[T]]) {callee = @back, loop = @loss, origins = [{kind = "fwd", stage = 1 : i64}], slice = @s1}
     %y = call @back(%t) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "back", pw.call = "2"}} : (!b) -> !b
     // CHECK-NEXT: %[[SUM:.*]] = "pw.reduce"(%[[Y]]) {kind = "sum", loop = @loss}
-    %s = call @sum(%y) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "sum"}} : (!b) -> !b
+    %s = call @sum(%y) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "sum"}} : (!b) -> !b
     // CHECK-NEXT: %[[ROWS:.*]] = "pw.reduce"(%[[T]]) {kind = "concat", loop = @loss}
-    %r = call @concat(%t) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "concat"}} : (!b) -> !x
+    %r = call @concat(%t) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "concat"}} : (!b) -> !x
     // CHECK-NEXT: %[[TWO:.*]] = stablehlo.add %[[V]], %[[V]]
     // CHECK-NEXT: %[[THREE:.*]] = stablehlo.add %[[TWO]], %[[V]]
-    %k = call @sum_of_shared(%v) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "sum"}} : (!w) -> !w
-    // CHECK-NEXT: %[[TIMES:.*]] = stablehlo.concatenate %[[W]], %[[W]], %[[W]], dim = 0
-    %c = call @concat_of_shared(%w) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "concat"}} : (!w) -> tensor<12xf32>
+    %k = call @sum_of_shared(%v) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "sum"}} : (!w) -> !w
+    // CHECK-NEXT: %[[ROWS_OF_W:.*]] = stablehlo.broadcast_in_dim %[[W]], dims = [1] : (tensor<4xf32>) -> tensor<3x4xf32>
+    // CHECK-NEXT: %[[TIMES:.*]] = stablehlo.reshape %[[ROWS_OF_W]] : (tensor<3x4xf32>) -> tensor<12xf32>
+    %c = call @concat_of_shared(%w) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "concat"}} : (!w) -> tensor<12xf32>
     // CHECK-NEXT: return %[[SUM]], %[[ROWS]], %[[THREE]], %[[TIMES]]
     return %s, %r, %k, %c : !b, !x, !w, tensor<12xf32>
   }
@@ -319,9 +320,9 @@ module @loop_called_twice {
     return %z : !x
   }
   func.func private @step(%x: !x) -> !x {
-    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.split = ""}} : (!x) -> !b
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "split"}} : (!x) -> !b
     %h = call @front(%b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "front", pw.call = "0"}} : (!b) -> !b
-    %y = call @concat(%h) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.reduce = "concat"}} : (!b) -> !x
+    %y = call @concat(%h) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "concat"}} : (!b) -> !x
     return %y : !x
   }
   func.func private @split(%x: !x) -> !b {
@@ -353,7 +354,7 @@ module @preparing {
   func.func public @main(%w: !w, %x: !x) -> !w {
     // CHECK: callee = @prepare, origins = [{kind = "fwd", stage = 1 : i64}], slice = @s1
     %v = call @prepare(%w) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "prepare", pw.call = "0"}} : (!w) -> !w
-    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!x) -> !w
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "split"}} : (!x) -> !w
     // CHECK: callee = @front, loop = @loss, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
     %h = call @front(%b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "front", pw.call = "1"}} : (!w) -> !w
     %u = stablehlo.negate %v : !w
@@ -363,7 +364,7 @@ module @preparing {
     %dy = call @back_bwd(%y) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "back", pw.kind = "bwd", pw.call = "2"}} : (!w) -> !w
     // CHECK: callee = @prepare_bwd, loop = @loss, origins = [{kind = "bwd", stage = 1 : i64}], slice = @s1
     %dw = call @prepare_bwd(%dy) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "prepare", pw.kind = "bwd", pw.call = "0"}} : (!w) -> !w
-    %s = call @sum(%dw) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.reduce = "sum"}} : (!w) -> !w
+    %s = call @sum(%dw) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "sum"}} : (!w) -> !w
     return %s : !w
   }
   func.func private @split(%x: !x) -> !w {

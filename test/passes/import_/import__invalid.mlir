@@ -1,21 +1,21 @@
 // RUN: pw-opt %s --split-input-file --verify-diagnostics --pw-import
 
-// A loop whose body holds calls placed on two slices cannot run on either.
+// A loop whose body holds calls placed on two slices is unrolled, and so must have a known end.
 
 !x = tensor<4xf32>
 module @loop_over_two_slices {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  func.func public @main(%x: !x) -> !x {
+  func.func public @main(%x: !x, %n: tensor<i32>) -> !x {
     %zero = stablehlo.constant dense<0> : tensor<i32>
     %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, !x
       cond {
-        %c = stablehlo.compare LT, %i, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
         stablehlo.return %c : tensor<i1>
       } do {
         %b = func.call @f(%a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
-        // expected-error@+1 {{is placed on @s1 inside a loop or branch that also holds a call placed on @s0}}
+        // expected-error@+1 {{is in a loop over several slices whose number of turns is not known while tracing: use jax.lax.scan, or jax.lax.fori_loop with bounds that are Python numbers}}
         %c = func.call @f(%b) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f"}} : (!x) -> !x
         stablehlo.return %i, %c : tensor<i32>, !x
       }
@@ -94,7 +94,7 @@ module @vmap {
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%x: !many) -> tensor<3x2x2xf32> {
     // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside its function 'loss'}}
-    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!many) -> tensor<3x2x2xf32>
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "split"}} : (!many) -> tensor<3x2x2xf32>
     return %b : tensor<3x2x2xf32>
   }
   func.func private @split(%x: !many) -> tensor<3x2x2xf32> {
@@ -114,7 +114,7 @@ module @vmap_of_a_concatenation {
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%w: !w) -> tensor<3x8xf32> {
     // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside its function 'loss'}}
-    %r = call @concat(%w) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.reduce = "concat"}} : (!w) -> tensor<3x8xf32>
+    %r = call @concat(%w) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "concat"}} : (!w) -> tensor<3x8xf32>
     return %r : tensor<3x8xf32>
   }
   func.func private @concat(%w: !w) -> tensor<3x8xf32> {
@@ -125,22 +125,78 @@ module @vmap_of_a_concatenation {
 
 // -----
 
-// Microbatches stand in the program itself, not in a scan.
+// A branch cannot run on two slices.
+
+!x = tensor<4xf32>
+module @branch_over_two_slices {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func public @main(%x: !x, %i: tensor<i32>) -> !x {
+    %0 = "stablehlo.case"(%i) ({
+      %a = func.call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
+      stablehlo.return %a : !x
+    }, {
+      // expected-error@+1 {{is placed on @s1 inside a branch that also holds a call placed on @s0: what is done on a condition must stay on one slice; use jnp.where on the results of both branches}}
+      %b = func.call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f"}} : (!x) -> !x
+      stablehlo.return %b : !x
+    }) : (tensor<i32>) -> !x
+    return %0 : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// A loop takes no more turns than it can be unrolled to.
+
+!x = tensor<4xf32>
+module @too_many_turns {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func public @main(%x: !x) -> !x {
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, !x
+      cond {
+        %n = stablehlo.constant dense<20000> : tensor<i32>
+        %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      } do {
+        %b = func.call @f(%a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
+        // expected-error@+1 {{is in a loop over several slices that takes 20000 turns; such a loop is unrolled and takes at most 16384}}
+        %c = func.call @f(%b) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f"}} : (!x) -> !x
+        %one = stablehlo.constant dense<1> : tensor<i32>
+        %next = stablehlo.add %i, %one : tensor<i32>
+        stablehlo.return %next, %c : tensor<i32>, !x
+      }
+    return %0#1 : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
+// Microbatches stand in no loop whose turns cannot be counted.
 
 !x = tensor<4xf32>
 module @inside_a_loop {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "loss", count = 1} : () -> ()
-  func.func public @main(%x: !x) -> !x {
+  func.func public @main(%x: !x, %n: tensor<i32>) -> !x {
     %zero = stablehlo.constant dense<0> : tensor<i32>
     %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, !x
       cond {
-        %c = stablehlo.compare LT, %i, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
         stablehlo.return %c : tensor<i1>
       } do {
-        // expected-error@+1 {{is part of a pw.accumulate inside a loop or branch (jax.lax.scan, while_loop, cond); call pw.accumulate from the program itself}}
-        %b = func.call @split(%a) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "1", pw.split = ""}} : (!x) -> !x
+        // expected-error@+1 {{is in a loop over several slices whose number of turns is not known while tracing: use jax.lax.scan, or jax.lax.fori_loop with bounds that are Python numbers}}
+        %b = func.call @split(%a) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "1", pw.mark = "split"}} : (!x) -> !x
         stablehlo.return %i, %b : tensor<i32>, !x
       }
     return %0#1 : !x
@@ -161,9 +217,9 @@ module @leaked {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%w: !w, %x: !x) -> !w {
-    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!x) -> !w
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "split"}} : (!x) -> !w
     %g = call @f(%w, %b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!w, !w) -> !w
-    %s = call @sum(%g) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.reduce = "sum"}} : (!w) -> !w
+    %s = call @sum(%g) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "sum"}} : (!w) -> !w
     // expected-error@+1 {{reads a result of pw.accumulate of 'loss' and a value of one of its microbatches: let the function return what is used outside of it}}
     %u = call @f(%s, %b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "1"}} : (!w, !w) -> !w
     return %u : !w
@@ -191,7 +247,7 @@ module @leaked {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%x: !x) -> !b {
-    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.split = ""}} : (!x) -> !b
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "split"}} : (!x) -> !b
     %y = stablehlo.tanh %b : !b
     // expected-error@+1 {{uses a value of a microbatch outside of the function 'loss' that was given to pw.accumulate: let the function return it}}
     return %y : !b
@@ -214,11 +270,11 @@ module @leaked_into_another_loop {
   "pw.loop"() {sym_name = "first", count = 2} : () -> ()
   "pw.loop"() {sym_name = "second", count = 2} : () -> ()
   func.func public @main(%x: !x) -> !b {
-    %a = call @split_first(%x) {mhlo.frontend_attributes = {pw.loop = "first", pw.name = "first", pw.count = "2", pw.split = ""}} : (!x) -> !b
-    %b = call @split_second(%x) {mhlo.frontend_attributes = {pw.loop = "second", pw.name = "second", pw.count = "2", pw.split = ""}} : (!x) -> !b
+    %a = call @split_first(%x) {mhlo.frontend_attributes = {pw.loop = "first", pw.name = "first", pw.count = "2", pw.mark = "split"}} : (!x) -> !b
+    %b = call @split_second(%x) {mhlo.frontend_attributes = {pw.loop = "second", pw.name = "second", pw.count = "2", pw.mark = "split"}} : (!x) -> !b
     // expected-error@+1 {{uses a value of a microbatch outside of the function 'first' that was given to pw.accumulate}}
     %y = stablehlo.add %b, %a : !b
-    %s = call @sum(%y) {mhlo.frontend_attributes = {pw.loop = "second", pw.name = "second", pw.count = "2", pw.reduce = "sum"}} : (!b) -> !b
+    %s = call @sum(%y) {mhlo.frontend_attributes = {pw.loop = "second", pw.name = "second", pw.count = "2", pw.mark = "sum"}} : (!b) -> !b
     return %s : !b
   }
   func.func private @split_first(%x: !x) -> !b {

@@ -1,7 +1,7 @@
 // RUN: pw-opt %s -p 'pw-accumulate{large=1}' | filecheck %s
 
 // The computation is large: XLA is to compile one version of it, so the first launch takes zeros. They are
-// made in front of what the slice runs, and lie as the sums do.
+// made in front of what the slice runs for the loop, and lie as the sums do.
 
 !x = tensor<4xf32>
 !c = tensor<2xcomplex<f32>>
@@ -10,8 +10,8 @@ module @zeros attributes {pw.form = "ordered"} {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !c {pw.slice = @s0}, !x {pw.slice = @s0}) {
-    // CHECK: %[[ZEROS:.*]]:2 = "pw.launch"() {callee = @zeros, order = 0 : i64, slice = @s0}
-    // CHECK-NEXT: %[[Y:.*]] = "pw.launch"(%arg0) {callee = @once, order = 1 : i64
+    // CHECK: %[[Y:.*]] = "pw.launch"(%arg0) {callee = @once, order = 0 : i64
+    // CHECK-NEXT: %[[ZEROS:.*]]:2 = "pw.launch"() {callee = @zeros, order = 1 : i64, slice = @s0}
     // CHECK-NEXT: %[[G0:.*]]:2 = "pw.launch"(%arg0, %[[ZEROS]]#0, %[[ZEROS]]#1) {callee = @f_add, loop = @batch, microbatch = 0 : i64, order = 2 : i64
     // CHECK-NEXT: %[[G1:.*]]:2 = "pw.launch"(%arg0, %[[G0]]#0, %[[G0]]#1) {callee = @f_add, loop = @batch, microbatch = 1 : i64, order = 3 : i64
     // CHECK-NEXT: return %[[G1]]#0, %[[G1]]#1, %[[Y]]

@@ -1,27 +1,5 @@
 // RUN: pw-opt %s --split-input-file --verify-diagnostics --pw-unroll-microbatches
 
-// Loops inside of each other are declared, but not yet unrolled.
-
-!x = tensor<8xf32>
-!b = tensor<4xf32>
-!c = tensor<2xf32>
-module @nested attributes {pw.form = "sharded"} {
-  sdy.mesh @mesh = <["x"=1]>
-  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
-  "pw.loop"() {sym_name = "outer", count = 2} : () -> ()
-  // expected-error@+1 {{is inside of @outer: loops inside of each other cannot be unrolled yet}}
-  "pw.loop"() {sym_name = "inner", count = 2, parent = @outer} : () -> ()
-  func.func @main(%x: !x {pw.slice = @s0}) -> (!c {pw.slice = @s0}) {
-    %b = "pw.split"(%x) {loop = @outer, slice = @s0} : (!x) -> !b
-    %c = "pw.split"(%b) {loop = @inner, slice = @s0} : (!b) -> !c
-    %s = "pw.reduce"(%c) {kind = "sum", loop = @inner, slice = @s0} : (!c) -> !c
-    %r = "pw.reduce"(%s) {kind = "sum", loop = @outer, slice = @s0} : (!c) -> !c
-    return %r : !c
-  }
-}
-
-// -----
-
 // A number in a file must not ask for any amount of memory.
 
 !x = tensor<16384xf32>

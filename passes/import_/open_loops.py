@@ -1,0 +1,209 @@
+"""Loops of JAX over several slices: a `stablehlo.while` with a known number of turns becomes a `pw.loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect import CarryOp, IndexOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, set_loop
+from pathways.passes.import_.turns import Linear, Turns, linear
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import captured, has_side_effect
+
+
+class OpenedLoop:
+    """A `stablehlo.while` of `@main` whose body has been moved in front of it.
+
+    First `move` replaces what the body gets in each turn: counters by the `pw.index`, what stays the same by
+    what it is, and all else by a `pw.carry`. Then the caller inlines calls. Then `close` finds the arrays
+    that the body works through row by row (`xs` of `jax.lax.scan`), which it splits, and those that it fills
+    row by row (`ys`), which it concatenates; whatever else is carried it hands on.
+
+    Args:
+      op: the operation.
+      turns: how often it runs.
+      loop: the loop to make of it.
+    """
+
+    def __init__(self, op: ir.OpView, turns: Turns, loop: LoopOp) -> None:
+        self.op = op
+        self.turns = turns
+        self.loop = loop
+        self.location = op.operation.location
+        self.carries: dict[int, CarryOp] = {}
+        self.body = op.regions[1].blocks[0]
+        ip = ir.InsertionPoint(op)
+        with self.location:
+            i32 = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+        self.index = IndexOp.build([], [i32], loop=loop.sym_name, loc=self.location, ip=ip)
+        """Its result; the operation is in front of the body."""
+
+    def move(self) -> None:
+        """Moves the body."""
+        *operations, terminator = self.body.operations
+        for n, (argument, init) in enumerate(zip(self.body.arguments, self.op.operands, strict=True)):
+            if terminator.operands[n] == argument:
+                now = init
+            elif n in self.turns.counters:
+                now = self.counted(self.turns.counters[n], init.type)
+            else:
+                ip = ir.InsertionPoint(self.op)
+                self.carries[n] = CarryOp.build(
+                    [init], [init.type], loop=self.loop.sym_name, loc=self.location, ip=ip
+                )
+                now = self.carries[n].results[0]
+            argument.replace_all_uses_with(now)
+        for op in operations:
+            op.operation.move_before(self.op.operation)
+
+    def counted(self, counter: Linear, type_: ir.Type) -> ir.Value:
+        """A counter in the current turn."""
+        with ir.InsertionPoint(self.op), self.location:
+            value = self.index.results[0]
+            if value.type != type_:
+                value = stablehlo.convert(type_, value)
+            if counter.factor != 1:
+                value = stablehlo.multiply(value, _number(type_, counter.factor))
+            return value if counter.offset == 0 else stablehlo.add(value, _number(type_, counter.offset))
+
+    def close(self, body: Sequence[ir.OpView], symbols: Mapping[str, ir.OpView]) -> None:
+        """Closes the loop around the body, calls inlined, and erases the operation."""
+        memo: dict[str, bool] = {}
+        for op in body:
+            if not isinstance(op, PwOp) and has_side_effect(op, symbols, memo):
+                # It reads nothing of the loop perhaps, and is done in every turn all the same.
+                set_loop(op, self.loop.sym_name)
+        inside = {result for op in body for result in op.results}
+        for op in body:
+            if op.operation.name == "stablehlo.dynamic_slice" and op.operands[0] not in inside:
+                self.split(op)
+        following = list(list(self.body.operations)[-1].operands)
+        last = list(self.op.operands)
+        for n, counter in self.turns.counters.items():
+            if n not in self.carries and last[n] != following[n]:
+                with ir.InsertionPoint(self.op), self.location:
+                    last[n] = _number(last[n].type, counter.offset + counter.factor * self.turns.count)
+        for n, carry in self.carries.items():
+            last[n] = self.collected(carry, following[n]) or self.handed_on(carry, following[n])
+        for old, new in zip(self.op.results, last, strict=True):
+            old.replace_all_uses_with(new)
+        self.op.operation.erase()
+        if not any(True for _ in self.index.results[0].uses):
+            self.index.operation.erase()
+
+    def blocks(self, start: Sequence[ir.Value], whole: ir.Value, block: Sequence[int]) -> Linear | None:
+        """Where blocks of whole rows start, by the turn, if they are all those of a value; else None."""
+        shape = list(ir.RankedTensorType(whole.type).shape)
+        if not shape or shape[0] != block[0] * self.turns.count or shape[1:] != list(block[1:]):
+            return None
+        first, *others = (linear(number) for number in start)
+        if any(number != Linear.constant(0) for number in others) or first.variable != self.index.results[0]:
+            return None
+        forward, backward = (block[0], 0), (-block[0], block[0] * (self.turns.count - 1))
+        return first if (first.factor, first.offset) in (forward, backward) else None
+
+    def is_reversed(self, start: Linear, rows: int) -> bool:
+        """Whether blocks are taken from the last to the first; a single row needs no other order inside."""
+        return start.factor < 0 and rows == 1
+
+    def split(self, op: ir.OpView) -> None:
+        """Replaces a slice at the turn's rows by a `pw.split`."""
+        whole, *start = op.operands
+        shape = list(ir.RankedTensorType(op.results[0].type).shape)
+        first = self.blocks(start, whole, shape)
+        if first is None or (first.factor < 0 and not self.is_reversed(first, shape[0])):
+            return
+        if first.factor < 0:
+            with ir.InsertionPoint(self.index), self.location:
+                whole = stablehlo.reverse(whole, [0])
+        split = SplitOp.build(
+            [whole],
+            [op.results[0].type],
+            loop=self.loop.sym_name,
+            loc=op.operation.location,
+            ip=ir.InsertionPoint(op),
+        )
+        op.results[0].replace_all_uses_with(split.results[0])
+        op.operation.erase()
+
+    def collected(self, carry: CarryOp, following: ir.Value) -> ir.Value | None:
+        """The concatenation of what each turn writes to its rows of an array; None if it does more."""
+        value = carry.results[0]
+        if isinstance(following, ir.BlockArgument):
+            return None
+        op = following.owner
+        if op.name != "stablehlo.dynamic_update_slice" or op.operands[0] != value:
+            return None
+        if sum(1 for _ in value.uses) > 1 or sum(1 for _ in following.uses) > 1:
+            return None
+        rows, start = op.operands[1], list(op.operands)[2:]
+        shape = list(ir.RankedTensorType(rows.type).shape)
+        first = self.blocks(start, value, shape)
+        if first is None or (first.factor < 0 and not self.is_reversed(first, shape[0])):
+            return None
+        whole = ReduceOp.build(
+            [rows],
+            [value.type],
+            kind="concat",
+            loop=self.loop.sym_name,
+            outer=self.loop.parent,
+            loc=self.location,
+            ip=ir.InsertionPoint(self.op),
+        ).results[0]
+        list(self.body.operations)[-1].operands[self._position(carry)] = whole
+        op.erase()
+        carry.operation.erase()
+        if first.factor > 0:
+            return whole
+        with ir.InsertionPoint(self.op), self.location:
+            return stablehlo.reverse(whole, [0])
+
+    def _position(self, carry: CarryOp) -> int:
+        return next(n for n, other in self.carries.items() if other is carry)
+
+    def handed_on(self, carry: CarryOp, following: ir.Value) -> ir.Value:
+        """The last value of what is carried."""
+        return NextOp.build(
+            [carry.results[0], following],
+            [following.type],
+            loop=self.loop.sym_name,
+            outer=self.loop.parent,
+            loc=self.location,
+            ip=ir.InsertionPoint(self.op),
+        ).results[0]
+
+
+def _number(type_: ir.Type, value: int) -> ir.Value:
+    """An integer scalar."""
+    element = ir.RankedTensorType(type_).element_type
+    attribute = ir.DenseElementsAttr.get_splat(ir.RankedTensorType(type_), ir.IntegerAttr.get(element, value))
+    return stablehlo.constant(attribute)
+
+
+def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
+    """Erases carried values that only lead to themselves, and all that only they read."""
+    operations = list(body_block(main).operations)
+    producer = {result: n for n, op in enumerate(operations) for result in op.results}
+    handed_on = {producer[op.operands[0]]: n for n, op in enumerate(operations) if isinstance(op, NextOp)}
+    memo: dict[str, bool] = {}
+    pending = [len(operations) - 1]
+    pending += [n for n, op in enumerate(operations) if has_side_effect(op, symbols, memo)]
+    live: set[int] = set()
+    while pending:
+        n = pending.pop()
+        if n in live:
+            continue
+        live.add(n)
+        pending += [producer[value] for value in captured(operations[n]) if value in producer]
+        if n in handed_on:
+            pending.append(handed_on[n])
+    dead: list[int] = []
+    values: set[ir.Value] = set()
+    for n, op in enumerate(operations):
+        if n not in live and (n in handed_on or not values.isdisjoint(captured(op))):
+            dead.append(n)
+            values.update(op.results)
+    for n in reversed(dead):
+        operations[n].operation.erase()

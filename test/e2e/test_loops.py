@@ -1,0 +1,301 @@
+"""`jax.lax.scan`, `fori_loop` and `while_loop` over several slices give what `jax.jit` gives."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+Fun = Callable[..., Any]
+
+W = np.linspace(-1, 1, 2 * 4 * 4, dtype=np.float32).reshape(2, 4, 4)
+X = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
+XS = np.linspace(-1, 1, 6 * 8 * 4, dtype=np.float32).reshape(6, 8, 4)
+
+
+def front(w: jax.Array, h: jax.Array) -> jax.Array:
+    return jnp.tanh(h @ w)
+
+
+def back(w: jax.Array, h: jax.Array) -> jax.Array:
+    return h + jnp.sin(h @ w)
+
+
+def decode(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """A loop that counts, with caches that are written row by row and read as a whole."""
+
+    def token(i: Any, state: Any) -> Any:
+        h, cache, other = state
+        h = f(w[0], h)
+        cache = jax.lax.dynamic_update_index_in_dim(cache, h, i, 0)
+        h = g(w[1], h + cache.sum(0)) * i
+        other = other.at[i].set(h)
+        return h + other.mean(0), cache, other
+
+    return jax.lax.fori_loop(0, 5, token, (x, jnp.zeros((5, 8, 4)), jnp.zeros((5, 8, 4))))
+
+
+def rollout(f: Fun, g: Fun, w: Any, x: Any, xs: Any, reverse: bool = False) -> Any:
+    """A scan with rows to read, rows to fill, a counter that is returned, and rows that are all alike."""
+
+    def turn(state: Any, row: Any) -> Any:
+        h, n = state
+        h = g(w[1], f(w[0], h) + row)
+        return (h, n + 2), (h.sum(), n, 2 * row, h, jnp.ones(3))
+
+    return jax.lax.scan(turn, (x, 3), xs, reverse=reverse)
+
+
+def backwards(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    return rollout(f, g, w, x, xs, reverse=True)
+
+
+def gradients(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    def loss(w: Any, x: Any, xs: Any) -> Any:
+        (last, _), _ = rollout(f, g, w, x, xs)
+        _, (sums, *_) = backwards(f, g, w, x, xs)
+        return last.sum() + sums.mean()
+
+    return jax.value_and_grad(loss, (0, 1, 2))(w, x, xs)
+
+
+def rematerialised(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    @jax.checkpoint
+    def layer(h: Any, row: Any) -> Any:
+        return g(w[1], f(w[0], h) + row), None
+
+    return jax.grad(lambda x: jax.lax.scan(layer, x, xs)[0].sum())(x)
+
+
+def swapped(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """What is handed on goes round: each of the three lives on both slices in turn."""
+    return jax.lax.fori_loop(3, 9, lambda _, s: (f(w[0], s[1]), g(w[1], s[0]), s[0]), (x, 2 * x, 3 * x))
+
+
+def down(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """A while loop whose end can be counted: from 5 down to -7, by 3."""
+    return jax.lax.while_loop(
+        lambda s: s[0] > -7, lambda s: (s[0] - 3, g(w[1], f(w[0], s[1])) * s[0]), (5, x)
+    )
+
+
+def nested(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """An inner loop over both slices, and one that stays on a slice."""
+
+    def outer(h: Any, row: Any) -> Any:
+        def inner(h: Any, k: Any) -> Any:
+            h = g(w[1], f(w[0], h) + k * row)
+            return h, h.sum()
+
+        h, sums = jax.lax.scan(inner, h, jnp.arange(3.0))
+        total, _ = jax.lax.scan(lambda c, s: (c + s, None), jnp.zeros(()), sums)
+        return h, (sums, total)
+
+    return jax.lax.scan(outer, x, xs)
+
+
+def mapped(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    return jax.lax.map(lambda row: g(w[1], f(w[0], row)), xs)
+
+
+def with_keys(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """Keys are split on every slice that draws from them, and nothing crosses for them."""
+
+    def turn(state: Any, _: Any) -> Any:
+        h, key = state
+        key, mask, noise = jax.random.split(key, 3)
+        h = f(w[0], h * jax.random.bernoulli(mask, 0.5, h.shape))
+        return (g(w[1], h + jax.random.normal(noise, h.shape)), key), None
+
+    (h, key), _ = jax.lax.scan(turn, (x, jax.random.key(0)), None, length=4)
+    return h, jax.random.key_data(key)
+
+
+def unused(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """Some of what is carried, and of what is filled, nobody reads; some turns do the same."""
+
+    def turn(state: Any, row: Any) -> Any:
+        h, total = state
+        once = f(w[0], x)
+        return (g(w[1], once + h), total + row), (once, h)
+
+    (h, _), (onces, _) = jax.lax.scan(turn, (x, x), xs)
+    return h, onces
+
+
+def steps(f: Fun, g: Fun, w: Any, x: Any, xs: Any) -> Any:
+    """Several training steps in one call, each over microbatches."""
+
+    def loss(w: Any, rows: Any) -> Any:
+        return (g(w[1], f(w[0], rows)) ** 2).mean()
+
+    def step(state: Any, batch: Any) -> Any:
+        w, n = state
+        value, grads = pw.accumulate(jax.value_and_grad(loss), 4)(w, batch)
+        return (w - 0.1 * grads / (n + 1), n + 1), value
+
+    return jax.lax.scan(step, (jnp.asarray(w), 0), xs)
+
+
+PROGRAMS = [
+    decode,
+    rollout,
+    backwards,
+    gradients,
+    rematerialised,
+    swapped,
+    down,
+    nested,
+    mapped,
+    with_keys,
+    unused,
+    steps,
+]
+
+SLICES: dict[str, list[tuple[tuple[int, ...], P | None]]] = {
+    "single": [((1,), None), ((1,), None)],
+    "unlike": [((2,), P("x")), ((2, 2), P("x", "y"))],
+}
+
+
+def placed(kind: str) -> tuple[Fun, Fun]:
+    devices = pw.make_virtual_device_set()
+    functions = []
+    for body, (shape, spec) in zip((front, back), SLICES[kind], strict=True):
+        slice_ = devices.add_slice(shape, ("x", "y")[: len(shape)])
+        specs = {} if spec is None else {"in_shardings": (None, spec)}
+        functions.append(pw.jit(body, devices=slice_, **specs))
+    return functions[0], functions[1]
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    def check(mine: Any, other: Any) -> None:
+        assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(mine, other, rtol=2e-5, atol=2e-5)
+
+    jax.tree.map(check, ours, theirs)
+
+
+@pytest.mark.parametrize("kind", SLICES)
+@pytest.mark.parametrize("fun", PROGRAMS)
+def test_values_are_those_of_jit(fun, kind):
+    f, g = placed(kind)
+    theirs = jax.jit(functools.partial(fun, front, back))(W, X, XS)
+    assert_equal(pw.program(functools.partial(fun, f, g))(W, X, XS), theirs)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager"])
+def test_steps_are_pipelined_one_after_the_other(schedule):
+    f, g = placed("single")
+    program = pw.program(functools.partial(steps, f, g), schedule=schedule, donate_argnums=0)
+    assert_equal(program(jnp.array(W), X, XS), jax.jit(functools.partial(steps, front, back))(W, X, XS))
+
+
+def test_all_turns_run_one_computation_on_each_slice():
+    """However many turns there are, XLA compiles one module for each slice, and none for the turns."""
+    f, g = placed("single")
+
+    def repeated(count: int, w: Any, x: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda i, h: g(w[1], f(w[0], h) * i), x)
+
+    names = {}
+    for count in (3, 128):
+        compiled = pw.program(repeated, static_argnums=0).lower(count, W, X).compile()
+        text = compiled.as_text()
+        # One more takes the weights of a slice apart.
+        assert compiled.cost_analysis()["launches"] == 2 * count + 1
+        names[count] = set(re.findall(r"func.func private @(\w+)", text))
+    assert names[3] == names[128]
+
+
+def test_a_carried_value_is_donated_from_turn_to_turn():
+    """A cache of many turns takes the room of one."""
+    f, g = placed("single")
+
+    def filled(count: int, cache: Any, w: Any, x: Any) -> Any:
+        def token(i: Any, state: Any) -> Any:
+            h, cache = state
+            h = f(w[0], h)
+            cache = jax.lax.dynamic_update_index_in_dim(cache, h, i % 64, 0)
+            return g(w[1], h + cache[0]), cache
+
+        return jax.lax.fori_loop(0, count, token, (x, cache))
+
+    program = pw.program(filled, static_argnums=0, donate_argnums=1)
+    cache = np.zeros((64, 8, 4), np.float32)
+    sizes = []
+    for count in (4, 64):
+        analysis = program.lower(count, cache, W, X).compile().memory_analysis()
+        sizes.append(sum(memory.peak_memory_in_bytes for memory in analysis.values()))
+    # The numbers of the turns, four bytes each, are all that is more.
+    assert sizes[1] - sizes[0] <= 2 * 4 * 60
+
+
+def test_no_turns_are_none():
+    f, g = placed("single")
+
+    def fun(w: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda h, row: (g(w[1], f(w[0], h + row)), h), f(w[0], x), x[:0])
+
+    theirs = jax.jit(lambda w, x: (front(w[0], x), jnp.zeros((0, 8, 4))))(W, X)
+    assert_equal(pw.program(fun)(W, X), theirs)
+
+
+def test_an_end_that_depends_on_values_is_refused():
+    f, g = placed("single")
+
+    def fun(w: Any, x: Any, n: Any) -> Any:
+        return jax.lax.fori_loop(0, n, lambda i, h: g(w[1], f(w[0], h)), x)
+
+    message = r"number of turns is not known while tracing: use jax.lax.scan, or .*test_loops.py:\d+"
+    with pytest.raises(pw.ProgramError, match=message):
+        pw.program(fun)(W, X, 3)
+
+
+def test_a_carry_of_microbatches():
+    """Batch statistics and a key go from microbatch to microbatch, in a program and outside of one."""
+    f, g = placed("single")
+
+    def loss(f: Fun, g: Fun, w: Any, rows: Any, mean: Any, key: Any) -> Any:
+        key, mask = jax.random.split(key)
+        h = f(w[0], rows * jax.random.bernoulli(mask, 0.8, rows.shape))
+        mean = 0.9 * mean + 0.1 * h.mean(0)
+        return (g(w[1], h - mean) ** 2).mean(), (mean, key)
+
+    def step(f: Fun, g: Fun, w: Any, x: Any, mean: Any, key: Any) -> Any:
+        def of_microbatch(w: Any, rows: Any, mean: Any, key: Any) -> Any:
+            value_and_grad = jax.value_and_grad(functools.partial(loss, f, g), has_aux=True)
+            (value, carry), grads = value_and_grad(w, rows, mean, key)
+            return carry, (value, grads)
+
+        carry, results = pw.accumulate(of_microbatch, 4, carry_argnums=(2, 3))(w, x, mean, key)
+        return carry[0], jax.random.key_data(carry[1]), results
+
+    args = (W, X, np.zeros(4, np.float32), jax.random.key(0))
+    theirs = jax.jit(functools.partial(step, front, back))(*args)
+    for schedule in ("1f1b", "gpipe"):
+        assert_equal(pw.program(functools.partial(step, f, g), schedule=schedule)(*args), theirs)
+
+
+def test_a_carry_that_goes_through_all_slices():
+    """Each microbatch starts from what the one before ended with, so that nothing can overlap."""
+    f, g = placed("single")
+
+    def step(f: Fun, g: Fun, w: Any, x: Any, h: Any) -> Any:
+        def of_microbatch(w: Any, rows: Any, h: Any) -> Any:
+            h = g(w[1], f(w[0], h + rows))
+            return h, h.sum()
+
+        return pw.accumulate(of_microbatch, 4, reduce="sum", carry_argnums=2)(w, x, h)
+
+    theirs = jax.jit(functools.partial(step, front, back))(W, X, X[:2])
+    assert_equal(pw.program(functools.partial(step, f, g), schedule="1f1b")(W, X, X[:2]), theirs)
