@@ -130,7 +130,7 @@ def test_a_trace_ends_while_another_thread_comes_to_a_new_place(tmp_path):
             ending.wait()
             recorder.watcher(("s2",)).put((call, []))
 
-    call = types.SimpleNamespace(moments={}, program=types.SimpleNamespace(places=[0, 1]))
+    call = types.SimpleNamespace(seen={}, program=types.SimpleNamespace(places=[0, 1]))
     for place in ("s0", "s1"):
         recorder.watcher((place,)).put((call, [(0, 0, (Late(),))]))
     threading.Timer(0.1, ending.set).start()
