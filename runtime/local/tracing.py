@@ -35,7 +35,8 @@ _PAUSE = 1.0
 """Seconds from one time that finished steps are written to the next: writing holds up the other threads."""
 _LONGEST = 30.0
 """Seconds after which a piece of a profile, some MB a second, ends at the cost of the calls under way."""
-_LAST_LAUNCH_ID = 2**31 - 1
+_LAUNCH_IDS = range(2**30, 2**31)
+"""XLA counts other launches itself: from 0, or from a hash of what is launched."""
 
 _Place = tuple[str, ...]
 """A slice, or the two slices of a link: what one thread watches."""
@@ -226,7 +227,7 @@ class Recorder:
         self._began = time.monotonic_ns()
         self._lock = threading.Lock()
         self._calls = 0
-        self._launches = 0
+        self._next_launch_id = _LAUNCH_IDS.start
         # Held while a call begins, and while all have to wait.
         self._gate = threading.Lock()
         self._profile: Profile | None = None
@@ -243,11 +244,11 @@ class Recorder:
         with self._gate:
             if self._profile is None and program.profiled:
                 self._profile = Profile.start()
-            first, self._launches = self._launches, self._launches + len(program.plan.steps)
-            if self._launches > _LAST_LAUNCH_ID:
-                first, self._launches = 0, len(program.plan.steps)
-            call = _CallTrace(program, self, self._calls, first, self._profile)
+            if self._next_launch_id + len(program.plan.steps) > _LAUNCH_IDS.stop:
+                self._next_launch_id = _LAUNCH_IDS.start
+            call = _CallTrace(program, self, self._calls, self._next_launch_id, self._profile)
             self._calls += 1
+            self._next_launch_id += len(program.plan.steps)
             self._under_way.add(call)
         return call
 

@@ -23,6 +23,8 @@ _NO_THUNKS = ("ThreadpoolListener::", "Wait for ", "end: ", "CommonPjRt", "Batch
 """Beginnings of the names of most other events, which need no closer look."""
 
 _CLOCK = "pathways clock"
+_SETTLE = 0.01
+"""Seconds."""
 
 Moments = tuple[int, int]
 """When something began and ended, in nanoseconds of `time.monotonic_ns`."""
@@ -50,6 +52,8 @@ class Profile:
 
         What ran already when it began may have begun before the time that is given.
         """
+        # XLA says that an execution has ended before it notes so.
+        time.sleep(_SETTLE)
         data = pjrt.stop_profile(self._session)
         host = None if data is None else data.find_plane_with_name("/host:CPU")
         return {} if host is None else _executions(event for line in host.lines for event in line.events)
