@@ -156,7 +156,8 @@ def figures(name: str, plan: Plan, timelines: Sequence[EventLog], tracing: float
     for slice in timelines[0].slices:
         on_slice = [[event for event in t.launches if event.slice == slice] for t in timelines]
         launches.append(statistics.median(e.duration for events in on_slice for e in events) * 1e3)
-        overlaps += sum(b.start < a.end - ROUNDING for events in on_slice for a, b in itertools.pairwise(events))
+        pairs = [pair for events in on_slice for pair in itertools.pairwise(events)]
+        overlaps += sum(after.start < before.end - ROUNDING for before, after in pairs)
     step = statistics.median(timeline.step_time for timeline in timelines)
     return Measured(
         name,
