@@ -18,6 +18,8 @@ _WHOLE = 1000.0
 """The width of the whole time axis in the coordinates of the drawings."""
 _AXIS, _LANE, _MEMORY, _GAP = 22, 28, 20, 12
 """Heights in pixels: of the axis, of the launches of a slice, of its memory, and between slices."""
+_HEADER = 320
+"""Pixels above and below the drawing on a page of one timeline, where the legend takes two lines."""
 _SHADES = 4
 """How many stages on one slice differ in colour."""
 
@@ -70,6 +72,15 @@ def page_of(timelines: Sequence[EventLog]) -> str:
     )
 
 
+def frame_of(timeline: EventLog) -> str:
+    """The page of one timeline in a frame of HTML, for notebooks: its styles and scripts stay inside."""
+    height = _HEADER + _height(timeline.slices)
+    return (
+        f'<iframe srcdoc="{escape(page_of([timeline]))}" style="width:100%;height:{height}px;border:0" '
+        f'title="timeline of {escape(timeline.program)}"></iframe>'
+    )
+
+
 def _summary(timelines: Sequence[EventLog]) -> Iterator[str]:
     heads = ("timeline", "step time", "bubble", "peak memory", "launches", "transfers", "bytes moved")
     yield '<div class="scroll"><table class="summary"><thead><tr>'
@@ -116,7 +127,7 @@ def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
 def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog]) -> Iterator[str]:
     """One timeline: a caption, the names and figures of the slices, and the drawing between them."""
     whole = max(t.step_time for t in timelines if t.unit == timeline.unit) or 1.0
-    height = _AXIS + len(rows) * (_LANE + _MEMORY + _GAP)
+    height = _height(rows)
     unit = timeline.unit if timeline.unit == "s" else "units"
     yield f'<section data-whole="{whole!r}" data-own="{timeline.step_time!r}" data-unit="{unit}">'
     yield f"<h2>{escape(timeline.title)} <small>{escape(_caption(timeline))}</small></h2>"
@@ -269,6 +280,11 @@ def _caption(timeline: EventLog) -> str:
 def _time(value: float, timeline: EventLog) -> str:
     text = duration(value, timeline.unit)
     return text if timeline.unit == "s" else f"{text} units"
+
+
+def _height(rows: Sequence[str]) -> int:
+    """The height of a drawing."""
+    return _AXIS + len(rows) * (_LANE + _MEMORY + _GAP)
 
 
 def _top(row: int) -> int:
