@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -242,7 +242,7 @@ class Recorder:
     def begin(self, program: ProgramTrace) -> _CallTrace:
         """Begins the record of a call."""
         with self._gate:
-            if self._profile is None and program.profiled:
+            if self._profile is None and program.profiled and not self._closing.is_set():
                 self._profile = Profile.start()
             if self._next_launch_id + len(program.plan.steps) > _LAUNCH_IDS.stop:
                 self._next_launch_id = _LAUNCH_IDS.start
@@ -305,10 +305,14 @@ class Recorder:
         while not self._closing.wait(_PAUSE):
             with self._gate:
                 late = time.monotonic() - read > _LONGEST
-                if self._profile is None or self._calls_end() or late:
-                    self._write_finished()
-                    read = time.monotonic()
-        self._write_finished()
+                if self._profile is not None and not self._calls_end() and not late:
+                    continue
+                timelines = self._read()
+            self._append(timelines)
+            read = time.monotonic()
+        with self._gate:
+            timelines = self._read()
+        self._append(timelines)
 
     def _calls_end(self) -> bool:
         """Waits until no call is under way, but not for long: one may wait for another that is held up."""
@@ -317,16 +321,17 @@ class Recorder:
             time.sleep(1e-3)
         return not self._under_way
 
-    def _write_finished(self) -> None:
-        """Ends the piece of the profile, and writes all calls that are done."""
+    def _read(self) -> Iterator[tuple[int, EventLog]]:
+        """Ends the piece of the profile; makes the timelines of all calls that are done."""
         profile, self._profile = self._profile, None
         executions = {} if profile is None else profile.stop()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                call = self._finished.get_nowait()
-                # One that was under way when its piece ended is not in it as a whole.
-                origin, timeline = call.timeline(executions if call.profile is profile else {})
-                self._file.append(timeline, (origin - self._began) * _NANOSECOND)
+        calls = [self._finished.get_nowait() for _ in range(self._finished.qsize())]
+        # One that was under way when its piece ended is not in it as a whole.
+        return (call.timeline(executions if call.profile is profile else {}) for call in calls)
+
+    def _append(self, timelines: Iterable[tuple[int, EventLog]]) -> None:
+        for origin, timeline in timelines:
+            self._file.append(timeline, (origin - self._began) * _NANOSECOND)
 
 
 def _wait(what: Any) -> None:
