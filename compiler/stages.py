@@ -62,11 +62,10 @@ class Lowered(OfProcess):
         lines = self.as_text().splitlines()
         more = len(lines) - _SHOWN_LINES
         text = "\n".join([*lines[:_SHOWN_LINES], *([f"... {more} more lines"] if more > 0 else [])])
-        remarks = "".join(f"<li>{escape(str(remark))}</li>" for remark in self.remarks)
+        remarks = "".join(f"<p>{escape(str(remark))}</p>" for remark in self.remarks)
         return (
             f"<p>lowered program <b>{escape(self.name)}</b>, slices {escape(', '.join(self.slices))}</p>"
-            f"<ul>{remarks}</ul>"
-            "<details><summary>scheduled form; <code>as_text(phase)</code> has all forms</summary>"
+            f"{remarks}<details><summary>scheduled form; <code>as_text(phase)</code> has all forms</summary>"
             f'<pre style="max-height:30em;overflow:auto">{escape(text)}</pre></details>'
         )
 
