@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import jax
@@ -26,6 +27,9 @@ from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import read_times
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.runtime.xla.compile_cache import Request
+
+_SHOWN_LINES = 1000
+"""How much of a module a notebook shows."""
 
 
 class Lowered(OfProcess):
@@ -52,6 +56,18 @@ class Lowered(OfProcess):
 
     def __repr__(self) -> str:
         return f"<lowered program {self.name}>"
+
+    def _repr_html_(self) -> str:
+        """Its slices and remarks, and its last form, in a notebook."""
+        lines = self.as_text().splitlines()
+        more = len(lines) - _SHOWN_LINES
+        text = "\n".join([*lines[:_SHOWN_LINES], *([f"... {more} more lines"] if more > 0 else [])])
+        remarks = "".join(f"<p>{escape(str(remark))}</p>" for remark in self.remarks)
+        return (
+            f"<p>lowered program <b>{escape(self.name)}</b>, slices {escape(', '.join(self.slices))}</p>"
+            f"{remarks}<details><summary>scheduled form; <code>as_text(phase)</code> has all forms</summary>"
+            f'<pre style="max-height:30em;overflow:auto">{escape(text)}</pre></details>'
+        )
 
     @property
     def in_avals(self) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Step, Transfer
+from pathways.runtime.timelines.events import launch_name
 
 Arrays = list[Any]
 
@@ -63,7 +64,13 @@ class Line:
 
 
 class CallObserver(Protocol):
-    """What one call of a function that reports its steps reports to."""
+    """What one call of a function that reports its steps reports to.
+
+    Attributes:
+      first_launch_id: the `launch_id` of a launch is this and the number of its step.
+    """
+
+    first_launch_id: int
 
     def note(self, report: tuple[int, int, tuple[Any, ...]]) -> None:
         """Takes the number of a step, when it was dispatched, and tokens or arrays to wait for."""
@@ -85,6 +92,19 @@ class StepObserver(Protocol):
         """Whether an array can be waited for at any time: no later step donates it."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Instead:
+    """Another function that runs instead of the generated one.
+
+    Attributes:
+      when: whether it does so now; asked once in each call.
+      run: the function.
+    """
+
+    when: Callable[[], bool]
+    run: Callable[[Arrays], Arrays]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generated:
     """The function, its text, and what is done in its lines, by their numbers."""
@@ -102,6 +122,8 @@ def generate(
     constants: Mapping[Slot, Any],
     order: Any = None,
     explain: Callable[[Mapping[int, Line], Exception, Arrays], None] | None = None,
+    instead: Instead | None = None,
+    span: Callable[[str], Any] | None = None,
     observer: StepObserver | None = None,
 ) -> Generated:
     """Generates `run(arrays) -> results`.
@@ -114,17 +136,25 @@ def generate(
       order: a context manager that is held while the steps are issued; None for none.
       explain: is called with what is done in which line, an exception that stopped the function, and the
         arrays it was called with; may raise a better one.
-      observer: what each step is reported to; None for a function that reports nothing.
+      instead: another function for some calls.
+      span: makes the context in which a step with that name is issued; None for none.
+      observer: what each step is reported to, within such contexts; None for a function that reports nothing.
 
     The function takes one array for each slot of each argument that the caller passes, and returns a list
     with one for each slot of each result, both in plan order.
     """
-    writer = (
-        _Writer(plan, target, constants) if observer is None else _Reporter(plan, target, constants, observer)
-    )
+    if span is None:
+        writer = _Writer(plan, target, constants)
+    elif observer is None:
+        writer = _Spanner(plan, target, constants, span)
+    else:
+        writer = _Reporter(plan, target, constants, span, observer)
     copy = writer.value("copy", copy_arrays)
     depth = 1 + (explain is not None) + (order is not None)
     writer.line(0, "def run(arrays):")
+    if instead is not None:
+        writer.line(1, f"if {writer.value('when', instead.when)}():")
+        writer.line(2, f"return {writer.value('instead', instead.run)}(arrays)")
     if explain is not None:
         writer.line(1, "try:")
     if order is not None:
@@ -145,6 +175,7 @@ def generate(
     writer.results()
     if explain is not None:
         writer.line(1, "except Exception as error:")
+        writer.fail()
         writer.line(2, f"{writer.value('explain', functools.partial(explain, writer.steps))}(error, arrays)")
         writer.line(2, "raise")
     return writer.compile()
@@ -218,6 +249,9 @@ class _Writer:
     def end(self) -> None:
         """Writes what comes behind all steps."""
 
+    def fail(self) -> None:
+        """Writes what comes first behind a step that failed."""
+
     def arguments(self) -> None:
         passed = [
             slot
@@ -232,10 +266,11 @@ class _Writer:
         kernel = self.target.kernel(launch)
         execute = self.value("launch", kernel.execute)
         operands = self.read(launch.operands)
-        issued = f"{execute}({operands})"
-        self.before()
+        identity = self.identity(launch)
+        issued = f"{execute}({operands}{identity})"
+        self.before(_span_name(launch))
         if self.wants_token(kernel):
-            self.step(f"issued = {execute}({operands}, True)", launch.label, launch.operands)
+            self.step(f"issued = {execute}({operands}, True{identity})", launch.label, launch.operands)
             self.take_token(launch, kernel)
             issued = "issued"
         if kernel.handlers is not None and launch.results:
@@ -243,8 +278,7 @@ class _Writer:
         if launch.results:
             issued = f"{self.write(launch.results)}{issued}"
         self.step(issued, launch.label, launch.operands)
-        if kernel.handlers is None:
-            self.after([launch])
+        self.after([launch] if kernel.handlers is None else [])
 
     def wants_token(self, kernel: Kernel) -> bool:
         """Whether a launch has to tell when it is done."""
@@ -254,15 +288,20 @@ class _Writer:
         """Writes what becomes of the token of a launch."""
         self.step(f"{self.value('keep', kernel.keep_token)}(issued.consume_token())", launch.label, ())
 
-    def before(self) -> None:
-        """Writes what comes before a step that can be reported."""
+    def identity(self, launch: Launch) -> str:
+        """What tells `execute` which launch this is, as the last of its arguments."""
+        return ""
+
+    def before(self, name: str) -> None:
+        """Writes what comes before a launch, or before transfers, with that name."""
 
     def after(self, steps: Sequence[Launch | Transfer]) -> None:
-        """Writes what comes behind steps without a token."""
+        """Writes what comes behind a launch or transfers, of which these have no token."""
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
-        if transfers:
-            self.before()
+        if not transfers:
+            return
+        self.before(_label(transfers))
         direct = []
         for transfer in transfers:
             routed = self.target.routed(transfer)
@@ -311,13 +350,35 @@ class _Writer:
         return Generated(run, source, self.steps)
 
 
-class _Reporter(_Writer):
-    """The text of a function that reports its steps."""
+class _Spanner(_Writer):
+    """The text of a function that issues each step in a context with its name."""
 
     def __init__(
-        self, plan: Plan, target: StepTarget, constants: Mapping[Slot, Any], observer: StepObserver
+        self, plan: Plan, target: StepTarget, constants: Mapping[Slot, Any], span: Callable[[str], Any]
     ) -> None:
         super().__init__(plan, target, constants)
+        self.span = self.value("span", span)
+
+    def before(self, name: str) -> None:
+        self.line(self.indent, f"with {self.span}({name!r}):")
+        self.indent += 1
+
+    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+        self.indent -= 1
+
+
+class _Reporter(_Spanner):
+    """The text of a function that also reports its steps."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        target: StepTarget,
+        constants: Mapping[Slot, Any],
+        span: Callable[[str], Any],
+        observer: StepObserver,
+    ) -> None:
+        super().__init__(plan, target, constants, span)
         self.observer = observer
         # By identity: launches without results may be equal.
         self.numbers = {id(step): n for n, step in enumerate(plan.steps)}
@@ -326,14 +387,24 @@ class _Reporter(_Writer):
     def begin(self) -> None:
         self.line(self.indent, f"record = {self.value('begin', self.observer.begin)}()")
         self.line(self.indent, "note = record.note")
+        self.line(self.indent, "first = record.first_launch_id")
 
     def end(self) -> None:
         self.line(self.indent, "record.hand_over()")
 
-    def before(self) -> None:
+    def fail(self) -> None:
+        # A traceback keeps the variables of the function, and a record that is kept counts as under way.
+        self.line(2, "record = note = None")
+
+    def identity(self, launch: Launch) -> str:
+        return f", first + {self.numbers[id(launch)]}"
+
+    def before(self, name: str) -> None:
         self.line(self.indent, f"at = {self.value('now', self.observer.now)}()")
+        super().before(name)
 
     def wants_token(self, kernel: Kernel) -> bool:
+        # Where `execute` returns the results there is none.
         return kernel.handlers is not None
 
     def take_token(self, launch: Launch, kernel: Kernel) -> None:
@@ -343,6 +414,7 @@ class _Reporter(_Writer):
         self.report(launch, "token, ")
 
     def after(self, steps: Sequence[Launch | Transfer]) -> None:
+        super().after(steps)
         for step in steps:
             lasting = [slot for slot in step.results if self.observer.lasting(slot)]
             self.report(step, "".join(f"{self.places[slot]}, " for slot in lasting))
@@ -355,6 +427,13 @@ class _Reporter(_Writer):
 
 
 _numbers = itertools.count()
+
+
+def _span_name(launch: Launch) -> str:
+    """The slice of a launch, its short name where it has one, and its computation: `s0 F3 front`."""
+    name = launch_name(launch.origins, launch.microbatch, launch.label)
+    parts = [launch.label] if name == launch.label else [name, launch.computation]
+    return " ".join([launch.slice, *parts])
 
 
 def _label(transfers: Sequence[Transfer]) -> str:

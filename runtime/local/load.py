@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.profiler import TraceAnnotation
 from jax.sharding import NamedSharding
 
 from pathways.runtime.local import codegen, memory, tracing
@@ -77,6 +78,7 @@ class Executable:
         XLA. An error in a computation surfaces on the arrays that depend on it, or here when XLA runs the
         computation at once. Another function while a trace is recorded.
       source: the text of `run`, as it is without a trace.
+      profiled: whether XLA says in profiles when each launch ran; XLA:CPU does.
       executables: the executable of each computation on each slice, by their names; that of the first
         device where each device has its own.
       requests: what was loaded for them, in their order.
@@ -87,6 +89,7 @@ class Executable:
     outputs: tuple[Port, ...]
     run: Callable[[list[jax.Array]], list[jax.Array]]
     source: str
+    profiled: bool
     executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]
     requests: Sequence[Request] = dataclasses.field(repr=False)
     _loaded: Sequence[Loaded] = dataclasses.field(repr=False)
@@ -98,7 +101,10 @@ class Executable:
 
     def observe(self, observer: codegen.StepObserver | None) -> None:
         """Reports every call from now on, or none any more."""
-        self.run = self._untraced if observer is None else self._generate(observer=observer).run
+        if observer is None:
+            self.run = self._untraced
+        else:
+            self.run = self._generate(span=TraceAnnotation, observer=observer).run
 
 
 def load(
@@ -157,13 +163,17 @@ def load(
         order=_launch_order if any(mesh.size > 1 for mesh in meshes.values()) else None,
         explain=functools.partial(_explain, plan.name, slot_names),
     )
-    generated = generate()
+    with_spans = functools.cache(lambda: generate(span=TraceAnnotation).run)
+    generated = generate(
+        instead=codegen.Instead(pjrt.is_profiled, lambda arrays: with_spans()(arrays)),
+    )
     return Executable(
         plan,
         tuple(_ports(passed, slots)),
         tuple(_ports(plan.results, slots)),
         generated.run,
         generated.source,
+        all(pjrt.platform_of(device) == "cpu" for mesh in meshes.values() for device in mesh.devices.flat),
         first,
         # Without the code, which may be large.
         [dataclasses.replace(request, code=None) for request in itertools.chain(*requests.values())],

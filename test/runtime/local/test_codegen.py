@@ -8,6 +8,7 @@ import traceback
 import numpy as np
 import pytest
 
+from pathways.dialect.origins import Origin
 from pathways.runtime.local import codegen
 from pathways.runtime.plan import plan
 
@@ -94,6 +95,38 @@ def test_the_function_is_a_straight_line():
         "    del v2, v3\n"
         "    return [v1]  # results\n"
     )
+
+
+def test_another_function_may_run_instead():
+    profiled = []
+    instead = codegen.Instead(lambda: bool(profiled), lambda arrays: ["from another function"])
+    generated = make([launch("a", (0,), 1)], (1,), 2, instead=instead)
+    assert generated.run(["x"]) == ["a(x)"]
+    profiled.append(True)
+    assert generated.run(["x"]) == ["from another function"]
+
+
+def test_launches_and_transfers_are_issued_within_spans_that_name_them():
+    class Span:
+        open = 0
+        names: list[str] = []
+
+        def __init__(self, name: str) -> None:
+            self.names.append(name)
+
+        def __enter__(self):
+            assert not Span.open
+            Span.open += 1
+
+        def __exit__(self, *_):
+            Span.open -= 1
+
+    forward = plan.Launch("front", "s0", (0,), (1,), "front[3]", (Origin("fwd", stage=0, microbatch=3),), 3)
+    steps = [forward, plan.Transfer((1,), (2,), "s0", "s1"), plan.Launch("glue", "s1", (2,), (3,), "glue")]
+    generated = make(steps, (3,), 4, span=Span)
+    assert generated.run(["x"]) == ["glue(front(x)@s1)"]
+    assert Span.names == ["s0 F3 front", "s0 -> s1", "s1 glue"]
+    assert not Span.open
 
 
 def test_a_transfer_of_what_a_transfer_brought_is_a_call_of_its_own():
