@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from pathlib import Path
 
 import jax
 
-from pathways.runtime.resources import virtual
+from pathways.compiler.folders import OURS
 
-_FOLDERS = (
-    str(Path(__file__).parent),
-    str(Path(virtual.__file__).parents[1]),
-    jax.__path__[0],
-    # Some functions here are decorated by context managers. Python ignores prefixes that are whole names.
-    contextlib.__file__.removesuffix(".py"),
-)
+_FOLDERS = (*OURS, jax.__path__[0])
 
 
 class PathwaysWarning(UserWarning):

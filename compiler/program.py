@@ -13,7 +13,14 @@ import jax
 from pathways.compiler.abstract_call import abstract_call
 from pathways.compiler.arguments import Conventions, Signature, Static, abstract, join_static
 from pathways.compiler.call import UNLIKE, Call
-from pathways.compiler.jax_internals import Tracer, flatten, outside_meshes, trace_context, unflatten
+from pathways.compiler.jax_internals import (
+    Tracer,
+    filter_traceback,
+    flatten,
+    outside_meshes,
+    trace_context,
+    unflatten,
+)
 from pathways.compiler.lowering import ProgramError, run_phases
 from pathways.compiler.notices import warn
 from pathways.compiler.pipelining import why_not_pipelined
@@ -21,6 +28,7 @@ from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
 from pathways.compiler.trace import Traced, Wishes, trace
 from pathways.compiler.trace_state import active_trace
+from pathways.compiler.tracebacks import boundary
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.process import OfProcess
@@ -60,26 +68,31 @@ class Program[**P, R](OfProcess):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the program and returns at once, with arrays that become ready later."""
-        static: Static = ()
-        if self._has_static:
-            dynamic, named, static = self._conventions.split_static(args, kwargs)
-            leaves, tree = flatten((dynamic, named))
-        else:
-            leaves, tree = flatten((args, kwargs))
-        last = self._last
-        if (
-            last is not None
-            and tree == last.tree
-            and static == last.static
-            and last.context == trace_context()
-            and active_trace.program is None
-        ):
-            result = last.go_if_like_last(leaves)
-            if result is not UNLIKE:
-                return result
-        return self._call_slowly(leaves, tree, static, args, kwargs)
+        # As `boundary`, without the time of a wrapper.
+        try:
+            static: Static = ()
+            if self._has_static:
+                dynamic, named, static = self._conventions.split_static(args, kwargs)
+                leaves, tree = flatten((dynamic, named))
+            else:
+                leaves, tree = flatten((args, kwargs))
+            last = self._last
+            if (
+                last is not None
+                and tree == last.tree
+                and static == last.static
+                and last.context == trace_context()
+                and active_trace.program is None
+            ):
+                result = last.go_if_like_last(leaves)
+                if result is not UNLIKE:
+                    return result
+            return self._call_slowly(leaves, tree, static, args, kwargs)
+        except Exception as error:
+            filter_traceback(error)
+            raise
 
-    @outside_meshes()
+    @boundary
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces the program and takes it through all passes, without devices or data.
 
@@ -91,7 +104,8 @@ class Program[**P, R](OfProcess):
           ProgramError: when a pass refuses the program; names the place in the user's code.
         """
         signature = self._signature(args, kwargs)
-        traced = self._trace(signature, args, kwargs)
+        with outside_meshes():
+            traced = self._trace(signature, args, kwargs)
         if not traced.interface.out_avals and not traced.callbacks:
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
         forms = run_phases(traced.module, self.name, self._options)
@@ -102,6 +116,7 @@ class Program[**P, R](OfProcess):
                 warn(f"program '{self.name}': {reason}")
         return Lowered(forms, traced.interface, signature, traced.callbacks, traced.keepalive)
 
+    @boundary
     def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Puts arguments on the slices that read them, so that calls need not; see `Compiled.place`.
 

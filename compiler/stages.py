@@ -16,6 +16,7 @@ from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.compiling import bind_slices, compile_plan
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import Forms
+from pathways.compiler.tracebacks import boundary
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
@@ -76,6 +77,7 @@ class Lowered(OfProcess):
         """
         return self._forms.text(phase)
 
+    @boundary
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a bundle: a file that `pathways.load` and `pw-run` run without the code of the program.
 
@@ -88,6 +90,7 @@ class Lowered(OfProcess):
         """
         self._save(path, ())
 
+    @boundary
     def compile(self) -> Compiled:
         """Binds the slices to devices, compiles every computation, and generates the launch path.
 
@@ -126,13 +129,18 @@ class Bound(OfProcess):
         Raises:
           TypeError: when an argument does not have the shape, dtype or structure it was compiled for.
         """
-        leaves, tree = jax_internals.flatten((args, kwargs))
-        call = self.call
-        if tree == call.tree:
-            result = call.go_if_like_last(leaves)
-            if result is not UNLIKE:
-                return result
-        return call.go(call.bring_or_fail(leaves, tree))
+        # As `boundary`, without the time of a wrapper.
+        try:
+            leaves, tree = jax_internals.flatten((args, kwargs))
+            call = self.call
+            if tree == call.tree:
+                result = call.go_if_like_last(leaves)
+                if result is not UNLIKE:
+                    return result
+            return call.go(call.bring_or_fail(leaves, tree))
+        except Exception as error:
+            jax_internals.filter_traceback(error)
+            raise
 
     @property
     def in_avals(self) -> tuple[Any, ...]:
@@ -171,6 +179,7 @@ class Bound(OfProcess):
         """The virtual slices that it runs on, by their names in the program."""
         return self.call.interface.slices
 
+    @boundary
     def place(self, *args: Any) -> tuple[Any, ...]:
         """Puts arguments on the slices that read them, so that calls need not.
 
@@ -242,6 +251,7 @@ class Bound(OfProcess):
         """
         return analyze(self.plan, self.call.executable.executables)
 
+    @boundary
     def timeline(
         self,
         times: Mapping[str, Any] | None = None,
@@ -286,6 +296,7 @@ class Compiled(Bound):
         """
         return self._device_text() if phase == "device" else self._lowered.as_text(phase)
 
+    @boundary
     def save(self, path: str | os.PathLike[str], *, executables: bool = False) -> None:
         """Writes a bundle, as `Lowered.save` does.
 
