@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
-import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import config, core, source_info_util, traceback_util, tree_util
+from jax._src import config, core, source_info_util, tree_util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.interpreters import partial_eval as pe
@@ -18,15 +16,8 @@ from jax._src.state import AbstractRef, discharge
 from jax._src.util import merge_lists, split_list, subs_list
 from jax.experimental.xla_metadata import xla_metadata_call2
 
-from pathways.compiler import folders
-from pathways.runtime.local import codegen
-
 # So that locations in the IR, and with them our messages, name lines of the user and not of this package.
 source_info_util.register_exclusion(str(Path(__file__).parent))
-
-# So that frames of ours are left out of tracebacks where JAX leaves out its own.
-for _folder in folders.OURS:
-    traceback_util.register_exclusion(_folder)
 
 flatten = tree_util.default_registry.flatten
 """`jax.tree.flatten` without its Python wrapper, for the path of every call."""
@@ -70,57 +61,6 @@ def outside_meshes() -> Iterator[None]:
     finally:
         for (setting, _), value in zip(_CONTEXT_MESHES, outer, strict=True):
             setting.set_local(value)
-
-
-# JAX leaves out some of its files, but not those of `jax.numpy`.
-_INTERNAL = (codegen.FILENAME, jax.__path__[0])
-
-_LEFT_OUT = "--------------------\nFrames of pathways and JAX are left out; JAX_TRACEBACK_FILTERING=off shows them."
-
-
-def filter_traceback(error: BaseException) -> None:
-    """Leaves frames of ours and of JAX out of a traceback, in the way that `jax_traceback_filtering` says.
-
-    What JAX itself does at its functions (`traceback_util.api_boundary`) takes a wrapper around them, which
-    costs time in every call, and knows only files on the disk, not the functions that we generate.
-    """
-    mode = traceback_util._filtering_mode()
-    if mode == "off":
-        return
-    if mode == "tracebackhide":
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if _is_internal(frame):
-                frame.f_locals["__tracebackhide__"] = True
-        return
-    if mode == "remove_frames" and not isinstance(error.__cause__, traceback_util.UnfilteredStackTrace):
-        unfiltered = traceback_util.UnfilteredStackTrace(
-            f"{traceback_util.format_exception_only(error)}\n\n{traceback_util._jax_message_append}"
-        ).with_traceback(error.__traceback__)
-        unfiltered.__cause__, unfiltered.__context__ = error.__cause__, error.__context__
-        unfiltered.__suppress_context__ = error.__suppress_context__
-        error.__cause__ = unfiltered
-    if mode == "remove_frames":
-        error.__traceback__ = _of_user(error.__traceback__)
-        return
-    each: BaseException | None = error
-    while each is not None:
-        each.__traceback__ = _of_user(each.__traceback__)
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-    if not any(note.startswith("-----") for note in getattr(error, "__notes__", ())):
-        error.add_note(_LEFT_OUT)
-
-
-def _is_internal(frame: types.FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith(_INTERNAL) or not traceback_util.include_filename(name)
-
-
-def _of_user(frames: types.TracebackType | None) -> types.TracebackType | None:
-    kept = None
-    for frame, line in reversed(list(traceback.walk_tb(frames))):
-        if not _is_internal(frame):
-            kept = types.TracebackType(kept, frame, frame.f_lasti, line)
-    return kept
 
 
 def key_data(array: Any) -> Any:

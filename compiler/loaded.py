@@ -17,7 +17,6 @@ from pathways.compiler.compiling import bind_slices, compile_plan
 from pathways.compiler.interface import Interface
 from pathways.compiler.stages import Bound
 from pathways.compiler.structures import aval_of, is_key, key_of
-from pathways.compiler.tracebacks import boundary
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
@@ -30,6 +29,7 @@ from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import code_target
 from pathways.runtime.xla.rehearse import rehearse_apart
+from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
 @boundary
@@ -198,7 +198,7 @@ class LoadedProgram(Bound):
                 leaves = [leaves[n] for n in self._orders[tree]]
             return self._go(leaves)
         except Exception as error:
-            jax_internals.filter_traceback(error)
+            filter_traceback(error)
             raise
 
     @boundary

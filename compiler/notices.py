@@ -6,7 +6,7 @@ import warnings
 
 import jax
 
-from pathways.compiler.folders import OURS
+from pathways.runtime.xla.tracebacks import OURS
 
 _FOLDERS = (*OURS, jax.__path__[0])
 
@@ -16,6 +16,9 @@ class PathwaysWarning(UserWarning):
 
     `warnings.simplefilter("error", pathways.PathwaysWarning)` makes errors of them.
     """
+
+    # As which tracebacks name it.
+    __module__ = "pathways"
 
 
 def warn(message: str) -> None:

@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from pathways.compiler.arguments import conventions_of, join_static
-from pathways.compiler.jax_internals import Tracer, filter_traceback, placed_call
+from pathways.compiler.jax_internals import Tracer, placed_call
 from pathways.compiler.meshes import NO_MESH, off_mesh, refuse_mesh
 from pathways.compiler.names import symbol_of
 from pathways.compiler.program import Program
 from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
 from pathways.compiler.trace_state import active_trace, register_slice
-from pathways.compiler.tracebacks import boundary
 from pathways.dialect.metadata import CallMetadata
 from pathways.passes.pipeline import Options
 from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
 class PlacedFunction[**P, R](OfProcess):

@@ -15,7 +15,6 @@ from pathways.compiler.arguments import Conventions, Signature, Static, abstract
 from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.jax_internals import (
     Tracer,
-    filter_traceback,
     flatten,
     outside_meshes,
     trace_context,
@@ -28,10 +27,10 @@ from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
 from pathways.compiler.trace import Traced, Wishes, trace
 from pathways.compiler.trace_state import active_trace
-from pathways.compiler.tracebacks import boundary
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
 class Program[**P, R](OfProcess):

@@ -16,7 +16,6 @@ from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.compiling import bind_slices, compile_plan
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import Forms
-from pathways.compiler.tracebacks import boundary
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
@@ -27,6 +26,7 @@ from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import read_times
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.runtime.xla.compile_cache import Request
+from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
 class Lowered(OfProcess):
@@ -139,7 +139,7 @@ class Bound(OfProcess):
                     return result
             return call.go(call.bring_or_fail(leaves, tree))
         except Exception as error:
-            jax_internals.filter_traceback(error)
+            filter_traceback(error)
             raise
 
     @property

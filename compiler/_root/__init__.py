@@ -6,7 +6,10 @@ which need no tracing start fast.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,6 +75,25 @@ _MODULES = {
     "release": "runtime.local.devices",
     "trace": "runtime.local.tracing",
 }
+
+
+def _tell_jax() -> None:
+    """Has JAX make as many devices as PW_CPU_DEVICES says, also when it starts before any program."""
+    count = os.environ.get("PW_CPU_DEVICES", "")
+    # What is wrong with it, `cluster` says.
+    if not count.isdecimal() or int(count) < 1:
+        return
+    jax = sys.modules.get("jax")
+    if jax is None:
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", count)
+        return
+    # When it has started, with fewer, `cluster` says so.
+    with contextlib.suppress(RuntimeError):
+        if jax.config.jax_num_cpu_devices < int(count):
+            jax.config.update("jax_num_cpu_devices", int(count))
+
+
+_tell_jax()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,6 @@ from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Step, Transf
 
 Arrays = list[Any]
 
-FILENAME = "<pathways program "
-"""How the names of files begin that tracebacks show for generated functions."""
-
 _NOTES = 256
 """How many notes are handed over at once: it wakes threads, which hold up the one that issues steps."""
 
@@ -304,7 +301,7 @@ class _Writer:
 
     def compile(self) -> Generated:
         """Compiles the text; tracebacks show its lines as long as the function lives."""
-        filename = f"{FILENAME}{self.plan.name} {next(_numbers)}>"
+        filename = f"<pathways program {self.plan.name} {next(_numbers)}>"
         source = "\n".join(self.lines) + "\n"
         namespace = dict(self.values)
         exec(compile(source, filename, "exec"), namespace)

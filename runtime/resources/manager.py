@@ -16,6 +16,9 @@ from pathways.runtime.resources.virtual import VirtualSlice
 class ResourceError(RuntimeError):
     """A program needs more than there is: more devices, or more memory on them."""
 
+    # As which tracebacks name it.
+    __module__ = "pathways"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Binding:

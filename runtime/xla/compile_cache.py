@@ -24,6 +24,9 @@ _FORMAT = b"1"
 class CompileError(RuntimeError):
     """XLA refused a computation."""
 
+    # As which tracebacks name it.
+    __module__ = "pathways"
+
 
 class Loaded:
     """An executable on its devices.

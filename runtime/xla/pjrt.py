@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jaxlib
 import numpy as np
-from jax._src import api_util, compiler, dispatch, op_shardings
+from jax._src import api_util, compiler, dispatch, op_shardings, traceback_util
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
@@ -363,3 +363,29 @@ def bytecode(module: Any) -> bytes:
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
+
+
+def leave_out_of_tracebacks(folder: str) -> None:
+    """Lets JAX leave frames of code in a folder out of tracebacks, where it leaves out its own."""
+    traceback_util.register_exclusion(folder)
+
+
+def traceback_filtering() -> str:
+    """The setting `jax_traceback_filtering`, with what `auto` stands for here."""
+    return traceback_util._filtering_mode()
+
+
+def is_left_out_of_tracebacks(file: str) -> bool:
+    """Whether JAX leaves a file out of tracebacks. It leaves out some of its own, but not `jax.numpy`."""
+    return file.startswith(jax.__path__[0]) or not traceback_util.include_filename(file)
+
+
+def unfiltered(error: BaseException) -> Exception:
+    """What JAX makes the cause of an error to show all frames of it; nothing public makes one."""
+    message = f"{traceback_util.format_exception_only(error)}\n\n{traceback_util._jax_message_append}"
+    return traceback_util.UnfilteredStackTrace(message).with_traceback(error.__traceback__)
+
+
+def is_unfiltered(error: BaseException | None) -> bool:
+    """Whether `unfiltered`, or JAX, made it."""
+    return isinstance(error, traceback_util.UnfilteredStackTrace)

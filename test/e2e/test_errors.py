@@ -584,6 +584,43 @@ def test_the_number_of_cpu_devices_comes_from_the_environment():
     assert done.stdout == "2.0\n", done.stderr
 
 
+USES_JAX_FIRST = """
+import pathways as pw
+import jax.numpy as jnp
+x = jnp.ones(2)
+"""
+USES_JAX_BEFORE_ITS_IMPORT_OF_PATHWAYS = """
+import jax
+jax.numpy.ones(2)
+"""
+IMPORTS_JAX_FIRST = "import jax\n" + USES_JAX_FIRST
+
+
+@pytest.mark.parametrize("before", [USES_JAX_FIRST, IMPORTS_JAX_FIRST])
+def test_the_number_of_cpu_devices_holds_when_jax_is_used_first(before):
+    done = run_with(before + DOUBLE, PW_CPU_DEVICES="3")
+    assert done.stdout == "2.0\n", done.stderr
+
+
+def test_jax_was_used_before_pathways_was_imported():
+    done = run_with(USES_JAX_BEFORE_ITS_IMPORT_OF_PATHWAYS + DOUBLE, PW_CPU_DEVICES="3")
+    message = (
+        "RuntimeError: PW_CPU_DEVICES=3: JAX has started with 1 CPU device, before pathways was imported; "
+        "import it before anything uses JAX"
+    )
+    assert message in done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu", "nothere"])
+def test_a_platform_that_is_not_there(platform):
+    done = run_with("import pathways as pw\npw.cluster()", JAX_PLATFORMS=platform)
+    (message,) = (line for line in done.stderr.splitlines() if "Error" in line)
+    assert re.search(rf"ResourceError: JAX_PLATFORMS={platform}: JAX has no devices here", message), (
+        done.stderr
+    )
+    assert "jax/_src" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
