@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
     doing(f"running {options.bundle}")
     try:
         results = _run(loaded, arrays, feeds, options)
+    except BrokenPipeError:
+        raise
     except (RuntimeError, OSError) as error:
         # XLA's, such as too little memory, or of writing a trace.
         raise UserError(f"cannot run {options.bundle}: {error}") from None
@@ -72,8 +73,6 @@ def _arrays(options: argparse.Namespace, inputs: Mapping[str, ArrayType]) -> dic
 
 def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
     """Loads the bundle, on as many CPU devices as it needs where its platform is cpu."""
-    # XLA would warn of each sharded computation that it is from a file.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     doing("importing JAX")
     import jax
 

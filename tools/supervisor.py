@@ -36,6 +36,8 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
     The child ends with this process, however that ends, and when it takes more memory than `memory_limit`.
     """
     global _activity
+    # What XLA and MLIR log would stand before the one line of ours that says the same.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         limit = memory_limit()
     except UserError as error:
@@ -156,6 +158,8 @@ def _text_of(size: int) -> str:
 
 def _stop(child: int) -> None:
     """Lets a child tidy up after an interruption, but not for long: it may be deep inside MLIR."""
+    # Who is impatient is soon served.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(child, signal.SIGINT)
         for _ in range(100):

@@ -23,6 +23,7 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jaxlib import _jax, lapack, xla_client
+from jaxlib.mlir.passmanager import PassManager
 
 from pathways.runtime.bundle.file import is_artifact
 
@@ -173,11 +174,25 @@ def _parse(module: bytes) -> Any:
     with context, ir.Location.unknown(context):
         if is_artifact(module):
             parsed = stablehlo.deserialize_portable_artifact(context, module)
+            _import_shardings(parsed)
         else:
             parsed = ir.Module.parse(module)
     if "sym_name" not in parsed.operation.attributes:
         parsed.operation.attributes["sym_name"] = ir.StringAttr.get("main", context)
     return parsed
+
+
+def _import_shardings(module: Any) -> None:
+    """Makes shardings of the attributes that artifacts have, as JAX does when it calls an exported function.
+
+    XLA reads these attributes too, but takes them for those of a stale export, and says so in its log.
+    """
+    try:
+        PassManager.parse("builtin.module(xla-sdy-round-trip-import-shardy-attrs)").run(module.operation)
+    except ir.MLIRError as error:
+        said = error.error_diagnostics
+        message = said[0].message if said else "shardings that are none"
+        raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: {message}") from None
 
 
 def initialize_lapack() -> None:

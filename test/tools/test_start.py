@@ -124,3 +124,34 @@ def test_limits_of_memory(limit):
         _, errors = tool.communicate(timeout=60)
     expected = "pw-tool: error: PW_MEMORY_LIMIT must be a size such as 500M or 8G, got '1.5T'\n"
     assert (tool.returncode, errors) == ((1, expected) if limit == "1.5T" else (0, ""))
+
+
+def test_ctrl_c_twice_is_one_line():
+    # Ctrl-C reaches parent and child, and again while the parent waits for the child.
+    with start("print('ready', flush=True); time.sleep(60)") as tool:
+        assert tool.stdout.readline() == "ready\n"
+        for _ in range(3):
+            tool.send_signal(signal.SIGINT)
+            time.sleep(0.005)
+        _, errors = tool.communicate(timeout=60)
+    assert (tool.returncode, errors) == (130, "pw-tool: interrupted\n")
+
+
+def test_a_child_that_ignores_ctrl_c_is_one_line():
+    ignore = "import signal; signal.signal(2, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    with start(ignore) as tool:
+        assert tool.stdout.readline() == "ready\n"
+        tool.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        tool.send_signal(signal.SIGINT)
+        _, errors = tool.communicate(timeout=60)
+    assert (tool.returncode, errors) == (130, "pw-tool: interrupted\n")
+
+
+@pytest.mark.parametrize("level", ["", "0"])
+def test_xla_logs_nothing_unless_it_is_asked_for(level):
+    environment = {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
+    with start("import pathways.dialect.bindings, jax; jax.devices(); return 0", **environment) as tool:
+        _, errors = tool.communicate(timeout=60)
+    assert tool.returncode == 0
+    assert ("pjrt_client" in errors) == (level == "0"), errors
