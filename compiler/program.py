@@ -13,6 +13,7 @@ import jax
 from pathways.compiler.abstract_call import abstract_call
 from pathways.compiler.arguments import Conventions, Signature, Static, abstract, join_static
 from pathways.compiler.call import UNLIKE, Call
+from pathways.compiler.donation import unusable_donations
 from pathways.compiler.jax_internals import (
     Tracer,
     flatten,
@@ -109,7 +110,10 @@ class Program[**P, R](OfProcess):
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
         forms = run_phases(traced.module, self.name, self._options)
         schedule = self._options.schedule_file or self._options.policy or self._schedule
-        for reason in why_not_pipelined(forms.scheduled, schedule):
+        for reason in (
+            *why_not_pipelined(forms.scheduled, schedule),
+            *unusable_donations(forms.scheduled, traced.interface.argument_paths),
+        ):
             if reason not in self._warned:
                 self._warned.add(reason)
                 warn(f"program '{self.name}': {reason}")
