@@ -279,11 +279,12 @@ def test_more_devices_than_there_are():
         return second(first(x))
 
     first(1.0)
-    message = (
-        rf"program step: .*needs 9.*{large.name}: 8.*there are 8.*(\n.*)*{small.name} of program sin holds"
-    )
-    with pytest.raises(pw.ResourceError, match=message):
+    with pytest.raises(
+        pw.ResourceError, match=rf"program step: .*needs 9.*{large.name}: 8.*there are 8"
+    ) as raised:
         step(1.0)
+    # Even without slices of others there would be too few.
+    assert "release" not in str(raised.value)
     # Whoever has devices keeps them.
     assert second(0.0) == 1
     assert first(0.0) == 0
