@@ -25,6 +25,7 @@ from pathways.runtime.simulate.links import read_link
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import read_times
 from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Request
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
@@ -95,12 +96,13 @@ class Lowered(OfProcess):
         """Binds the slices to devices, compiles every computation, and generates the launch path.
 
         Raises:
-          ResourceError: when there are too few devices; says how many there are and who holds them. When
+          ResourceError: when there are too few devices; says how many there are and what is in the way. When
             they have too little memory; says what each slice takes.
           CompileError: when XLA refuses a computation; names it.
         """
         call = compile_plan(
-            plan_of(self._forms.scheduled, self.name, proved=True),
+            # With `jax_debug_nans`, an error names the line that a value comes from.
+            plan_of(self._forms.scheduled, self.name, proved=True, located=pjrt.checks_values()),
             bind_slices(self._interface, self.name),
             self._interface,
             self._signature,

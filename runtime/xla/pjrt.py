@@ -152,7 +152,7 @@ def compile_and_load(
     _persistent_cache.hit = False
     executable = compiler.compile_or_get_cached(
         devices[0].client,
-        _parse(module),
+        parse(module),
         np.array(devices, dtype=object),
         options,
         list(callbacks),
@@ -164,11 +164,11 @@ def compile_and_load(
 def compile_anew(module: bytes, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
     """Compiles MLIR bytecode for `devices`, past JAX's persistent compilation cache."""
     return compiler.backend_compile_and_load(
-        devices[0].client, _parse(module), device_list(devices), options, []
+        devices[0].client, parse(module), device_list(devices), options, []
     )
 
 
-def _parse(module: bytes) -> Any:
+def parse(module: bytes) -> Any:
     """A module of bytecode or a portable artifact, with the name that JAX's compiler asks for."""
     context = mlir.make_ir_context()
     with context, ir.Location.unknown(context):
@@ -227,13 +227,39 @@ def memory_stats(executable: LoadedExecutable) -> Any | None:
         return None
 
 
+def execute_to_shards(executable: LoadedExecutable, operands: list[Any]) -> list[list[Any]]:
+    """Runs an executable; returns for each result its shards, however XLA laid it out."""
+    return executable.execute_sharded(operands).disassemble_into_single_device_arrays()
+
+
+def checks_values() -> bool:
+    """Whether `jax_debug_nans` or `jax_debug_infs` is set, also by a context manager of this thread."""
+    return dispatch.needs_check_special()
+
+
+def sparing(
+    execute: Callable[..., Any], donated: Sequence[int], devices: Sequence[jax.Device]
+) -> Callable[..., Any]:
+    """Runs an executable on copies of what it would consume, so that a launch can be looked into again."""
+    lists = [device_list(devices)]
+
+    def launch(operands: list[Any], *options: Any) -> Any:
+        spared = list(operands)
+        for number in donated:
+            array = operands[number]
+            (spared[number],) = copy_arrays([array], lists, [array.sharding], [ALWAYS_COPY])
+        return execute(spared, *options)
+
+    return launch
+
+
 def result_handler(aval: Aval, sharding: jax.sharding.Sharding, name: str) -> Any:
     """Wraps the buffers of one result of an execution into a `jax.Array` with that aval and sharding.
 
     With jax_debug_nans or jax_debug_infs set, the handler raises FloatingPointError naming `name`.
     """
     handler: Any = pxla.global_aval_to_result_handler(aval, sharding, True)
-    if not dispatch.needs_check_special():
+    if not checks_values():
         return handler
 
     def check(array: Any) -> Any:
