@@ -79,6 +79,7 @@ class Executable:
       executables: the executable of each computation on each slice, by their names; that of the first
         device where each device has its own.
       requests: what was loaded for them, in their order.
+      loaded: what came of each request.
     """
 
     plan: Plan
@@ -88,7 +89,7 @@ class Executable:
     source: str
     executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]
     requests: Sequence[Request] = dataclasses.field(repr=False)
-    _loaded: Sequence[Loaded] = dataclasses.field(repr=False)
+    loaded: Sequence[Loaded] = dataclasses.field(repr=False)
     _generate: Callable[..., codegen.Generated] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
