@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from pathways.compiler.arguments import conventions_of, join_static
 from pathways.compiler.jax_internals import Tracer, placed_call
 from pathways.compiler.meshes import NO_MESH, off_mesh, refuse_mesh
-from pathways.compiler.names import symbol_of
+from pathways.compiler.names import documentation_of, symbol_of
 from pathways.compiler.program import Program
 from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
@@ -42,6 +42,9 @@ class PlacedFunction[**P, R](OfProcess):
         static_argnames: str | Sequence[str] | None,
     ) -> None:
         functools.update_wrapper(self, fun)
+        self.__doc__ = documentation_of(
+            fun, f"Placed on {devices!r} by `pw.jit`: one computation of the programs that call it."
+        )
         self.fun = fun
         self.devices = devices
         self.stage = stage
@@ -70,6 +73,7 @@ class PlacedFunction[**P, R](OfProcess):
         return self._alone
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the function on its slice, or makes it a part of the program that is being traced."""
         # As `boundary`, without the time of a wrapper.
         try:
             if active_trace.program is None:

@@ -22,6 +22,7 @@ from pathways.compiler.jax_internals import (
     unflatten,
 )
 from pathways.compiler.lowering import ProgramError, run_phases
+from pathways.compiler.names import documentation_of
 from pathways.compiler.notices import warn
 from pathways.compiler.pipelining import why_not_pipelined
 from pathways.compiler.specs import Spec, flat_specs, positional_only
@@ -35,7 +36,11 @@ from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
 class Program[**P, R](OfProcess):
-    """A function compiled for many slices; made by `pw.program`."""
+    """A function compiled for many slices; made by `pw.program`.
+
+    A call runs it and returns at once. The first one with arguments of new types compiles it for them;
+    `lower` and then `compile` do so without a call, and show what becomes of it on the way.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,12 @@ class Program[**P, R](OfProcess):
         schedule: str | None = None,
     ) -> None:
         functools.update_wrapper(self, fun)
+        self.__doc__ = documentation_of(
+            fun,
+            "A program of pathways: a call runs it on its slices and returns arrays that get ready later.\n"
+            "`lower(...)` takes it through the passes without devices, `lower(...).compile()` compiles it,\n"
+            "`place(...)` puts arguments where it reads them.",
+        )
         self.name = conventions.name
         self._fun = fun
         self._options = options
@@ -145,7 +156,11 @@ class Program[**P, R](OfProcess):
         return join_static(placed, named, static)[0]
 
     def with_options(self, **changes: Any) -> Program[P, R]:
-        """The same program with some of its `Options` changed."""
+        """The same program with some options of the compiler changed.
+
+        Args:
+          **changes: `policy` or `schedule_file`, `fuse`, and the others of `passes.pipeline.Options`.
+        """
         options = dataclasses.replace(self._options, **changes)
         return Program(
             self._fun, self._conventions, options, self._in_shardings, self._out_shardings, self._schedule

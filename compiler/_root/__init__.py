@@ -1,7 +1,25 @@
 """One Python process, one JAX program, many slices of accelerators.
 
-Names are imported when they are first used: `import pathways` loads neither jax nor jaxlib, so that tools
-which need no tracing start fast.
+make_virtual_device_set   the slices that a program asks for: `.add_slice(shape, axis_names)`
+jit                       places a function on a slice
+program                   makes a program of a function that calls placed functions
+accumulate                runs a function on microbatches, which go through the stages as a pipeline
+load                      runs a program that was saved: `program.lower(*args).save(path)`
+connect, cluster          the devices of this process; `release` gives those of a slice back
+trace                     records when what ran
+
+import jax.numpy as jnp
+import pathways as pw
+
+devices = pw.make_virtual_device_set()
+double = pw.jit(lambda x: 2 * x, devices=devices.add_slice(1, "x"))
+square = pw.jit(lambda x: x * x, devices=devices.add_slice(1, "x"))
+
+@pw.program
+def both(x):
+    return square(double(x))
+
+both(jnp.arange(3.0))
 """
 
 from __future__ import annotations
@@ -53,6 +71,8 @@ __all__ = [
     "trace",
 ]
 
+# Imported when they are first used: `import pathways` loads neither jax nor jaxlib, so that tools which need
+# no tracing start fast.
 _MODULES = {
     "BundleError": "runtime.bundle.manifest",
     "CompileError": "runtime.xla.compile_cache",
