@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -51,7 +50,6 @@ def run_here(parser: FlagParser, work: Work, arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if not supervised():
             print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130

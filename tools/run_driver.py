@@ -17,6 +17,7 @@ from pathways.runtime.bundle.manifest import BundleError, Leaf
 from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.arrays import made_up, read_arrays, write_arrays
 from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
 from pathways.tools.flags import MOST_CPU_DEVICES
 from pathways.tools.supervisor import doing
 
@@ -94,11 +95,16 @@ def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
         # Of the bundle, the cluster, resources or XLA; or JAX has no such platform.
         raise UserError(str(error)) from None
     stored, compiled = loaded.origins
-    print(
+    _say(
         f"{loaded.name}: loaded in {time.perf_counter() - began:.2f} s, "
         f"{stored} executables stored, {compiled} compiled"
     )
     return loaded
+
+
+def _say(line: str) -> None:
+    """Writes a line to standard output, which may be full."""
+    write_output("-", f"{line}\n".encode())
 
 
 def _devices_needed(bundle: Bundle) -> int:
@@ -174,8 +180,8 @@ def _run(
             inputs |= {name: results[source] for name, source in feeds.items()}
         jax.block_until_ready(list(results.values()))
     took = time.perf_counter() - began
-    print(f"{steps} step{'s' if steps > 1 else ''} in {took:.3f} s: {steps / took:,.1f} steps/s")
-    print(
+    _say(f"{steps} step{'s' if steps > 1 else ''} in {took:.3f} s: {steps / took:,.1f} steps/s")
+    _say(
         f"each step: {cost['launches']} launches, {cost['transfers']} transfers, "
         f"{cost['bytes transferred']:,} bytes between slices"
     )

@@ -43,6 +43,8 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
     except UserError as error:
         print(f"{tool}: error: {error}", file=sys.stderr)
         return 1
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt_once)
     shared = mmap.mmap(-1, _SIZE)
     parent = os.getpid()
     child = os.fork()
@@ -121,6 +123,12 @@ def at_most(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+def _interrupt_once(*_: object) -> None:
+    """Lets nobody be interrupted while tidying up: Ctrl-C reaches a child twice, by its parent too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def _end_with(parent: int) -> None:
     # Not at the top: the parent loads none of it.
     from pathways.runtime.bundle.limits import end_with
@@ -158,8 +166,6 @@ def _text_of(size: int) -> str:
 
 def _stop(child: int) -> None:
     """Lets a child tidy up after an interruption, but not for long: it may be deep inside MLIR."""
-    # Who is impatient is soon served.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(child, signal.SIGINT)
         for _ in range(100):

@@ -405,3 +405,19 @@ def test_a_platform_that_is_not_there(folder, platform):
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"pw-run: error: JAX_PLATFORMS={platform}: JAX has no cpu devices here")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk(folder):
+    with Path("/dev/full").open("wb") as full:
+        done = run(
+            "pw_run",
+            "step.pwb",
+            "--zeros",
+            cwd=folder,
+            capture_output=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "pw-run: error: cannot write standard output: No space left on device\n"

@@ -75,13 +75,14 @@ sys.exit(command.run(FlagParser("pw-tool", "", ""), work, None))
 """
 
 
-def start(work, **environment):
+def start(work, process_group=None, **environment):
     return subprocess.Popen(
         [sys.executable, "-c", TOOL.format(work=work)],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        process_group=process_group,
     )
 
 
@@ -127,12 +128,12 @@ def test_limits_of_memory(limit):
 
 
 def test_ctrl_c_twice_is_one_line():
-    # Ctrl-C reaches parent and child, and again while the parent waits for the child.
-    with start("print('ready', flush=True); time.sleep(60)") as tool:
+    # Ctrl-C reaches parent and child, the child again from its parent, and both again by the impatient.
+    with start("print('ready', flush=True); time.sleep(60)", process_group=0) as tool:
         assert tool.stdout.readline() == "ready\n"
-        for _ in range(3):
-            tool.send_signal(signal.SIGINT)
-            time.sleep(0.005)
+        for _ in range(5):
+            os.killpg(tool.pid, signal.SIGINT)
+            time.sleep(0.001)
         _, errors = tool.communicate(timeout=60)
     assert (tool.returncode, errors) == (130, "pw-tool: interrupted\n")
 
