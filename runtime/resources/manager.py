@@ -203,7 +203,7 @@ class ResourceManager:
         if needed <= devices:
             lines += [
                 f"  {slice.name} has devices {_ranges(binding.positions)} since program {binding.program}; "
-                f"pathways.release({slice.name}) gives them back"
+                "pathways.release(slice) gives them back"
                 for slice, binding in held.items()
             ]
         if self.cluster.platform == "cpu":

@@ -125,8 +125,8 @@ def test_an_error_says_what_is_in_the_way():
         manager.bind([front, back, whole], "h")
     _, *blocking, _ = str(caught.value).splitlines()
     assert blocking == [
-        "  front has devices 0 since program f; pathways.release(front) gives them back",
-        "  back has devices 2 since program g; pathways.release(back) gives them back",
+        f"  {front.name} has devices 0 since program f; pathways.release(slice) gives them back",
+        f"  {back.name} has devices 2 since program g; pathways.release(slice) gives them back",
     ]
 
 
