@@ -57,10 +57,19 @@ class StepTarget(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of the function: the label of what it does, and the slots that it reads."""
+    """A line of the function.
+
+    Attributes:
+      label: what it does.
+      reads: the slots that it reads.
+      places: the names of the variables that these are in.
+      step: the launch, or the first of the transfers; None for what comes behind all steps.
+    """
 
     label: str
     reads: tuple[Slot, ...]
+    places: tuple[str, ...] = ()
+    step: Launch | Transfer | None = None
 
 
 class CallObserver(Protocol):
@@ -227,10 +236,17 @@ class _Writer:
     def line(self, depth: int, text: str) -> None:
         self.lines.append("    " * depth + text)
 
-    def step(self, text: str, label: str, reads: Sequence[Slot]) -> None:
+    def step(
+        self,
+        text: str,
+        label: str,
+        reads: Sequence[Slot],
+        places: Sequence[str] = (),
+        step: Launch | Transfer | None = None,
+    ) -> None:
         label = " ".join(label.split())
         self.lines.append(f"{'    ' * self.indent}{text}  # {label}")
-        self.steps[len(self.lines)] = Line(label, tuple(reads))
+        self.steps[len(self.lines)] = Line(label, tuple(reads), tuple(places), step)
 
     def take(self, slot: Slot) -> str:
         number = heapq.heappop(self.free) if self.free else next(self.registers)
@@ -266,18 +282,20 @@ class _Writer:
         kernel = self.target.kernel(launch)
         execute = self.value("launch", kernel.execute)
         operands = self.read(launch.operands)
+        places = [self.places[slot] for slot in launch.operands]
         identity = self.identity(launch)
         issued = f"{execute}({operands}{identity})"
         self.before(_span_name(launch))
         if self.wants_token(kernel):
-            self.step(f"issued = {execute}({operands}, True{identity})", launch.label, launch.operands)
+            text = f"issued = {execute}({operands}, True{identity})"
+            self.step(text, launch.label, launch.operands, places, launch)
             self.take_token(launch, kernel)
             issued = "issued"
         if kernel.handlers is not None and launch.results:
             issued = f"{issued}.consume_with_handlers({self.value('results', kernel.handlers)})"
         if launch.results:
             issued = f"{self.write(launch.results)}{issued}"
-        self.step(issued, launch.label, launch.operands)
+        self.step(issued, launch.label, launch.operands, places, launch)
         self.after([launch] if kernel.handlers is None else [])
 
     def wants_token(self, kernel: Kernel) -> bool:
@@ -310,13 +328,13 @@ class _Writer:
                 continue
             text = f"{self.value('routed', routed)}({self.read(transfer.operands)})"
             text = f"{self.write(transfer.results)}{text}"
-            self.step(text, _label([transfer]), transfer.operands)
+            self.step(text, _label([transfer]), transfer.operands, step=transfer)
         if direct:
             others = ", ".join(self.value("to", value) for value in self.target.copies(direct))
             sources = [transfer.operands[0] for transfer in direct]
             text = f"{copy}({self.read(sources)}, {others})"
             results = self.write([transfer.results[0] for transfer in direct])
-            self.step(f"{results}{text}", _label(direct), sources)
+            self.step(f"{results}{text}", _label(direct), sources, step=direct[0])
         self.after(transfers)
 
     def release(self, release: Release) -> None:

@@ -15,8 +15,7 @@ import numpy as np
 from jax.profiler import TraceAnnotation
 from jax.sharding import NamedSharding
 
-from pathways.runtime.local import codegen, memory, tracing
-from pathways.runtime.local.checks import check_alive
+from pathways.runtime.local import codegen, failures, memory, tracing
 from pathways.runtime.local.devices import devices_of, mesh_of
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
 from pathways.runtime.local.target import LocalTarget
@@ -82,6 +81,7 @@ class Executable:
       executables: the executable of each computation on each slice, by their names; that of the first
         device where each device has its own.
       requests: what was loaded for them, in their order.
+      loaded: what came of each request.
     """
 
     plan: Plan
@@ -92,7 +92,7 @@ class Executable:
     profiled: bool
     executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]
     requests: Sequence[Request] = dataclasses.field(repr=False)
-    _loaded: Sequence[Loaded] = dataclasses.field(repr=False)
+    loaded: Sequence[Loaded] = dataclasses.field(repr=False)
     _generate: Callable[..., codegen.Generated] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
@@ -154,6 +154,7 @@ def load(
     slot_names = [
         (slot, name) for argument, name in zip(passed, names, strict=True) for slot in argument.slots.values()
     ]
+    devices = {name: devices_of(binding) for name, binding in bindings.items()}
     generate = functools.partial(
         codegen.generate,
         plan,
@@ -161,7 +162,7 @@ def load(
         copy_arrays=pjrt.copy_arrays,
         constants=_place_constants(plan, slots),
         order=_launch_order if any(mesh.size > 1 for mesh in meshes.values()) else None,
-        explain=functools.partial(_explain, plan.name, slot_names),
+        explain=functools.partial(failures.explain, plan, slot_names, devices),
     )
     with_spans = functools.cache(lambda: generate(span=TraceAnnotation).run)
     generated = generate(
@@ -199,31 +200,6 @@ def _requests(
             for group in ([(device,) for device in devices] if computation.local else [devices])
         ]
     return requests
-
-
-# What XLA and JAX say of a deleted array, each in its own way.
-_DELETED = ("INVALID_ARGUMENT", "has been deleted")
-
-
-def _explain(
-    program: str,
-    arguments: Sequence[tuple[Slot, str]],
-    lines: Mapping[int, codegen.Line],
-    error: Exception,
-    arrays: Sequence[jax.Array],
-) -> None:
-    """Says which argument was deleted, or else which step of the program failed.
-
-    Only what the step reads: steps before it may have used up other arguments, which were donated.
-    """
-    step = lines.get(error.__traceback__.tb_lineno if error.__traceback__ else 0)
-    if step is None:
-        return
-    if any(text in str(error) for text in _DELETED):
-        for (slot, name), array in zip(arguments, arrays, strict=True):
-            if slot in step.reads:
-                check_alive(program, name, array)
-    error.add_note(f"in program {program}, step {step.label}")
 
 
 def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:

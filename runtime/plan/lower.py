@@ -76,7 +76,14 @@ class Stored:
     constants: Mapping[str, object]
 
 
-def plan_of(module: ir.Module, name: str, stored: Stored | None = None, *, proved: bool = False) -> Plan:
+def plan_of(
+    module: ir.Module,
+    name: str,
+    stored: Stored | None = None,
+    *,
+    proved: bool = False,
+    located: bool = False,
+) -> Plan:
     """Flattens a program in scheduled form to a plan.
 
     Args:
@@ -84,6 +91,7 @@ def plan_of(module: ir.Module, name: str, stored: Stored | None = None, *, prove
       name: the name of the program, for messages and traces.
       stored: computations and constants that the module only declares.
       proved: whether `pw-verify-schedule` has just left it, so that it need not be checked again.
+      located: whether computations keep their source locations, with which equal ones are not equal.
 
     Raises:
       ValueError: when the module is in another form, or is not what it claims to be.
@@ -93,14 +101,15 @@ def plan_of(module: ir.Module, name: str, stored: Stored | None = None, *, prove
     with module.context, ir.Location.unknown(module.context):
         for problem in [] if proved else problems(module, SCHEDULED):
             raise ValueError(f"program '{name}' is not in form '{SCHEDULED.name}': {problem}")
-        return _Flattener(module, name, stored).plan()
+        return _Flattener(module, name, stored, located).plan()
 
 
 class _Flattener:
-    def __init__(self, module: ir.Module, name: str, stored: Stored | None) -> None:
+    def __init__(self, module: ir.Module, name: str, stored: Stored | None, located: bool) -> None:
         self.module = module
         self.name = name
         self.stored = stored
+        self.located = located
         self.layouts = Layouts(module)
         self.symbols = self.layouts.symbols
         self.main = self.symbols["main"]
@@ -338,7 +347,7 @@ class _Flattener:
         with ir.InsertionPoint.at_block_begin(extracted.body):
             for mesh in sorted(meshes):
                 self.symbols[mesh].operation.clone()
-        return _bytecode(extracted), callbacks, effects
+        return _bytecode(extracted, self.located), callbacks, effects
 
 
 def _must_not_say(op: ir.Operation) -> bool:
@@ -394,12 +403,13 @@ def _local_computation(name: str, function: ir.OpView) -> Computation:
     )
 
 
-def _bytecode(module: ir.Module) -> bytes:
-    """A module as bytecode, without source locations.
+def _bytecode(module: ir.Module, located: bool = False) -> bytes:
+    """A module as bytecode, without source locations unless they are asked for.
 
     Locations hold file paths: without them equal computations have equal bytes everywhere.
     """
-    PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+    if not located:
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()

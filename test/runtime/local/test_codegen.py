@@ -195,7 +195,8 @@ def test_an_error_is_explained_with_its_step():
     generated.run.__globals__["launch3"] = lambda arrays: 1 / 0
     with pytest.raises(ZeroDivisionError):
         generated.run(["x"])
-    assert seen == [(codegen.Line("b on s0", (1,)), ["x"])]
+    ((line, arrays),) = seen
+    assert (line.label, line.reads, line.places, arrays) == ("b on s0", (1,), ("v1",), ["x"])
 
 
 def test_its_lines_are_forgotten_with_it():
