@@ -112,6 +112,7 @@ def slices() -> list[pw.VirtualSlice]:
     return three_slices()
 
 
+@pytest.mark.filterwarnings("ignore:.*donated buffers:pathways.PathwaysWarning")
 @settings(
     max_examples=40,
     derandomize=True,

@@ -133,6 +133,7 @@ def is_large(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.mark.filterwarnings("ignore:.*donated buffers:pathways.PathwaysWarning")
 @pytest.mark.usefixtures("is_large")
 @settings(
     max_examples=15,
