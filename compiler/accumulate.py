@@ -261,6 +261,8 @@ class _MicrobatchLoop:
         def join(kind: str, value: jax.Array) -> jax.Array:
             if kind == "concat":
                 return marked("concat", lambda v: jnp.concatenate([v] * self.count))(value)
+            # Like a sum that starts from a zero of that dtype, it is of no weak type.
+            value = jax.lax.convert_element_type(value, value.dtype)
             return _total(kind, marked("sum", lambda v: v)(value), self.count)
 
         carry = jax.tree.map(marked("carry", lambda v: v), init)

@@ -306,6 +306,18 @@ def test_integers_are_summed_and_joined():
     check(build, np.int32(2), np.arange(16, dtype=np.int32), tolerance=0)
 
 
+@pytest.mark.parametrize("kind", ["mean", "sum", "concat"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_weak_types(kind, count):
+    """A constant of Python, which takes on the dtype of what it is combined with."""
+
+    def build(place, _):
+        weak = place(lambda x: (x.sum(), jnp.broadcast_to(2.0, 3)))
+        return pw.accumulate(lambda x: weak(x)[1], count, reduce=kind, batch_argnums=0)
+
+    check(build, BATCH[0])
+
+
 def test_empty_results_are_joined_inside_and_outside_of_programs():
     batch = np.ones((4, 0), np.float32)
 
