@@ -16,6 +16,8 @@ from jax._src.state import AbstractRef, discharge
 from jax._src.util import merge_lists, split_list, subs_list
 from jax.experimental.xla_metadata import xla_metadata_call2
 
+from pathways.dialect.metadata import CallMetadata
+
 # So that locations in the IR, and with them our messages, name lines of the user and not of this package.
 source_info_util.register_exclusion(str(Path(__file__).parent))
 
@@ -228,3 +230,23 @@ def _discharge_placed_call(
 
 
 discharge.register_discharge_rule(_metadata.xla_metadata_call_p)(_discharge_placed_call)
+
+
+def _drop_unused_of_call(
+    used_results: list[bool], live_operands: list[bool], call: Any
+) -> tuple[list[bool], Any]:
+    """Drops what a placed call computes and reads for nothing, or a call that marks microbatches as a whole.
+
+    Not by JAX's own rule, because more than the results says what these calls are for: one that hands on what
+    microbatches carry does so for the next of them, and one with effects happens once for each microbatch if
+    it reads something of one, be it only its shape.
+    """
+    metadata = CallMetadata.of_strings(dict(call.params["xla_metadata"]))
+    if metadata.mark == "next":
+        return [True] * len(call.invars), call
+    if metadata.mark is not None or pe.has_effects(call, live_operands):
+        return pe._default_dce_rule(used_results, live_operands, call)
+    return _metadata.dce_jaxpr_xla_metadata_rule(used_results, live_operands, call)
+
+
+pe.dce_rules[_metadata.xla_metadata_call_p] = _drop_unused_of_call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal, Self, cast, get_args
 
 from jaxlib.mlir import ir
@@ -82,17 +83,22 @@ class CallMetadata:
         if not isinstance(entries, ir.DictAttr):
             shown = "a location" if entries is None else entries
             raise MetadataError(f"`{FRONTEND_ATTRIBUTES}` must be a dictionary, got {shown}")
-        texts: dict[str, str] = {}
+        strings: dict[str, str] = {}
         for name, value in entries_of(entries).items():
-            if not name.startswith(_PREFIX):
-                continue
-            if not isinstance(value, ir.StringAttr):
+            if isinstance(value, ir.StringAttr):
+                strings[name] = value.value
+            elif name.startswith(_PREFIX):
                 raise MetadataError(f"metadata `{name}` must be a string, got {value}")
-            texts[name.removeprefix(_PREFIX)] = value.value
-        return cls._of(texts)
+        return cls.of_strings(strings)
 
     @classmethod
-    def _of(cls, texts: dict[str, str]) -> Self:
+    def of_strings(cls, strings: Mapping[str, str]) -> Self:
+        """The inverse of `strings`; what JAX or a user adds to them is not ours.
+
+        Raises:
+          MetadataError: the front end writes no such metadata.
+        """
+        texts = {key.removeprefix(_PREFIX): text for key, text in strings.items() if key.startswith(_PREFIX)}
         kind = texts.get("kind", "fwd")
         if kind not in KINDS:
             raise MetadataError(f"metadata `pw.kind` must be one of {', '.join(KINDS)}, got '{kind}'")

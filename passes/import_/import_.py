@@ -105,6 +105,8 @@ class _Importer:
         self.main = main
         self.symbols = symbol_table(module)
         self.flattened: set[str] = set()
+        # The function in which the marks of each loop stand.
+        self.loop_holders: dict[str, str] = {}
         self.calls: list[PlacedCall] = []
 
     def check_signature(self) -> None:
@@ -143,32 +145,41 @@ class _Importer:
 
     def inline_calls(self, function: ir.OpView) -> None:
         """Inlines the unplaced calls of a function, callees first, so that each body is copied once."""
+        self.move_loops(function, function)
         for op in list(body_block(function).operations):
             if op.operation.name != "func.call" or not metadata_of(op).is_ordinary:
                 continue
             callee = self.symbols[op.attributes["callee"].value]
             name = callee.attributes["sym_name"].value
-            if name in self.flattened:
-                self.renew_loops(callee)
-            else:
+            if name not in self.flattened:
                 self.flattened.add(name)
                 self.inline_calls(callee)
+            self.move_loops(callee, function)
             with ir.InsertionPoint(op), op.operation.location:
                 results = inlined(callee, list(op.operands))
             for old, new in zip(op.results, results, strict=True):
                 old.replace_all_uses_with(new)
             op.operation.erase()
 
-    def renew_loops(self, function: ir.OpView) -> None:
-        """Gives a function other loops than its last copy has: each copy works through a batch of its own."""
-        renewed: dict[str, str] = {}
+    def move_loops(self, function: ir.OpView, target: ir.OpView) -> None:
+        """Makes the loops of a function those of the one that it is copied to.
+
+        Those that are somewhere else already become other loops: each copy works through a batch of its own.
+        JAX makes several functions of one as well, such as one for each choice of results that are needed.
+        """
+        source, holder = (f.attributes["sym_name"].value for f in (function, target))
+        moved: dict[str, str] = {}
         for op in nested_ops(function):
+            if op.operation.name != "func.call":
+                continue
             metadata = metadata_of(op)
             if metadata.loop is None:
                 continue
-            if metadata.loop not in renewed:
-                renewed[metadata.loop] = self.copy_loop(op, metadata)
-            dataclasses.replace(metadata, loop=renewed[metadata.loop]).write(op)
+            if metadata.loop not in moved:
+                is_here = self.loop_holders.get(metadata.loop, source) == source
+                moved[metadata.loop] = metadata.loop if is_here else self.copy_loop(op, metadata)
+                self.loop_holders[moved[metadata.loop]] = holder
+            dataclasses.replace(metadata, loop=moved[metadata.loop]).write(op)
 
     def copy_loop(self, call: ir.OpView, metadata: CallMetadata) -> str:
         loop = self.loop_symbol(call, metadata)

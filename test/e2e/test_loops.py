@@ -299,3 +299,21 @@ def test_a_carry_that_goes_through_all_slices():
 
     theirs = jax.jit(functools.partial(step, front, back))(W, X, X[:2])
     assert_equal(pw.program(functools.partial(step, f, g), schedule="1f1b")(W, X, X[:2]), theirs)
+
+
+def test_a_carry_that_nobody_needs():
+    """`jax.checkpoint` drops what no result needs, but the next microbatch needs what is carried."""
+    f, g = placed("single")
+
+    def step(f: Fun, g: Fun, w: Any, x: Any, seen: Any) -> Any:
+        def of_microbatch(w: Any, rows: Any, seen: Any) -> Any:
+            return seen + 1, g(w[1], f(w[0], rows + seen)).sum()
+
+        def loss(scale: Any) -> Any:
+            accumulated = pw.accumulate(of_microbatch, 4, reduce="sum", carry_argnums=2)
+            return scale**2 * accumulated(w, x, seen)[1]
+
+        return jax.value_and_grad(jax.checkpoint(loss))(seen + 2)
+
+    theirs = jax.jit(functools.partial(step, front, back))(W, X, np.float32(0))
+    assert_equal(pw.program(functools.partial(step, f, g))(W, X, np.float32(0)), theirs)

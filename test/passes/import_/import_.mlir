@@ -340,6 +340,59 @@ module @loop_called_twice {
 
 // -----
 
+// JAX makes several functions of one, such as one for each choice of results that are needed: what one of them
+// does is a loop of its own.
+
+!x = tensor<6xf32>
+!b = tensor<2xf32>
+// CHECK-LABEL: module @loop_of_two_functions attributes {pw.form = "imported"}
+module @loop_of_two_functions {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 3} : () -> ()
+  // CHECK: func.func public @main(%[[X:.*]]: tensor<6xf32>)
+  func.func public @main(%x: !x) -> (!x, !b) {
+    // CHECK-NEXT: %[[B0:.*]] = "pw.split"(%[[X]]) {loop = @loss}
+    // CHECK-NEXT: %[[F0:.*]] = "pw.launch"(%[[B0]]) {callee = @front, loop = @loss
+    // CHECK-NEXT: %[[Y0:.*]] = "pw.reduce"(%[[F0]]) {kind = "concat", loop = @loss}
+    %y = call @rows(%x) : (!x) -> !x
+    // CHECK-NEXT: %[[B1:.*]] = "pw.split"(%[[Y0]]) {loop = @loss_1}
+    // CHECK-NEXT: %[[F1:.*]] = "pw.launch"(%[[B1]]) {callee = @front, loop = @loss_1
+    // CHECK-NEXT: %[[S1:.*]] = "pw.reduce"(%[[F1]]) {kind = "sum", loop = @loss_1}
+    %s = call @total(%y) : (!x) -> !b
+    // CHECK-NEXT: return %[[Y0]], %[[S1]]
+    return %y, %s : !x, !b
+  }
+  func.func private @rows(%x: !x) -> !x {
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "split"}} : (!x) -> !b
+    %h = call @front(%b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "front", pw.call = "0"}} : (!b) -> !b
+    %y = call @concat(%h) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "concat"}} : (!b) -> !x
+    return %y : !x
+  }
+  func.func private @total(%x: !x) -> !b {
+    %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "split"}} : (!x) -> !b
+    %h = call @front(%b) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "front", pw.call = "0"}} : (!b) -> !b
+    %s = call @sum(%h) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "3", pw.mark = "sum"}} : (!b) -> !b
+    return %s : !b
+  }
+  func.func private @split(%x: !x) -> !b {
+    %b = stablehlo.slice %x [0:2] : (!x) -> !b
+    return %b : !b
+  }
+  func.func private @front(%b: !b) -> !b {
+    return %b : !b
+  }
+  func.func private @sum(%b: !b) -> !b {
+    return %b : !b
+  }
+  func.func private @concat(%b: !b) -> !x {
+    %x = stablehlo.concatenate %b, %b, %b, dim = 0 : (!b, !b, !b) -> !x
+    return %x : !x
+  }
+}
+
+// -----
+
 // A call that prepares, in front of the loop, what a stage reads is part of that stage, though nothing comes
 // before it; its backward is done for each microbatch, as one with the backward of the stage.
 
