@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jax.sharding import PartitionSpec
 from jaxlib.mlir import ir
@@ -28,21 +28,20 @@ from pathways.passes.util.functions import unique_name
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
-def declare_slices(module: ir.Module) -> dict[str, VirtualSlice]:
-    """Adds a `pw.slice` for every slice that a metadata call names, and a mesh for every shape.
+def declare_slices(module: ir.Module, names: Iterable[str]) -> dict[str, VirtualSlice]:
+    """Adds a `pw.slice` for every slice of a program, and a mesh for every shape.
+
+    Args:
+      module: the program.
+      names: the slices that its placed calls name, in any order. The module need not have all these calls:
+        without those whose results nothing needs, there may be none left to say where the rest is to run.
+
+    Returns:
+      The slices by name, in the order in which they were made.
 
     Raises:
       ValueError: when one of them is no more.
     """
-    names: dict[str, None] = {}
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        name = CallMetadata.read(op).slice
-        if name is not None:
-            names[name] = None
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
     slices = {name: slice_named(name) for name in names}
     ip = ir.InsertionPoint.at_block_begin(module.body)
     # Constraints inside placed functions have brought meshes along. Of equal ones Shardy keeps the first.

@@ -93,6 +93,25 @@ def metadata_call(fun: Callable[..., Any], metadata: dict[str, Any]) -> Callable
     return xla_metadata_call2(fun, metadata, ad_metadata="same")
 
 
+def without_unused(traced: Any) -> jax.stages.Traced:
+    """A traced function without what no result of it needs; its arguments stay, read or not.
+
+    `jax.jit` drops that before it lowers a function, but not if it is to keep unused arguments. It may be
+    something that JAX cannot lower, such as the tangent of a `jax.custom_vjp` function.
+    """
+    jaxpr = traced.jaxpr
+    keep = [False] * len(jaxpr.constvars) + [True] * len(jaxpr.invars)
+    needed, _, _ = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars), keep)
+    return jax.stages.Traced(
+        traced._meta_tys_flat,
+        {**traced._params, "jaxpr": needed},
+        traced._in_tree,
+        traced.out_tree,
+        traced._consts,
+        traced._fun_sourceinfo,
+    )
+
+
 def lowered_parts(lowered: jax.stages.Lowered) -> tuple[Any, Sequence[Any], Sequence[Any]]:
     """The module of a lowering, its host callbacks, and what must live as long as its executables.
 
@@ -111,6 +130,14 @@ def argument_names(jaxpr: Any, count: int) -> list[str]:
     """The paths of a traced function's arguments, such as `params['w']`; JAX puts them in debug info."""
     names = list(jaxpr.debug_info.arg_names or ())
     return [names[n] if n < len(names) and names[n] else f"args[{n}]" for n in range(count)]
+
+
+def metadata_of_calls(jaxpr: Any) -> Iterator[dict[str, str]]:
+    """The metadata of the calls in a traced function, of those too whose results nothing needs."""
+    for inner in _jaxprs(jaxpr):
+        for equation in inner.eqns:
+            if equation.primitive is _metadata.xla_metadata_call_p:
+                yield dict(equation.params["xla_metadata"])
 
 
 def named_shardings(jaxpr: Any) -> Iterator[tuple[jax.NamedSharding, str]]:

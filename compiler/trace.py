@@ -23,6 +23,7 @@ from pathways.compiler.meshes import NO_MESH, is_of_types
 from pathways.compiler.specs import Spec, flat_specs
 from pathways.compiler.trace_state import tracing
 from pathways.dialect import make_context
+from pathways.dialect.metadata import CallMetadata
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
@@ -80,21 +81,21 @@ def trace(
     """
     with tracing(name):
         traced = jitted.trace(*args, **kwargs)
-        _check_closed(name, traced.jaxpr, len(wishes.donated))
+        jaxpr = traced.jaxpr
+        _check_closed(name, jaxpr, len(wishes.donated))
         try:
-            lowered = traced.lower(lowering_platforms=(platform,))
+            lowered = _lower(traced, platform)
         except ValueError:
-            _explain_types(name, traced.jaxpr.jaxpr)
+            _explain_types(name, jaxpr)
             raise
-    jaxpr = traced.jaxpr
     foreign, callbacks, keepalive = jax_internals.lowered_parts(lowered)
     module = _copied(foreign)
     paths = tuple(jax_internals.argument_names(jaxpr, len(jaxpr.in_avals)))
     with module.context, ir.Location.unknown():
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        slices = declare_slices(module)
+        slices = declare_slices(module, _slices_named(jaxpr))
         declare_loops(module, wishes.schedule)
-        _check_shardings(name, jaxpr.jaxpr, slices.values())
+        _check_shardings(name, jaxpr, slices.values())
         describe_arguments(module, paths, wishes.donated, wishes.in_specs)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
         if wishes.out_shardings is not None:
@@ -125,6 +126,24 @@ def _check_closed(program: str, jaxpr: Any, arguments: int) -> None:
             f"program '{program}': a reference (jax.new_ref) from outside of the program is used at {line}, "
             "but a program has no state: pass its value as an argument and return the new one"
         )
+
+
+def _lower(traced: Any, platform: str) -> Any:
+    """Lowers a traced function, without what no result needs where JAX cannot lower that.
+
+    Only there: forward calls of which nothing but the gradient is needed tell where stages are.
+    """
+    try:
+        return traced.lower(lowering_platforms=(platform,))
+    except Exception:
+        needed = jax_internals.without_unused(traced)
+    return needed.lower(lowering_platforms=(platform,))
+
+
+def _slices_named(jaxpr: Any) -> set[str]:
+    """The slices that placed calls name, of those too whose results nothing needs."""
+    calls = map(CallMetadata.of_strings, jax_internals.metadata_of_calls(jaxpr))
+    return {call.slice for call in calls if call.slice is not None}
 
 
 def _copied(foreign: ir.Module) -> ir.Module:

@@ -427,6 +427,57 @@ def test_jacobians():
     check(build, array(5))
 
 
+# What no result needs is never lowered, also where JAX could not.
+
+
+@jax.custom_vjp
+def without_jvp(x):
+    return jnp.sin(x)
+
+
+without_jvp.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
+
+
+def test_a_tangent_that_does_not_exist():
+    def build(on_s0, on_s1):
+        f = on_s0(lambda x: (without_jvp(x), jnp.cos(x)))
+
+        def step(x):
+            (sin, cos), (_, tangent) = jax.jvp(f, (x,), (x,))
+            return on_s1(jnp.tanh)(sin), cos, tangent
+
+        return step
+
+    check(build, X)
+
+
+def test_a_reference_that_cannot_be_lowered():
+    def build(on_s0, on_s1):
+        inside = jax.custom_jvp(on_s0(scaled))
+        inside.defjvp(lambda primals, tangents: jax.jvp(scaled, primals, tangents))
+
+        def step(x):
+            inside(x)
+            return on_s1(jnp.tanh)(x)
+
+        return step
+
+    check(build, X)
+
+
+def test_placed_functions_that_nothing_needs():
+    """They say where the rest runs."""
+
+    def build(on_s0, on_s1):
+        def step(x):
+            on_s0(jnp.tanh)(x)
+            return x + 1
+
+        return step
+
+    check(build, X)
+
+
 # Dtypes.
 
 
