@@ -327,8 +327,9 @@ class _Unroller:
     def blocks(self, value: ir.Value, k: int, ip: ir.InsertionPoint) -> ir.Value:
         """The block of a split value for one microbatch."""
         source, split = self.arranged[value], value.owner.opview
+        layout = self.functions.layouts.of(value, split.slice)
         if source.type == value.type:
-            return source
+            return self.only(source, split, ip, layout, k)
         target = ir.RankedTensorType(value.type)
 
         def body(arguments: list[ir.Value]) -> ir.Value:
@@ -341,7 +342,6 @@ class _Unroller:
             block = stablehlo.dynamic_slice(whole, starts, sizes)
             return stablehlo.reshape(target, block) if is_arranged else block
 
-        layout = self.functions.layouts.of(value, split.slice)
         return self.functions.launch("block", [source, self.numbers[k]], body, split, ip, layout, k)
 
     def reduce(self, reduction: ReduceOp, value: ir.Value, values: Sequence[ir.Value]) -> ir.Value:
@@ -349,7 +349,7 @@ class _Unroller:
         layout = self.functions.layouts.of(reduction.results[0], reduction.slice)
         ip = ir.InsertionPoint(reduction)
         if len(values) == 1:
-            return values[0]
+            return self.only(values[0], reduction, ip, layout)
         if reduction.kind == "concat":
             return self.functions.launch(
                 "concat", values, lambda blocks: stablehlo.concatenate(blocks, 0), reduction, ip, layout
@@ -362,6 +362,19 @@ class _Unroller:
                 "add", [total, term], lambda terms: stablehlo.add(*terms), reduction, ip, layout, k
             )
         return total
+
+    def only(
+        self,
+        value: ir.Value,
+        like: SplitOp | ReduceOp,
+        ip: ir.InsertionPoint,
+        layout: Sharding,
+        microbatch: int | None = None,
+    ) -> ir.Value:
+        """What a split or reduction gives where there is one microbatch, in the layout that it has."""
+        if self.functions.layouts.of(value, like.slice) == layout:
+            return value
+        return self.functions.launch("reshard", [value], lambda whole: whole[0], like, ip, layout, microbatch)
 
 
 def _scalar(value: int) -> ir.Value:

@@ -854,6 +854,18 @@ def test_a_concatenation_without_rows_on_a_sharded_slice():
     assert_close(pw.program(run)(array(0, 4)), jnp.zeros((0, 4)))
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_batch_that_slices_of_several_shapes_read(count):
+    """It is whole on each device of all of them, though functions on one of them cut it over devices."""
+
+    def build(first, second):
+        rows = pw_or_jax(first, jnp.tanh, (P("data"),), P("data"))
+        columns = pw_or_jax(second, jnp.sin, (P(None, "model"),), P(None, "model"))
+        return pw.accumulate(lambda x: (rows(x), columns(x)), count, reduce="concat", batch_argnums=0)
+
+    check(build, BATCH[0], shapes=[(2,), (2, 2)])
+
+
 def test_concatenations_and_sums_keep_the_sharding_of_the_batch():
     def build(*place):
         first, second = (on(layer) for on in place)

@@ -175,6 +175,35 @@ module @one_microbatch attributes {pw.form = "sharded"} {
 
 // -----
 
+// The only microbatch may have to lie in another way than the batch, as one that slices of several shapes read,
+// and what it gives in another way than the result.
+
+!x = tensor<16x4xf32>
+// CHECK-LABEL: module @one_microbatch_laid_out_anew
+module @one_microbatch_laid_out_anew attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["data"=2]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 1} : () -> ()
+  // CHECK: func.func @main(%[[X:.*]]: tensor<16x4xf32>
+  func.func @main(%x: !x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) -> (!x {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
+    // CHECK-NEXT: %[[B:.*]] = "pw.launch"(%[[X]]) {callee = @[[SPLIT:.*]], loop = @batch, microbatch = 0 : i64, slice = @s0}
+    // CHECK-NEXT: %[[Y:.*]] = "pw.launch"(%[[B]]) {callee = @f
+    // CHECK-NEXT: %[[Z:.*]] = "pw.launch"(%[[Y]]) {callee = @[[JOIN:.*]], slice = @s0}
+    // CHECK-NEXT: return %[[Z]]
+    %b = "pw.split"(%x) {loop = @batch, slice = @s0, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>} : (!x) -> !x
+    %y = "pw.launch"(%b) {callee = @f, slice = @s0, loop = @batch} : (!x) -> !x
+    %z = "pw.reduce"(%y) {kind = "concat", loop = @batch, slice = @s0, sharding = #sdy.sharding<@mesh, [{}, {}]>} : (!x) -> !x
+    return %z : !x
+  }
+  func.func private @f(%b: !x {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> (!x {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) {
+    return %b : !x
+  }
+  // CHECK: func.func private @[[SPLIT]](%{{.*}}: tensor<16x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) -> (tensor<16x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>})
+  // CHECK: func.func private @[[JOIN]](%{{.*}}: tensor<16x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> (tensor<16x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>})
+}
+
+// -----
+
 // Two loops, one after the other: the second reads what the first has summed, after an update between them.
 // They share the numbers of microbatches, on every slice that splits a value in one of them.
 
