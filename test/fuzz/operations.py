@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 Operation = Callable[[Any, Any, int], Any]
+Constrain = Callable[[Any, P], Any]
 
 _LARGEST = 2048
 _TABLE = np.linspace(-1, 1, 600, dtype=np.float32)
@@ -236,7 +237,7 @@ def _random(x: Any, y: Any, n: int) -> Any:
     return jax.random.permutation(key, _row(plain(y)))
 
 
-def _constrained(mesh: dict[str, int] | None) -> Operation:
+def _constrained(mesh: dict[str, int] | None, constrain: Constrain) -> Operation:
     """A constraint over the axes of a slice; nothing where there is none."""
 
     def apply(x: Any, y: Any, n: int) -> Any:
@@ -251,7 +252,7 @@ def _constrained(mesh: dict[str, int] | None) -> Operation:
         dim = n % x.ndim if n % 16 == 15 else dims[n % len(dims)] if dims else None
         if dim is None:
             return x
-        return lax.with_sharding_constraint(x, P(*[None] * dim, choice))
+        return constrain(x, P(*[None] * dim, choice))
 
     return apply
 
@@ -442,6 +443,6 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def operation(name: str, mesh: dict[str, int] | None) -> Operation:
-    """An operation by its name; `constrain` depends on the mesh that it is on."""
-    return _constrained(mesh) if name == "constrain" else OPERATIONS[name]
+def operation(name: str, mesh: dict[str, int] | None, constrain: Constrain) -> Operation:
+    """An operation by its name; `constrain` is over the mesh that it is on."""
+    return _constrained(mesh, constrain) if name == "constrain" else OPERATIONS[name]

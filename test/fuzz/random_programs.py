@@ -38,6 +38,8 @@ from sketches import Sketch, from_json, smaller, to_json
 from verdicts import ProgramVerdict, judge
 
 jax.config.update("jax_num_cpu_devices", 16)
+# Verdicts tell by frames who has raised an error.
+jax.config.update("jax_traceback_filtering", "off")
 
 FAILURES = ("wrong", "traceback", "crash", "hang")
 BATCH = 20
@@ -217,7 +219,7 @@ def report(verdicts: dict[int, ProgramVerdict], seconds: float) -> None:
     print(f"{len(verdicts)} programs, {len(verdicts) / max(seconds, 1e-3):.1f} a second")
     for kind, count in kinds.most_common():
         print(f"  {kind:<12} {count:>6}  {count / len(verdicts):.1%}")
-    for kind in ("refused", "more", *FAILURES):
+    for kind in ("refused", "more", "both wrong", *FAILURES):
         members: dict[str, list[int]] = {}
         for number, verdict in sorted(verdicts.items()):
             if verdict.kind == kind:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from operations import operation, plain
 from sketches import Input, Piece, Sketch, Spec
@@ -21,11 +22,18 @@ Function = Callable[..., Any]
 AXES = ("data", "model")
 
 
-class Plain:
-    """Makes the program of `jax.jit`: nothing in it is placed."""
+def mesh_like(shape: tuple[int, ...]) -> jax.sharding.Mesh:
+    """A mesh of JAX's, like that of a slice."""
+    kinds = (jax.sharding.AxisType.Auto,) * len(shape)
+    return jax.make_mesh(shape, AXES[: len(shape)], axis_types=kinds)
 
-    def mesh(self, piece: Piece) -> dict[str, int] | None:
-        return None
+
+class Plain:
+    """Makes the program of `jax.jit`: nothing in it is placed, and constraints say nothing."""
+
+    def constrain(self, piece: Piece, x: Any, spec: P) -> Any:
+        # A constraint nevertheless: JAX treats it in another way than no operation at all, such as in loops.
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh_like((1,)), P()))
 
     def place(self, piece: Piece, fun: Function) -> Function:
         return jax.jit(fun, static_argnums=0) if piece.static else jax.jit(fun)
@@ -34,20 +42,28 @@ class Plain:
         return jax.jit(fun, static_argnums=options.get("static_argnums"))
 
 
+class OnMesh(Plain):
+    """Makes the program of `jax.jit` for a mesh like one of the slices, over which its constraints are."""
+
+    def __init__(self, place: int) -> None:
+        self.chosen = place
+
+    def constrain(self, piece: Piece, x: Any, spec: P) -> Any:
+        return jax.lax.with_sharding_constraint(x, spec) if piece.place == self.chosen else x
+
+
 class Placed:
     """Makes the program of Pathways."""
 
     def __init__(self, sketch: Sketch) -> None:
+        self.sketch = sketch
         devices = pw.make_virtual_device_set()
         self.slices = [
             devices.add_slice(shape, AXES[: len(shape)], overlap=sketch.overlap) for shape in sketch.slices
         ]
 
-    def mesh(self, piece: Piece) -> dict[str, int] | None:
-        if piece.place is None:
-            return None
-        chosen = self.slices[piece.place]
-        return dict(zip(chosen.axis_names, chosen.shape, strict=True))
+    def constrain(self, piece: Piece, x: Any, spec: P) -> Any:
+        return jax.lax.with_sharding_constraint(x, spec)
 
     def place(self, piece: Piece, fun: Function) -> Function:
         if piece.place is None:
@@ -65,7 +81,7 @@ class Placed:
                 pairs = zip(piece.in_specs, operands, strict=True)
                 specs["in_shardings"] = tuple(_spec(spec, x, chosen, piece) for spec, x in pairs)
             if piece.out_spec is not None:
-                results = jax.eval_shape(_computation(piece, None), *operands)
+                results = jax.eval_shape(_computation(Plain(), piece, self.sketch), *operands)
                 specs["out_shardings"] = jax.tree.map(
                     lambda r: _spec(piece.out_spec, r, chosen, piece), results
                 )
@@ -90,14 +106,20 @@ def _spec(spec: Spec | None, x: Any, chosen: pw.VirtualSlice, piece: Piece) -> P
     return P(*spec) if fits or piece.unfit else None
 
 
-def _computation(piece: Piece, mesh: dict[str, int] | None) -> Function:
-    """What a piece computes, as it is placed; constraints in it are over the axes of a mesh."""
+def _mesh_of(piece: Piece, sketch: Sketch) -> dict[str, int] | None:
+    """The axes of the slice of a piece."""
+    return None if piece.place is None else dict(zip(AXES, sketch.slices[piece.place], strict=False))
+
+
+def _computation(maker: Maker, piece: Piece, sketch: Sketch) -> Function:
+    """What a piece computes, as it is placed."""
+    mesh, constrain = _mesh_of(piece, sketch), functools.partial(maker.constrain, piece)
 
     def compute(*values: Any) -> tuple[Any, ...]:
         known = list(values)
         for apply in piece.applies:
             x, y = (known[max(n, -len(known))] for n in apply.operands)
-            f = operation(apply.op, mesh)
+            f = operation(apply.op, mesh, constrain)
             one = wrapped(lambda x, y, f=f, n=apply.number: (f(x, y, n),), apply.wraps, apply.number)
             known.append(one(x, y)[0])
         return tuple(known[-piece.results :])
@@ -117,9 +139,9 @@ def _computation(piece: Piece, mesh: dict[str, int] | None) -> Function:
     return with_static if piece.static else body_of_tree if piece.tree else body
 
 
-def _piece_function(maker: Maker, piece: Piece) -> Function:
+def _piece_function(maker: Maker, piece: Piece, sketch: Sketch) -> Function:
     """A piece as a function of its operands that returns a list of arrays."""
-    placed = maker.place(piece, _computation(piece, maker.mesh(piece)))
+    placed = maker.place(piece, _computation(maker, piece, sketch))
     called = placed
     if piece.tree and not piece.static:
         called = lambda x, *rest: placed({"x": x, "rest": (list(rest), None)})["first"]  # noqa: E731
@@ -139,7 +161,7 @@ def _piece_function(maker: Maker, piece: Piece) -> Function:
 
 def _body(maker: Maker, sketch: Sketch) -> Function:
     """All pieces, as a function of all inputs."""
-    functions = [_piece_function(maker, piece) for piece in sketch.pieces]
+    functions = [_piece_function(maker, piece, sketch) for piece in sketch.pieces]
 
     def body(*inputs: Any) -> tuple[Any, ...]:
         values = [jnp.asarray(x) if isinstance(x, (bool, int, float, complex)) else x for x in inputs]

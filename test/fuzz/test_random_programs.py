@@ -78,23 +78,39 @@ def fail(x, y, n):
 def other(x, y, n):
     return x if isinstance(sketched.maker, sketched.Plain) else x + 1
 
+def cut(x, y, n):
+    return x if type(sketched.maker) is sketched.Plain else x + 1
+
 def build(maker, sketch, original=sketched.build):
     sketched.maker = maker
     return original(maker, sketch)
 
 verdicts.build = build
 random_programs.SECONDS = 4.0
-ways = {"crash": crash, "hang": hang, "fail": fail, "other": other, "same": lambda x, y, n: x}
-sketched.operation = lambda name, mesh: ways[name]
+ways = {"crash": crash, "hang": hang, "fail": fail, "other": other, "cut": cut, "same": lambda x, y, n: x}
+sketched.operation = lambda name, mesh, constrain: ways[name]
 inputs = (Input((4,), "float32"), Input((), "int32"))
 piece = lambda name: Piece(0, (0,), (Apply(name, (-1, -1), 0),))
 result = [
     random_programs.verdict_of(Sketch(((1,),), inputs, (piece(name),), (2,))).kind
-    for name in ("crash", "hang", "fail", "other", "same")
+    for name in ("crash", "hang", "fail", "other", "cut", "same")
 ]
 large = Sketch(((2,), (1,)), inputs, (piece("same"), piece("other"), piece("same")), (2, 3, 4), threads=2)
 small = random_programs.reduced(large, random_programs.verdict_of(large))
 result += [small.slices, len(small.inputs), len(small.pieces), small.threads]
 """
-    kinds = ["crash", "hang", "traceback", "wrong", "ok"]
+    kinds = ["crash", "hang", "traceback", "wrong", "both wrong", "ok"]
     assert in_a_process(script, tmp_path) == [*kinds, [[1], [1]], 1, 1, 1]
+
+
+def test_constraints_are_not_nothing_to_jit_either(tmp_path: Path):
+    """JAX would see that a loop over nothing at all changes nothing, and take its gradient."""
+    script = """
+import random_programs
+from sketches import Apply, Input, Piece, Sketch
+
+piece = Piece(0, (0,), (Apply("constrain", (-1, -1), 2, ("while",)),))
+sketch = Sketch(((1,),), (Input((4,), "float32"),), (piece,), (1,), transform="grad")
+result = random_programs.verdict_of(sketch).kind
+"""
+    assert in_a_process(script, tmp_path) == "both refuse"
