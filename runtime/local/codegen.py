@@ -13,9 +13,9 @@ import itertools
 import linecache
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Step, Transfer
+from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Step, Transfer
 
 Arrays = list[Any]
 
@@ -52,6 +52,16 @@ class StepTarget(Protocol):
 
     def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
         """What remains to be done to a result of the program; None for nothing."""
+
+
+class HostTarget(StepTarget, Protocol):
+    """What the generated function of a plan of one host is bound to."""
+
+    def send(self, send: Send) -> Callable[[Arrays], None]:
+        """How to give arrays to another host; takes one for each operand, and returns at once."""
+
+    def receive(self, receive: Receive) -> Callable[[], Arrays]:
+        """How to ask another host for arrays; returns one for each result at once, which may be pending."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +106,7 @@ class Generated:
 
 def generate(
     plan: Plan,
-    target: StepTarget,
+    target: StepTarget | HostTarget,
     *,
     copy_arrays: Callable[..., Any],
     constants: Mapping[Slot, Any],
@@ -108,7 +118,7 @@ def generate(
 
     Args:
       plan: the plan.
-      target: what its launches, transfers and results are bound to.
+      target: what its launches, transfers and results are bound to; a `HostTarget` for a plan of one host.
       copy_arrays: copies a list of arrays to devices, as `pjrt.copy_arrays`.
       constants: the arrays in slots that the caller does not pass.
       order: a context manager that is held while the steps are issued; None for none.
@@ -136,6 +146,10 @@ def generate(
         match group[0]:
             case Launch() as launch:
                 writer.launch(launch)
+            case Send() as send:
+                writer.send(send)
+            case Receive() as receive:
+                writer.receive(receive)
             case _:
                 writer.transfers([step for step in group if isinstance(step, Transfer)], copy)
                 for step in group:
@@ -151,7 +165,7 @@ def generate(
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
-    """Launches alone; the transfers that follow each other together, with the releases behind them.
+    """Launches, sends, receives alone; transfers that follow each other together, with the releases behind.
 
     A transfer of what another one brought starts a new group: one call makes all transfers of a group.
     """
@@ -159,7 +173,8 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
     arrived: set[Slot] = set()
     for step in steps:
         follows = isinstance(step, Transfer) and not arrived.isdisjoint(step.operands)
-        if isinstance(step, Launch) or follows or not groups or not isinstance(groups[-1][0], Transfer):
+        alone = isinstance(step, Launch | Send | Receive)
+        if alone or follows or not groups or not isinstance(groups[-1][0], Transfer):
             groups.append([])
             arrived.clear()
         groups[-1].append(step)
@@ -171,7 +186,7 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
 class _Writer:
     """The text of the function, the values that it names, and where each slot is."""
 
-    def __init__(self, plan: Plan, target: StepTarget, constants: Mapping[Slot, Any]) -> None:
+    def __init__(self, plan: Plan, target: StepTarget | HostTarget, constants: Mapping[Slot, Any]) -> None:
         self.plan = plan
         self.target = target
         self.indent = 0
@@ -257,7 +272,7 @@ class _Writer:
     def before(self) -> None:
         """Writes what comes before a step that can be reported."""
 
-    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+    def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
         """Writes what comes behind steps without a token."""
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
@@ -279,6 +294,22 @@ class _Writer:
             results = self.write([transfer.results[0] for transfer in direct])
             self.step(f"{results}{text}", _label(direct), sources)
         self.after(transfers)
+
+    def send(self, send: Send) -> None:
+        text = f"{self.value('send', self.host.send(send))}({self.read(send.operands)})"
+        self.step(text, f"{_label([send])} (host {send.peer})", send.operands)
+
+    def receive(self, receive: Receive) -> None:
+        self.before()
+        text = f"{self.value('receive', self.host.receive(receive))}()"
+        label = f"{_label([receive])} (host {receive.peer})"
+        self.step(f"{self.write(receive.results)}{text}", label, ())
+        self.after([receive])
+
+    @property
+    def host(self) -> HostTarget:
+        """The target of a plan that has sends and receives."""
+        return cast(HostTarget, self.target)
 
     def release(self, release: Release) -> None:
         for slot in release.delete:
@@ -315,7 +346,11 @@ class _Reporter(_Writer):
     """The text of a function that reports its steps."""
 
     def __init__(
-        self, plan: Plan, target: StepTarget, constants: Mapping[Slot, Any], observer: StepObserver
+        self,
+        plan: Plan,
+        target: StepTarget | HostTarget,
+        constants: Mapping[Slot, Any],
+        observer: StepObserver,
     ) -> None:
         super().__init__(plan, target, constants)
         self.observer = observer
@@ -342,12 +377,12 @@ class _Reporter(_Writer):
             self.step(f"{self.value('keep', kernel.keep_token)}(token)", launch.label, ())
         self.report(launch, "token, ")
 
-    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+    def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
         for step in steps:
             lasting = [slot for slot in step.results if self.observer.lasting(slot)]
             self.report(step, "".join(f"{self.places[slot]}, " for slot in lasting))
 
-    def report(self, step: Launch | Transfer, waited_for: str) -> None:
+    def report(self, step: Launch | Transfer | Receive, waited_for: str) -> None:
         self.line(self.indent, f"note(({self.numbers[id(step)]}, at, ({waited_for})))")
         self.noted += 1
         if self.noted % _NOTES == 0:
@@ -357,5 +392,5 @@ class _Reporter(_Writer):
 _numbers = itertools.count()
 
 
-def _label(transfers: Sequence[Transfer]) -> str:
+def _label(transfers: Sequence[Transfer | Send | Receive]) -> str:
     return ", ".join(dict.fromkeys(f"{transfer.src} -> {transfer.dst}" for transfer in transfers))

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
+from pathways.runtime.plan.plan import Launch, Plan, Release, Send, Slot
 from pathways.runtime.timelines.events import SECONDS, EventLog
 from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.trace_file import TraceFile
@@ -209,7 +209,7 @@ class ProgramTrace:
 
     def __init__(self, recorder: Recorder, plan: Plan) -> None:
         self.plan = plan
-        self.steps = {n: step for n, step in enumerate(plan.steps) if not isinstance(step, Release)}
+        self.steps = {n: step for n, step in enumerate(plan.steps) if not isinstance(step, Send | Release)}
         self.places: dict[int, _Place] = {
             n: (step.slice,) if isinstance(step, Launch) else (step.src, step.dst)
             for n, step in self.steps.items()
