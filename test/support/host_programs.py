@@ -23,11 +23,11 @@ CONTEXT = make_context()
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
     """A program in unrolled form, and the host of each of its slices."""
-    sizes = draw(st.lists(st.sampled_from([1, 1, 2]), min_size=1, max_size=5))
+    sizes = [draw(st.sampled_from([1, 1, 2])) for _ in range(draw(st.sampled_from([3, 2, 4, 5, 1])))]
     slices = range(len(sizes))
     overlapping = draw(st.sampled_from([0, 0, 2]))
-    most = draw(st.integers(1, 4))
-    hosts = [draw(st.integers(0, most - 1)) for _ in slices]
+    count = draw(st.sampled_from([2, 3, 4, 1]))
+    hosts = [(s + draw(st.sampled_from([0, 0, 1]))) % count for s in slices]
     hosts = [hosts[0] if s < overlapping else host for s, host in enumerate(hosts)]
     lines = ["!x = tensor<4xf32>", 'module @f attributes {pw.form = "unrolled"} {']
     lines += [f'sdy.mesh @mesh{n} = <["x"={n}]>' for n in (1, 2)]
@@ -48,19 +48,21 @@ def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
         arguments.append(f"%k: !x {{pw.slice = @s{place}, pw.constant = @k}}")
         values.append(("%k", [place]))
     body: list[str] = []
-    for n in range(draw(st.integers(1, 12))):
-        kind = draw(st.sampled_from(["launch", "launch", "launch", "transfer", "transfer", "mirror"]))
-        if kind == "launch":
+    for n in range(draw(st.sampled_from([5, 3, 8, 12, 1]))):
+        if draw(st.integers(0, 4)):
             place = draw(st.sampled_from(slices))
-            here = [name for name, places in values if place in places]
-            read = draw(st.lists(st.sampled_from(here), max_size=_MOST_OPERANDS)) if here else []
+            read = []
+            for name, places in draw(
+                st.lists(st.sampled_from(values), min_size=n % 2, max_size=_MOST_OPERANDS)
+            ):
+                if place not in places:
+                    name = _transfer(draw, name, places, place, sizes, values, body)
+                read.append(name)
             body.append(
                 f'%v{n}:2 = "pw.launch"({", ".join(read)}) {{callee = @f{len(read)}, slice = @s{place}}} '
                 f": ({', '.join(['!x'] * len(read))}) -> (!x, !x)"
             )
             values += [(f"%v{n}#{k}", [place]) for k in range(2)]
-        elif kind == "transfer":
-            _transfer(draw, n, sizes, values, body)
         else:
             first, second = (draw(st.sampled_from(values)) for _ in range(2))
             if set(first[1]).isdisjoint(second[1]):
@@ -86,20 +88,19 @@ def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
 
 def _transfer(
     draw: st.DrawFn,
-    n: int,
+    name: str,
+    places: list[int],
+    target: int,
     sizes: Sequence[int],
     values: list[tuple[str, list[int]]],
     body: list[str],
-) -> None:
-    name, places = draw(st.sampled_from(values))
-    elsewhere = [s for s in range(len(sizes)) if s not in places]
-    if not elsewhere:
-        return
-    target = draw(st.sampled_from(elsewhere))
+) -> str:
+    """Moves a value, as it is or in pieces with others that live where it does; returns what it is there."""
+    moved = f"%t{len(body)}"
     if sizes[places[0]] == sizes[target] and draw(st.booleans()):
-        body.append(f'%v{n} = "pw.transfer"({name}) {{slice = @s{target}}} : (!x) -> !x')
-        values.append((f"%v{n}", [target]))
-        return
+        body.append(f'{moved} = "pw.transfer"({name}) {{slice = @s{target}}} : (!x) -> !x')
+        values.append((moved, [target]))
+        return moved
     pieces = [name, *(other for other, where in values if where == places)][: draw(st.integers(1, 3))]
     count = draw(st.integers(1, 2))
     routes = [
@@ -111,11 +112,12 @@ def _transfer(
         )
     ]
     body.append(
-        f'%v{n}:{count} = "pw.transfer"({", ".join(pieces)}) {{slice = @s{target}, '
+        f'{moved}:{count} = "pw.transfer"({", ".join(pieces)}) {{slice = @s{target}, '
         f"routes = array<i64: {', '.join(map(str, routes))}>}} "
         f": ({', '.join(['!x'] * len(pieces))}) -> ({', '.join(['!x'] * count)})"
     )
-    values += [(f"%v{n}#{k}", [target]) for k in range(count)]
+    values += [(f"{moved}#{k}", [target]) for k in range(count)]
+    return f"{moved}#{draw(st.integers(0, count - 1))}"
 
 
 def _placement(places: Sequence[int]) -> str:

@@ -151,6 +151,8 @@ class Run:
             slot: self.arguments[slot] for a in plan.arguments if a.constant for slot in a.slots.values()
         }
         self.passed = [array for slot, array in self.arguments.items() if slot not in constants]
+        given = {slot for a in plan.arguments if a.donated or a.constant for slot in a.slots.values()}
+        self.kept = [array for slot, array in self.arguments.items() if slot not in given]
         target = Target(plan, wire, waits)
         self.run = codegen.generate(plan, target, copy_arrays=copy_arrays, constants=constants).run
         self.results: Results = {}
@@ -183,10 +185,11 @@ def test_hosts_that_never_wait_give_the_same(program: tuple[str, list[int]]):
     event(f"hosts: {len(runs)}")
     for run in runs:
         run()
-    # Before anything has arrived anywhere, the caller does its worst with all that is its own.
+    # Before anything has arrived anywhere, the caller does its worst with all that is its own: what it gave
+    # up it has no more.
     results = {port: array.compute for run in runs for port, array in run.results.items()}
     for run in runs:
-        for array in (*run.results.values(), *run.passed):
+        for array in (*run.results.values(), *run.kept):
             array.delete()
     assert {port: compute() for port, compute in results.items()} == whole_terms(text)
 
