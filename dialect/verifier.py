@@ -58,9 +58,7 @@ def problems(module: ir.Module, form: Form | None = None) -> list[Problem]:
     reported: list[Problem] = []
 
     def report(op: ir.OpView, message: str) -> None:
-        # What is wrong with the module is found once for each host.
-        if (problem := Problem(op, message)) not in reported:
-            reported.append(problem)
+        reported.append(Problem(op, message))
 
     with module.context:
         claim = _claimed(module, report)
@@ -79,7 +77,19 @@ def problems(module: ir.Module, form: Form | None = None) -> list[Problem]:
         for joint in expected.joint:
             if not reported:
                 joint(programs, report)
-    return reported
+    return _unique(reported) if len(programs) > 1 else reported
+
+
+def _unique(reported: list[Problem]) -> list[Problem]:
+    """Each problem once: what is wrong with the module itself is found in every program."""
+    seen: dict[str, list[ir.OpView]] = {}
+    unique: list[Problem] = []
+    for problem in reported:
+        ops = seen.setdefault(problem.message, [])
+        if problem.op not in ops:
+            ops.append(problem.op)
+            unique.append(problem)
+    return unique
 
 
 def _programs(module: ir.Module, form: Form) -> list[ProgramView]:
