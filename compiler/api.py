@@ -15,8 +15,6 @@ from pathways.passes.pipeline import Options
 from pathways.passes.schedule.policies.registry import NAMES, unknown_policy
 from pathways.runtime.resources.virtual import VirtualSlice
 
-Fun = Callable[..., Any]
-
 
 class _Places(Protocol):
     """`pw.jit` with everything but the function."""
@@ -72,14 +70,14 @@ def jit(
     **options: Unpack[_Placement],
 ) -> _Places: ...
 def jit(
-    fun: Fun | None = None,
+    fun: Callable[..., Any] | None = None,
     *,
     devices: VirtualSlice,
     stage: int | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
-    static_argnums: Numbers = None,
-    static_argnames: Names = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
 ) -> Any:
     """Places a function on a slice: it runs as one computation on all devices of it.
 
@@ -95,6 +93,9 @@ def jit(
 
     Returns:
       A function to call inside a program, or alone as a program of one launch.
+
+    Raises:
+      TypeError: what is no function, or no slice.
 
     Example:
       ```python
@@ -133,12 +134,12 @@ def program(
     **options: Unpack[_ProgramOptions],
 ) -> _MakesProgram: ...
 def program(
-    fun: Fun | None = None,
+    fun: Callable[..., Any] | None = None,
     *,
-    donate_argnums: Numbers = None,
-    donate_argnames: Names = None,
-    static_argnums: Numbers = None,
-    static_argnames: Names = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     schedule: str | os.PathLike[str] | None = None,
@@ -163,6 +164,13 @@ def program(
         `interleaved-1f1b` or `eager`, or the path of a CSV file that says it, action by action. Unless given,
         one microbatch goes after the other.
       fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
+
+    Returns:
+      The program, to be called like the function.
+
+    Raises:
+      TypeError: what is no function, or no schedule.
+      ValueError: arguments that the function does not have, or a schedule that is not there.
 
     Example:
       ```python

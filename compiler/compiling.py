@@ -18,7 +18,7 @@ def bind_slices(interface: Interface, program: str) -> dict[str, Binding]:
     """The devices of each slice of a program, by the name of the slice in its module.
 
     Raises:
-      ResourceError: there are too few devices; says how many there are and who holds them.
+      ResourceError: there are too few devices; says how many there are and what is in the way.
     """
     bindings = bind(interface.slices.values(), program=program)
     return {name: bindings[virtual] for name, virtual in interface.slices.items()}

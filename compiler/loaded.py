@@ -29,8 +29,10 @@ from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import code_target
 from pathways.runtime.xla.rehearse import rehearse_apart
+from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
+@boundary
 def load(
     path: str | os.PathLike[str],
     *,
@@ -187,13 +189,19 @@ class LoadedProgram(Bound):
         Raises:
           TypeError: when an argument does not have the shape, dtype or names that were saved.
         """
-        leaves, tree = jax_internals.flatten((args, kwargs))
-        if tree != self.call.tree:
-            if tree not in self._orders:
-                self._orders[tree] = self._order(args, kwargs)
-            leaves = [leaves[n] for n in self._orders[tree]]
-        return self._go(leaves)
+        # As `boundary`, without the time of a wrapper.
+        try:
+            leaves, tree = jax_internals.flatten((args, kwargs))
+            if tree != self.call.tree:
+                if tree not in self._orders:
+                    self._orders[tree] = self._order(args, kwargs)
+                leaves = [leaves[n] for n in self._orders[tree]]
+            return self._go(leaves)
+        except Exception as error:
+            filter_traceback(error)
+            raise
 
+    @boundary
     def by_name(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Runs the program on arrays by the names of arguments; returns the results by theirs.
 

@@ -22,6 +22,9 @@ PHASES = ("stablehlo", *(phase.name for phase in phases(Options())))
 class ProgramError(ValueError):
     """A program that cannot be lowered; the message names the place in the user's code."""
 
+    # As which tracebacks name it.
+    __module__ = "pathways"
+
 
 @dataclasses.dataclass(frozen=True)
 class Forms:

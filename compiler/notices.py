@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from pathlib import Path
 
 import jax
 
-from pathways.runtime.resources import virtual
+from pathways.runtime.xla.tracebacks import OURS
 
-_FOLDERS = (
-    str(Path(__file__).parent),
-    str(Path(virtual.__file__).parents[1]),
-    jax.__path__[0],
-    # Some functions here are decorated by context managers. Python ignores prefixes that are whole names.
-    contextlib.__file__.removesuffix(".py"),
-)
+_FOLDERS = (*OURS, jax.__path__[0])
 
 
 class PathwaysWarning(UserWarning):
@@ -24,6 +16,9 @@ class PathwaysWarning(UserWarning):
 
     `warnings.simplefilter("error", pathways.PathwaysWarning)` makes errors of them.
     """
+
+    # As which tracebacks name it.
+    __module__ = "pathways"
 
 
 def warn(message: str) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from pathways.compiler.arguments import conventions_of, join_static
 from pathways.compiler.jax_internals import Tracer, placed_call
 from pathways.compiler.meshes import NO_MESH, off_mesh, refuse_mesh
-from pathways.compiler.names import symbol_of
+from pathways.compiler.names import documentation_of, symbol_of
 from pathways.compiler.program import Program
 from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
@@ -22,6 +22,7 @@ from pathways.dialect.metadata import CallMetadata
 from pathways.passes.pipeline import Options
 from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
 class PlacedFunction[**P, R](OfProcess):
@@ -41,6 +42,9 @@ class PlacedFunction[**P, R](OfProcess):
         static_argnames: str | Sequence[str] | None,
     ) -> None:
         functools.update_wrapper(self, fun)
+        self.__doc__ = documentation_of(
+            fun, f"Placed on {devices!r} by `pw.jit`: one computation of the programs that call it."
+        )
         self.fun = fun
         self.devices = devices
         self.stage = stage
@@ -69,27 +73,34 @@ class PlacedFunction[**P, R](OfProcess):
         return self._alone
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if active_trace.program is None:
-            for leaf in jax.tree.leaves((args, kwargs)):
-                if isinstance(leaf, Tracer):
-                    raise TypeError(
-                        f"'{self.name}', placed on {self.devices.name}, was called under a JAX "
-                        "transformation outside a program; put the outermost function under @pw.program "
-                        "instead of jax.jit, and transformations such as jax.grad inside it"
-                    )
-            return self.alone(*args, **kwargs)
-        refuse_mesh(f"'{self.name}', placed on {self.devices.name}", jax.tree.leaves((args, kwargs)))
-        metadata = CallMetadata(
-            name=self.name, slice=self.devices.name, call=str(active_trace.calls), stage=self.stage
-        )
-        active_trace.calls += 1
-        fun, passed, named = self._bind_static(args, kwargs)
-        backward = dataclasses.replace(metadata, kind="bwd")
-        call = placed_call(fun, metadata.strings(), backward.strings())
-        passed, named = off_mesh((passed, named))
-        # Outside of the call, where it leaves no result apart from what the backward call reads.
-        return off_mesh(call(*passed, **named))
+        """Runs the function on its slice, or makes it a part of the program that is being traced."""
+        # As `boundary`, without the time of a wrapper.
+        try:
+            if active_trace.program is None:
+                for leaf in jax.tree.leaves((args, kwargs)):
+                    if isinstance(leaf, Tracer):
+                        raise TypeError(
+                            f"'{self.name}', placed on {self.devices.name}, was called under a JAX "
+                            "transformation outside a program; put the outermost function under @pw.program "
+                            "instead of jax.jit, and transformations such as jax.grad inside it"
+                        )
+                return self.alone(*args, **kwargs)
+            refuse_mesh(f"'{self.name}', placed on {self.devices.name}", jax.tree.leaves((args, kwargs)))
+            metadata = CallMetadata(
+                name=self.name, slice=self.devices.name, call=str(active_trace.calls), stage=self.stage
+            )
+            active_trace.calls += 1
+            fun, passed, named = self._bind_static(args, kwargs)
+            backward = dataclasses.replace(metadata, kind="bwd")
+            call = placed_call(fun, metadata.strings(), backward.strings())
+            passed, named = off_mesh((passed, named))
+            # Outside of the call, where it leaves no result apart from what the backward call reads.
+            return off_mesh(call(*passed, **named))
+        except Exception as error:
+            filter_traceback(error)
+            raise
 
+    @boundary
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers the program of one launch; see `Program.lower`."""
         return self.alone.lower(*args, **kwargs)

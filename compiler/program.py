@@ -13,8 +13,16 @@ import jax
 from pathways.compiler.abstract_call import abstract_call
 from pathways.compiler.arguments import Conventions, Signature, Static, abstract, join_static
 from pathways.compiler.call import UNLIKE, Call
-from pathways.compiler.jax_internals import Tracer, flatten, outside_meshes, trace_context, unflatten
+from pathways.compiler.donation import unusable_donations
+from pathways.compiler.jax_internals import (
+    Tracer,
+    flatten,
+    outside_meshes,
+    trace_context,
+    unflatten,
+)
 from pathways.compiler.lowering import ProgramError, run_phases
+from pathways.compiler.names import documentation_of
 from pathways.compiler.notices import warn
 from pathways.compiler.pipelining import why_not_pipelined
 from pathways.compiler.specs import Spec, flat_specs, positional_only
@@ -24,10 +32,15 @@ from pathways.compiler.trace_state import active_trace
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 
 class Program[**P, R](OfProcess):
-    """A function compiled for many slices; made by `pw.program`."""
+    """A function compiled for many slices; made by `pw.program`.
+
+    A call runs it and returns at once. The first one with arguments of new types compiles it for them;
+    `lower` and then `compile` do so without a call, and show what becomes of it on the way.
+    """
 
     def __init__(
         self,
@@ -39,6 +52,12 @@ class Program[**P, R](OfProcess):
         schedule: str | None = None,
     ) -> None:
         functools.update_wrapper(self, fun)
+        self.__doc__ = documentation_of(
+            fun,
+            "A program of pathways: a call runs it on its slices and returns arrays that get ready later.\n"
+            "`lower(...)` takes it through the passes without devices, `lower(...).compile()` compiles it,\n"
+            "`place(...)` puts arguments where it reads them.",
+        )
         self.name = conventions.name
         self._fun = fun
         self._options = options
@@ -60,26 +79,31 @@ class Program[**P, R](OfProcess):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the program and returns at once, with arrays that become ready later."""
-        static: Static = ()
-        if self._has_static:
-            dynamic, named, static = self._conventions.split_static(args, kwargs)
-            leaves, tree = flatten((dynamic, named))
-        else:
-            leaves, tree = flatten((args, kwargs))
-        last = self._last
-        if (
-            last is not None
-            and tree == last.tree
-            and static == last.static
-            and last.context == trace_context()
-            and active_trace.program is None
-        ):
-            result = last.go_if_like_last(leaves)
-            if result is not UNLIKE:
-                return result
-        return self._call_slowly(leaves, tree, static, args, kwargs)
+        # As `boundary`, without the time of a wrapper.
+        try:
+            static: Static = ()
+            if self._has_static:
+                dynamic, named, static = self._conventions.split_static(args, kwargs)
+                leaves, tree = flatten((dynamic, named))
+            else:
+                leaves, tree = flatten((args, kwargs))
+            last = self._last
+            if (
+                last is not None
+                and tree == last.tree
+                and static == last.static
+                and last.context == trace_context()
+                and active_trace.program is None
+            ):
+                result = last.go_if_like_last(leaves)
+                if result is not UNLIKE:
+                    return result
+            return self._call_slowly(leaves, tree, static, args, kwargs)
+        except Exception as error:
+            filter_traceback(error)
+            raise
 
-    @outside_meshes()
+    @boundary
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces the program and takes it through all passes, without devices or data.
 
@@ -91,17 +115,22 @@ class Program[**P, R](OfProcess):
           ProgramError: when a pass refuses the program; names the place in the user's code.
         """
         signature = self._signature(args, kwargs)
-        traced = self._trace(signature, args, kwargs)
+        with outside_meshes():
+            traced = self._trace(signature, args, kwargs)
         if not traced.interface.out_avals and not traced.callbacks:
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
         forms = run_phases(traced.module, self.name, self._options)
         schedule = self._options.schedule_file or self._options.policy or self._schedule
-        for reason in why_not_pipelined(forms.scheduled, schedule):
+        for reason in (
+            *why_not_pipelined(forms.scheduled, schedule),
+            *unusable_donations(forms.scheduled, traced.interface.argument_paths),
+        ):
             if reason not in self._warned:
                 self._warned.add(reason)
                 warn(f"program '{self.name}': {reason}")
         return Lowered(forms, traced.interface, signature, traced.callbacks, traced.keepalive)
 
+    @boundary
     def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Puts arguments on the slices that read them, so that calls need not; see `Compiled.place`.
 
@@ -127,7 +156,11 @@ class Program[**P, R](OfProcess):
         return join_static(placed, named, static)[0]
 
     def with_options(self, **changes: Any) -> Program[P, R]:
-        """The same program with some of its `Options` changed."""
+        """The same program with some options of the compiler changed.
+
+        Args:
+          **changes: `policy` or `schedule_file`, `fuse`, and the others of `passes.pipeline.Options`.
+        """
         options = dataclasses.replace(self._options, **changes)
         return Program(
             self._fun, self._conventions, options, self._in_shardings, self._out_shardings, self._schedule

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import jax
@@ -25,7 +26,12 @@ from pathways.runtime.simulate.links import read_link
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import read_times
 from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Request
+from pathways.runtime.xla.tracebacks import boundary, filter_traceback
+
+_SHOWN_LINES = 1000
+"""How much of a module a notebook shows."""
 
 
 class Lowered(OfProcess):
@@ -53,6 +59,18 @@ class Lowered(OfProcess):
     def __repr__(self) -> str:
         return f"<lowered program {self.name}>"
 
+    def _repr_html_(self) -> str:
+        """Its slices and remarks, and its last form, in a notebook."""
+        lines = self.as_text().splitlines()
+        more = len(lines) - _SHOWN_LINES
+        text = "\n".join([*lines[:_SHOWN_LINES], *([f"... {more} more lines"] if more > 0 else [])])
+        remarks = "".join(f"<p>{escape(str(remark))}</p>" for remark in self.remarks)
+        return (
+            f"<p>lowered program <b>{escape(self.name)}</b>, slices {escape(', '.join(self.slices))}</p>"
+            f"{remarks}<details><summary>scheduled form; <code>as_text(phase)</code> has all forms</summary>"
+            f'<pre style="max-height:30em;overflow:auto">{escape(text)}</pre></details>'
+        )
+
     @property
     def in_avals(self) -> tuple[Any, ...]:
         """Abstract values of the flat arguments."""
@@ -76,6 +94,7 @@ class Lowered(OfProcess):
         """
         return self._forms.text(phase)
 
+    @boundary
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a bundle: a file that `pathways.load` and `pw-run` run without the code of the program.
 
@@ -88,16 +107,18 @@ class Lowered(OfProcess):
         """
         self._save(path, ())
 
+    @boundary
     def compile(self) -> Compiled:
         """Binds the slices to devices, compiles every computation, and generates the launch path.
 
         Raises:
-          ResourceError: when there are too few devices; says how many there are and who holds them. When
+          ResourceError: when there are too few devices; says how many there are and what is in the way. When
             they have too little memory; says what each slice takes.
           CompileError: when XLA refuses a computation; names it.
         """
         call = compile_plan(
-            plan_of(self._forms.scheduled, self.name, proved=True),
+            # With `jax_debug_nans`, an error names the line that a value comes from.
+            plan_of(self._forms.scheduled, self.name, proved=True, located=pjrt.checks_values()),
             bind_slices(self._interface, self.name),
             self._interface,
             self._signature,
@@ -126,13 +147,18 @@ class Bound(OfProcess):
         Raises:
           TypeError: when an argument does not have the shape, dtype or structure it was compiled for.
         """
-        leaves, tree = jax_internals.flatten((args, kwargs))
-        call = self.call
-        if tree == call.tree:
-            result = call.go_if_like_last(leaves)
-            if result is not UNLIKE:
-                return result
-        return call.go(call.bring_or_fail(leaves, tree))
+        # As `boundary`, without the time of a wrapper.
+        try:
+            leaves, tree = jax_internals.flatten((args, kwargs))
+            call = self.call
+            if tree == call.tree:
+                result = call.go_if_like_last(leaves)
+                if result is not UNLIKE:
+                    return result
+            return call.go(call.bring_or_fail(leaves, tree))
+        except Exception as error:
+            filter_traceback(error)
+            raise
 
     @property
     def in_avals(self) -> tuple[Any, ...]:
@@ -171,6 +197,7 @@ class Bound(OfProcess):
         """The virtual slices that it runs on, by their names in the program."""
         return self.call.interface.slices
 
+    @boundary
     def place(self, *args: Any) -> tuple[Any, ...]:
         """Puts arguments on the slices that read them, so that calls need not.
 
@@ -242,6 +269,7 @@ class Bound(OfProcess):
         """
         return analyze(self.plan, self.call.executable.executables)
 
+    @boundary
     def timeline(
         self,
         times: Mapping[str, Any] | None = None,
@@ -286,6 +314,7 @@ class Compiled(Bound):
         """
         return self._device_text() if phase == "device" else self._lowered.as_text(phase)
 
+    @boundary
     def save(self, path: str | os.PathLike[str], *, executables: bool = False) -> None:
         """Writes a bundle, as `Lowered.save` does.
 

@@ -9,6 +9,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect.fields import entries_of
 from pathways.dialect.names import FRONTEND_ATTRIBUTES
+from pathways.dialect.operation import attribute_of
 from pathways.dialect.origins import KINDS, CallKind
 
 _PREFIX = "pw."
@@ -77,9 +78,10 @@ class CallMetadata:
         """
         if FRONTEND_ATTRIBUTES not in op.attributes:
             return cls()
-        entries = op.attributes[FRONTEND_ATTRIBUTES]
+        entries = attribute_of(op, FRONTEND_ATTRIBUTES)
         if not isinstance(entries, ir.DictAttr):
-            raise MetadataError(f"`{FRONTEND_ATTRIBUTES}` must be a dictionary, got {entries}")
+            shown = "a location" if entries is None else entries
+            raise MetadataError(f"`{FRONTEND_ATTRIBUTES}` must be a dictionary, got {shown}")
         texts: dict[str, str] = {}
         for name, value in entries_of(entries).items():
             if not name.startswith(_PREFIX):

@@ -30,7 +30,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -202,14 +202,22 @@ def make_optimizer(steps: int) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
 
 
+class Speed(NamedTuple):
+    """How fast steps were: tokens per second, seconds of cores for a step, and how many were busy."""
+
+    tokens: float
+    step: float
+    cores: float
+
+
 def train(
     title: str, step: Callable[..., Any], state: State, data: Iterator[Batch], steps: int
-) -> tuple[State, list[float], float]:
-    """Takes some steps; returns the state after them, their losses, and tokens per second."""
+) -> tuple[State, list[float], Speed]:
+    """Takes some steps; returns the state after them, their losses, and how fast they were."""
     losses: list[float] = []
     pending: collections.deque[jax.Array] = collections.deque()
     bar = tqdm(desc=title, total=steps, unit="step", disable=None)
-    started = time.perf_counter()
+    started, computed = time.perf_counter(), time.process_time()
     tokens = 0
 
     def read_loss() -> None:
@@ -228,7 +236,8 @@ def train(
     while pending:
         read_loss()
     bar.close()
-    return state, losses, tokens / (time.perf_counter() - started)
+    wall, computed = time.perf_counter() - started, time.process_time() - computed
+    return state, losses, Speed(tokens / wall, computed / steps, computed / wall)
 
 
 def measure(step: Callable[..., Any], state: State, data: Iterator[Batch], folder: Path) -> EventLog:
@@ -281,7 +290,7 @@ def main() -> int:
     )
     compiled = train_step.lower(state, held_out[0]).compile()
     before = held_out_loss(params)
-    trained, losses, rate = train("pathways", compiled, state, data(), options.steps)
+    trained, losses, speed = train("pathways", compiled, state, data(), options.steps)
     after = held_out_loss(trained[0])
     planned, measured = compiled.timeline(), measure(compiled, trained, data(), options.dump_dir)
     page = options.dump_dir / "train_step.html"
@@ -289,7 +298,7 @@ def main() -> int:
 
     compared = min(options.steps, COMPARED_STEPS)
     jax_compiled = jax_step.lower(state, held_out[0]).compile()
-    _, jax_losses, jax_rate = train("jax.jit ", jax_compiled, state, data(), compared)
+    _, jax_losses, jax_speed = train("jax.jit ", jax_compiled, state, data(), compared)
     difference = float(np.abs(np.subtract(losses[:compared], jax_losses)).max())
 
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
@@ -299,7 +308,9 @@ def main() -> int:
         ("held-out loss after", f"{after:.4f}", ""),
         ("loss at step 1", f"{losses[0]:.4f}", f"{jax_losses[0]:.4f}"),
         (f"loss at step {compared}", f"{losses[compared - 1]:.4f}", f"{jax_losses[-1]:.4f}"),
-        ("tokens/s", f"{rate:,.0f}", f"{jax_rate:,.0f}"),
+        ("tokens/s", f"{speed.tokens:,.0f}", f"{jax_speed.tokens:,.0f}"),
+        ("ms of cores per step", f"{1000 * speed.step:.0f}", f"{1000 * jax_speed.step:.0f}"),
+        ("cores busy", f"{speed.cores:.2f}", f"{jax_speed.cores:.2f}"),
         ("launches per step", f"{cost['launches']}", ""),
         ("transfers per step", f"{cost['transfers']}", ""),
         ("bytes moved per step", f"{cost['bytes transferred']:,}", ""),
@@ -310,6 +321,14 @@ def main() -> int:
     print()
     for label, ours, theirs in rows:
         print(f"{label:22}{ours:>14}{theirs:>14}".rstrip())
+    print(
+        f"\n{speed.tokens / jax_speed.tokens:.0%} of the tokens/s of jax.jit, because "
+        f"{len(slices) * slices[0].size} devices share {os.cpu_count()} cores: "
+        f"{speed.cores:.2f} were busy, {jax_speed.cores:.2f} with jax.jit.\n"
+        f"A step takes {1000 * speed.step:.0f} ms of them, {1000 * jax_speed.step:.0f} ms with jax.jit: "
+        f"{options.microbatches} microbatches are {cost['launches']} small launches "
+        f"and {cost['transfers']} transfers."
+    )
     print(f"\nIR after each phase: {options.dump_dir}/train_step.*.mlir")
     print(f"a step as planned and as measured, to open in a browser: {page}")
     verdict = "agree" if difference <= TOLERANCE else "DISAGREE"

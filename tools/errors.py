@@ -12,5 +12,8 @@ class UserError(Exception):
 
 def hint(text: str, choices: Iterable[str]) -> str:
     """What a text may mean: `; did you mean 'scheduled'?`, or nothing when no choice is near."""
-    near = difflib.get_close_matches(text, list(choices), 1)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    # Also what was not written to its end: `pw-fuze` is nearer to `pw-fuse-launches` than to `pw-dce`.
+    names = list(choices)
+    beginnings = {name[: len(text)]: name for name in names} | {name: name for name in names}
+    near = difflib.get_close_matches(text, beginnings, 1)
+    return f"; did you mean '{beginnings[near[0]]}'?" if near else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from jaxlib.mlir import ir
 
@@ -10,7 +11,7 @@ from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import TransferOp, make_context, ops_named
 from pathways.passes.base import main_function
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
-from pathways.runtime.timelines.tables import percent, size, table
+from pathways.runtime.timelines.tables import duration, percent, size, table
 
 
 def explain(lowered: Lowered, compiled: Compiled) -> str:
@@ -55,11 +56,40 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
         *([table([("loop", "microbatches"), *loops])] if loops else []),
         table([("slice", "mesh", "computations", "launches"), *slices]),
         table([("computation", "slice", "launches", "FLOPs each"), *computations]),
+        table([("XLA module", "slice", "instructions", "time", "share", ""), *_modules(compiled)]),
         f"memory\n{compiled.memory_analysis()}",
     ]
     if channels:
         tables.append(table([("channel", "from", "to", "type", "transfers", "bytes"), *channels]))
     return "\n\n".join(tables)
+
+
+def _modules(compiled: Compiled) -> list[tuple[str, ...]]:
+    """Each module that XLA made, the slowest first, with its share of the time that all took.
+
+    Several threads compile, so that all together takes less than the sum.
+    """
+    executable = compiled.call.executable
+    pairs = sorted(
+        zip(executable.requests, executable.loaded, strict=True), key=lambda pair: -pair[1].seconds
+    )
+    total = sum(loaded.seconds for _, loaded in pairs)
+    return [
+        (
+            request.computation.name,
+            request.slice,
+            str(_instructions(loaded.executable)),
+            duration(loaded.seconds, "s"),
+            percent(loaded.seconds / total if total else 0.0),
+            loaded.how,
+        )
+        for request, loaded in pairs
+    ]
+
+
+def _instructions(executable: Any) -> int:
+    """The number of instructions in the optimized module of an executable."""
+    return sum(text.count(" = ") for text in (module.to_string() for module in executable.hlo_modules()))
 
 
 def _channels(module: ir.Module, plan: Plan) -> list[tuple[str, ...]]:

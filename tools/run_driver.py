@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathways.runtime.bundle.manifest import BundleError, Leaf
 from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.arrays import made_up, read_arrays, write_arrays
 from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
 from pathways.tools.flags import MOST_CPU_DEVICES
 from pathways.tools.supervisor import doing
 
@@ -41,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
     doing(f"running {options.bundle}")
     try:
         results = _run(loaded, arrays, feeds, options)
+    except BrokenPipeError:
+        raise
     except (RuntimeError, OSError) as error:
         # XLA's, such as too little memory, or of writing a trace.
         raise UserError(f"cannot run {options.bundle}: {error}") from None
@@ -72,8 +74,6 @@ def _arrays(options: argparse.Namespace, inputs: Mapping[str, ArrayType]) -> dic
 
 def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
     """Loads the bundle, on as many CPU devices as it needs where its platform is cpu."""
-    # XLA would warn of each sharded computation that it is from a file.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     doing("importing JAX")
     import jax
 
@@ -95,11 +95,16 @@ def _load(options: argparse.Namespace, bundle: Bundle) -> LoadedProgram:
         # Of the bundle, the cluster, resources or XLA; or JAX has no such platform.
         raise UserError(str(error)) from None
     stored, compiled = loaded.origins
-    print(
+    _say(
         f"{loaded.name}: loaded in {time.perf_counter() - began:.2f} s, "
         f"{stored} executables stored, {compiled} compiled"
     )
     return loaded
+
+
+def _say(line: str) -> None:
+    """Writes a line to standard output, which may be full."""
+    write_output("-", f"{line}\n".encode())
 
 
 def _devices_needed(bundle: Bundle) -> int:
@@ -175,8 +180,8 @@ def _run(
             inputs |= {name: results[source] for name, source in feeds.items()}
         jax.block_until_ready(list(results.values()))
     took = time.perf_counter() - began
-    print(f"{steps} step{'s' if steps > 1 else ''} in {took:.3f} s: {steps / took:,.1f} steps/s")
-    print(
+    _say(f"{steps} step{'s' if steps > 1 else ''} in {took:.3f} s: {steps / took:,.1f} steps/s")
+    _say(
         f"each step: {cost['launches']} launches, {cost['transfers']} transfers, "
         f"{cost['bytes transferred']:,} bytes between slices"
     )

@@ -36,11 +36,15 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
     The child ends with this process, however that ends, and when it takes more memory than `memory_limit`.
     """
     global _activity
+    # What XLA and MLIR log would stand before the one line of ours that says the same.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         limit = memory_limit()
     except UserError as error:
         print(f"{tool}: error: {error}", file=sys.stderr)
         return 1
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt_once)
     shared = mmap.mmap(-1, _SIZE)
     parent = os.getpid()
     child = os.fork()
@@ -117,6 +121,12 @@ def at_most(seconds: float) -> Iterator[None]:
     finally:
         if _activity is not None:
             signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _interrupt_once(*_: object) -> None:
+    """Lets nobody be interrupted while tidying up: Ctrl-C reaches a child twice, by its parent too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _end_with(parent: int) -> None:

@@ -1,12 +1,33 @@
 """One Python process, one JAX program, many slices of accelerators.
 
-Names are imported when they are first used: `import pathways` loads neither jax nor jaxlib, so that tools
-which need no tracing start fast.
+make_virtual_device_set   the slices that a program asks for: `.add_slice(shape, axis_names)`
+jit                       places a function on a slice
+program                   makes a program of a function that calls placed functions
+accumulate                runs a function on microbatches, which go through the stages as a pipeline
+load                      runs a program that was saved: `program.lower(*args).save(path)`
+connect, cluster          the devices of this process; `release` gives those of a slice back
+trace                     records when what ran
+
+import jax.numpy as jnp
+import pathways as pw
+
+devices = pw.make_virtual_device_set()
+double = pw.jit(lambda x: 2 * x, devices=devices.add_slice(1, "x"))
+square = pw.jit(lambda x: x * x, devices=devices.add_slice(1, "x"))
+
+@pw.program
+def both(x):
+    return square(double(x))
+
+both(jnp.arange(3.0))
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +71,8 @@ __all__ = [
     "trace",
 ]
 
+# Imported when they are first used: `import pathways` loads neither jax nor jaxlib, so that tools which need
+# no tracing start fast.
 _MODULES = {
     "BundleError": "runtime.bundle.manifest",
     "CompileError": "runtime.xla.compile_cache",
@@ -72,6 +95,25 @@ _MODULES = {
     "release": "runtime.local.devices",
     "trace": "runtime.local.tracing",
 }
+
+
+def _tell_jax() -> None:
+    """Has JAX make as many devices as PW_CPU_DEVICES says, also when it starts before any program."""
+    count = os.environ.get("PW_CPU_DEVICES", "")
+    # What is wrong with it, `cluster` says.
+    if not count.isdecimal() or int(count) < 1:
+        return
+    jax = sys.modules.get("jax")
+    if jax is None:
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", count)
+        return
+    # When it has started, with fewer, `cluster` says so.
+    with contextlib.suppress(RuntimeError):
+        if jax.config.jax_num_cpu_devices < int(count):
+            jax.config.update("jax_num_cpu_devices", int(count))
+
+
+_tell_jax()
 
 
 def __getattr__(name: str) -> Any:

@@ -48,6 +48,9 @@ _DTYPES = (
 class BundleError(ValueError):
     """A file that is no bundle, or one that this process cannot or must not use; says why in one line."""
 
+    # As which tracebacks name it.
+    __module__ = "pathways"
+
 
 @dataclasses.dataclass(frozen=True)
 class Slice:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Step, Transfer
+from pathways.runtime.timelines.events import launch_name
 
 Arrays = list[Any]
 
@@ -66,14 +67,30 @@ class HostTarget(StepTarget, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of the function: the label of what it does, and the slots that it reads."""
+    """A line of the function.
+
+    Attributes:
+      label: what it does.
+      reads: the slots that it reads.
+      places: the names of the variables that these are in.
+      step: the launch, the send, the receive, or the first of the transfers; None for what comes behind all
+        steps.
+    """
 
     label: str
     reads: tuple[Slot, ...]
+    places: tuple[str, ...] = ()
+    step: Launch | Transfer | Send | Receive | None = None
 
 
 class CallObserver(Protocol):
-    """What one call of a function that reports its steps reports to."""
+    """What one call of a function that reports its steps reports to.
+
+    Attributes:
+      first_launch_id: the `launch_id` of a launch is this and the number of its step.
+    """
+
+    first_launch_id: int
 
     def note(self, report: tuple[int, int, tuple[Any, ...]]) -> None:
         """Takes the number of a step, when it was dispatched, and tokens or arrays to wait for."""
@@ -95,6 +112,19 @@ class StepObserver(Protocol):
         """Whether an array can be waited for at any time: no later step donates it."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Instead:
+    """Another function that runs instead of the generated one.
+
+    Attributes:
+      when: whether it does so now; asked once in each call.
+      run: the function.
+    """
+
+    when: Callable[[], bool]
+    run: Callable[[Arrays], Arrays]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generated:
     """The function, its text, and what is done in its lines, by their numbers."""
@@ -112,29 +142,39 @@ def generate(
     constants: Mapping[Slot, Any],
     order: Any = None,
     explain: Callable[[Mapping[int, Line], Exception, Arrays], None] | None = None,
+    instead: Instead | None = None,
+    span: Callable[[str], Any] | None = None,
     observer: StepObserver | None = None,
 ) -> Generated:
     """Generates `run(arrays) -> results`.
 
     Args:
       plan: the plan.
-      target: what its launches, transfers and results are bound to; a `HostTarget` for a plan of one host.
+      target: what its launches, transfers and results are bound to.
       copy_arrays: copies a list of arrays to devices, as `pjrt.copy_arrays`.
       constants: the arrays in slots that the caller does not pass.
       order: a context manager that is held while the steps are issued; None for none.
       explain: is called with what is done in which line, an exception that stopped the function, and the
         arrays it was called with; may raise a better one.
-      observer: what each step is reported to; None for a function that reports nothing.
+      instead: another function for some calls.
+      span: makes the context in which a step with that name is issued; None for none.
+      observer: what each step is reported to, within such contexts; None for a function that reports nothing.
 
     The function takes one array for each slot of each argument that the caller passes, and returns a list
     with one for each slot of each result, both in plan order.
     """
-    writer = (
-        _Writer(plan, target, constants) if observer is None else _Reporter(plan, target, constants, observer)
-    )
+    if span is None:
+        writer = _Writer(plan, target, constants)
+    elif observer is None:
+        writer = _Spanner(plan, target, constants, span)
+    else:
+        writer = _Reporter(plan, target, constants, span, observer)
     copy = writer.value("copy", copy_arrays)
     depth = 1 + (explain is not None) + (order is not None)
     writer.line(0, "def run(arrays):")
+    if instead is not None:
+        writer.line(1, f"if {writer.value('when', instead.when)}():")
+        writer.line(2, f"return {writer.value('instead', instead.run)}(arrays)")
     if explain is not None:
         writer.line(1, "try:")
     if order is not None:
@@ -159,6 +199,7 @@ def generate(
     writer.results()
     if explain is not None:
         writer.line(1, "except Exception as error:")
+        writer.fail()
         writer.line(2, f"{writer.value('explain', functools.partial(explain, writer.steps))}(error, arrays)")
         writer.line(2, "raise")
     return writer.compile()
@@ -211,10 +252,17 @@ class _Writer:
     def line(self, depth: int, text: str) -> None:
         self.lines.append("    " * depth + text)
 
-    def step(self, text: str, label: str, reads: Sequence[Slot]) -> None:
+    def step(
+        self,
+        text: str,
+        label: str,
+        reads: Sequence[Slot],
+        places: Sequence[str] = (),
+        step: Launch | Transfer | Send | Receive | None = None,
+    ) -> None:
         label = " ".join(label.split())
         self.lines.append(f"{'    ' * self.indent}{text}  # {label}")
-        self.steps[len(self.lines)] = Line(label, tuple(reads))
+        self.steps[len(self.lines)] = Line(label, tuple(reads), tuple(places), step)
 
     def take(self, slot: Slot) -> str:
         number = heapq.heappop(self.free) if self.free else next(self.registers)
@@ -233,6 +281,9 @@ class _Writer:
     def end(self) -> None:
         """Writes what comes behind all steps."""
 
+    def fail(self) -> None:
+        """Writes what comes first behind a step that failed."""
+
     def arguments(self) -> None:
         passed = [
             slot
@@ -247,19 +298,21 @@ class _Writer:
         kernel = self.target.kernel(launch)
         execute = self.value("launch", kernel.execute)
         operands = self.read(launch.operands)
-        issued = f"{execute}({operands})"
-        self.before()
+        places = [self.places[slot] for slot in launch.operands]
+        identity = self.identity(launch)
+        issued = f"{execute}({operands}{identity})"
+        self.before(_span_name(launch))
         if self.wants_token(kernel):
-            self.step(f"issued = {execute}({operands}, True)", launch.label, launch.operands)
+            text = f"issued = {execute}({operands}, True{identity})"
+            self.step(text, launch.label, launch.operands, places, launch)
             self.take_token(launch, kernel)
             issued = "issued"
         if kernel.handlers is not None and launch.results:
             issued = f"{issued}.consume_with_handlers({self.value('results', kernel.handlers)})"
         if launch.results:
             issued = f"{self.write(launch.results)}{issued}"
-        self.step(issued, launch.label, launch.operands)
-        if kernel.handlers is None:
-            self.after([launch])
+        self.step(issued, launch.label, launch.operands, places, launch)
+        self.after([launch] if kernel.handlers is None else [])
 
     def wants_token(self, kernel: Kernel) -> bool:
         """Whether a launch has to tell when it is done."""
@@ -269,15 +322,20 @@ class _Writer:
         """Writes what becomes of the token of a launch."""
         self.step(f"{self.value('keep', kernel.keep_token)}(issued.consume_token())", launch.label, ())
 
-    def before(self) -> None:
-        """Writes what comes before a step that can be reported."""
+    def identity(self, launch: Launch) -> str:
+        """What tells `execute` which launch this is, as the last of its arguments."""
+        return ""
+
+    def before(self, name: str) -> None:
+        """Writes what comes before a launch, or before transfers, with that name."""
 
     def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
-        """Writes what comes behind steps without a token."""
+        """Writes what comes behind a launch or transfers, of which these have no token."""
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
-        if transfers:
-            self.before()
+        if not transfers:
+            return
+        self.before(_label(transfers))
         direct = []
         for transfer in transfers:
             routed = self.target.routed(transfer)
@@ -286,24 +344,27 @@ class _Writer:
                 continue
             text = f"{self.value('routed', routed)}({self.read(transfer.operands)})"
             text = f"{self.write(transfer.results)}{text}"
-            self.step(text, _label([transfer]), transfer.operands)
+            self.step(text, _label([transfer]), transfer.operands, step=transfer)
         if direct:
             others = ", ".join(self.value("to", value) for value in self.target.copies(direct))
             sources = [transfer.operands[0] for transfer in direct]
             text = f"{copy}({self.read(sources)}, {others})"
             results = self.write([transfer.results[0] for transfer in direct])
-            self.step(f"{results}{text}", _label(direct), sources)
+            self.step(f"{results}{text}", _label(direct), sources, step=direct[0])
         self.after(transfers)
 
     def send(self, send: Send) -> None:
+        label = f"{_label([send])} (host {send.peer})"
+        self.before(label)
         text = f"{self.value('send', self.host.send(send))}({self.read(send.operands)})"
-        self.step(text, f"{_label([send])} (host {send.peer})", send.operands)
+        self.step(text, label, send.operands, step=send)
+        self.after([])
 
     def receive(self, receive: Receive) -> None:
-        self.before()
-        text = f"{self.value('receive', self.host.receive(receive))}()"
         label = f"{_label([receive])} (host {receive.peer})"
-        self.step(f"{self.write(receive.results)}{text}", label, ())
+        self.before(label)
+        text = f"{self.value('receive', self.host.receive(receive))}()"
+        self.step(f"{self.write(receive.results)}{text}", label, (), step=receive)
         self.after([receive])
 
     @property
@@ -342,17 +403,39 @@ class _Writer:
         return Generated(run, source, self.steps)
 
 
-class _Reporter(_Writer):
-    """The text of a function that reports its steps."""
+class _Spanner(_Writer):
+    """The text of a function that issues each step in a context with its name."""
 
     def __init__(
         self,
         plan: Plan,
         target: StepTarget | HostTarget,
         constants: Mapping[Slot, Any],
-        observer: StepObserver,
+        span: Callable[[str], Any],
     ) -> None:
         super().__init__(plan, target, constants)
+        self.span = self.value("span", span)
+
+    def before(self, name: str) -> None:
+        self.line(self.indent, f"with {self.span}({name!r}):")
+        self.indent += 1
+
+    def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
+        self.indent -= 1
+
+
+class _Reporter(_Spanner):
+    """The text of a function that also reports its steps."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        target: StepTarget | HostTarget,
+        constants: Mapping[Slot, Any],
+        span: Callable[[str], Any],
+        observer: StepObserver,
+    ) -> None:
+        super().__init__(plan, target, constants, span)
         self.observer = observer
         # By identity: launches without results may be equal.
         self.numbers = {id(step): n for n, step in enumerate(plan.steps)}
@@ -361,14 +444,24 @@ class _Reporter(_Writer):
     def begin(self) -> None:
         self.line(self.indent, f"record = {self.value('begin', self.observer.begin)}()")
         self.line(self.indent, "note = record.note")
+        self.line(self.indent, "first = record.first_launch_id")
 
     def end(self) -> None:
         self.line(self.indent, "record.hand_over()")
 
-    def before(self) -> None:
+    def fail(self) -> None:
+        # A traceback keeps the variables of the function, and a record that is kept counts as under way.
+        self.line(2, "record = note = None")
+
+    def identity(self, launch: Launch) -> str:
+        return f", first + {self.numbers[id(launch)]}"
+
+    def before(self, name: str) -> None:
         self.line(self.indent, f"at = {self.value('now', self.observer.now)}()")
+        super().before(name)
 
     def wants_token(self, kernel: Kernel) -> bool:
+        # Where `execute` returns the results there is none.
         return kernel.handlers is not None
 
     def take_token(self, launch: Launch, kernel: Kernel) -> None:
@@ -378,6 +471,7 @@ class _Reporter(_Writer):
         self.report(launch, "token, ")
 
     def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
+        super().after(steps)
         for step in steps:
             lasting = [slot for slot in step.results if self.observer.lasting(slot)]
             self.report(step, "".join(f"{self.places[slot]}, " for slot in lasting))
@@ -390,6 +484,13 @@ class _Reporter(_Writer):
 
 
 _numbers = itertools.count()
+
+
+def _span_name(launch: Launch) -> str:
+    """The slice of a launch, its short name where it has one, and its computation: `s0 F3 front`."""
+    name = launch_name(launch.origins, launch.microbatch, launch.label)
+    parts = [launch.label] if name == launch.label else [name, launch.computation]
+    return " ".join([launch.slice, *parts])
 
 
 def _label(transfers: Sequence[Transfer | Send | Receive]) -> str:

@@ -13,15 +13,17 @@ import jax
 import numpy as np
 
 from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, Host, Island
-from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.resources.session import Discover, Session
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla import pjrt
+from pathways.runtime.xla.tracebacks import boundary
 
 _handles: dict[tuple[str, int], jax.Device] = {}
 """JAX's object for each device that was discovered, by platform and id."""
 
 
+@boundary
 def connect(
     *,
     cpu_devices: int | None = None,
@@ -45,10 +47,12 @@ def connect(
       ValueError: a number below one, or islands that would not be equal.
       RuntimeError: fewer CPU devices than asked for, and JAX has already started; or slices are bound to
         devices of the present cluster.
+      ResourceError: JAX has no devices of the platform here, or of the one that JAX_PLATFORMS names.
     """
     return session.connect(_discovery(cpu_devices, islands, platform, device_memory))
 
 
+@boundary
 def cluster() -> Cluster:
     """The current cluster.
 
@@ -79,7 +83,7 @@ def discover(
     device_memory: int | None = None,
 ) -> Cluster:
     """The cluster of this process, for arguments that `connect` has checked."""
-    handles = jax.devices(platform) if cpu_devices is None else _cpu_devices(cpu_devices)
+    handles = _jax_devices(platform) if cpu_devices is None else _cpu_devices(cpu_devices)
     if islands < 1:
         raise ValueError(f"islands={islands}: expected at least 1")
     if len(handles) % islands:
@@ -161,13 +165,29 @@ def _cpu_devices(count: int) -> list[jax.Device]:
             jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         pass
-    devices = jax.devices("cpu")
-    if len(devices) < count:
+    devices = _jax_devices("cpu")
+    if len(devices) >= count:
+        return devices[:count]
+    started = f"JAX has started with {len(devices)} CPU device{'s' if len(devices) > 1 else ''}"
+    if os.environ.get("PW_CPU_DEVICES") == str(count):
         raise RuntimeError(
-            f"cpu_devices={count}: JAX has started with {len(devices)} CPU devices; "
-            + MORE_CPU_DEVICES.format(count=count)
+            f"PW_CPU_DEVICES={count}: {started}, before pathways was imported; import it before anything "
+            "uses JAX"
         )
-    return devices[:count]
+    raise RuntimeError(f"cpu_devices={count}: {started}; {MORE_CPU_DEVICES.format(count=count)}")
+
+
+def _jax_devices(platform: str | None) -> list[jax.Device]:
+    """`jax.devices`, with an error that says which setting asks for devices that are not there."""
+    try:
+        return jax.devices(platform)
+    # Where JAX knows a platform, but has no plugin for it, an assertion of its own fails.
+    except (RuntimeError, AssertionError) as error:
+        chosen = jax.config.jax_platforms
+        setting = f"JAX_PLATFORMS={chosen}: " if chosen else ""
+        which = "no devices" if platform is None else f"no {platform} devices"
+        line = str(error).partition("\n")[0]
+        raise ResourceError(f"{setting}JAX has {which} here{line and f' ({line})'}") from None
 
 
 session = Session(_discover_from_environment)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.profiler import TraceAnnotation
 from jax.sharding import NamedSharding
 
-from pathways.runtime.local import codegen, memory, tracing
-from pathways.runtime.local.checks import check_alive
+from pathways.runtime.local import codegen, failures, memory, tracing
 from pathways.runtime.local.devices import devices_of, mesh_of
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
 from pathways.runtime.local.target import LocalTarget
@@ -77,9 +77,11 @@ class Executable:
         XLA. An error in a computation surfaces on the arrays that depend on it, or here when XLA runs the
         computation at once. Another function while a trace is recorded.
       source: the text of `run`, as it is without a trace.
+      profiled: whether XLA says in profiles when each launch ran; XLA:CPU does.
       executables: the executable of each computation on each slice, by their names; that of the first
         device where each device has its own.
       requests: what was loaded for them, in their order.
+      loaded: what came of each request.
     """
 
     plan: Plan
@@ -87,9 +89,10 @@ class Executable:
     outputs: tuple[Port, ...]
     run: Callable[[list[jax.Array]], list[jax.Array]]
     source: str
+    profiled: bool
     executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]
     requests: Sequence[Request] = dataclasses.field(repr=False)
-    _loaded: Sequence[Loaded] = dataclasses.field(repr=False)
+    loaded: Sequence[Loaded] = dataclasses.field(repr=False)
     _generate: Callable[..., codegen.Generated] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +101,10 @@ class Executable:
 
     def observe(self, observer: codegen.StepObserver | None) -> None:
         """Reports every call from now on, or none any more."""
-        self.run = self._untraced if observer is None else self._generate(observer=observer).run
+        if observer is None:
+            self.run = self._untraced
+        else:
+            self.run = self._generate(span=TraceAnnotation, observer=observer).run
 
 
 def load(
@@ -148,6 +154,7 @@ def load(
     slot_names = [
         (slot, name) for argument, name in zip(passed, names, strict=True) for slot in argument.slots.values()
     ]
+    devices = {name: devices_of(binding) for name, binding in bindings.items()}
     generate = functools.partial(
         codegen.generate,
         plan,
@@ -155,15 +162,19 @@ def load(
         copy_arrays=pjrt.copy_arrays,
         constants=_place_constants(plan, slots),
         order=_launch_order if any(mesh.size > 1 for mesh in meshes.values()) else None,
-        explain=functools.partial(_explain, plan.name, slot_names),
+        explain=functools.partial(failures.explain, plan, slot_names, devices),
     )
-    generated = generate()
+    with_spans = functools.cache(lambda: generate(span=TraceAnnotation).run)
+    generated = generate(
+        instead=codegen.Instead(pjrt.is_profiled, lambda arrays: with_spans()(arrays)),
+    )
     return Executable(
         plan,
         tuple(_ports(passed, slots)),
         tuple(_ports(plan.results, slots)),
         generated.run,
         generated.source,
+        all(pjrt.platform_of(device) == "cpu" for mesh in meshes.values() for device in mesh.devices.flat),
         first,
         # Without the code, which may be large.
         [dataclasses.replace(request, code=None) for request in itertools.chain(*requests.values())],
@@ -189,31 +200,6 @@ def _requests(
             for group in ([(device,) for device in devices] if computation.local else [devices])
         ]
     return requests
-
-
-# What XLA and JAX say of a deleted array, each in its own way.
-_DELETED = ("INVALID_ARGUMENT", "has been deleted")
-
-
-def _explain(
-    program: str,
-    arguments: Sequence[tuple[Slot, str]],
-    lines: Mapping[int, codegen.Line],
-    error: Exception,
-    arrays: Sequence[jax.Array],
-) -> None:
-    """Says which argument was deleted, or else which step of the program failed.
-
-    Only what the step reads: steps before it may have used up other arguments, which were donated.
-    """
-    step = lines.get(error.__traceback__.tb_lineno if error.__traceback__ else 0)
-    if step is None:
-        return
-    if any(text in str(error) for text in _DELETED):
-        for (slot, name), array in zip(arguments, arrays, strict=True):
-            if slot in step.reads:
-                check_alive(program, name, array)
-    error.add_note(f"in program {program}, step {step.label}")
 
 
 def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:

@@ -10,7 +10,7 @@ from pathways.passes.util.live_bytes import LiveBytes
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.plan import Launch, Plan, Send
 from pathways.runtime.resources.manager import Binding, ResourceError
-from pathways.runtime.timelines.tables import size, table
+from pathways.runtime.timelines.tables import html_table, size, table
 from pathways.runtime.xla import pjrt
 
 Executables = Mapping[tuple[str, str], pjrt.LoadedExecutable]
@@ -50,6 +50,13 @@ class MemoryAnalysis(dict[str, SliceMemory]):
     """The memory of each slice of a program, by the name of the slice; `str` makes a table of it."""
 
     def __str__(self) -> str:
+        return table(self._rows())
+
+    def _repr_html_(self) -> str:
+        """The table, in a notebook."""
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, ...]]:
         header = (
             "slice",
             "devices",
@@ -75,7 +82,7 @@ class MemoryAnalysis(dict[str, SliceMemory]):
             )
             for name, memory in self.items()
         ]
-        return table([header, *rows])
+        return [header, *rows]
 
 
 def analyze(plan: Plan, executables: Executables) -> MemoryAnalysis:

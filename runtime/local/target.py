@@ -119,7 +119,7 @@ class LocalTarget:
         devices = self._devices[launch.slice]
         if len(devices) > 1:
             check_shardings(self._plan, launch, self._slots.shardings, executable)
-        effects = self._plan.computations[launch.computation].effects
+        computation = self._plan.computations[launch.computation]
         handlers = [
             pjrt.result_handler(
                 self._slots.avals[slot],
@@ -129,7 +129,9 @@ class LocalTarget:
             for slot in launch.results
         ]
         execute = self._execute[launch.computation, launch.slice]
-        return Kernel(execute, handlers, pjrt.token_keeper(devices) if effects else None)
+        if computation.donated and pjrt.checks_values():
+            execute = pjrt.sparing(execute, computation.donated, devices)
+        return Kernel(execute, handlers, pjrt.token_keeper(devices) if computation.effects else None)
 
     def _on_each_device(self, launch: Launch) -> Kernel:
         """An execution for each device of the slice, with its shards."""

@@ -5,35 +5,38 @@ was dispatched and hand what can be waited for (the token of an execution, an ar
 one for each slice and link, which note when it was done. A program that is not traced runs by the function
 that it has always had.
 
-What the threads cannot see is derived: a launch begins when it was dispatched, the launch before it on its
-slice was done, and what it reads had arrived, whichever came last. A transferred array that its reader
-donates cannot be waited for. Its transfer counts as done when its source was ready, and the time on the way
-belongs to the reader.
+When launches ran is read from a profile that this process takes of XLA. Threads that wait are woken too late
+to tell, and of a launch that no profile has, its times are estimated from what they saw. A transferred array
+that its reader donates cannot be waited for. Its transfer counts as done when its source was ready.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import functools
 import os
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from pathways.runtime.local.call_trace import Seen, timeline_of_call
 from pathways.runtime.plan.plan import Launch, Plan, Release, Send, Slot
-from pathways.runtime.timelines.events import SECONDS, EventLog
-from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
+from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.trace_file import TraceFile
+from pathways.runtime.xla.profile import Moments, Profile
 
 _NANOSECOND = 1e-9
 _PAUSE = 1.0
 """Seconds from one time that finished steps are written to the next: writing holds up the other threads."""
+_LONGEST = 30.0
+"""Seconds after which a piece of a profile, some MB a second, ends at the cost of the calls under way."""
+_LAUNCH_IDS = range(2**30, 2**31)
+"""XLA counts other launches itself: from 0, or from a hash of what is launched."""
 
 _Place = tuple[str, ...]
 """A slice, or the two slices of a link: what one thread watches."""
@@ -72,6 +75,7 @@ class Traceable(Protocol):
     """A loaded program that can be traced."""
 
     plan: Plan
+    profiled: bool
 
     def observe(self, observer: ProgramTrace | None) -> None:
         """Reports every call from now on, or none any more."""
@@ -88,7 +92,7 @@ def register(program: Traceable) -> None:
     with _state:
         _programs.add(program)
         if _current is not None:
-            program.observe(ProgramTrace(_current, program.plan))
+            program.observe(ProgramTrace(_current, program.plan, program.profiled))
 
 
 @functools.cache
@@ -110,7 +114,7 @@ def _start(path: Path) -> Recorder:
             raise RuntimeError(f"a trace is being recorded to {_current.path} already")
         _current = Recorder(path)
         for program in list(_programs):
-            program.observe(ProgramTrace(_current, program.plan))
+            program.observe(ProgramTrace(_current, program.plan, program.profiled))
         return _current
 
 
@@ -123,33 +127,34 @@ def _stop(recorder: Recorder) -> None:
     recorder.close()
 
 
-@dataclasses.dataclass
-class _Moments:
-    """What was seen of one launch or transfer, in nanoseconds of `time.monotonic_ns`.
-
-    Attributes:
-      dispatched: when it was handed to XLA.
-      done: when it was done; None for what could not be waited for.
-      before: when the launch or transfer was done that this thread watched before.
-    """
-
-    dispatched: int
-    done: int | None
-    before: int
-
-
 _Note = tuple[int, int, tuple[Any, ...]]
 """The number of a step, when it was dispatched, and what can be waited for."""
 
 
 class _CallTrace:
-    """One call of a program."""
+    """One call of a program.
 
-    def __init__(self, program: ProgramTrace, recorder: Recorder, number: int) -> None:
+    Attributes:
+      number: how many calls were begun before it.
+      first_launch_id: the `launch_id` of a launch is this and the number of its step.
+      profile: the piece of a profile in which it began; None while none is taken.
+      seen: what was seen of each step, by its number.
+    """
+
+    def __init__(
+        self,
+        program: ProgramTrace,
+        recorder: Recorder,
+        number: int,
+        first_launch_id: int,
+        profile: Profile | None,
+    ) -> None:
         self.program = program
         self.recorder = recorder
         self.number = number
-        self.moments: dict[int, _Moments] = {}
+        self.first_launch_id = first_launch_id
+        self.profile = profile
+        self.seen: dict[int, Seen] = {}
         self._notes: list[_Note] = []
         self.note = self._notes.append
 
@@ -162,57 +167,37 @@ class _CallTrace:
         for place, notes in by_place.items():
             self.recorder.watcher(place).put((self, notes))
 
-    def timeline(self) -> tuple[int, EventLog]:
+    def timeline(self, executions: Mapping[int, list[Moments]]) -> tuple[int, EventLog]:
         """When the first event began, and the timeline from there on."""
-        done = self._done()
-        steps: dict[int, tuple[int, int, int | None]] = {}
-        ready: dict[Slot, tuple[int, int | None]] = {}
-        on_slice: dict[str, tuple[int, int | None]] = {}
-        for n, step in self.program.steps.items():
-            seen = self.moments[n]
-            waits = [(seen.dispatched, None), *(ready[slot] for slot in step.operands if slot in ready)]
-            if isinstance(step, Launch):
-                # The first on its slice waits for the call before.
-                waits.append(on_slice.get(step.slice, (min(seen.before, done[n]), None)))
-            start, after = max(waits, key=lambda wait: wait[0])
-            end = start if seen.done is None else done[n]
-            steps[n] = start, end, after
-            ready.update(dict.fromkeys(step.results, (end, n)))
-            if isinstance(step, Launch):
-                on_slice[step.slice] = end, n
-        origin = min((start for start, _, _ in steps.values()), default=0)
-        spans = {
-            n: StepSpan((start - origin) * _NANOSECOND, (end - origin) * _NANOSECOND, after)
-            for n, (start, end, after) in steps.items()
-        }
-        return origin, timeline_of(self.program.plan, spans, SECONDS, f"measured, step {self.number}")
-
-    def _done(self) -> dict[int, int]:
-        """When each step was done: when that was seen, or what waited for it was done, the earlier."""
-        done: dict[int, int] = {}
-        limits: dict[Slot | str, int] = {}
-        for n, step in reversed(self.program.steps.items()):
-            within: list[Slot | str] = [step.slice] if isinstance(step, Launch) else []
-            seen = [limits[key] for key in (*step.results, *within) if key in limits]
-            if (observed := self.moments[n].done) is not None:
-                seen.append(observed)
-            done[n] = min(seen, default=self.moments[n].dispatched)
-            for key in (*step.operands, *within):
-                limits[key] = min(done[n], limits.get(key, done[n]))
-        return done
+        plan = self.program.plan
+        ran = {}
+        for n, step in enumerate(plan.steps):
+            on_devices = executions.get(self.first_launch_id + n, ())
+            # From when all devices are at it: a device is at one launch at a time, so these do not overlap.
+            if isinstance(step, Launch) and len(on_devices) == plan.slices[step.slice].size:
+                begun, ended = zip(*on_devices, strict=True)
+                ran[n] = max(begun), max(ended)
+        return timeline_of_call(plan, self.seen, ran, f"measured, step {self.number}")
 
 
 class ProgramTrace:
-    """What the traced function of one program reports to; see `codegen.generate`."""
+    """What the traced function of one program reports to; see `codegen.generate`.
+
+    Args:
+      recorder: what writes it down.
+      plan: the plan of the program.
+      profiled: whether a profile says when its launches ran.
+    """
 
     now = staticmethod(time.monotonic_ns)
 
-    def __init__(self, recorder: Recorder, plan: Plan) -> None:
+    def __init__(self, recorder: Recorder, plan: Plan, profiled: bool) -> None:
         self.plan = plan
-        self.steps = {n: step for n, step in enumerate(plan.steps) if not isinstance(step, Send | Release)}
+        self.profiled = profiled
         self.places: dict[int, _Place] = {
             n: (step.slice,) if isinstance(step, Launch) else (step.src, step.dst)
-            for n, step in self.steps.items()
+            for n, step in enumerate(plan.steps)
+            if not isinstance(step, Send | Release)
         }
         self._donated = frozenset(
             slot for step in plan.steps if isinstance(step, Launch) for slot in plan.donated_operands(step)
@@ -229,14 +214,25 @@ class ProgramTrace:
 
 
 class Recorder:
-    """Writes the calls of programs to a trace file until it is closed."""
+    """Writes the calls of programs to a trace file until it is closed.
+
+    About once a second calls that begin are held up, for as long as calls that are under way take but for
+    no more than another second, and the profile is read up to there. What runs while a profile is read
+    would be missing in it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = TraceFile(path)
         self._began = time.monotonic_ns()
         self._lock = threading.Lock()
-        self._count = 0
+        self._calls = 0
+        self._next_launch_id = _LAUNCH_IDS.start
+        # Held while a call begins, and while all have to wait.
+        self._gate = threading.Lock()
+        self._profile: Profile | None = None
+        # A call that fails is forgotten by all others.
+        self._under_way: weakref.WeakSet[_CallTrace] = weakref.WeakSet()
         self._watchers: dict[_Place, tuple[queue.SimpleQueue[Any], threading.Thread]] = {}
         self._finished: queue.SimpleQueue[_CallTrace] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -245,9 +241,16 @@ class Recorder:
 
     def begin(self, program: ProgramTrace) -> _CallTrace:
         """Begins the record of a call."""
-        with self._lock:
-            number, self._count = self._count, self._count + 1
-        return _CallTrace(program, self, number)
+        with self._gate:
+            if self._profile is None and program.profiled and not self._closing.is_set():
+                self._profile = Profile.start()
+            if self._next_launch_id + len(program.plan.steps) > _LAUNCH_IDS.stop:
+                self._next_launch_id = _LAUNCH_IDS.start
+            call = _CallTrace(program, self, self._calls, self._next_launch_id, self._profile)
+            self._calls += 1
+            self._next_launch_id += len(program.plan.steps)
+            self._under_way.add(call)
+        return call
 
     def watcher(self, place: _Place) -> queue.SimpleQueue[Any]:
         """Takes what happens at one place, in order, with the call that it belongs to."""
@@ -284,28 +287,51 @@ class Recorder:
                     with contextlib.suppress(Exception):
                         _wait(one)
                 done = time.monotonic_ns() if waited_for else None
-                self._note(call, step, _Moments(dispatched, done, before))
+                self._note(call, step, Seen(dispatched, done, before))
                 before = done or before
                 del waited_for
             del call, notes
 
-    def _note(self, call: _CallTrace, step: int, moments: _Moments) -> None:
+    def _note(self, call: _CallTrace, step: int, seen: Seen) -> None:
         with self._lock:
-            call.moments[step] = moments
-            complete = len(call.moments) == len(call.program.places)
+            call.seen[step] = seen
+            complete = len(call.seen) == len(call.program.places)
         if complete:
             self._finished.put(call)
+            self._under_way.discard(call)
 
     def _write(self) -> None:
+        read = time.monotonic()
         while not self._closing.wait(_PAUSE):
-            self._write_finished()
-        self._write_finished()
+            with self._gate:
+                late = time.monotonic() - read > _LONGEST
+                if self._profile is not None and not self._calls_end() and not late:
+                    continue
+                timelines = self._read()
+            self._append(timelines)
+            read = time.monotonic()
+        with self._gate:
+            timelines = self._read()
+        self._append(timelines)
 
-    def _write_finished(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                origin, timeline = self._finished.get_nowait().timeline()
-                self._file.append(timeline, (origin - self._began) * _NANOSECOND)
+    def _calls_end(self) -> bool:
+        """Waits until no call is under way, but not for long: one may wait for another that is held up."""
+        end = time.monotonic() + _PAUSE
+        while self._under_way and time.monotonic() < end:
+            time.sleep(1e-3)
+        return not self._under_way
+
+    def _read(self) -> Iterator[tuple[int, EventLog]]:
+        """Ends the piece of the profile; makes the timelines of all calls that are done."""
+        profile, self._profile = self._profile, None
+        executions = {} if profile is None else profile.stop()
+        calls = [self._finished.get_nowait() for _ in range(self._finished.qsize())]
+        # One that was under way when its piece ended is not in it as a whole.
+        return (call.timeline(executions if call.profile is profile else {}) for call in calls)
+
+    def _append(self, timelines: Iterable[tuple[int, EventLog]]) -> None:
+        for origin, timeline in timelines:
+            self._file.append(timeline, (origin - self._began) * _NANOSECOND)
 
 
 def _wait(what: Any) -> None:

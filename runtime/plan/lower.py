@@ -84,7 +84,14 @@ class Stored:
     constants: Mapping[str, object]
 
 
-def plan_of(module: ir.Module, name: str, stored: Stored | None = None, *, proved: bool = False) -> Plan:
+def plan_of(
+    module: ir.Module,
+    name: str,
+    stored: Stored | None = None,
+    *,
+    proved: bool = False,
+    located: bool = False,
+) -> Plan:
     """Flattens a program in scheduled form to a plan.
 
     Args:
@@ -92,18 +99,24 @@ def plan_of(module: ir.Module, name: str, stored: Stored | None = None, *, prove
       name: the name of the program, for messages and traces.
       stored: computations and constants that the module only declares.
       proved: whether `pw-verify-schedule` has just left it, so that it need not be checked again.
+      located: whether computations keep their source locations, with which equal ones are not equal.
 
     Raises:
       ValueError: when the module is in another form, or is not what it claims to be.
     """
     with module.context, ir.Location.unknown(module.context):
         _check_form(module, name, SCHEDULED, proved)
-        flattener = _Flattener(module, name, stored, symbol_table(module)[MAIN])
+        flattener = _Flattener(module, name, stored, symbol_table(module)[MAIN], located)
         return flattener.plan({n: flattener.computation(n) for n in flattener.callees})
 
 
 def host_plans_of(
-    module: ir.Module, name: str, stored: Stored | None = None, *, proved: bool = False
+    module: ir.Module,
+    name: str,
+    stored: Stored | None = None,
+    *,
+    proved: bool = False,
+    located: bool = False,
 ) -> dict[int, Plan]:
     """Flattens what each host does of a program to a plan, by the number of the host.
 
@@ -114,13 +127,17 @@ def host_plans_of(
       name: the name of the program, for messages and traces; that of all plans.
       stored: computations and constants that the module only declares.
       proved: whether `pw-split-hosts` has just left it, so that it need not be checked again.
+      located: whether computations keep their source locations, with which equal ones are not equal.
 
     Raises:
       ValueError: when the module is in another form, or is not what it claims to be.
     """
     with module.context, ir.Location.unknown(module.context):
         _check_form(module, name, SPLIT, proved)
-        hosts = {view.host or 0: _Flattener(module, name, stored, view.main) for view in read_hosts(module)}
+        hosts = {
+            view.host or 0: _Flattener(module, name, stored, view.main, located)
+            for view in read_hosts(module)
+        }
         computations: dict[str, Computation] = {}
         for flattener in hosts.values():
             for callee in flattener.callees:
@@ -139,10 +156,13 @@ def _check_form(module: ir.Module, name: str, form: Form, proved: bool) -> None:
 class _Flattener:
     """Flattens a function: `@main`, or that of a host."""
 
-    def __init__(self, module: ir.Module, name: str, stored: Stored | None, main: ir.OpView) -> None:
+    def __init__(
+        self, module: ir.Module, name: str, stored: Stored | None, main: ir.OpView, located: bool
+    ) -> None:
         self.module = module
         self.name = name
         self.stored = stored
+        self.located = located
         self.layouts = Layouts(module)
         self.symbols = self.layouts.symbols
         self.main = main
@@ -444,7 +464,7 @@ class _Flattener:
         with ir.InsertionPoint.at_block_begin(extracted.body):
             for mesh in sorted(meshes):
                 self.symbols[mesh].operation.clone()
-        return _bytecode(extracted), callbacks, effects
+        return _bytecode(extracted, self.located), callbacks, effects
 
 
 def _must_not_say(op: ir.Operation) -> bool:
@@ -500,12 +520,13 @@ def _local_computation(name: str, function: ir.OpView) -> Computation:
     )
 
 
-def _bytecode(module: ir.Module) -> bytes:
-    """A module as bytecode, without source locations.
+def _bytecode(module: ir.Module, located: bool = False) -> bytes:
+    """A module as bytecode, without source locations unless they are asked for.
 
     Locations hold file paths: without them equal computations have equal bytes everywhere.
     """
-    PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+    if not located:
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()

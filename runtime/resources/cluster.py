@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from pathways.runtime.timelines.tables import html_table, size
+
 MORE_CPU_DEVICES = (
     "for more CPU devices set PW_CPU_DEVICES={count} in the environment, or call "
     "pathways.connect(cpu_devices={count}) before anything else uses JAX"
@@ -57,7 +59,26 @@ class Cluster:
         """All devices, by position."""
         return tuple(device for island in self.islands for device in island.devices)
 
+    def _repr_html_(self) -> str:
+        """Its islands, in a notebook."""
+        rows = [
+            (
+                island.name,
+                f"{len(island.devices)} ({island.devices[0].position} to {island.devices[-1].position})",
+                " ".join(dict.fromkeys(device.platform for device in island.devices)),
+                " ".join(dict.fromkeys(str(device.host.index) for device in island.devices)),
+                " ".join(dict.fromkeys(_memory(device) for device in island.devices)),
+            )
+            for island in self.islands
+            if island.devices
+        ]
+        return html_table([("island", "devices", "platform", "hosts", "memory of a device"), *rows])
+
     @property
     def platform(self) -> str:
         """The platform that programs are lowered for: cpu, cuda, rocm, tpu."""
         return self.devices[0].platform
+
+
+def _memory(device: Device) -> str:
+    return "not known" if device.memory is None else size(device.memory)

@@ -16,6 +16,9 @@ from pathways.runtime.resources.virtual import VirtualSlice
 class ResourceError(RuntimeError):
     """A program needs more than there is: more devices, or more memory on them."""
 
+    # As which tracebacks name it.
+    __module__ = "pathways"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Binding:
@@ -82,7 +85,7 @@ class ResourceManager:
             if chosen is None:
                 chosen = self._place_sharing(ordered, held)
             if chosen is None:
-                raise ResourceError(self._shortage(distinct, program))
+                raise ResourceError(self._shortage(distinct, held, program))
             for slice in new:
                 self._bound[slice] = Binding(tuple(chosen[slice]), slice.shape, slice.axis_names, program)
             return {slice: self._bound[slice] for slice in distinct}
@@ -184,17 +187,25 @@ class ResourceManager:
             device.position: (same[device.position], all_[device.position]) for device in self.cluster.devices
         }
 
-    def _shortage(self, slices: Sequence[VirtualSlice], program: str) -> str:
+    def _shortage(
+        self, slices: Sequence[VirtualSlice], held: Mapping[VirtualSlice, Binding], program: str
+    ) -> str:
+        """What a program needs, what there is, and what is in the way where that would be enough.
+
+        Only slices of the program itself can be in the way: with those of others it shares devices.
+        """
         devices, needed = len(self.cluster.devices), sum(slice.size for slice in slices)
         lines = [
             f"program {program}: not enough devices: it needs {needed}, no two of its slices on one device "
             f"({', '.join(_need(slice) for slice in slices)}); there are {devices} "
             f"({', '.join(_room(island) for island in self.cluster.islands)})"
         ]
-        lines += [
-            f"  {slice.name} of program {binding.program} holds devices {_ranges(binding.positions)}"
-            for slice, binding in self._bound.items()
-        ]
+        if needed <= devices:
+            lines += [
+                f"  {slice.name} has devices {_ranges(binding.positions)} since program {binding.program}; "
+                "pathways.release(slice) gives them back"
+                for slice, binding in held.items()
+            ]
         if self.cluster.platform == "cpu":
             lines.append("  " + MORE_CPU_DEVICES.format(count=max(needed, devices + 1)))
         return "\n".join(lines)
@@ -208,7 +219,7 @@ def _check_disjoint(held: Mapping[VirtualSlice, Binding], program: str) -> None:
             raise ResourceError(
                 f"program {program}: its slices {left.name} and {right.name} were bound apart "
                 f"and share devices {_ranges(shared)}; release one of them with "
-                "pathways.runtime.release, or make both from one device set before either is used"
+                "pathways.release, or make both from one device set before either is used"
             )
 
 

@@ -119,12 +119,13 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
 def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
     """The median duration of each launch and each computation in measured steps of a program.
 
-    Computations that this program does not have are left out, so that a measured run can be replayed in
-    another schedule.
+    Launches whose times are estimated do not count, unless all are. Computations that this program does not
+    have are left out, so that a measured run can be replayed in another schedule.
     """
     by_label: dict[str, list[float]] = {}
     by_computation: dict[str, list[float]] = {}
-    for event in (event for timeline in timelines for event in timeline.launches):
+    launches = [event for timeline in timelines for event in timeline.launches]
+    for event in [event for event in launches if not event.estimated] or launches:
         by_label.setdefault(event.label, []).append(event.duration)
         by_computation.setdefault(event.label.partition("[")[0], []).append(event.duration)
     computations = {name: statistics.median(by_computation[name]) for name in by_computation}

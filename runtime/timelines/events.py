@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pathways.dialect.origins import Origin
@@ -13,6 +13,12 @@ Curve = tuple[tuple[float, int], ...]
 
 SECONDS = "s"
 UNITS = "units"
+
+
+def launch_name(origins: Sequence[Origin], microbatch: int | None, label: str) -> str:
+    """What papers on pipelines call a launch: `F3`, `B3`, `W3`, `FB3`; its label outside microbatches."""
+    letters = "".join(origin.letter for origin in origins)
+    return label if microbatch is None or not letters else f"{letters}{microbatch}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +37,7 @@ class TimelineEvent:
       nbytes: the bytes that a transfer moves.
       reads: the numbers of the events that make what it reads.
       after: the number of the event that it waited for last, None when it waited for nothing.
+      estimated: whether the times of a measured launch were derived, because nobody saw it run.
     """
 
     kind: Literal["launch", "transfer"]
@@ -44,6 +51,7 @@ class TimelineEvent:
     nbytes: int = 0
     reads: tuple[int, ...] = ()
     after: int | None = None
+    estimated: bool = False
 
     @property
     def duration(self) -> float:
@@ -52,21 +60,19 @@ class TimelineEvent:
 
     @property
     def name(self) -> str:
-        """What papers on pipelines call it: `F3`, `B3`, `W3`, `FB3`; its label outside microbatches."""
-        return self._name("".join(origin.letter for origin in self.origins))
+        """Its `launch_name`."""
+        return launch_name(self.origins, self.microbatch, self.label)
 
     @property
     def parts(self) -> tuple[tuple[Origin | None, str], ...]:
         """The placed calls in a launch and their names; of glue its own."""
-        return tuple((o, self._name(o.letter)) for o in self.origins) or ((None, self.label),)
+        parts = tuple((o, launch_name((o,), self.microbatch, self.label)) for o in self.origins)
+        return parts or ((None, self.label),)
 
     @property
     def stage(self) -> int | None:
         """The pipeline stage of a launch: that of its first placed call."""
         return self.origins[0].stage if self.origins else None
-
-    def _name(self, letters: str) -> str:
-        return self.label if self.microbatch is None or not letters else f"{letters}{self.microbatch}"
 
 
 @dataclasses.dataclass(frozen=True)

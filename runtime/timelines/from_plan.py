@@ -27,11 +27,13 @@ class StepSpan:
       start: when it began.
       end: when it was done.
       after: the number of the step that it waited for last, None for none.
+      estimated: whether this was derived, because nobody saw it run.
     """
 
     start: float
     end: float
     after: int | None = None
+    estimated: bool = False
 
 
 def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str) -> Timeline:
@@ -64,6 +66,7 @@ def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str
                     microbatch=step.microbatch,
                     reads=reads,
                     after=after,
+                    estimated=span.estimated,
                 )
             case Transfer() | Receive():
                 event = TimelineEvent(

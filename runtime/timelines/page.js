@@ -3,6 +3,7 @@
 const WHOLE = 1000;
 const SMALLEST = 0.01;
 const CHARACTER = 7;
+const NARROW = 11;
 let from = 0;
 let to = WHOLE;
 
@@ -16,9 +17,11 @@ const sections = [...document.querySelectorAll("section")].map((section) => ({
   height: Number(section.querySelector(".plot").getAttribute("height")),
   boxes: [...section.querySelectorAll(".launch")].map((box) => ({
     name: box.dataset.name,
+    estimated: box.classList.contains("estimated"),
     x: Number(box.getAttribute("x")),
     width: Number(box.getAttribute("width")),
-    y: Number(box.getAttribute("y")) + Number(box.getAttribute("height")) / 2,
+    top: Number(box.getAttribute("y")),
+    height: Number(box.getAttribute("height")),
   })),
 }));
 
@@ -30,16 +33,27 @@ function draw() {
     const width = (to - from) * factor;
     section.shapes.setAttribute("viewBox", `${left} 0 ${width} ${section.height}`);
     const scale = section.plot.clientWidth / width;
-    section.texts.replaceChildren(...ticks(section, left, width, scale), ...names(section, left, width, scale));
+    section.texts.replaceChildren(...ticks(section, left, width, scale), ...boxes(section, left, width, scale));
   }
+  document.body.classList.toggle("zoomed", to - from < WHOLE);
 }
 
-function* names(section, left, width, scale) {
-  for (const box of section.boxes) {
-    const start = Math.max(box.x, left);
-    const end = Math.min(box.x + box.width, left + width);
-    if ((end - start) * scale >= box.name.length * CHARACTER + 4) {
-      yield svg("text", { x: ((start + end) / 2 - left) * scale, y: box.y }, box.name);
+// What is written on the launches, upright where they are narrow, and hatches on those that are estimated.
+function* boxes(section, left, width, scale) {
+  for (const { name, estimated, x, width: own, top, height } of section.boxes) {
+    const start = (Math.max(x, left) - left) * scale;
+    const room = (Math.min(x + own, left + width) - left) * scale - start;
+    if (room <= 0) {
+      continue;
+    }
+    if (estimated) {
+      yield svg("rect", { class: "hatch", x: start, y: top, width: room, height });
+    }
+    const centre = { x: start + room / 2, y: top + height / 2 };
+    if (room >= name.length * CHARACTER + 4) {
+      yield svg("text", centre, name);
+    } else if (room >= NARROW && name.length * CHARACTER <= height + 2) {
+      yield svg("text", { ...centre, class: "narrow", transform: `rotate(-90 ${centre.x} ${centre.y})` }, name);
     }
   }
 }
@@ -138,10 +152,29 @@ for (const { plot } of sections) {
   plot.addEventListener("dblclick", () => show(0, WHOLE));
 }
 
+// The transfers of the launch under the pointer stand out, and the others step back.
+let under;
+function emphasise(shown) {
+  const plot = shown?.closest(".plot");
+  const event = shown?.dataset.event;
+  if (under !== shown) {
+    under = shown;
+    for (const line of document.querySelectorAll(".near")) {
+      line.classList.remove("near");
+      line.closest(".plot").classList.remove("aside");
+    }
+    for (const line of event ? plot.querySelectorAll(`[data-ends~="${event}"]`) : []) {
+      line.classList.add("near");
+      plot.classList.add("aside");
+    }
+  }
+}
+
 const tip = document.getElementById("tip");
 document.addEventListener("pointermove", (event) => {
   const shown = event.target.closest?.("[data-tip]");
   tip.hidden = !shown;
+  emphasise(shown);
   if (shown) {
     tip.textContent = shown.dataset.tip;
     tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8)}px`;

@@ -18,6 +18,8 @@ _WHOLE = 1000.0
 """The width of the whole time axis in the coordinates of the drawings."""
 _AXIS, _LANE, _MEMORY, _GAP = 22, 28, 20, 12
 """Heights in pixels: of the axis, of the launches of a slice, of its memory, and between slices."""
+_HEADER = 320
+"""Pixels above and below the drawing on a page of one timeline, where the legend takes two lines."""
 _SHADES = 4
 """How many stages on one slice differ in colour."""
 
@@ -27,9 +29,12 @@ _KINDS = {
     "weight": "backward, weights",
     "recompute": "recomputed forward",
     "glue": "update and glue",
-    "transfer": "transfer",
     "idle": "idle",
     "memory": "live bytes",
+    "sent fwd": "sent by a forward",
+    "sent bwd": "sent by a backward",
+    "sent glue": "other transfer",
+    "estimated": "not seen, times estimated",
 }
 
 
@@ -56,6 +61,9 @@ def page_of(timelines: Sequence[EventLog]) -> str:
             f"<title>{escape(programs)}: timeline</title>",
             f"<style>\n{style}</style></head><body>",
             *body,
+            '<svg width="0" height="0"><pattern id="hatch" width="6" height="6" '
+            'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="2.5" height="6"/>'
+            "</pattern></svg>",
             '<div id="tip" hidden="hidden"></div>',
             f"<script>/*<![CDATA[*/\n{script}/*]]>*/</script>",
             "</body></html>",
@@ -64,9 +72,18 @@ def page_of(timelines: Sequence[EventLog]) -> str:
     )
 
 
+def frame_of(timeline: EventLog) -> str:
+    """The page of one timeline in a frame of HTML, for notebooks: its styles and scripts stay inside."""
+    height = _HEADER + _height(timeline.slices)
+    return (
+        f'<iframe srcdoc="{escape(page_of([timeline]))}" style="width:100%;height:{height}px;border:0" '
+        f'title="timeline of {escape(timeline.program)}"></iframe>'
+    )
+
+
 def _summary(timelines: Sequence[EventLog]) -> Iterator[str]:
     heads = ("timeline", "step time", "bubble", "peak memory", "launches", "transfers", "bytes moved")
-    yield '<table class="summary"><thead><tr>'
+    yield '<div class="scroll"><table class="summary"><thead><tr>'
     yield "".join(f"<th>{head}</th>" for head in heads)
     yield "</tr></thead><tbody>"
     for timeline in timelines:
@@ -80,14 +97,15 @@ def _summary(timelines: Sequence[EventLog]) -> Iterator[str]:
             size(sum(event.nbytes for event in timeline.transfers)),
         )
         yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-    yield "</tbody></table>"
+    yield "</tbody></table></div>"
 
 
 def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
     present = {"idle"}
     for timeline in timelines:
         present |= {_kind(origin) for event in timeline.launches for origin, _ in event.parts}
-        present |= {"transfer"} if timeline.transfers else set()
+        present |= {f"sent {_sender(event, timeline)}" for event in timeline.transfers}
+        present |= {"estimated"} if any(event.estimated for event in timeline.launches) else set()
         present |= {"memory"} if any(timeline.memory.values()) else set()
     yield '<div class="bar"><span class="legend">'
     for kind, text in _KINDS.items():
@@ -100,20 +118,25 @@ def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
     yield '<label><input type="checkbox" id="fit"/> each fills the width</label>'
     yield '<button id="out">&#8722;</button><button id="in">+</button><button id="all">whole step</button>'
     yield "</span></div>"
-    yield '<p class="hint">Drag to move, Ctrl and wheel or + and &#8722; to zoom, 0 for all of it.</p>'
+    yield (
+        '<p class="hint">Drag to move, Ctrl and wheel or + and &#8722; to zoom, 0 for all of it. '
+        "Names appear where there is room; a launch under the pointer shows its transfers alone.</p>"
+    )
 
 
 def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog]) -> Iterator[str]:
     """One timeline: a caption, the names and figures of the slices, and the drawing between them."""
     whole = max(t.step_time for t in timelines if t.unit == timeline.unit) or 1.0
-    height = _AXIS + len(rows) * (_LANE + _MEMORY + _GAP)
+    height = _height(rows)
     unit = timeline.unit if timeline.unit == "s" else "units"
     yield f'<section data-whole="{whole!r}" data-own="{timeline.step_time!r}" data-unit="{unit}">'
     yield f"<h2>{escape(timeline.title)} <small>{escape(_caption(timeline))}</small></h2>"
-    yield f'<div class="panel" style="height:{height}px">'
-    for n, name in enumerate(rows):
-        place = f'style="top:{_top(n)}px;height:{_LANE}px"'
+    yield f'<div class="scroll"><div class="panel" style="height:{height}px"><div class="names">'
+    places = {name: f'style="top:{_top(n)}px;height:{_LANE}px"' for n, name in enumerate(rows)}
+    for name, place in places.items():
         yield f'<div class="name" {place}>{escape(name)}</div>'
+    yield "</div>"
+    for name, place in places.items():
         if name in timeline.slices:
             figures = f"bubble {percent(timeline.bubble(name))}<br/>peak {size(timeline.peak_bytes(name))}"
             yield f'<div class="figures" {place}>{figures}</div>'
@@ -129,7 +152,7 @@ def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog
     yield from _sends(timeline, rows, scale)
     yield "</g>"
     yield from _boxes(timeline, rows, scale)
-    yield '</svg><g class="texts"></g></svg></div></section>'
+    yield '</svg><g class="texts"></g></svg></div></div></section>'
 
 
 def _lanes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
@@ -143,29 +166,39 @@ def _lanes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[st
 def _boxes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
     """The launches; one that several calls were fused into has a part for each."""
     shades = _shades(timeline)
-    for event in timeline.launches:
+    for number, event in enumerate(timeline.events):
+        if event.kind != "launch":
+            continue
+        estimated = " estimated" if event.estimated else ""
         shade = shades.get((event.slice, event.stage), 0)
         top, tip = _top(rows.index(event.slice)), _tip(event, timeline)
         width = event.duration * scale / len(event.parts)
         for n, (origin, name) in enumerate(event.parts):
             left = _number(event.start * scale + n * width)
             yield (
-                f'<rect class="launch {_kind(origin)} shade{shade}" x="{left}" y="{top}" '
-                f'width="{_number(width)}" height="{_LANE}" data-name="{escape(name)}" data-tip="{tip}"/>'
+                f'<rect class="launch {_kind(origin)} shade{shade}{estimated}" x="{left}" y="{top}" '
+                f'width="{_number(width)}" height="{_LANE}" data-event="{number}" data-name="{escape(name)}" '
+                f'data-tip="{tip}"/>'
             )
 
 
 def _sends(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[str]:
     """The transfers, as lines from the slice that sends to the one that receives."""
-    for event in timeline.transfers:
-        assert event.dst is not None
+    readers: dict[int, list[str]] = {}
+    for number, event in enumerate(timeline.events):
+        for read in event.reads:
+            readers.setdefault(read, []).append(str(number))
+    for number, event in enumerate(timeline.events):
+        if event.dst is None:
+            continue
+        ends = " ".join([*map(str, event.reads), *readers.get(number, ())])
         src, dst = rows.index(event.slice), rows.index(event.dst)
         down = dst > src
         y1, y2 = _top(src) + (_LANE if down else 0), _top(dst) + (0 if down else _LANE)
         x1, x2 = _number(event.start * scale), _number(event.end * scale)
         yield (
-            f'<path class="transfer" d="M{x1} {y1}L{x2} {y2}" data-tip="{_tip(event, timeline)}" '
-            'vector-effect="non-scaling-stroke"/>'
+            f'<path class="transfer {_sender(event, timeline)}" d="M{x1} {y1}L{x2} {y2}" data-ends="{ends}" '
+            f'data-tip="{_tip(event, timeline)}" vector-effect="non-scaling-stroke"/>'
         )
 
 
@@ -206,6 +239,12 @@ def _kind(origin: Origin | None) -> str:
     return "weight" if origin.part == "weight" else origin.kind
 
 
+def _sender(event: TimelineEvent, timeline: EventLog) -> str:
+    """The colour of a transfer: `fwd` or `bwd` after the call that made what it moves, or `glue`."""
+    origins = timeline.events[event.reads[0]].origins if event.reads else ()
+    return {"fwd": "fwd", "recompute": "fwd", "bwd": "bwd"}[origins[-1].kind] if origins else "glue"
+
+
 def _shades(timeline: EventLog) -> dict[tuple[str, int | None], int]:
     """Which shade each stage on a slice has."""
     stages: dict[str, set[int]] = {}
@@ -229,6 +268,8 @@ def _tip(event: TimelineEvent, timeline: EventLog) -> str:
         lines.append(size(event.nbytes))
     lines.append(f"{_time(event.start, timeline)} to {_time(event.end, timeline)}")
     lines.append(f"takes {_time(event.duration, timeline)}")
+    if event.estimated:
+        lines.append("estimated: nobody saw it run")
     return escape("\n".join(lines)).replace("\n", "&#10;")
 
 
@@ -239,6 +280,11 @@ def _caption(timeline: EventLog) -> str:
 def _time(value: float, timeline: EventLog) -> str:
     text = duration(value, timeline.unit)
     return text if timeline.unit == "s" else f"{text} units"
+
+
+def _height(rows: Sequence[str]) -> int:
+    """The height of a drawing."""
+    return _AXIS + len(rows) * (_LANE + _MEMORY + _GAP)
 
 
 def _top(row: int) -> int:

@@ -29,6 +29,8 @@ def report(timeline: EventLog) -> str:
         )
         for name in timeline.slices
     ]
+    estimated = sum(event.estimated for event in timeline.launches)
+    launches = f"{len(timeline.launches)}{f', {estimated} of them estimated' if estimated else ''}"
     path = [
         (where, _names([_name(event) for event in run]), f"{time(run[0].start)} to {time(run[-1].end)}")
         for where, run in _runs(timeline)
@@ -39,7 +41,7 @@ def report(timeline: EventLog) -> str:
             [
                 ("step time", time(timeline.step_time) + (" units" if timeline.unit != "s" else "")),
                 ("bubble", percent(timeline.mean_bubble)),
-                ("launches", str(len(timeline.launches))),
+                ("launches", launches),
                 ("transfers", f"{len(timeline.transfers)}, {size(moved)}"),
             ]
         ),

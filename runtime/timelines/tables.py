@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
@@ -36,3 +37,11 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def html_table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows of cells as a table of HTML, for notebooks; the first row is the heads."""
+    heads, *others = [[escape(cell) for cell in row] for row in rows]
+    lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in others]
+    head = "".join(f"<th>{cell}</th>" for cell in heads)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from pathways.runtime.timelines.events import EventLog
-from pathways.runtime.timelines.page import page_of
+from pathways.runtime.timelines.page import frame_of, page_of
 from pathways.runtime.timelines.report import report
 from pathways.runtime.timelines.trace_file import TraceFile
 
@@ -17,6 +17,10 @@ class Timeline(EventLog):
 
     def __str__(self) -> str:
         return report(self)
+
+    def _repr_html_(self) -> str:
+        """Its page, in a notebook."""
+        return frame_of(self)
 
     def save_trace(self, path: str | Path) -> None:
         """Writes it for Perfetto and `chrome://tracing`; see `runtime.timelines.trace_file`."""

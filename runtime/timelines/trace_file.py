@@ -153,6 +153,8 @@ def _args(event: TimelineEvent) -> dict[str, Any]:
     args |= {name: getattr(event, name) for name in _OPTIONAL if getattr(event, name) is not None}
     if event.kind == "launch":
         args["origins"] = [origin.as_fields() for origin in event.origins]
+    if event.estimated:
+        args["estimated"] = True
     if event.kind == "transfer":
         args["nbytes"] = event.nbytes
     return args
@@ -219,6 +221,7 @@ class _RecordedStep:
             start = self.time(event["ts"])
             more = {name: args[name] for name in (*_OPTIONAL, "label", "slice", "nbytes") if name in args}
             more["reads"] = tuple(args.get("reads", ()))
+            more["estimated"] = bool(args.get("estimated", False))
             more["origins"] = tuple(Origin.from_fields(fields) for fields in args.get("origins", ()))
             end = start + _finite(event["dur"]) / self.tick
             self.events.append(TimelineEvent(kind=event["cat"], start=start, end=end, **more))

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,28 +25,37 @@ _FORMAT = b"1"
 class CompileError(RuntimeError):
     """XLA refused a computation."""
 
+    # As which tracebacks name it.
+    __module__ = "pathways"
+
 
 class Loaded:
     """An executable on its devices.
 
     Attributes:
       executable: the executable.
+      how: how it got here: `compiled`, or where its code came from.
+      seconds: how long that took.
       fresh: whether it was compiled here. Only then can it be serialised: a copy would lose its code.
       copied: what it is a copy of, kept for copies to come.
       callbacks: the Python callbacks that it calls.
     """
 
-    __slots__ = ("__weakref__", "callbacks", "copied", "executable", "fresh")
+    __slots__ = ("__weakref__", "callbacks", "copied", "executable", "fresh", "how", "seconds")
 
     def __init__(
         self,
         executable: pjrt.LoadedExecutable,
         *,
+        how: str = "compiled",
+        seconds: float = 0.0,
         fresh: bool = False,
         copied: Loaded | None = None,
         callbacks: Sequence[object] = (),
     ) -> None:
         self.executable = executable
+        self.how = how
+        self.seconds = seconds
         self.fresh = fresh
         self.copied = copied
         self.callbacks = callbacks
@@ -96,6 +106,7 @@ class Job:
     def compile(self) -> Loaded:
         """Compiles it, and keeps its code for later processes."""
         request = self.request
+        began = time.perf_counter()
         try:
             executable, fresh = pjrt.compile_and_load(
                 request.computation.module, request.devices, self.options, request.callbacks
@@ -105,9 +116,16 @@ class Job:
             raise CompileError(
                 f"computation {request.computation.name} on slice {request.slice}: {line}"
             ) from error
+        seconds = time.perf_counter() - began
         if fresh and self.store is not None and (code := pjrt.serialize(executable)) is not None:
             self.store.write(self.stored, code)
-        return Loaded(executable, fresh=fresh and not request.callbacks, callbacks=request.callbacks)
+        return Loaded(
+            executable,
+            how="compiled" if fresh else "from the cache of JAX",
+            seconds=seconds,
+            fresh=fresh and not request.callbacks,
+            callbacks=request.callbacks,
+        )
 
     def compile_anew(self) -> pjrt.LoadedExecutable:
         """For serialisation, whatever caches hold."""
@@ -121,12 +139,18 @@ class Job:
 
     def load_copy(self, code: bytes, origin: Loaded) -> Loaded:
         """Loads the code of another executable of this process."""
-        return Loaded(pjrt.deserialize(code, self.request.devices, self.options), copied=origin)
+        began = time.perf_counter()
+        executable = pjrt.deserialize(code, self.request.devices, self.options)
+        seconds = time.perf_counter() - began
+        return Loaded(executable, how="copied from another slice", seconds=seconds, copied=origin)
 
     def load_code(self, code: bytes) -> Loaded:
         """Loads what `read_code` has read."""
+        how = "from the code store" if self.request.code is None else "from the bundle"
+        began = time.perf_counter()
         try:
-            return Loaded(pjrt.deserialize(code, self.request.devices, self.options))
+            executable = pjrt.deserialize(code, self.request.devices, self.options)
+            return Loaded(executable, how=how, seconds=time.perf_counter() - began)
         except jax.errors.JaxRuntimeError:
             # What the key does not tell apart, XLA may: compiling always works.
             if self.store is not None and self.request.code is None:

@@ -18,11 +18,12 @@ from typing import Any
 import jax
 import jaxlib
 import numpy as np
-from jax._src import api_util, compiler, dispatch, op_shardings
+from jax._src import api_util, compiler, dispatch, op_shardings, traceback_util
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
-from jaxlib import _jax, lapack, xla_client
+from jaxlib import _jax, _profiler, lapack, xla_client
+from jaxlib.mlir.passmanager import PassManager
 
 from pathways.runtime.bundle.file import is_artifact
 
@@ -42,6 +43,9 @@ ShardMaker = Callable[[Sequence[Any]], Any]
 copy_arrays = xla_client.batched_copy_array_to_devices_with_sharding
 # The other semantics may alias the source, which a later donation would delete.
 ALWAYS_COPY = xla_client.ArrayCopySemantics.ALWAYS_COPY
+
+# Whether a profile is being taken, by whomever: 0.02 us. Nothing public tells.
+is_profiled: Callable[[], bool] = _profiler.TraceMe.is_enabled
 
 _persistent_cache = threading.local()
 
@@ -151,7 +155,7 @@ def compile_and_load(
     _persistent_cache.hit = False
     executable = compiler.compile_or_get_cached(
         devices[0].client,
-        _parse(module),
+        parse(module),
         np.array(devices, dtype=object),
         options,
         list(callbacks),
@@ -163,21 +167,35 @@ def compile_and_load(
 def compile_anew(module: bytes, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
     """Compiles MLIR bytecode for `devices`, past JAX's persistent compilation cache."""
     return compiler.backend_compile_and_load(
-        devices[0].client, _parse(module), device_list(devices), options, []
+        devices[0].client, parse(module), device_list(devices), options, []
     )
 
 
-def _parse(module: bytes) -> Any:
+def parse(module: bytes) -> Any:
     """A module of bytecode or a portable artifact, with the name that JAX's compiler asks for."""
     context = mlir.make_ir_context()
     with context, ir.Location.unknown(context):
         if is_artifact(module):
             parsed = stablehlo.deserialize_portable_artifact(context, module)
+            _import_shardings(parsed)
         else:
             parsed = ir.Module.parse(module)
     if "sym_name" not in parsed.operation.attributes:
         parsed.operation.attributes["sym_name"] = ir.StringAttr.get("main", context)
     return parsed
+
+
+def _import_shardings(module: Any) -> None:
+    """Makes shardings of the attributes that artifacts have, as JAX does when it calls an exported function.
+
+    XLA reads these attributes too, but takes them for those of a stale export, and says so in its log.
+    """
+    try:
+        PassManager.parse("builtin.module(xla-sdy-round-trip-import-shardy-attrs)").run(module.operation)
+    except ir.MLIRError as error:
+        said = error.error_diagnostics
+        message = said[0].message if said else "shardings that are none"
+        raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: {message}") from None
 
 
 def initialize_lapack() -> None:
@@ -212,13 +230,39 @@ def memory_stats(executable: LoadedExecutable) -> Any | None:
         return None
 
 
+def execute_to_shards(executable: LoadedExecutable, operands: list[Any]) -> list[list[Any]]:
+    """Runs an executable; returns for each result its shards, however XLA laid it out."""
+    return executable.execute_sharded(operands).disassemble_into_single_device_arrays()
+
+
+def checks_values() -> bool:
+    """Whether `jax_debug_nans` or `jax_debug_infs` is set, also by a context manager of this thread."""
+    return dispatch.needs_check_special()
+
+
+def sparing(
+    execute: Callable[..., Any], donated: Sequence[int], devices: Sequence[jax.Device]
+) -> Callable[..., Any]:
+    """Runs an executable on copies of what it would consume, so that a launch can be looked into again."""
+    lists = [device_list(devices)]
+
+    def launch(operands: list[Any], *options: Any) -> Any:
+        spared = list(operands)
+        for number in donated:
+            array = operands[number]
+            (spared[number],) = copy_arrays([array], lists, [array.sharding], [ALWAYS_COPY])
+        return execute(spared, *options)
+
+    return launch
+
+
 def result_handler(aval: Aval, sharding: jax.sharding.Sharding, name: str) -> Any:
     """Wraps the buffers of one result of an execution into a `jax.Array` with that aval and sharding.
 
     With jax_debug_nans or jax_debug_infs set, the handler raises FloatingPointError naming `name`.
     """
     handler: Any = pxla.global_aval_to_result_handler(aval, sharding, True)
-    if not dispatch.needs_check_special():
+    if not checks_values():
         return handler
 
     def check(array: Any) -> Any:
@@ -261,6 +305,28 @@ def rewrap(aval: Aval, sharding: jax.sharding.Sharding) -> Callable[[Any], Any]:
     """
     handler = pxla.global_aval_to_result_handler(aval, sharding, True)
     return lambda array: handler(array._arrays)
+
+
+def start_profile() -> Any | None:
+    """Begins a profile of the process, with what XLA itself notes of its work and no Python; None while
+    another one is being taken.
+
+    A public `jax.profiler.ProfileSession` also tells JAX that there is one, and is none in JAX 0.11.
+    """
+    if is_profiled():
+        return None
+    options = _profiler.ProfileOptions()
+    options.host_tracer_level = 1
+    options.python_tracer_level = 0
+    return _profiler.ProfilerSession(options)
+
+
+def stop_profile(session: Any) -> jax.profiler.ProfileData | None:
+    """Ends a profile; None when another session was faster to begin."""
+    try:
+        return session.stop_and_get_profile_data()
+    except jax.errors.JaxRuntimeError:
+        return None
 
 
 def take_apart(array: Any) -> list[Any]:
@@ -334,10 +400,10 @@ def on_each_device(
         for executable, device in zip(executables, devices, strict=True)
     ]
 
-    def launch(operands: list[Any]) -> list[Any]:
+    def launch(operands: list[Any], launch_id: int | None = None) -> list[Any]:
         taken = [take(operand) for take, operand in zip(read, operands, strict=True)]
         results = [
-            execute(list(mine)).consume_with_handlers(handlers)
+            execute(list(mine), False, launch_id).consume_with_handlers(handlers)
             for (execute, handlers), mine in zip(launches, zip(*taken, strict=True), strict=True)
         ]
         return [make(result) for make, result in zip(made, zip(*results, strict=True), strict=True)]
@@ -363,3 +429,29 @@ def bytecode(module: Any) -> bytes:
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
+
+
+def leave_out_of_tracebacks(folder: str) -> None:
+    """Lets JAX leave frames of code in a folder out of tracebacks, where it leaves out its own."""
+    traceback_util.register_exclusion(folder)
+
+
+def traceback_filtering() -> str:
+    """The setting `jax_traceback_filtering`, with what `auto` stands for here."""
+    return traceback_util._filtering_mode()
+
+
+def is_left_out_of_tracebacks(file: str) -> bool:
+    """Whether JAX leaves a file out of tracebacks. It leaves out some of its own, but not `jax.numpy`."""
+    return file.startswith(jax.__path__[0]) or not traceback_util.include_filename(file)
+
+
+def unfiltered(error: BaseException) -> Exception:
+    """What JAX makes the cause of an error to show all frames of it; nothing public makes one."""
+    message = f"{traceback_util.format_exception_only(error)}\n\n{traceback_util._jax_message_append}"
+    return traceback_util.UnfilteredStackTrace(message).with_traceback(error.__traceback__)
+
+
+def is_unfiltered(error: BaseException | None) -> bool:
+    """Whether `unfiltered`, or JAX, made it."""
+    return isinstance(error, traceback_util.UnfilteredStackTrace)

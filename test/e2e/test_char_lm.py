@@ -99,6 +99,15 @@ def test_earlier_slices_hold_more_microbatches(output: str, pipeline: StagesOnSl
     assert peaks[-1] > 3 * 4 * 800_000 / pipeline.slices, "parameters and both moments of AdamW"
 
 
+def test_says_why_it_is_slower_than_jax_jit(output: str) -> None:
+    ours, theirs = row(output, "ms of cores per step")
+    busy, busy_with_jit = row(output, "cores busy")
+    assert re.search(
+        rf"^\d+% of the tokens/s of jax.jit, .*: {busy} were busy, {busy_with_jit} with", output, re.M
+    )
+    assert f"A step takes {ours} ms of them, {theirs} ms with jax.jit: " in output
+
+
 def test_writes_a_step_as_planned_and_as_measured(run) -> None:
     steps = read_trace((run.forms / "train_step.trace.json").read_bytes())
     assert [step.program for step in steps] == ["train_step"] * 3

@@ -39,6 +39,11 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
   %u = "pw.transfer"(%h#1) {slice = @s1} : (tensor<i32>) -> tensor<i32>
   %m = "pw.mirror"(%h#1, %u) : (tensor<i32>, tensor<i32>) -> tensor<i32>
   "pw.release"(%x, %n) : (tensor<4xf32>, tensor<i32>) -> ()
+  %i = "pw.index"() {loop = @batch} : () -> tensor<i32>
+  %c = "pw.carry"(%h#0) {loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+  %d = "pw.next"(%c, %c) {loop = @batch, slice = @s0} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  "pw.send"(%h#0) {channel = @c0, copy, index = 0, order = 0, slice = @s0} : (tensor<4xf32>) -> ()
+  %e = "pw.recv"() {channel = @c0, index = 0, order = 0, slice = @s1} : () -> tensor<4xf32>
   return %t, %m : tensor<4xf32>, tensor<i32>
 }
 func.func private @three(tensor<4xf32>, tensor<4xf32>, tensor<i32>)
@@ -95,7 +100,7 @@ BROKEN = {
     "result of a release": (
         '"pw.release"(%arg0, %arg1) {operandSegmentSizes = array<i32: 1, 1>} '
         ": (tensor<4xf32>, tensor<i32>) -> ()",
-        '%6 = "pw.release"(%arg0, %arg1) {operandSegmentSizes = array<i32: 1, 1>} '
+        '%released = "pw.release"(%arg0, %arg1) {operandSegmentSizes = array<i32: 1, 1>} '
         ": (tensor<4xf32>, tensor<i32>) -> tensor<i32>",
         "op expects exactly 0 results, but got 1",
     ),

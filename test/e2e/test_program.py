@@ -423,7 +423,7 @@ def test_debug_nans_may_be_switched_on_and_off(slices):
     f = pw.program(lambda x: logarithm(x))
     for _ in range(2):
         assert np.isnan(f(-1.0))
-        with jax.debug_nans(True), pytest.raises(FloatingPointError, match=f"log on {slices[0].name}"):
+        with jax.debug_nans(True), pytest.raises(FloatingPointError, match=f"log on slice {slices[0].name}"):
             f(-1.0)
 
 

@@ -9,13 +9,16 @@ import sys
 import threading
 import time
 import types
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.runtime.local import tracing
 from pathways.runtime.local.tracing import Recorder
 from pathways.runtime.plan.plan import Launch, Transfer
 from pathways.runtime.timelines.trace_file import read_trace
@@ -68,6 +71,90 @@ def test_every_launch_and_transfer_is_recorded_in_an_order_that_its_data_allows(
             assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(on_slice))
             assert timeline.peak_bytes(name) > 0
         assert min(e.start for e in timeline.events) == pytest.approx(0, abs=1e-9)
+
+
+def test_launches_are_drawn_as_xla_saw_them_run(step, tmp_path):
+    compiled, x = step
+    state = params()
+    with pw.trace(tmp_path / "run.json"):
+        for _ in range(3):
+            _, state = compiled(state, x)
+    timelines = read_trace((tmp_path / "run.json").read_bytes())
+    assert not any(event.estimated for timeline in timelines for event in timeline.launches)
+
+
+def test_launches_on_several_devices_and_without_operations_are_seen(tmp_path):
+    devices = pw.make_virtual_device_set()
+    wide, narrow = devices.add_slice((2,), ("x",)), devices.add_slice((1,), ("x",))
+    spread = pw.jit(lambda x: jax.lax.with_sharding_constraint(x, P("x")).sum() + x, devices=wide)
+    same = pw.jit(lambda x: x, devices=narrow)
+    program = pw.program(lambda x: same(spread(x)))
+    with pw.trace(tmp_path / "run.json"):
+        program(jnp.ones(8))
+    (timeline,) = read_trace((tmp_path / "run.json").read_bytes())
+    assert {event.slice for event in timeline.launches} == {wide.name, narrow.name}
+    assert not any(event.estimated for event in timeline.launches)
+
+
+def profiled_names(folder):
+    """The names of what this process did, in a profile that `jax.profiler.trace` wrote."""
+    (path,) = folder.rglob("*.xplane.pb")
+    with warnings.catch_warnings():
+        # jaxlib makes types without a module.
+        warnings.simplefilter("ignore")
+        planes = jax.profiler.ProfileData.from_file(str(path)).planes
+        return {event.name for plane in planes for line in plane.lines for event in line.events}
+
+
+def test_profiles_of_jax_name_launches_and_transfers(step, tmp_path):
+    compiled, x = step
+    untraced = compiled(params(), x)
+    with jax.profiler.trace(tmp_path):
+        profiled = compiled(params(), x)
+    jax.tree.map(np.testing.assert_array_equal, untraced, profiled)
+    names = profiled_names(tmp_path)
+    first, second = compiled.plan.slices
+    front = next(s.computation for s in compiled.plan.steps if isinstance(s, Launch) and s.slice == first)
+    assert {f"{first} F{n} {front}" for n in range(COUNT)} <= names
+    assert f"{first} -> {second}" in names
+
+
+def test_within_a_profile_of_jax_times_are_estimated(step, tmp_path):
+    compiled, x = step
+    with jax.profiler.trace(tmp_path), pw.trace(tmp_path / "run.json"):
+        compiled(params(), x)
+    (timeline,) = read_trace((tmp_path / "run.json").read_bytes())
+    assert all(event.estimated for event in timeline.launches)
+    first, second = compiled.plan.slices
+    assert f"{first} -> {second}" in profiled_names(tmp_path)
+
+
+def test_a_profile_is_read_in_pieces_between_calls(step, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracing, "_PAUSE", 0.02)
+    compiled, x = step
+    state = params()
+    with pw.trace(tmp_path / "run.json"):
+        for _ in range(100):
+            _, state = compiled(state, x)
+    timelines = read_trace((tmp_path / "run.json").read_bytes())
+    assert [timeline.title for timeline in timelines] == [f"measured, step {n}" for n in range(100)]
+    assert not any(event.estimated for timeline in timelines for event in timeline.launches)
+
+
+def test_calls_under_way_when_a_piece_has_to_end_are_estimated(step, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracing, "_PAUSE", 0.02)
+    monkeypatch.setattr(tracing, "_LONGEST", 0)
+    compiled, x = step
+    slow = pw.jit(
+        lambda x: jax.lax.fori_loop(0, 600, lambda _, y: jnp.tanh(y @ x), x),
+        devices=pw.make_virtual_device_set().add_slice((1,), ("x",)),
+    )
+    with pw.trace(tmp_path / "run.json"):
+        result = slow(jnp.full((256, 256), 0.01))
+        jax.block_until_ready(result)
+        compiled(params(), x)
+    under_way, _ = read_trace((tmp_path / "run.json").read_bytes())
+    assert all(event.estimated for event in under_way.launches)
 
 
 def test_results_are_the_same_and_nothing_is_left_behind(step, tmp_path):
@@ -130,7 +217,7 @@ def test_a_trace_ends_while_another_thread_comes_to_a_new_place(tmp_path):
             ending.wait()
             recorder.watcher(("s2",)).put((call, []))
 
-    call = types.SimpleNamespace(moments={}, program=types.SimpleNamespace(places=[0, 1]))
+    call = types.SimpleNamespace(seen={}, program=types.SimpleNamespace(places=[0, 1]))
     for place in ("s0", "s1"):
         recorder.watcher((place,)).put((call, [(0, 0, (Late(),))]))
     threading.Timer(0.1, ending.set).start()
@@ -193,6 +280,5 @@ def test_a_path_of_the_environment_that_cannot_be_written_is_named(tmp_path):
             capture_output=True,
             text=True,
         )
-    last = failed.value.stderr.strip().splitlines()[-1]
-    assert "PW_TRACE names no file to write: Is a directory" in last
-    assert str(tmp_path) in last
+    assert "PW_TRACE names no file to write: Is a directory" in failed.value.stderr
+    assert str(tmp_path) in failed.value.stderr

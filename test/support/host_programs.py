@@ -47,6 +47,8 @@ def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
         place = draw(st.sampled_from(slices))
         arguments.append(f"%k: !x {{pw.slice = @s{place}, pw.constant = @k}}")
         values.append(("%k", [place]))
+    # Launches read none: what one reads counts as received on all slices of the mirror.
+    mirrored: list[tuple[str, list[int]]] = []
     body: list[str] = []
     for n in range(draw(st.sampled_from([5, 3, 8, 12, 1]))):
         if draw(st.integers(0, 4)):
@@ -67,8 +69,8 @@ def programs(draw: st.DrawFn) -> tuple[str, list[int]]:
             first, second = (draw(st.sampled_from(values)) for _ in range(2))
             if set(first[1]).isdisjoint(second[1]):
                 body.append(f'%v{n} = "pw.mirror"({first[0]}, {second[0]}) : (!x, !x) -> !x')
-                values.append((f"%v{n}", [*first[1], *second[1]]))
-    returned = draw(st.lists(st.sampled_from(values), max_size=4))
+                mirrored.append((f"%v{n}", [*first[1], *second[1]]))
+    returned = draw(st.lists(st.sampled_from([*mirrored, *values]), max_size=4))
     results = ", ".join(f"!x {{pw.slice = {_placement(places)}}}" for _, places in returned)
     lines.append(f"func.func @main({', '.join(arguments)}) -> ({results}) {{")
     lines += body

@@ -338,3 +338,17 @@ def test_in_this_process(tmp_path, capsys):
     assert "module @chain" in out.read_text()
     assert pw_compile.main(["none.py:f"]) == 1
     assert capsys.readouterr().err.endswith("pw-compile: error: cannot import none.py: no such file\n")
+
+
+def test_modules_of_xla_and_their_share_of_the_time(tmp_path):
+    """The second time they come from the code store."""
+    environment = {**ENVIRONMENT, "PW_CACHE_DIR": str(tmp_path)}
+    for how in ("compiled", "from the code store"):
+        done = run(f"{FIGURE2}:f", "--args", "f32[2]", "--explain", env=environment)
+        assert done.returncode == 0, done.stderr
+        _, _, modules = done.stdout.partition("XLA module")
+        header, *rows = modules.partition("\n\n")[0].splitlines()
+        assert header.split() == ["slice", "instructions", "time", "share"]
+        cells = [re.split(r"\s{2,}", row.strip()) for row in rows]
+        assert {row[-1] for row in cells} == {how}
+        assert sum(float(row[4].removesuffix(" %")) for row in cells) == pytest.approx(100, abs=0.5)

@@ -256,6 +256,7 @@ def test_interruption(tmp_path, number, code, message):
         (["--no-such-thing"], "unknown flag '--no-such-thing'"),
         (["--list-pases"], "unknown flag '--list-pases'; did you mean '--list-passes'?"),
         (["--pw-dee"], "unknown flag '--pw-dee'; did you mean '--pw-dce'?"),
+        (["--pw-fuze"], "unknown flag '--pw-fuze'; did you mean '--pw-fuse-launches'?"),
     ],
 )
 def test_mistaken_flags(arguments, message):

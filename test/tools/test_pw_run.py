@@ -383,3 +383,41 @@ def test_arguments_may_be_given_by_several_flags(tmp_path):
     named = output_of("pw_compile", "model.py:step", "--kwargs", f"state={state}", f"x={x}", cwd=tmp_path)
     split = ["--kwargs", f"state={state}", "--kwargs", f"x={x}"]
     assert named == output_of("pw_compile", "model.py:step", *split, cwd=tmp_path)
+
+
+def test_a_closed_pipe_is_quiet(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pathways.tools.pw_run", "step.pwb", "--zeros"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        cwd=folder,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+
+
+@pytest.mark.parametrize("platform", ["cuda", "nothere"])
+def test_a_platform_that_is_not_there(folder, platform):
+    done = run("pw_run", "step.pwb", "--zeros", cwd=folder, env={**os.environ, "JAX_PLATFORMS": platform})
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"pw-run: error: JAX_PLATFORMS={platform}: JAX has no cpu devices here")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk(folder):
+    with Path("/dev/full").open("wb") as full:
+        done = run(
+            "pw_run",
+            "step.pwb",
+            "--zeros",
+            cwd=folder,
+            capture_output=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "pw-run: error: cannot write standard output: No space left on device\n"

@@ -75,13 +75,14 @@ sys.exit(command.run(FlagParser("pw-tool", "", ""), work, None))
 """
 
 
-def start(work, **environment):
+def start(work, process_group=None, **environment):
     return subprocess.Popen(
         [sys.executable, "-c", TOOL.format(work=work)],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        process_group=process_group,
     )
 
 
@@ -124,3 +125,34 @@ def test_limits_of_memory(limit):
         _, errors = tool.communicate(timeout=60)
     expected = "pw-tool: error: PW_MEMORY_LIMIT must be a size such as 500M or 8G, got '1.5T'\n"
     assert (tool.returncode, errors) == ((1, expected) if limit == "1.5T" else (0, ""))
+
+
+def test_ctrl_c_twice_is_one_line():
+    # Ctrl-C reaches parent and child, the child again from its parent, and both again by the impatient.
+    with start("print('ready', flush=True); time.sleep(60)", process_group=0) as tool:
+        assert tool.stdout.readline() == "ready\n"
+        for _ in range(5):
+            os.killpg(tool.pid, signal.SIGINT)
+            time.sleep(0.001)
+        _, errors = tool.communicate(timeout=60)
+    assert (tool.returncode, errors) == (130, "pw-tool: interrupted\n")
+
+
+def test_a_child_that_ignores_ctrl_c_is_one_line():
+    ignore = "import signal; signal.signal(2, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    with start(ignore) as tool:
+        assert tool.stdout.readline() == "ready\n"
+        tool.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        tool.send_signal(signal.SIGINT)
+        _, errors = tool.communicate(timeout=60)
+    assert (tool.returncode, errors) == (130, "pw-tool: interrupted\n")
+
+
+@pytest.mark.parametrize("level", ["", "0"])
+def test_xla_logs_nothing_unless_it_is_asked_for(level):
+    environment = {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
+    with start("import pathways.dialect.bindings, jax; jax.devices(); return 0", **environment) as tool:
+        _, errors = tool.communicate(timeout=60)
+    assert tool.returncode == 0
+    assert ("pjrt_client" in errors) == (level == "0"), errors

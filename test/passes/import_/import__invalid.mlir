@@ -303,3 +303,20 @@ module @declared {
   // expected-error@+1 {{is only declared, but its body is needed here}}
   func.func private @f(!x) -> !x
 }
+
+// -----
+
+// What the bindings cannot hand out is no metadata.
+
+module @location_for_metadata {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+    // expected-error@+1 {{`mhlo.frontend_attributes` must be a dictionary, got a location}}
+    %0 = func.call @f(%x) {mhlo.frontend_attributes = loc(unknown)} : (tensor<4xf32>) -> tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+  func.func private @f(%x: tensor<4xf32>) -> tensor<4xf32> {
+    return %x : tensor<4xf32>
+  }
+}

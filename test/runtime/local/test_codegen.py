@@ -1,5 +1,6 @@
 """The generated function: its text, its registers, and what happens when it is interrupted."""
 
+import contextlib
 import gc
 import linecache
 import time
@@ -8,6 +9,7 @@ import traceback
 import numpy as np
 import pytest
 
+from pathways.dialect.origins import Origin
 from pathways.runtime.local import codegen
 from pathways.runtime.plan import plan
 
@@ -102,6 +104,38 @@ def test_the_function_is_a_straight_line():
     )
 
 
+def test_another_function_may_run_instead():
+    profiled = []
+    instead = codegen.Instead(lambda: bool(profiled), lambda arrays: ["from another function"])
+    generated = make([launch("a", (0,), 1)], (1,), 2, instead=instead)
+    assert generated.run(["x"]) == ["a(x)"]
+    profiled.append(True)
+    assert generated.run(["x"]) == ["from another function"]
+
+
+def test_launches_and_transfers_are_issued_within_spans_that_name_them():
+    class Span:
+        open = 0
+        names: list[str] = []
+
+        def __init__(self, name: str) -> None:
+            self.names.append(name)
+
+        def __enter__(self):
+            assert not Span.open
+            Span.open += 1
+
+        def __exit__(self, *_):
+            Span.open -= 1
+
+    forward = plan.Launch("front", "s0", (0,), (1,), "front[3]", (Origin("fwd", stage=0, microbatch=3),), 3)
+    steps = [forward, plan.Transfer((1,), (2,), "s0", "s1"), plan.Launch("glue", "s1", (2,), (3,), "glue")]
+    generated = make(steps, (3,), 4, span=Span)
+    assert generated.run(["x"]) == ["glue(front(x)@s1)"]
+    assert Span.names == ["s0 F3 front", "s0 -> s1", "s1 glue"]
+    assert not Span.open
+
+
 def test_a_transfer_of_what_a_transfer_brought_is_a_call_of_its_own():
     steps = [plan.Transfer((0,), (1,), "s0", "s1"), plan.Transfer((1,), (2,), "s1", "s2")]
     generated = make(steps, (2,), 3)
@@ -139,6 +173,7 @@ def test_a_function_that_reports_its_steps_reports_what_it_receives():
     notes = []
 
     class Observer:
+        first_launch_id = 0
         note = staticmethod(notes.append)
 
         def begin(self):
@@ -157,8 +192,15 @@ def test_a_function_that_reports_its_steps_reports_what_it_receives():
         plan.Send((0,), "s0", "s2", "c0", peer=1, index=0),
         plan.Receive((1, 2), "s2", "s0", "c1", peer=1, index=1),
     ]
-    assert make(steps, (1, 2), 3, observer=Observer()).run(["x"]) == ["c1#0", "c1#1"]
+    spans = []
+
+    def span(name):
+        spans.append(name)
+        return contextlib.nullcontext()
+
+    assert make(steps, (1, 2), 3, span=span, observer=Observer()).run(["x"]) == ["c1#0", "c1#1"]
     assert notes == [(1, 0, ("c1#0",))]
+    assert spans == ["s0 -> s2 (host 1)", "s2 -> s0 (host 1)"]
 
 
 def test_a_donated_argument_of_the_caller_is_deleted():
@@ -209,7 +251,8 @@ def test_an_error_is_explained_with_its_step():
     generated.run.__globals__["launch3"] = lambda arrays: 1 / 0
     with pytest.raises(ZeroDivisionError):
         generated.run(["x"])
-    assert seen == [(codegen.Line("b on s0", (1,)), ["x"])]
+    ((line, arrays),) = seen
+    assert (line.label, line.reads, line.places, arrays) == ("b on s0", (1,), ("v1",), ["x"])
 
 
 def test_its_lines_are_forgotten_with_it():

@@ -96,7 +96,7 @@ def test_packing_looks_further_than_the_first_fit():
     assert sorted(p for binding in bound.values() for p in binding.positions) == list(range(8))
 
 
-def test_an_error_says_who_holds_what_and_how_to_get_more():
+def test_an_error_says_what_there_is_and_how_to_get_more():
     manager, devices = manager_of(4), make_virtual_device_set()
     s0, s1 = devices.add_slice(2, "x", name="left"), devices.add_slice(3, "x", name="right")
     manager.bind([s0], "f")
@@ -105,11 +105,29 @@ def test_an_error_says_who_holds_what_and_how_to_get_more():
     assert str(caught.value).splitlines() == [
         "program g: not enough devices: it needs 5, no two of its slices on one device "
         "(left: 2, right: 3); there are 4 (island0: 4)",
-        "  left of program f holds devices 0-1",
         "  for more CPU devices set PW_CPU_DEVICES=5 in the environment, or call "
         "pathways.connect(cpu_devices=5) before anything else uses JAX",
     ]
     assert list(manager.holders()) == [s0]
+
+
+def test_an_error_says_what_is_in_the_way():
+    """Slices of a program that got devices in others leave no island whole; other slices are no matter."""
+    manager, devices = manager_of(4, islands=2), make_virtual_device_set()
+    front, whole, other = (
+        devices.add_slice(size, "x", name=name) for name, size in (("front", 1), ("whole", 2), ("other", 2))
+    )
+    back = devices.add_slice(1, "x", name="back", island="island1")
+    manager.bind([front], "f")
+    manager.bind([back], "g")
+    manager.bind([other], "g")
+    with pytest.raises(ResourceError) as caught:
+        manager.bind([front, back, whole], "h")
+    _, *blocking, _ = str(caught.value).splitlines()
+    assert blocking == [
+        f"  {front.name} has devices 0 since program f; pathways.release(slice) gives them back",
+        f"  {back.name} has devices 2 since program g; pathways.release(slice) gives them back",
+    ]
 
 
 def test_an_island_that_is_not_there_is_an_error():
@@ -126,7 +144,7 @@ def test_slices_that_were_bound_onto_each_other_cannot_join_in_one_program():
     manager.bind([s1], "g")
     with pytest.raises(
         ResourceError,
-        match=r"east and west were bound apart and share devices 0; .* pathways\.runtime\.release,",
+        match=r"east and west were bound apart and share devices 0; .* pathways\.release,",
     ):
         manager.bind([s0, s1], "h")
 

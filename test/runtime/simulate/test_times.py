@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -78,6 +79,17 @@ def test_measured_durations_are_medians(plan):
     assert times.unit == "s"
     assert times.launches["front[0]"] == pytest.approx(3e-3)
     assert times.computations == pytest.approx({"front": 3e-3, "front_bwd": 2e-3})
+
+
+def test_estimates_count_only_where_nothing_was_measured(plan):
+    def run(fwd, estimated):
+        timeline = simulate(plan, read_times({"kinds": {"fwd": fwd, "bwd": "2ms"}}, plan))
+        events = [dataclasses.replace(event, estimated=estimated) for event in timeline.events]
+        return dataclasses.replace(timeline, events=tuple(events))
+
+    seen, unseen = run("1ms", estimated=False), run("9ms", estimated=True)
+    assert measured_times([seen, unseen, unseen], plan).computations["front"] == pytest.approx(1e-3)
+    assert measured_times([unseen], plan).computations["front"] == pytest.approx(9e-3)
 
 
 def test_json_of_the_documentation_is_valid():

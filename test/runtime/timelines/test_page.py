@@ -43,7 +43,7 @@ def test_the_page_needs_nothing_else(timelines):
     assert not tags & {"link", "img", "iframe", "object", "image", "use"}
     assert not [element for element in root.iter() if {"src", "href"} & set(element.keys())]
     without_names = page.replace("http://www.w3.org/2000/svg", "")
-    assert not re.search(r"https?:|//\w+\.|url\(|@import|fetch\(|XMLHttpRequest|import\(", without_names)
+    assert not re.search(r"https?:|//\w+\.|url\((?!#)|@import|fetch\(|XMLHttpRequest|import\(", without_names)
 
 
 def test_every_event_is_drawn_in_its_row_and_at_its_time(timelines):
@@ -51,7 +51,7 @@ def test_every_event_is_drawn_in_its_row_and_at_its_time(timelines):
     assert len(sections) == len(timelines)
     whole = max(timeline.step_time for timeline in timelines)
     for section, timeline in zip(sections, timelines, strict=True):
-        boxes = [r for r in section.iter(f"{SVG}rect") if "launch" in r.get("class").split()]
+        boxes = [r for r in section.iter(f"{SVG}rect") if "launch" in r.get("class", "").split()]
         rows = sorted({box.get("y") for box in boxes}, key=float)
         for box, event in zip(boxes, timeline.launches, strict=True):
             x, width = numbers(box, "x", "width")
@@ -61,8 +61,11 @@ def test_every_event_is_drawn_in_its_row_and_at_its_time(timelines):
             assert box.get("data-name") == event.name
             assert event.origins[0].kind in box.get("class").split()
             assert event.label in box.get("data-tip").splitlines()[0]
-        lines = [p for p in section.iter(f"{SVG}path") if p.get("class") == "transfer"]
-        assert len(lines) == len(timeline.transfers)
+        lines = [p for p in section.iter(f"{SVG}path") if "transfer" in p.get("class").split()]
+        for line, event in zip(lines, timeline.transfers, strict=True):
+            sender, reader = (timeline.events[int(n)] for n in line.get("data-ends").split())
+            assert (sender.slice, reader.slice) == (event.slice, event.dst)
+            assert sender.origins[-1].kind in line.get("class").split()
         memory = [p for p in section.iter(f"{SVG}path") if p.get("class") == "memory"]
         assert len(memory) == len(timeline.slices)
 
@@ -80,7 +83,7 @@ def test_the_table_says_what_the_timelines_say(timelines):
 def test_the_parts_of_a_fused_launch_are_drawn_one_after_the_other():
     event = TimelineEvent("launch", "s0", "f[2]", 1.0, 3.0, (Origin("fwd"), Origin("bwd")), 2)
     page = parsed(page_of([EventLog("step", "planned", "units", ("s0",), (event,))]))
-    boxes = [r for r in page.iter(f"{SVG}rect") if "launch" in r.get("class")]
+    boxes = [r for r in page.iter(f"{SVG}rect") if "launch" in r.get("class", "")]
     assert [(box.get("data-name"), box.get("class").split()[1]) for box in boxes] == [
         ("F2", "fwd"),
         ("B2", "bwd"),
@@ -90,26 +93,57 @@ def test_the_parts_of_a_fused_launch_are_drawn_one_after_the_other():
 
 def test_stages_on_one_slice_have_different_shades():
     timeline = simulate(plan_of(pipeline(interleaved, 2, 4, 2), "step"))
-    boxes = [r for r in parsed(page_of([timeline])).iter(f"{SVG}rect") if "launch" in r.get("class")]
+    boxes = [r for r in parsed(page_of([timeline])).iter(f"{SVG}rect") if "launch" in r.get("class", "")]
     shades = {
         (e.slice, e.stage): b.get("class").split()[2] for b, e in zip(boxes, timeline.launches, strict=True)
     }
     assert shades == {("s0", 0): "shade0", ("s0", 2): "shade1", ("s1", 1): "shade0", ("s1", 3): "shade1"}
 
 
-def test_colours_leave_dark_text_readable():
-    """The contrast of every fill with the text on it, by the formula of WCAG."""
-    page = page_of([])
+def test_launches_that_nobody_saw_are_hatched():
+    seen, unseen = (
+        TimelineEvent("launch", "s0", "f", n, n + 1.0, (Origin("fwd"),), estimated=bool(n)) for n in range(2)
+    )
+    root = parsed(page_of([EventLog("step", "measured", "s", ("s0",), (seen, unseen))]))
+    boxes = [r for r in root.iter(f"{SVG}rect") if "launch" in r.get("class", "").split()]
+    assert ["estimated" in box.get("class").split() for box in boxes] == [False, True]
+    assert boxes[1].get("data-tip").splitlines()[-1] == "estimated: nobody saw it run"
+    legend = [i.get("class") for i in root.iter("i")]
+    assert "estimated" in legend
+    only_seen = parsed(page_of([EventLog("step", "measured", "s", ("s0",), (seen,))]))
+    assert "estimated" not in [i.get("class") for i in only_seen.iter("i")]
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours, by the formula of WCAG."""
 
     def luminance(colour: str) -> float:
         parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
         red, green, blue = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    fills = set(re.findall(r"\{ fill: (#\w{6})", page))
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_colours_leave_dark_text_readable():
+    fills = set(re.findall(r"\{ fill: (#\w{6})", page_of([])))
     assert len(fills) > 10
     for fill in fills:
-        assert (luminance(fill) + 0.05) / (luminance("#1b1f24") + 0.05) >= 7, fill
+        assert contrast(fill, "#1b1f24") >= 7, fill
+
+
+def test_the_page_is_readable_by_day_and_by_night():
+    roots = re.findall(r":root \{(.*?)\}", page_of([]), re.DOTALL)
+    day, night = (dict(re.findall(r"--([\w-]+): (#\w{6})", root)) for root in roots[:2])
+    assert day.keys() == night.keys()
+    for colours in (day, night):
+        for name in ("text", "quiet"):
+            assert contrast(colours[name], colours["page"]) >= 4.5, name
+            assert contrast(colours[name], colours["button"]) >= 4.5, name
+        for name in ("sent-fwd", "sent-bwd", "sent-glue"):
+            assert contrast(colours[name], colours["page"]) >= 3, name
+            assert contrast(colours[name], colours["memory"]) >= 3, name
 
 
 def test_a_program_that_takes_no_time_has_a_page():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -41,6 +42,14 @@ def test_a_trace_is_read_back_as_it_was_written(timeline, path):
             )
             assert (event.reads, event.dst, event.nbytes) == (other.reads, other.dst, other.nbytes)
         assert [read.peak_bytes(s) for s in read.slices] == [timeline.peak_bytes(s) for s in timeline.slices]
+
+
+def test_what_is_estimated_stays_so(timeline, path):
+    first, *others = timeline.events
+    estimated = dataclasses.replace(first, estimated=True)
+    dataclasses.replace(timeline, events=(estimated, *others)).save_trace(path)
+    (read,) = read_trace(path.read_bytes())
+    assert [event.estimated for event in read.events] == [True] + [False] * len(others)
 
 
 def test_a_trace_is_in_the_format_of_trace_events(timeline, path):

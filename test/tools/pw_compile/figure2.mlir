@@ -27,6 +27,7 @@
 // EXPLAIN-NEXT: s0 x=1 1 2
 // EXPLAIN: computation slice launches
 // EXPLAIN-NEXT: lambda s0 2
+// EXPLAIN: XLA module slice instructions time share
 // EXPLAIN: memory
 // EXPLAIN-NEXT: slice devices arguments results donated temporaries code peak peak of a device
 // EXPLAIN-NEXT: s0 1 8 B 8 B 0 B {{.*}} 24 B

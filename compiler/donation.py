@@ -1,0 +1,54 @@
+"""Whether the buffers that a caller donates to a program are used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    LaunchOp,
+    ReleaseOp,
+    TransferOp,
+    argument_attrs,
+    argument_slices,
+    donated_arguments,
+    symbol_table,
+)
+from pathways.dialect.names import DONATED, MAIN
+
+
+def unusable_donations(module: ir.Module, arguments: Sequence[str]) -> Iterator[str]:
+    """Says which donated arguments give their buffer to no result of what reads them, if there are any.
+
+    Not those that nothing reads, nor those that live on several slices: these are small, and copied there.
+
+    Args:
+      module: the program, scheduled.
+      arguments: the names of its arguments.
+    """
+    symbols = symbol_table(module)
+    main = symbols[MAIN]
+    values = main.regions[0].blocks[0].arguments
+    named = list(zip(arguments, values, argument_attrs(main), argument_slices(main), strict=False))
+    unused = [
+        f"{name} of {value.type}".replace("tensor<", "").removesuffix(">")
+        for name, value, attrs, slices in named
+        if DONATED in attrs and len(slices or ()) == 1 and _is_only_freed(value, symbols)
+    ]
+    if unused:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        yield (
+            f"some donated buffers were not usable: {', '.join(unused[:3])}{more}; no result of what reads "
+            "them last has their type, so that they are only freed"
+        )
+
+
+def _is_only_freed(value: ir.Value, symbols: ir.SymbolTable) -> bool:
+    """Whether a value is read by launches and transfers, and none of them takes its buffer."""
+    readers = [(use.owner.opview, use.operand_number) for use in value.uses]
+    launches = [(op, number) for op, number in readers if isinstance(op, LaunchOp)]
+    # What is returned as it is belongs to the caller again.
+    if not launches or any(not isinstance(op, LaunchOp | TransferOp | ReleaseOp) for op, _ in readers):
+        return False
+    return not any(number in donated_arguments(symbols[op.callee]) for op, number in launches)

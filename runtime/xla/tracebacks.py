@@ -1,0 +1,94 @@
+"""Tracebacks that end in the user's code, without frames of ours and of JAX."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+from pathways.runtime.xla import pjrt
+
+_ROOT = Path(__file__).parents[2]
+
+OURS = tuple(str(_ROOT / name) for name in ("compiler", "dialect", "passes", "runtime"))
+"""Where our code is; with an editable installation, tests and examples are beside it."""
+
+_GENERATED = "<pathways "
+"""How the names of files begin that stand for functions made by `runtime/local/codegen.py`."""
+
+_NOTE = f"{'-' * 20}\nFrames of pathways and JAX are left out; JAX_TRACEBACK_FILTERING=off shows them."
+
+# Where JAX filters, between two functions of the user's say, ours go with its own.
+for _folder in OURS:
+    pjrt.leave_out_of_tracebacks(_folder)
+
+
+def boundary[**P, R](fun: Callable[P, R]) -> Callable[P, R]:
+    """Makes of a function one that the user calls: an error in it shows frames of the user alone.
+
+    Not for the path of every call, where the wrapper would cost time; see `Program.__call__`.
+    """
+
+    @functools.wraps(fun)
+    def called_by_user(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return fun(*args, **kwargs)
+        except Exception as error:
+            filter_traceback(error)
+            # Without a value: that adds no frame of this function.
+            raise
+
+    return called_by_user
+
+
+def filter_traceback(error: BaseException) -> None:
+    """Leaves frames of ours and of JAX out of a traceback, in the way that `jax_traceback_filtering` says."""
+    mode = pjrt.traceback_filtering()
+    if mode == "tracebackhide":
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if _is_internal(frame):
+                frame.f_locals["__tracebackhide__"] = True
+    elif mode == "remove_frames":
+        _move_to_cause(error)
+        error.__traceback__ = _of_user(error.__traceback__)
+    elif mode != "off":
+        for each in _with_causes(error):
+            each.__traceback__ = _of_user(each.__traceback__)
+        # JAX's own note begins with the same line, and says much the same.
+        if not any(note.startswith("-----") for note in getattr(error, "__notes__", ())):
+            error.add_note(_NOTE)
+
+
+def _move_to_cause(error: BaseException) -> None:
+    """Keeps the whole traceback of an error in its cause, unless that was done on its way here."""
+    if pjrt.is_unfiltered(error.__cause__):
+        return
+    whole = pjrt.unfiltered(error)
+    whole.__cause__, whole.__context__ = error.__cause__, error.__context__
+    whole.__suppress_context__ = error.__suppress_context__
+    error.__cause__ = whole
+
+
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """An error, and those that Python shows before it."""
+    errors: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in errors:
+        errors.append(each)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return errors
+
+
+def _is_internal(frame: types.FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(_GENERATED) or pjrt.is_left_out_of_tracebacks(file)
+
+
+def _of_user(frames: types.TracebackType | None) -> types.TracebackType | None:
+    kept = None
+    for frame, line in reversed(list(traceback.walk_tb(frames))):
+        if not _is_internal(frame):
+            kept = types.TracebackType(kept, frame, frame.f_lasti, line)
+    return kept

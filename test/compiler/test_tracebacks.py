@@ -1,0 +1,119 @@
+"""Tracebacks of errors show frames of the user alone, as `jax_traceback_filtering` says."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+
+HIDES = ["auto", "quiet_remove_frames", "remove_frames"]
+
+
+@contextmanager
+def filtering(mode: str) -> Iterator[None]:
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", mode)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
+@pytest.fixture
+def increment() -> Callable[[Any], Any]:
+    s0 = pw.make_virtual_device_set().add_slice(1, "x")
+    return pw.jit(lambda x: x + 1, devices=s0)
+
+
+def files(error: BaseException) -> set[str]:
+    return {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
+
+
+def wrong_argument(increment: Any) -> None:
+    pw.program(lambda x: increment(x))("text")
+
+
+def wrong_shapes(increment: Any) -> None:
+    pw.program(lambda x: increment(x) + jnp.ones(5))(jnp.ones(3))
+
+
+def wrong_argument_of_compiled(increment: Any) -> None:
+    pw.program(lambda x: increment(x)).lower(1.0).compile()("text")
+
+
+def no_bundle(increment: Any) -> None:
+    pw.load(__file__)
+
+
+def deleted_argument(increment: Any) -> None:
+    x = jnp.ones(3)
+    increment(x)
+    x.delete()
+    # The path of a call that is like the one before it.
+    increment(x)
+
+
+MISTAKES = [wrong_argument, wrong_shapes, wrong_argument_of_compiled, no_bundle, deleted_argument]
+ERRORS = (TypeError, ValueError, RuntimeError)
+
+
+@pytest.mark.parametrize("mode", HIDES)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_frames_of_the_user_alone(increment, mistake, mode):
+    with filtering(mode), pytest.raises(ERRORS) as raised:
+        mistake(increment)
+    assert files(raised.value) == {Path(__file__).name}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_all_frames_when_filtering_is_off(increment, mistake):
+    with filtering("off"), pytest.raises(ERRORS) as raised:
+        mistake(increment)
+    assert len(files(raised.value)) > 1
+    assert "JAX_TRACEBACK_FILTERING" not in "".join(getattr(raised.value, "__notes__", ()))
+
+
+def test_frames_are_marked_for_ipython(increment):
+    with filtering("tracebackhide"), pytest.raises(TypeError) as raised:
+        wrong_argument(increment)
+    hidden = {
+        Path(frame.f_code.co_filename).name
+        for frame, _ in traceback.walk_tb(raised.value.__traceback__)
+        if "__tracebackhide__" in frame.f_locals
+    }
+    assert hidden == files(raised.value) - {Path(__file__).name}
+
+
+def test_a_note_says_how_to_see_all_frames(increment):
+    with filtering("auto"), pytest.raises(TypeError) as raised:
+        wrong_argument(increment)
+    (note,) = raised.value.__notes__
+    assert "JAX_TRACEBACK_FILTERING=off" in note
+
+
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning")
+def test_causes_are_filtered_too():
+    s0 = pw.make_virtual_device_set().add_slice(1, "x")
+    strange = pw.jit(
+        lambda x: jax.ffi.ffi_call("not_there", jax.ShapeDtypeStruct(x.shape, x.dtype))(x), devices=s0
+    )
+    with filtering("auto"), pytest.raises(pw.CompileError) as raised:
+        strange(np.float32(1))
+    assert raised.value.__cause__ is not None
+    assert not files(raised.value.__cause__)
+
+
+def test_all_frames_are_in_the_cause_with_remove_frames(increment):
+    with filtering("remove_frames"), pytest.raises(TypeError) as raised:
+        wrong_argument(increment)
+    assert raised.value.__cause__ is not None
+    assert "program.py" in files(raised.value.__cause__)

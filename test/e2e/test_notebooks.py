@@ -1,0 +1,84 @@
+"""What notebooks show of timelines, memory, clusters and lowered programs: HTML that stands alone."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pathways as pw
+from pathways.runtime.local.memory import MemoryAnalysis, SliceMemory
+from pathways.runtime.resources.cluster import Cluster, Device, Host, Island
+from pathways.runtime.timelines.events import SECONDS
+from pathways.runtime.timelines.page import page_of
+from pathways.runtime.timelines.timeline import Timeline
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    place = pw.make_virtual_device_set().add_slice((1,), ("x",))
+    return pw.jit(lambda x: x * 2, devices=place).lower(jax.ShapeDtypeStruct((3,), jnp.float32))
+
+
+class Tags(HTMLParser):
+    """The tags of a text as browsers read it, with their attributes."""
+
+    @classmethod
+    def of(cls, text: str) -> list[tuple[str, dict[str, str | None]]]:
+        parser = cls()
+        parser.found = []
+        parser.feed(text)
+        return parser.found
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def parsed(shown: object) -> ElementTree.Element:
+    return ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")
+
+
+def cells(shown: object) -> list[list[str | None]]:
+    return [[cell.text for cell in row] for row in parsed(shown).iter("tr")]
+
+
+def test_a_timeline_is_its_page_in_a_frame_of_its_own(lowered):
+    timeline = lowered.compile().timeline()
+    ((tag, attributes),) = Tags.of(timeline._repr_html_())
+    assert tag == "iframe"
+    assert attributes["srcdoc"] == page_of([timeline])
+    assert "src" not in attributes
+
+
+def test_a_name_is_no_markup():
+    timeline = Timeline('<b>"step"</b>', "planned", SECONDS, ("s0",), ())
+    assert parsed(timeline)[0].get("title") == 'timeline of <b>"step"</b>'
+    memory = MemoryAnalysis({"<s0>": SliceMemory(1, 2, 3, 4, 5, 6, 7)})
+    assert cells(memory)[1][0] == "<s0>"
+
+
+def test_the_memory_of_a_program_is_a_table(lowered):
+    memory = lowered.compile().memory_analysis()
+    heads, row = cells(memory)
+    assert heads[:3] == ["slice", "devices", "arguments"]
+    assert row[:3] == [next(iter(memory)), "1", "12 B"]
+    assert [line.split()[0] for line in str(memory).splitlines()] == [heads[0], row[0]]
+
+
+def test_a_cluster_is_a_table_of_its_islands():
+    host = Host(0)
+    devices = [Device(n, n, "cpu", host, "left" if n < 2 else "right") for n in range(3)]
+    cluster = Cluster((Island("left", tuple(devices[:2])), Island("right", tuple(devices[2:]))))
+    assert cells(cluster)[1:] == [
+        ["left", "2 (0 to 1)", "cpu", "0", "not known"],
+        ["right", "1 (2 to 2)", "cpu", "0", "not known"],
+    ]
+
+
+def test_a_lowered_program_shows_its_last_form(lowered):
+    shown = parsed(lowered)
+    assert next(shown.iter("b")).text == lowered.name
+    assert next(shown.iter("pre")).text.rstrip() == lowered.as_text().rstrip()
