@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import relations
-from pathways.dialect.names import FORM, SLICE
+from pathways.dialect import host_relations, relations
+from pathways.dialect.host_relations import JointRelation
+from pathways.dialect.names import FORM, HOST, NUMBER, SLICE
 from pathways.dialect.operation import PwOp, attribute_of
 from pathways.dialect.ops import (
     CarryOp,
@@ -23,8 +24,10 @@ from pathways.dialect.ops import (
     LoopOp,
     MirrorOp,
     NextOp,
+    RecvOp,
     ReduceOp,
     ReleaseOp,
+    SendOp,
     SliceOp,
     SplitOp,
     TransferOp,
@@ -44,6 +47,8 @@ class Form:
       name: what `pw.form` says of a module in it.
       symbols: the operations of this dialect that may stand beside functions and meshes.
       main: those that may stand in `@main`.
+      hosts: whether there is a function for each host in place of `@main`; what is said of `@main` holds of
+        each of them.
       glue: whether operations of other dialects may, too; computations hold them in every form.
       arrays: whether all values of `@main`, and all that computations take and return, are arrays: ranked
         tensors of static shape and bounded size.
@@ -53,11 +58,14 @@ class Form:
       ports: attributes that all arguments and results of `@main` must have, and operations that are glue.
       relations: what must hold between operations; they are asked only when all above holds.
       proofs: what must hold of the program as a whole; they are asked only when all relations do.
+      joint: what must hold between the functions of hosts; they are asked one after the other, until one of
+        them does not hold.
     """
 
     name: str
     symbols: frozenset[type[PwOp]] = frozenset({SliceOp, ConstantOp, LoopOp})
     main: frozenset[type[PwOp]] = frozenset()
+    hosts: bool = False
     glue: bool = False
     arrays: bool = True
     needs: Fields = dataclasses.field(default_factory=dict)
@@ -66,12 +74,17 @@ class Form:
     ports: Sequence[str] = ()
     relations: Sequence[Relation] = ()
     proofs: Sequence[Relation] = ()
+    joint: Sequence[JointRelation] = ()
 
     def check(self, program: ProgramView, report: Report) -> None:
         """Checks a program whose operations are well formed, each by itself."""
         for name, op in program.symbols.items():
             if isinstance(op, PwOp) and type(op) not in self.symbols:
                 report(op, f"@{name} does not belong into the form '{self.name}'")
+            elif isinstance(op, PwOp):
+                self.check_needs(op, report)
+            elif HOST in op.attributes and not self.hosts:
+                report(op, f"is what a host runs, which does not belong into the form '{self.name}'")
         for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
             for number, attrs in enumerate(all_attrs):
                 for port in self.ports:
@@ -89,9 +102,7 @@ class Form:
         if kind not in self.main:
             report(op, f"does not belong into the form '{self.name}'{_HINTS.get((self.name, kind), '')}")
             return
-        for name in self.needs.get(kind, ()):
-            if name not in op.attributes:
-                report(op, f"has no `{name}`, which the form '{self.name}' asks for")
+        self.check_needs(op, report)
         for name in self.lacks.get(kind, ()):
             if name in op.attributes:
                 report(op, f"has a `{name}`, which the form '{self.name}' does not have yet")
@@ -100,6 +111,12 @@ class Form:
             if has and len(has) < len(group):
                 missing = next(name for name in group if name not in has)
                 report(op, f"has `{has[0]}`, but no `{missing}`")
+
+    def check_needs(self, op: PwOp, report: Report) -> None:
+        """Checks that an operation has the attributes that it needs."""
+        for name in self.needs.get(type(op), ()):
+            if name not in op.attributes:
+                report(op, f"has no `{name}`, which the form '{self.name}' asks for")
 
     def check_glue(self, op: ir.OpView, report: Report) -> None:
         """Checks an operation of another dialect."""
@@ -111,7 +128,7 @@ class Form:
                 report(op, f"{_MISSING[port]}: it has no `{port}`")
 
 
-_MISSING = {SLICE: "is not placed"}
+_MISSING = {SLICE: "is not placed", NUMBER: "is none of the program"}
 
 _HINTS = {
     ("ordered", SplitOp): "; run pw-unroll-microbatches",
@@ -215,17 +232,63 @@ SCHEDULED = Form(
     relations=_ORDERED,
     proofs=(*_CORRESPONDS, relations.order_is_met),
 )
+BOUND = dataclasses.replace(
+    SCHEDULED,
+    name="bound",
+    needs={**_WITH_ORDER, SliceOp: ("host",)},
+    relations=(*_ORDERED, host_relations.slices_that_overlap_share_a_host),
+)
+SPLIT = Form(
+    "host",
+    symbols=_CHANNELS,
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}),
+    hosts=True,
+    needs={**_WITH_ORDER, SliceOp: ("host",)},
+    together={**_OF_ONE_MICROBATCH, SendOp: (("loop", "microbatch"),), RecvOp: (("loop", "microbatch"),)},
+    ports=(SLICE, NUMBER),
+    relations=(
+        *_PLACED,
+        relations.channels_fit,
+        host_relations.slices_that_overlap_share_a_host,
+        host_relations.work_is_on_the_host,
+        host_relations.positions_increase,
+        host_relations.numbers_differ,
+        host_relations.sent_values_last,
+    ),
+    proofs=_CORRESPONDS,
+    joint=(
+        host_relations.hosts_stand_alone,
+        host_relations.ports_agree,
+        host_relations.sends_have_receives,
+        host_relations.hosts_differ,
+        host_relations.channels_keep_their_order,
+        host_relations.shards_arrive_where_needed,
+        host_relations.hosts_do_not_deadlock,
+    ),
+)
 
 FORMS: Mapping[str, Form] = {
     form.name: form
-    for form in (TRACED, IMPORTED, LOCATED, OUTLINED, PLACED, SHARDED, UNROLLED, ORDERED, SCHEDULED)
+    for form in (
+        TRACED,
+        IMPORTED,
+        LOCATED,
+        OUTLINED,
+        PLACED,
+        SHARDED,
+        UNROLLED,
+        ORDERED,
+        SCHEDULED,
+        BOUND,
+        SPLIT,
+    )
 }
 """All forms by name, in the order in which a program takes them."""
 
 UNCLAIMED = Form(
     "",
     symbols=frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp}),
-    main=frozenset({LaunchOp, MirrorOp, TransferOp, ReleaseOp}) | _LOOPS,
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}) | _LOOPS,
     glue=True,
     arrays=False,
     relations=(

@@ -11,6 +11,10 @@ MAIN = "main"
 # On the module.
 FORM = "pw.form"
 
+# On the functions of hosts, and on their arguments and results.
+HOST = "pw.host"
+NUMBER = "pw.number"
+
 # On arguments and results of `@main`, and on operations of other dialects in it.
 SLICE = "pw.slice"
 LOOP = "pw.loop"

@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect.bindings import register_dialect, register_operation
 from pathways.dialect.fields import Attr, Values
+from pathways.dialect.names import HOST, MAIN
 from pathways.dialect.traits import Trait
 
 
@@ -159,6 +160,11 @@ def is_public(function: ir.OpView) -> bool:
     """Whether a function is seen from outside of its module."""
     visibility = attribute_of(function, "sym_visibility")
     return visibility is None or visibility.value == "public"
+
+
+def is_program(function: ir.OpView) -> bool:
+    """Whether a function is the program, or what one host does of it, and no computation."""
+    return symbol_name(function) == MAIN or HOST in function.attributes
 
 
 def printed(module: ir.Module) -> bytes:

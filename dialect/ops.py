@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxlib.mlir import ir
 
 from pathways.dialect.fields import (
@@ -19,7 +21,7 @@ from pathways.dialect.fields import (
     one_of,
     symbol,
 )
-from pathways.dialect.names import MOST_MICROBATCHES
+from pathways.dialect.names import MOST_MICROBATCHES, MOST_OPERATIONS
 from pathways.dialect.operation import OPERATIONS, Emit, PwOp, counted, operation
 from pathways.dialect.origins import Origin
 from pathways.dialect.shardings import read_mesh
@@ -35,8 +37,10 @@ __all__ = [
     "LoopOp",
     "MirrorOp",
     "NextOp",
+    "RecvOp",
     "ReduceOp",
     "ReleaseOp",
+    "SendOp",
     "SliceOp",
     "SplitOp",
     "TransferOp",
@@ -73,8 +77,11 @@ class SliceOp(PwOp):
         UNIT, "The slice may share devices with the others that carry this; all their work has one order."
     )
     peak_bytes = OptionalAttr(
-        NATURAL, "The most bytes alive on the slice at once, over all its devices, set by `pw-plan-memory`."
+        NATURAL,
+        "The most bytes alive on the slice at once, over all its devices, set by `pw-plan-memory`, and again "
+        "by `pw-split-hosts`.",
     )
+    host = OptionalAttr(NATURAL, "The number of the host that the slice is on, set by `pw-bind-slices`.")
     traits = frozenset({Trait.SYMBOL})
 
 
@@ -256,17 +263,133 @@ class TransferOp(PwOp):
             if len(types) != 1:
                 emit(f"expected {what}s of one type with `routes`, got {len(types)}")
                 return
-        devices = read_mesh(symbols[symbols[self.slice].mesh]).size
-        expected = devices * len(self.results)
-        routes = self.routes
-        if len(routes) != expected:
-            pairs = f"{counted(devices, 'device')} and {counted(len(self.results), 'result')}"
-            emit(
-                f"expected {2 * expected} numbers in `routes`, a pair for each of {pairs}, "
-                f"got {2 * len(routes)}"
-            )
-        elif not all(0 <= route.operand < len(self.operands) for route in routes):
-            emit(f"`routes` names an operand it does not have; it has {len(self.operands)}")
+        if _check_routes(self, len(self.results), self.slice, symbols, emit):
+            _check_operands(self, emit)
+
+
+_INDEX = "The number of the transfer among those of a step between hosts; both ends have it, and no other."
+
+
+@operation("send")
+class SendOp(PwOp):
+    """Gives a value to another host: the half of a transfer that is on the host of its source.
+
+    It waits for nobody: the value may still be computed, and the other host may have asked for it already.
+    Nothing tells when the other host has the value, so it lives to the end of the step. What may end sooner,
+    or be ended by the caller, is copied first.
+
+    ```mlir
+    "pw.send"(%h) {channel = @c0, index = 0, order = 4, slice = @s0} : (tensor<8x4xf32>) -> ()
+    ```
+
+    Invariants: the operands live on `slice`, where the channel starts. Exactly one `pw.recv`, on the host of
+    the slice where the channel ends, has the same `index`, and the same channel and routes.
+    """
+
+    inputs = Values("The value to send, or its pieces.", one_type=True)
+    slice = Attr(_SLICE, "The slice that the value leaves.")
+    channel = Attr(_CHANNEL, "The path that it takes.")
+    index = Attr(NATURAL, _INDEX)
+    order = Attr(NATURAL, "Its position among the work of the host.")
+    routes = OptionalAttr(ROUTES, "As those of the `pw.transfer`.")
+    copy = OptionalAttr(UNIT, "A copy is sent, since the value may be donated or deleted before it is read.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
+    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of.")
+    traits = frozenset({Trait.SENDS, Trait.STAYS, Trait.ORDERED, Trait.OF_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        channel = symbols[self.channel]
+        _check_index(self.index, emit)
+        if channel.src != self.slice:
+            emit(f"leaves @{self.slice}, but channel @{self.channel} starts at @{channel.src}")
+        if self.routes is None:
+            _check_whole_end("operand", self.operands, self.channel, channel.value_type, emit)
+            return
+        if len({value.type for value in self.operands}) != 1:
+            emit("expected operands of one type with `routes`")
+            return
+        devices = read_mesh(symbols[symbols[channel.dst].mesh]).size
+        if not self.routes or len(self.routes) % devices:
+            pairs = counted(devices, "pair")
+            emit(f"expected {pairs} in `routes` for each result, got {len(self.routes)} in all")
+            return
+        _check_operands(self, emit)
+
+
+@operation("recv")
+class RecvOp(PwOp):
+    """Asks another host for a value: the half of a transfer that is on the host of its destination.
+
+    It waits for nobody: its results can be read at once and are there when the other host has sent them.
+    Their memory is taken at once, too.
+
+    ```mlir
+    %h1 = "pw.recv"() {channel = @c0, index = 0, order = 2, slice = @s1} : () -> tensor<8x4xf32>
+    ```
+
+    Invariants: the results have the type that the channel carries, and `slice` is where it ends. Exactly one
+    `pw.send`, on the host of the slice where the channel starts, has the same `index`, and the same channel
+    and routes.
+    """
+
+    outputs = Values("The value on `slice`, or its pieces there.", one_type=True)
+    slice = Attr(_SLICE, "The slice that the value goes to.")
+    channel = Attr(_CHANNEL, "The path that it takes.")
+    index = Attr(NATURAL, _INDEX)
+    order = Attr(NATURAL, "Its position among the work of the host.")
+    sharding = OptionalAttr(SHARDING, "How each result is laid out over `slice`.")
+    routes = OptionalAttr(ROUTES, "As those of the `pw.transfer`, with the operands of the `pw.send`.")
+    memory_kind = OptionalAttr(STRING, "As that of the `pw.transfer`.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
+    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of.")
+    traits = frozenset({Trait.RECEIVES, Trait.ORDERED, Trait.OF_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        channel = symbols[self.channel]
+        _check_index(self.index, emit)
+        if channel.dst != self.slice:
+            emit(f"goes to @{self.slice}, but channel @{self.channel} leads to @{channel.dst}")
+        if self.routes is None:
+            _check_whole_end("result", self.results, self.channel, channel.value_type, emit)
+            return
+        if {value.type for value in self.results} != {channel.value_type}:
+            emit(f"expected results of type {channel.value_type}, which channel @{self.channel} carries")
+            return
+        _check_routes(self, len(self.results), self.slice, symbols, emit)
+
+
+def _check_index(index: int, emit: Emit) -> None:
+    if index >= MOST_OPERATIONS:
+        emit(f"expected an `index` below {MOST_OPERATIONS}, got {index}")
+
+
+def _check_whole_end(
+    what: str, values: Sequence[ir.Value], channel: str, expected: ir.Type, emit: Emit
+) -> None:
+    """Checks one end of a transfer of one value, shard by shard."""
+    if len(values) != 1:
+        emit(f"expected {counted(1, what)} without `routes`, got {len(values)}")
+    elif values[0].type != expected:
+        emit(f"{what} has type {values[0].type}, but channel @{channel} carries {expected}")
+
+
+def _check_routes(
+    op: TransferOp | RecvOp, results: int, slice: str, symbols: dict[str, ir.OpView], emit: Emit
+) -> bool:
+    """Checks that there is a pair for each device of the destination and each result."""
+    devices = read_mesh(symbols[symbols[slice].mesh]).size
+    expected = devices * results
+    if len(op.routes) == expected:
+        return True
+    pairs = f"{counted(devices, 'device')} and {counted(results, 'result')}"
+    emit(f"expected {2 * expected} numbers in `routes`, a pair for each of {pairs}, got {2 * len(op.routes)}")
+    return False
+
+
+def _check_operands(op: TransferOp | SendOp, emit: Emit) -> None:
+    """Checks that routes begin at operands that are there."""
+    if not all(0 <= route.operand < len(op.operands) for route in op.routes):
+        emit(f"`routes` names an operand it does not have; it has {len(op.operands)}")
 
 
 @operation("mirror")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect.meshes import Mesh
-from pathways.dialect.names import MAIN, SLICE
+from pathways.dialect.names import HOST, MAIN, SLICE
 from pathways.dialect.operation import op_has, symbol_table
 from pathways.dialect.placement import (
     Slices,
@@ -26,18 +26,19 @@ Attributes = Mapping[str, ir.Attribute]
 
 @dataclasses.dataclass(frozen=True)
 class ProgramView:
-    """A well-formed module with a function `@main`.
+    """A well-formed module with a program: the function `@main`, or what one host does of it.
 
     Attributes:
       module: the module.
       symbols: its symbols.
-      main: the program.
+      main: the function.
       ops: the operations of the program but for its return.
       terminator: its return.
       arguments: the attributes of its arguments.
       results: the attributes of its results.
       slices: where each value lives; values that are not placed are left out.
       meshes: the mesh of each slice.
+      host: the host whose function it is; None for `@main`.
     """
 
     module: ir.Module
@@ -49,14 +50,29 @@ class ProgramView:
     results: Sequence[Attributes]
     slices: Mapping[ir.Value, Slices]
     meshes: Mapping[str, Mesh]
+    host: int | None = None
 
 
 def read_program(module: ir.Module) -> ProgramView | None:
     """Reads a well-formed module; None when it has no program, or only declares it."""
     symbols = symbol_table(module)
     main = symbols.get(MAIN)
-    if main is None or main.operation.name != "func.func" or len(main.regions[0].blocks) != 1:
-        return None
+    return None if main is None or not _is_defined(main) else _read(module, symbols, main)
+
+
+def read_hosts(module: ir.Module) -> list[ProgramView]:
+    """Reads the functions of hosts of a well-formed module, by the numbers of the hosts."""
+    symbols = symbol_table(module)
+    functions = [op for op in symbols.values() if _is_defined(op) and HOST in op.attributes]
+    functions.sort(key=lambda function: function.attributes[HOST].value)
+    return [_read(module, symbols, function) for function in functions]
+
+
+def _is_defined(op: ir.OpView) -> bool:
+    return op.operation.name == "func.func" and len(op.regions[0].blocks) == 1
+
+
+def _read(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.OpView) -> ProgramView:
     block = main.regions[0].blocks[0]
     *ops, terminator = block.operations
     arguments = argument_attrs(main)
@@ -77,4 +93,6 @@ def read_program(module: ir.Module) -> ProgramView | None:
         for name, op in symbols.items()
         if op.operation.name == "pw.slice"
     }
-    return ProgramView(module, symbols, main, ops, terminator, arguments, result_attrs(main), slices, meshes)
+    host = main.attributes[HOST].value if HOST in main.attributes else None
+    results = result_attrs(main)
+    return ProgramView(module, symbols, main, ops, terminator, arguments, results, slices, meshes, host)

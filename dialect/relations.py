@@ -9,8 +9,8 @@ from jaxlib.mlir import ir
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.loops import is_unrolled, loop_of, loop_of_op
 from pathways.dialect.meshes import replicated
-from pathways.dialect.names import CONSTANT, LOOP, MAIN, SHARDING, SLICE
-from pathways.dialect.operation import PwOp, counted, nested_ops, op_has, referenced_symbols
+from pathways.dialect.names import CONSTANT, LOOP, SHARDING, SLICE
+from pathways.dialect.operation import PwOp, counted, is_program, nested_ops, op_has, referenced_symbols
 from pathways.dialect.ops import CarryOp, LaunchOp, NextOp, ReduceOp, SplitOp, TransferOp
 from pathways.dialect.order import DeadlockError, Event, device_queues, events_of, proved_order
 from pathways.dialect.placement import Slices, argument_attrs, donated_arguments, read_slices
@@ -294,9 +294,9 @@ def shards_correspond(program: ProgramView, report: Report) -> None:
 
 
 def channels_fit(program: ProgramView, report: Report) -> None:
-    """A channel leads where its transfers go, and carries how their values lie."""
+    """A channel leads where its values go, and carries how they lie."""
     for op in program.ops:
-        if not op_has(op, Trait.MOVES) or op.channel is None:
+        if not (op_has(op, Trait.MOVES) or op_has(op, Trait.RECEIVES)) or op.channel is None:
             continue
         channel = program.symbols[op.channel]
         rank = channel.value_type.rank
@@ -354,8 +354,8 @@ def _proved(events: list[Event], report: Report) -> list[int]:
 
 def computations_are_plain(program: ProgramView, report: Report) -> None:
     """Computations hold no operation of this dialect, and do not call `@main`."""
-    for name, function in program.symbols.items():
-        if function.operation.name != "func.func" or name == MAIN:
+    for function in program.symbols.values():
+        if function.operation.name != "func.func" or is_program(function):
             continue
         for op in nested_ops(function):
             if isinstance(op, PwOp):

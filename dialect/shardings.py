@@ -103,7 +103,7 @@ def sharding_of(
             for entry in callee.attributes["res_attrs"][ir.OpResult(value).result_number]:
                 if entry.name == SHARDING:
                     return entry.attr
-        case "pw.transfer" | "pw.split" | "pw.reduce" | "pw.carry":
+        case "pw.transfer" | "pw.recv" | "pw.split" | "pw.reduce" | "pw.carry":
             return op.attributes.get("sharding")
         case "pw.mirror" | "pw.next":
             return sharding_of(op.operands[0], symbols, arguments)

@@ -11,6 +11,7 @@ location of the operation. All errors of a step are reported, not only the first
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 from jaxlib.mlir import ir
@@ -18,7 +19,7 @@ from jaxlib.mlir import ir
 from pathways.dialect.forms import FORMS, UNCLAIMED, Form, form_of
 from pathways.dialect.names import FORM
 from pathways.dialect.operation import attribute_of
-from pathways.dialect.program import read_program
+from pathways.dialect.program import ProgramView, read_hosts, read_program
 from pathways.dialect.wellformed import WellFormed
 
 Report = Callable[[ir.OpView, str], None]
@@ -67,15 +68,36 @@ def problems(module: ir.Module, form: Form | None = None) -> list[Problem]:
             return reported
         if expected.arrays and not checker.check_types():
             return reported
-        program = read_program(module)
-        if reported or program is None:
-            return reported
-        expected.check(program, report)
-        for relation in () if reported else expected.relations:
-            relation(program, report)
-        for proof in () if reported else expected.proofs:
-            proof(program, report)
-    return reported
+        programs = _programs(module, expected)
+        for program in programs:
+            expected.check(program, report)
+        for relations in (expected.relations, expected.proofs):
+            for program, relation in [] if reported else itertools.product(programs, relations):
+                relation(program, report)
+        for joint in expected.joint:
+            if not reported:
+                joint(programs, report)
+    return _unique(reported) if len(programs) > 1 else reported
+
+
+def _unique(reported: list[Problem]) -> list[Problem]:
+    """Each problem once: what is wrong with the module itself is found in every program."""
+    seen: dict[str, list[ir.OpView]] = {}
+    unique: list[Problem] = []
+    for problem in reported:
+        ops = seen.setdefault(problem.message, [])
+        if problem.op not in ops:
+            ops.append(problem.op)
+            unique.append(problem)
+    return unique
+
+
+def _programs(module: ir.Module, form: Form) -> list[ProgramView]:
+    """The functions that are the program, or what hosts do of it."""
+    if form.hosts:
+        return read_hosts(module)
+    program = read_program(module)
+    return [] if program is None else [program]
 
 
 def _claimed(module: ir.Module, report: Report) -> Form | None:

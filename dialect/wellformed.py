@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterable, Mapping
 from jaxlib.mlir import ir
 
 from pathways.dialect.dtypes import dtype_of
+from pathways.dialect.fields import NATURAL, STRING, UNIT, Kind, symbol
 from pathways.dialect.fields import SHARDING as SHARDING_KIND
-from pathways.dialect.fields import STRING, UNIT, Kind, symbol
 from pathways.dialect.names import (
     ALIASING,
     ARGUMENT_INFO,
     CONSTANT,
     DONATED,
+    HOST,
     KEYS,
     LOOP,
     MAIN,
     MIRRORED,
     MOST_DEVICES,
     MOST_ELEMENTS,
+    NUMBER,
     RESULT_INFO,
     SHARDING,
     SLICE,
@@ -35,6 +37,7 @@ from pathways.dialect.operation import (
     PwOp,
     attribute_of,
     counted,
+    is_program,
     is_public,
     is_text,
     nested_ops,
@@ -83,6 +86,8 @@ DISCARDABLE: Mapping[str, Kind] = {
     CONSTANT: symbol("pw.constant"),
     SPEC: _SPEC,
     KEYS: UNIT,
+    HOST: NATURAL,
+    NUMBER: NATURAL,
     ALIASING: _RESULT_NUMBER,
     ARGUMENT_INFO: STRING,
     RESULT_INFO: STRING,
@@ -275,8 +280,9 @@ class WellFormed:
     def check_function(self, function: ir.OpView) -> None:
         if not self.check_discardable(function, _readable(function)):
             return
-        if self.is_program and symbol_name(function) == MAIN and not is_public(function):
-            self.report(function, "must be public: it is the program")
+        if self.is_program and is_program(function) and not is_public(function):
+            what = "the program" if symbol_name(function) == MAIN else "what a host runs"
+            self.report(function, f"must be public: it is {what}")
         self.check_ports(function)
         blocks = function.regions[0].blocks
         if len(blocks) > 1 and self.is_program:
@@ -302,7 +308,7 @@ class WellFormed:
         if self._called is None:
             callees = (_readable(op).get("callee") for op in nested_ops(self.module.operation.opview))
             self._called = {MAIN, *(c.value for c in callees if isinstance(c, ir.FlatSymbolRefAttr))}
-        return symbol_name(function) not in self._called
+        return symbol_name(function) not in self._called and HOST not in function.attributes
 
     def check_ports(self, function: ir.OpView) -> None:
         """Checks the attributes of arguments and results."""
@@ -336,14 +342,14 @@ class WellFormed:
                 self.check_operation(inner)
 
     def check_types(self) -> bool:
-        """Checks that values in `@main` and those of computations are arrays: static, of bounded size."""
+        """Checks that values of the program and those of computations are arrays: static, of bounded size."""
         for function in self.module.body.operations:
             if function.operation.name != "func.func":
                 continue
             for what, types in (("argument", function.type.inputs), ("result", function.type.results)):
                 for number, type_ in enumerate(types):
                     self.check_type(function, f"{what} #{number}", type_)
-            if symbol_name(function) != MAIN:
+            if not is_program(function):
                 continue
             for block in function.regions[0].blocks:
                 for op in block.operations:

@@ -66,7 +66,10 @@ def describe_form(form: Form) -> str:
     """The section of one form."""
     passes = [(name, registry.load(name)) for name in registry.names()]
     rows = [
-        ("stands in `@main`", ", ".join([*names_of(form.main), *["other dialects"] * form.glue])),
+        (
+            f"stands in {'functions of hosts' if form.hosts else '`@main`'}",
+            ", ".join([*names_of(form.main), *["other dialects"] * form.glue]),
+        ),
         ("stands in the module", ", ".join(names_of(form.symbols))),
         ("must have", attributes_of(form.needs)),
         ("has not yet", attributes_of(form.lacks)),
@@ -79,7 +82,9 @@ def describe_form(form: Form) -> str:
         ("left by", ", ".join(f"`{name}`" for name, kind in passes if kind.leaves is form)),
         ("taken by", ", ".join(f"`{name}`" for name, kind in passes if form in kind.takes)),
     ]
-    relations = [inspect.cleandoc(relation.__doc__ or "") for relation in (*form.relations, *form.proofs)]
+    relations = [
+        inspect.cleandoc(relation.__doc__ or "") for relation in (*form.relations, *form.proofs, *form.joint)
+    ]
     listed = "".join(f"- {relation}\n" for relation in relations)
     return "\n".join([f"## `{form.name}`\n", table(("", ""), [row for row in rows if row[1]]), listed])
 

@@ -21,6 +21,8 @@ MODULES = {
     "pw-accumulate": "schedule.accumulate",
     "pw-fuse-launches": "schedule.fuse_launches",
     "pw-plan-memory": "schedule.plan_memory",
+    "pw-bind-slices": "bind.bind_slices",
+    "pw-split-hosts": "bind.split_hosts",
     "pw-verify-placed": "place.verify_placed",
     "pw-verify-sharded": "shard.verify_sharded",
     "pw-verify-schedule": "schedule.verify_schedule",

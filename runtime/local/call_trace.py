@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
+from pathways.runtime.plan.plan import Launch, Plan, Release, Send, Slot
 from pathways.runtime.timelines.events import SECONDS
 from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.timeline import Timeline
@@ -47,7 +47,7 @@ def timeline_of_call(
     ready: dict[Slot, tuple[int, int | None]] = {}
     on_slice: dict[str, tuple[int, int | None]] = {}
     for n, step in enumerate(plan.steps):
-        if isinstance(step, Release):
+        if isinstance(step, Send | Release):
             continue
         waits: list[tuple[int, int | None]] = [(seen[n].dispatched, None)]
         waits += [ready[slot] for slot in step.operands if slot in ready]
@@ -84,7 +84,7 @@ def _done(plan: Plan, seen: Mapping[int, Seen], ran: Mapping[int, tuple[int, int
     done: dict[int, int] = {}
     limits: dict[Slot | str, int] = {}
     for n, step in reversed(list(enumerate(plan.steps))):
-        if isinstance(step, Release):
+        if isinstance(step, Send | Release):
             continue
         within: list[Slot | str] = [step.slice] if isinstance(step, Launch) else []
         moments = [limits[key] for key in (*step.results, *within) if key in limits]

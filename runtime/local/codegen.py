@@ -13,9 +13,9 @@ import itertools
 import linecache
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Step, Transfer
+from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Step, Transfer
 from pathways.runtime.timelines.events import launch_name
 
 Arrays = list[Any]
@@ -55,6 +55,16 @@ class StepTarget(Protocol):
         """What remains to be done to a result of the program; None for nothing."""
 
 
+class HostTarget(StepTarget, Protocol):
+    """What the generated function of a plan of one host is bound to."""
+
+    def send(self, send: Send) -> Callable[[Arrays], None]:
+        """How to give arrays to another host; takes one for each operand, and returns at once."""
+
+    def receive(self, receive: Receive) -> Callable[[], Arrays]:
+        """How to ask another host for arrays; returns one for each result at once, which may be pending."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Line:
     """A line of the function.
@@ -63,13 +73,14 @@ class Line:
       label: what it does.
       reads: the slots that it reads.
       places: the names of the variables that these are in.
-      step: the launch, or the first of the transfers; None for what comes behind all steps.
+      step: the launch, the send, the receive, or the first of the transfers; None for what comes behind all
+        steps.
     """
 
     label: str
     reads: tuple[Slot, ...]
     places: tuple[str, ...] = ()
-    step: Launch | Transfer | None = None
+    step: Launch | Transfer | Send | Receive | None = None
 
 
 class CallObserver(Protocol):
@@ -125,7 +136,7 @@ class Generated:
 
 def generate(
     plan: Plan,
-    target: StepTarget,
+    target: StepTarget | HostTarget,
     *,
     copy_arrays: Callable[..., Any],
     constants: Mapping[Slot, Any],
@@ -175,6 +186,10 @@ def generate(
         match group[0]:
             case Launch() as launch:
                 writer.launch(launch)
+            case Send() as send:
+                writer.send(send)
+            case Receive() as receive:
+                writer.receive(receive)
             case _:
                 writer.transfers([step for step in group if isinstance(step, Transfer)], copy)
                 for step in group:
@@ -191,7 +206,7 @@ def generate(
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
-    """Launches alone; the transfers that follow each other together, with the releases behind them.
+    """Launches, sends, receives alone; transfers that follow each other together, with the releases behind.
 
     A transfer of what another one brought starts a new group: one call makes all transfers of a group.
     """
@@ -199,7 +214,8 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
     arrived: set[Slot] = set()
     for step in steps:
         follows = isinstance(step, Transfer) and not arrived.isdisjoint(step.operands)
-        if isinstance(step, Launch) or follows or not groups or not isinstance(groups[-1][0], Transfer):
+        alone = isinstance(step, Launch | Send | Receive)
+        if alone or follows or not groups or not isinstance(groups[-1][0], Transfer):
             groups.append([])
             arrived.clear()
         groups[-1].append(step)
@@ -211,7 +227,7 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
 class _Writer:
     """The text of the function, the values that it names, and where each slot is."""
 
-    def __init__(self, plan: Plan, target: StepTarget, constants: Mapping[Slot, Any]) -> None:
+    def __init__(self, plan: Plan, target: StepTarget | HostTarget, constants: Mapping[Slot, Any]) -> None:
         self.plan = plan
         self.target = target
         self.indent = 0
@@ -242,7 +258,7 @@ class _Writer:
         label: str,
         reads: Sequence[Slot],
         places: Sequence[str] = (),
-        step: Launch | Transfer | None = None,
+        step: Launch | Transfer | Send | Receive | None = None,
     ) -> None:
         label = " ".join(label.split())
         self.lines.append(f"{'    ' * self.indent}{text}  # {label}")
@@ -313,7 +329,7 @@ class _Writer:
     def before(self, name: str) -> None:
         """Writes what comes before a launch, or before transfers, with that name."""
 
-    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+    def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
         """Writes what comes behind a launch or transfers, of which these have no token."""
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
@@ -336,6 +352,25 @@ class _Writer:
             results = self.write([transfer.results[0] for transfer in direct])
             self.step(f"{results}{text}", _label(direct), sources, step=direct[0])
         self.after(transfers)
+
+    def send(self, send: Send) -> None:
+        label = f"{_label([send])} (host {send.peer})"
+        self.before(label)
+        text = f"{self.value('send', self.host.send(send))}({self.read(send.operands)})"
+        self.step(text, label, send.operands, step=send)
+        self.after([])
+
+    def receive(self, receive: Receive) -> None:
+        label = f"{_label([receive])} (host {receive.peer})"
+        self.before(label)
+        text = f"{self.value('receive', self.host.receive(receive))}()"
+        self.step(f"{self.write(receive.results)}{text}", label, (), step=receive)
+        self.after([receive])
+
+    @property
+    def host(self) -> HostTarget:
+        """The target of a plan that has sends and receives."""
+        return cast(HostTarget, self.target)
 
     def release(self, release: Release) -> None:
         for slot in release.delete:
@@ -372,7 +407,11 @@ class _Spanner(_Writer):
     """The text of a function that issues each step in a context with its name."""
 
     def __init__(
-        self, plan: Plan, target: StepTarget, constants: Mapping[Slot, Any], span: Callable[[str], Any]
+        self,
+        plan: Plan,
+        target: StepTarget | HostTarget,
+        constants: Mapping[Slot, Any],
+        span: Callable[[str], Any],
     ) -> None:
         super().__init__(plan, target, constants)
         self.span = self.value("span", span)
@@ -381,7 +420,7 @@ class _Spanner(_Writer):
         self.line(self.indent, f"with {self.span}({name!r}):")
         self.indent += 1
 
-    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+    def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
         self.indent -= 1
 
 
@@ -391,7 +430,7 @@ class _Reporter(_Spanner):
     def __init__(
         self,
         plan: Plan,
-        target: StepTarget,
+        target: StepTarget | HostTarget,
         constants: Mapping[Slot, Any],
         span: Callable[[str], Any],
         observer: StepObserver,
@@ -431,13 +470,13 @@ class _Reporter(_Spanner):
             self.step(f"{self.value('keep', kernel.keep_token)}(token)", launch.label, ())
         self.report(launch, "token, ")
 
-    def after(self, steps: Sequence[Launch | Transfer]) -> None:
+    def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
         super().after(steps)
         for step in steps:
             lasting = [slot for slot in step.results if self.observer.lasting(slot)]
             self.report(step, "".join(f"{self.places[slot]}, " for slot in lasting))
 
-    def report(self, step: Launch | Transfer, waited_for: str) -> None:
+    def report(self, step: Launch | Transfer | Receive, waited_for: str) -> None:
         self.line(self.indent, f"note(({self.numbers[id(step)]}, at, ({waited_for})))")
         self.noted += 1
         if self.noted % _NOTES == 0:
@@ -454,5 +493,5 @@ def _span_name(launch: Launch) -> str:
     return " ".join([launch.slice, *parts])
 
 
-def _label(transfers: Sequence[Transfer]) -> str:
+def _label(transfers: Sequence[Transfer | Send | Receive]) -> str:
     return ", ".join(dict.fromkeys(f"{transfer.src} -> {transfer.dst}" for transfer in transfers))

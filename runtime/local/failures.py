@@ -9,7 +9,7 @@ import jax
 
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.codegen import Line
-from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
+from pathways.runtime.plan.plan import Launch, Plan, Receive, Send, Slot, Transfer
 from pathways.runtime.timelines.tables import size
 from pathways.runtime.xla import nans
 
@@ -53,9 +53,20 @@ def explain(
         raise FloatingPointError(f"program '{plan.name}', {_described(line)}: {found or error}") from None
     error.add_note(f"in program {plan.name}, {_described(line)}")
     if "RESOURCE_EXHAUSTED" in str(error) and line.step is not None:
-        slice = line.step.slice if isinstance(line.step, Launch) else line.step.dst
+        slice = _slice_of(line.step)
         names = {id(array): name for (_, name), array in zip(arguments, arrays, strict=True)}
         error.add_note("\n".join(_alive(trace.tb_frame, slice, set(devices[slice]), names)))
+
+
+def _slice_of(step: Launch | Transfer | Send | Receive) -> str:
+    """Where a step takes memory."""
+    match step:
+        case Launch():
+            return step.slice
+        case Send():
+            return step.src
+        case Transfer() | Receive():
+            return step.dst
 
 
 def _described(line: Line) -> str:
@@ -64,7 +75,7 @@ def _described(line: Line) -> str:
             return f"step {line.label} on slice {slice}"
         case Launch(slice=slice, microbatch=microbatch):
             return f"step {line.label} on slice {slice}, microbatch {microbatch}"
-        case Transfer():
+        case Transfer() | Send() | Receive():
             return f"transfer {line.label}"
     return line.label
 

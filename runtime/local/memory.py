@@ -8,7 +8,7 @@ from typing import Any
 
 from pathways.passes.util.live_bytes import LiveBytes
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
-from pathways.runtime.plan.plan import Launch, Plan
+from pathways.runtime.plan.plan import Launch, Plan, Send
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.timelines.tables import html_table, size, table
 from pathways.runtime.xla import pjrt
@@ -194,6 +194,8 @@ def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Se
             temporaries = stats[step.computation, step.slice].temp_size_in_bytes
             add(step.slice, temporaries)
             remove(step.slice, temporaries)
+        if isinstance(step, Send) and step.copy:
+            add(step.src, sum(plan.shard_type(slot).nbytes for slot in step.operands))
     for number, result in enumerate(plan.results):
         for name, slot in result.slots.items():
             if plan.own_slots.get(slot) != number:

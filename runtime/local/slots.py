@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pathways.runtime.plan.plan import ArrayType, Launch, Plan, Release, Slot, Transfer
+from pathways.runtime.plan.plan import ArrayType, Launch, Plan, Receive, Release, Send, Slot, Transfer
 from pathways.runtime.xla import pjrt
 
 
@@ -77,7 +77,7 @@ def _avals(plan: Plan, result_avals: Sequence[pjrt.Aval]) -> list[pjrt.Aval]:
             case Transfer():
                 if step.routes is None:
                     avals[step.results[0]] = avals[step.operands[0]]
-            case Release():
+            case Send() | Receive() | Release():
                 pass
     return avals
 
@@ -95,8 +95,8 @@ def _in_shards(plan: Plan) -> frozenset[Slot]:
                 made.update(step.results)
             case Transfer() if step.routes is not None:
                 made.update(step.results)
-            case Launch() | Transfer():
+            case Launch() | Transfer() | Send():
                 needed.update(step.operands)
-            case Release():
+            case Receive() | Release():
                 pass
     return frozenset(made - needed)

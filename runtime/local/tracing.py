@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pathways.runtime.local.call_trace import Seen, timeline_of_call
-from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
+from pathways.runtime.plan.plan import Launch, Plan, Release, Send, Slot
 from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.trace_file import TraceFile
 from pathways.runtime.xla.profile import Moments, Profile
@@ -197,7 +197,7 @@ class ProgramTrace:
         self.places: dict[int, _Place] = {
             n: (step.slice,) if isinstance(step, Launch) else (step.src, step.dst)
             for n, step in enumerate(plan.steps)
-            if not isinstance(step, Release)
+            if not isinstance(step, Send | Release)
         }
         self._donated = frozenset(
             slot for step in plan.steps if isinstance(step, Launch) for slot in plan.donated_operands(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Transfer
+from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Transfer
 
 BEFORE = -1
 """Stands for what happens before the first step."""
@@ -16,7 +16,8 @@ class SlotChanges:
     """What changes at a step.
 
     Attributes:
-      step: the number of the step, `BEFORE` for arguments.
+      step: the number of the step, `BEFORE` for arguments and for what is received: that has its memory
+        before the first step runs, since what issues the steps does not wait.
       ended: the slots whose arrays end: donated to the launch, before it fills others, or released.
       begun: the slots that are filled.
     """
@@ -29,7 +30,8 @@ class SlotChanges:
 def slot_changes(plan: Plan) -> Iterator[SlotChanges]:
     """The changes at each step of a plan, in its order; what never ends is the caller's."""
     arguments = tuple(slot for argument in plan.arguments for slot in argument.slots.values())
-    yield SlotChanges(BEFORE, (), arguments)
+    received = tuple(slot for step in plan.steps if isinstance(step, Receive) for slot in step.results)
+    yield SlotChanges(BEFORE, (), arguments + received)
     for number, step in enumerate(plan.steps):
         match step:
             case Launch():
@@ -37,5 +39,7 @@ def slot_changes(plan: Plan) -> Iterator[SlotChanges]:
                 yield SlotChanges(number, plan.donated_operands(step), step.results)
             case Transfer():
                 yield SlotChanges(number, (), step.results)
+            case Send() | Receive():
+                yield SlotChanges(number, (), ())
             case Release():
                 yield SlotChanges(number, step.slots, ())

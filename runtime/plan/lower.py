@@ -16,7 +16,9 @@ from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import (
     LaunchOp,
+    RecvOp,
     ReleaseOp,
+    SendOp,
     SliceOp,
     TransferOp,
     argument_attrs,
@@ -32,12 +34,16 @@ from pathways.dialect import (
     set_argument_attrs,
     set_result_attrs,
     slices_of,
+    symbol_table,
 )
 from pathways.dialect.dtypes import dtype_of
-from pathways.dialect.forms import SCHEDULED
+from pathways.dialect.forms import SCHEDULED, SPLIT, Form
+from pathways.dialect.host_relations import parts_of
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import replicated
-from pathways.dialect.names import CONSTANT, DONATED, SHARDING
+from pathways.dialect.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, SHARDING
+from pathways.dialect.operation import attribute_of
+from pathways.dialect.program import read_hosts
 from pathways.dialect.shardings import make_sharding, mesh_of, read_mesh, read_sharding
 from pathways.dialect.traits import Trait
 from pathways.runtime.plan.plan import (
@@ -46,8 +52,10 @@ from pathways.runtime.plan.plan import (
     Computation,
     Launch,
     Plan,
+    Receive,
     Release,
     Result,
+    Send,
     SliceSpec,
     Slot,
     Step,
@@ -96,23 +104,70 @@ def plan_of(
     Raises:
       ValueError: when the module is in another form, or is not what it claims to be.
     """
-    if form_of(module) != SCHEDULED.name:
-        raise ValueError(f"program '{name}' is in form '{form_of(module)}', not '{SCHEDULED.name}'")
     with module.context, ir.Location.unknown(module.context):
-        for problem in [] if proved else problems(module, SCHEDULED):
-            raise ValueError(f"program '{name}' is not in form '{SCHEDULED.name}': {problem}")
-        return _Flattener(module, name, stored, located).plan()
+        _check_form(module, name, SCHEDULED, proved)
+        flattener = _Flattener(module, name, stored, symbol_table(module)[MAIN], located)
+        return flattener.plan({n: flattener.computation(n) for n in flattener.callees})
+
+
+def host_plans_of(
+    module: ir.Module,
+    name: str,
+    stored: Stored | None = None,
+    *,
+    proved: bool = False,
+    located: bool = False,
+) -> dict[int, Plan]:
+    """Flattens what each host does of a program to a plan, by the number of the host.
+
+    Computations that several hosts run are one object in all their plans.
+
+    Args:
+      module: a module in the form `host`.
+      name: the name of the program, for messages and traces; that of all plans.
+      stored: computations and constants that the module only declares.
+      proved: whether `pw-split-hosts` has just left it, so that it need not be checked again.
+      located: whether computations keep their source locations, with which equal ones are not equal.
+
+    Raises:
+      ValueError: when the module is in another form, or is not what it claims to be.
+    """
+    with module.context, ir.Location.unknown(module.context):
+        _check_form(module, name, SPLIT, proved)
+        hosts = {
+            view.host or 0: _Flattener(module, name, stored, view.main, located)
+            for view in read_hosts(module)
+        }
+        computations: dict[str, Computation] = {}
+        for flattener in hosts.values():
+            for callee in flattener.callees:
+                if callee not in computations:
+                    computations[callee] = flattener.computation(callee)
+        return {host: flattener.plan(computations) for host, flattener in hosts.items()}
+
+
+def _check_form(module: ir.Module, name: str, form: Form, proved: bool) -> None:
+    if form_of(module) != form.name:
+        raise ValueError(f"program '{name}' is in form '{form_of(module)}', not '{form.name}'")
+    for problem in [] if proved else problems(module, form):
+        raise ValueError(f"program '{name}' is not in form '{form.name}': {problem}")
 
 
 class _Flattener:
-    def __init__(self, module: ir.Module, name: str, stored: Stored | None, located: bool) -> None:
+    """Flattens a function: `@main`, or that of a host."""
+
+    def __init__(
+        self, module: ir.Module, name: str, stored: Stored | None, main: ir.OpView, located: bool
+    ) -> None:
         self.module = module
         self.name = name
         self.stored = stored
         self.located = located
         self.layouts = Layouts(module)
         self.symbols = self.layouts.symbols
-        self.main = self.symbols["main"]
+        self.main = main
+        host = attribute_of(main, HOST)
+        self.host = None if host is None else host.value
         block = self.main.regions[0].blocks[0]
         *self.ops, self.terminator = block.operations
         self.arguments = list(block.arguments)
@@ -120,6 +175,14 @@ class _Flattener:
         self.slot_types: list[ArrayType] = []
         self.slot_shardings: list[tuple[tuple[str, ...], ...]] = []
         self.slots: dict[ir.Value, dict[str, Slot]] = {}
+        self.callees = list(dict.fromkeys(op.callee for op in self.ops if isinstance(op, LaunchOp)))
+        self.sent = {
+            part
+            for op in self.ops
+            if isinstance(op, SendOp) and not op.copy
+            for value in op.operands
+            for part in parts_of(value)
+        }
 
     def new_slot(self, value: ir.Value, slice_name: str) -> Slot:
         self.slot_types.append(array_type(value.type))
@@ -128,19 +191,19 @@ class _Flattener:
         self.slots.setdefault(value, {})[slice_name] = slot
         return slot
 
-    def plan(self) -> Plan:
+    def plan(self, computations: Mapping[str, Computation]) -> Plan:
+        """The plan, whose computations are among those given."""
         arguments = self.flatten_arguments()
-        computations = {
-            name: self.computation(name)
-            for name in {op.callee: None for op in self.ops if isinstance(op, LaunchOp)}
-        }
         steps: list[Step] = []
         for op in self.ops:
             steps += self.steps(op)
+        slices = [
+            op for op in ops_named(self.module, ["pw.slice"]) if self.host is None or op.host == self.host
+        ]
         return Plan(
             name=self.name,
-            slices={op.sym_name: self.slice_spec(op) for op in ops_named(self.module, ["pw.slice"])},
-            computations=computations,
+            slices={op.sym_name: self.slice_spec(op) for op in slices},
+            computations={callee: computations[callee] for callee in self.callees},
             arguments=tuple(arguments),
             results=tuple(Result(array_type(v.type), self.slots[v]) for v in self.terminator.operands),
             steps=tuple(steps),
@@ -149,10 +212,25 @@ class _Flattener:
             constants={
                 op.sym_name: self.stored.constants[op.sym_name] if self.stored else _array(op.value)
                 for op in ops_named(self.module, ["pw.constant"])
+                if self.host is None or any(argument.constant == op.sym_name for argument in arguments)
             },
-            peak_bytes={op.sym_name: op.peak_bytes or 0 for op in ops_named(self.module, ["pw.slice"])},
-            channels={op.sym_name: op.capacity for op in ops_named(self.module, ["pw.channel"])},
+            peak_bytes={op.sym_name: op.peak_bytes or 0 for op in slices},
+            channels={
+                op.sym_name: op.capacity
+                for op in ops_named(self.module, ["pw.channel"])
+                if self.host is None or self.host in (self.host_of(op.src), self.host_of(op.dst))
+            },
+            host=self.host,
+            argument_numbers=self.numbers(argument_attrs(self.main)),
+            result_numbers=self.numbers(result_attrs(self.main)),
         )
+
+    def host_of(self, slice_name: str) -> int | None:
+        return self.symbols[slice_name].host
+
+    def numbers(self, ports: list[dict[str, ir.Attribute]]) -> tuple[int, ...]:
+        """The numbers of arguments or results in the program, where this is what a host does of it."""
+        return () if self.host is None else tuple(attrs[NUMBER].value for attrs in ports)
 
     def steps(self, op: ir.OpView) -> Iterator[Step]:
         """The steps that an operation of the program is, by its traits."""
@@ -160,6 +238,10 @@ class _Flattener:
             yield self.launch(op)
         elif op_has(op, Trait.MOVES):
             yield self.transfer(op)
+        elif op_has(op, Trait.SENDS):
+            yield self.send(op)
+        elif op_has(op, Trait.RECEIVES):
+            yield self.receive(op)
         elif op_has(op, Trait.ENDS):
             yield self.release(op)
         elif op_has(op, Trait.JOINS):
@@ -202,25 +284,60 @@ class _Flattener:
         return Launch(op.callee, op.slice, operands, results, label, tuple(op.origins), op.microbatch)
 
     def transfer(self, op: TransferOp) -> Transfer:
+        self.check_memory(op)
+        slices = slices_of(op.operands[0], self.slices) or ()
+        src = self.symbols[op.channel].src if op.channel is not None else slices[0]
+        operands = tuple(self.slots[v][src] for v in op.operands)
+        results = tuple(self.new_slot(r, op.slice) for r in op.results)
+        return Transfer(operands, results, src, op.slice, self.routes(op, op.slice), op.channel)
+
+    def check_memory(self, op: TransferOp | RecvOp) -> None:
         if op.memory_kind is not None:
             raise ValueError(
                 f"program '{self.name}': a transfer to @{op.slice} asks for the memory '{op.memory_kind}', "
                 "but this runtime moves values to the default memory of devices alone"
             )
-        slices = slices_of(op.operands[0], self.slices) or ()
-        src = self.symbols[op.channel].src if op.channel is not None else slices[0]
-        operands = tuple(self.slots[v][src] for v in op.operands)
-        results = tuple(self.new_slot(r, op.slice) for r in op.results)
-        routes = None
-        if op.routes is not None:
-            pairs, devices = list(op.routes), self.layouts.mesh(op.slice).size
-            routes = tuple(tuple(pairs[n : n + devices]) for n in range(0, len(pairs), devices))
-        return Transfer(operands, results, src, op.slice, routes, op.channel)
+
+    def routes(
+        self, op: TransferOp | SendOp | RecvOp, dst: str
+    ) -> tuple[tuple[tuple[int, int], ...], ...] | None:
+        """The routes of a transfer for each result, device by device of its destination."""
+        if op.routes is None:
+            return None
+        pairs, devices = list(op.routes), self.layouts.mesh(dst).size
+        return tuple(tuple(pairs[n : n + devices]) for n in range(0, len(pairs), devices))
+
+    def send(self, op: SendOp) -> Send:
+        dst = self.symbols[op.channel].dst
+        return Send(
+            operands=tuple(self.slots[v][op.slice] for v in op.operands),
+            src=op.slice,
+            dst=dst,
+            channel=op.channel,
+            peer=self.symbols[dst].host,
+            index=op.index,
+            routes=self.routes(op, dst),
+            copy=bool(op.copy),
+        )
+
+    def receive(self, op: RecvOp) -> Receive:
+        self.check_memory(op)
+        src = self.symbols[op.channel].src
+        return Receive(
+            results=tuple(self.new_slot(r, op.slice) for r in op.results),
+            src=src,
+            dst=op.slice,
+            channel=op.channel,
+            peer=self.symbols[src].host,
+            index=op.index,
+            routes=self.routes(op, op.slice),
+        )
 
     def release(self, op: ReleaseOp) -> Release:
         slots = tuple(slot for v in op.operands for slot in self.slots[v].values())
-        delete = tuple(slot for v in op.operands if v in self.donated for slot in self.slots[v].values())
-        return Release(slots, delete)
+        # What was sent is forgotten, but not deleted: another host may not have it yet.
+        deleted = [v for v in op.operands if v in self.donated and v not in self.sent]
+        return Release(slots, tuple(slot for v in deleted for slot in self.slots[v].values()))
 
     def computation(self, name: str) -> Computation:
         function = self.symbols[name]

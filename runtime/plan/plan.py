@@ -135,7 +135,75 @@ class Release:
     delete: tuple[Slot, ...] = ()
 
 
-Step = Launch | Transfer | Release
+@dataclasses.dataclass(frozen=True)
+class Send:
+    """Gives arrays on slice `src` to the host that `dst` is on. It waits for nobody.
+
+    The arrays may still be computed, and the other host may have asked for them already. What is sent lives
+    at least until the end of the step: nothing tells when the other host has it.
+
+    Attributes:
+      operands: the slots of the arrays.
+      src: the slice of the operands, on this host.
+      dst: the slice that they go to, on the host `peer`.
+      channel: the channel.
+      peer: the number of the host that receives.
+      index: the number of the transfer among those of a step between hosts; both ends have it, and no other
+        transfer.
+      routes: as those of a `Transfer`; None where device k of `src` gives its shard to device k of `dst`.
+      copy: whether what is sent must be a copy of the arrays, because they may be donated or deleted before
+        the other host has them.
+    """
+
+    operands: tuple[Slot, ...]
+    src: str
+    dst: str
+    channel: str
+    peer: int
+    index: int
+    routes: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    copy: bool = False
+
+    @property
+    def results(self) -> tuple[Slot, ...]:
+        """It fills no slots."""
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Receive:
+    """Asks for arrays of another host, which fill slots on slice `dst`. It waits for nobody.
+
+    The slots hold arrays at once that are filled when the other host has sent them: their memory counts from
+    the beginning of the step, since what issues the steps may be far ahead of what runs them.
+
+    Attributes:
+      results: the slots.
+      src: the slice that the arrays come from, on the host `peer`.
+      dst: the slice of the results, on this host.
+      channel: the channel.
+      peer: the number of the host that sends.
+      index: the number of the transfer among those of a step between hosts; both ends have it, and no other
+        transfer.
+      routes: as those of a `Transfer`, with the operands of the `Send`; None where device k of `dst` gets the
+        shard of device k of `src`.
+    """
+
+    results: tuple[Slot, ...]
+    src: str
+    dst: str
+    channel: str
+    peer: int
+    index: int
+    routes: tuple[tuple[tuple[int, int], ...], ...] | None = None
+
+    @property
+    def operands(self) -> tuple[Slot, ...]:
+        """It reads no slots."""
+        return ()
+
+
+Step = Launch | Transfer | Send | Receive | Release
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +234,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A scheduled program.
+    """A scheduled program, or what one host does of it.
 
     Attributes:
       name: the name of the program.
@@ -174,13 +242,17 @@ class Plan:
       computations: its XLA modules, by name.
       arguments: all arguments, those that the caller passes first, then constants.
       results: its results.
-      steps: launches, transfers and releases in an order that was proved free of deadlock.
+      steps: launches, transfers and releases in an order that was proved free of deadlock; what one host does
+        of a program has sends and receives, too.
       slot_types: the type of the array in each slot.
       slot_shardings: for each slot and dimension the mesh axes that split it; an empty tuple for a slot
         is replicated in all dimensions.
       constants: the bytes-like arrays (numpy) of program constants, by name.
       peak_bytes: the most bytes alive at once on each slice, without temporaries inside computations.
       channels: how many values each channel has room for, by its name.
+      host: the host whose work it is; None for a whole program.
+      argument_numbers: of what one host does, for each argument its number among those of the program.
+      result_numbers: of what one host does, for each result its number among those of the program.
     """
 
     name: str
@@ -194,6 +266,9 @@ class Plan:
     constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
     peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     channels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    host: int | None = None
+    argument_numbers: tuple[int, ...] = ()
+    result_numbers: tuple[int, ...] = ()
 
     def sharding(self, slot: Slot) -> tuple[tuple[str, ...], ...]:
         """The mesh axes that split each dimension of the array in a slot."""
@@ -208,9 +283,9 @@ class Plan:
             match step:
                 case Launch():
                     slices.update(dict.fromkeys(step.results, step.slice))
-                case Transfer():
+                case Transfer() | Receive():
                     slices.update(dict.fromkeys(step.results, step.dst))
-                case Release():
+                case Send() | Release():
                     pass
         return slices
 
@@ -240,7 +315,7 @@ class Plan:
         """The slots whose arrays a launch consumes."""
         return tuple(launch.operands[number] for number in self.computations[launch.computation].donated)
 
-    def bytes_moved(self, transfer: Transfer) -> int:
-        """The bytes that a transfer brings over: those of all shards that it fills."""
+    def bytes_moved(self, transfer: Transfer | Receive) -> int:
+        """The bytes that are brought over: those of all shards that are filled."""
         shards = (self.shard_type(slot) for slot in transfer.results)
         return self.slices[transfer.dst].size * sum(shard.nbytes for shard in shards)

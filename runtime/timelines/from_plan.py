@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
-from pathways.runtime.plan.plan import Launch, Plan, Release, Slot, Transfer
+from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Transfer
 from pathways.runtime.timelines.events import Curve, TimelineEvent
 from pathways.runtime.timelines.timeline import Timeline
 
@@ -41,7 +41,7 @@ def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str
 
     Args:
       plan: the plan.
-      spans: for each launch and transfer, by the number of its step, when it ran.
+      spans: for each launch, transfer and receive, by the number of its step, when it ran.
       unit: the unit of the times.
       title: the title of the timeline.
     """
@@ -50,7 +50,7 @@ def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str
     events: list[TimelineEvent] = []
     for number, span in spans.items():
         step = plan.steps[number]
-        assert not isinstance(step, Release)
+        assert not isinstance(step, Send | Release)
         reads = tuple(dict.fromkeys(made_by[slot] for slot in step.operands if slot in made_by))
         after = None if span.after is None else numbers[span.after]
         made_by.update(dict.fromkeys(step.results, len(events)))
@@ -68,7 +68,7 @@ def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str
                     after=after,
                     estimated=span.estimated,
                 )
-            case Transfer():
+            case Transfer() | Receive():
                 event = TimelineEvent(
                     "transfer",
                     step.src,
@@ -83,7 +83,10 @@ def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str
                     after=after,
                 )
         events.append(event)
-    return Timeline(plan.name, title, unit, tuple(plan.slices), tuple(events), _memory(plan, spans))
+    # What is received comes from slices of other hosts.
+    sources = [step.src for step in plan.steps if isinstance(step, Receive)]
+    slices = tuple(dict.fromkeys([*plan.slices, *sources]))
+    return Timeline(plan.name, title, unit, slices, tuple(events), _memory(plan, spans))
 
 
 def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
@@ -100,6 +103,8 @@ def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
     for changes in slot_changes(plan):
         n = changes.step
         step = None if n == BEFORE else plan.steps[n]
+        if isinstance(step, Send):
+            continue
         if isinstance(step, Release):
             for slot in changes.ended:
                 change(slot, (*last.get(slot, (0.0, n)), 1), -1)

@@ -40,6 +40,10 @@ module @round_trip attributes {round.trip = "hand"} {
     %both = "pw.mirror"(%a, %b) : (tensor<i32>, tensor<i32>) -> tensor<i32>
     // CHECK: %{{.*}}:2 = "pw.transfer"(%[[X]], %[[X]]) {memory_kind = "pinned_host", order = 2 : i64, routes = array<i64: 0, 0, 1, 1, 0, 2, 1, 3, 0, 0, 1, 1, 0, 2, 1, 3>, sharding = #sdy.sharding<@mesh, [{"model"}, {}]>, slice = @s1} : (tensor<8x4xf32>, tensor<8x4xf32>) -> (tensor<4x8xf32>, tensor<4x8xf32>)
     %p:2 = "pw.transfer"(%x, %x) {memory_kind = "pinned_host", order = 2, routes = array<i64: 0, 0, 1, 1, 0, 2, 1, 3, 0, 0, 1, 1, 0, 2, 1, 3>, sharding = #sdy.sharding<@mesh, [{"model"}, {}]>, slice = @s1} : (!x, !x) -> (tensor<4x8xf32>, tensor<4x8xf32>)
+    // CHECK: "pw.send"(%[[X]]) {channel = @c0, copy, index = 7 : i64, loop = @batch, microbatch = 3 : i64, order = 3 : i64, slice = @s0} : (tensor<8x4xf32>) -> ()
+    "pw.send"(%x) {channel = @c0, copy, index = 7, loop = @batch, microbatch = 3, order = 3, slice = @s0} : (!x) -> ()
+    // CHECK: %{{.*}} = "pw.recv"() {channel = @c0, index = 7 : i64, loop = @batch, memory_kind = "pinned_host", microbatch = 3 : i64, order = 4 : i64, routes = array<i64: 0, 0, 0, 1, 0, 2, 0, 3>, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s1} : () -> tensor<8x4xf32>
+    %r = "pw.recv"() {channel = @c0, index = 7, loop = @batch, memory_kind = "pinned_host", microbatch = 3, order = 4, routes = array<i64: 0, 0, 0, 1, 0, 2, 0, 3>, sharding = #sdy.sharding<@mesh, [{"data"}, {}]>, slice = @s1} : () -> !x
     // CHECK: return %[[Z]], %[[BOTH]]
     return %z, %both : !x, tensor<i32>
   }

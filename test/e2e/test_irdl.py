@@ -45,6 +45,11 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
     : (tensor<4xf32>, tensor<i32>) -> tensor<4xf32>
   %l = "pw.next"(%c, %k) {loop = @tokens, slice = @s0} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   "pw.release"(%x, %n) : (tensor<4xf32>, tensor<i32>) -> ()
+  %i = "pw.index"() {loop = @batch} : () -> tensor<i32>
+  %c = "pw.carry"(%h#0) {loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+  %d = "pw.next"(%c, %c) {loop = @batch, slice = @s0} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  "pw.send"(%h#0) {channel = @c0, copy, index = 0, order = 0, slice = @s0} : (tensor<4xf32>) -> ()
+  %e = "pw.recv"() {channel = @c0, index = 0, order = 0, slice = @s1} : () -> tensor<4xf32>
   return %t, %m : tensor<4xf32>, tensor<i32>
 }
 func.func private @three(tensor<4xf32>, tensor<4xf32>, tensor<i32>)

@@ -1,5 +1,6 @@
 """The generated function: its text, its registers, and what happens when it is interrupted."""
 
+import contextlib
 import gc
 import linecache
 import time
@@ -39,6 +40,12 @@ class Recorder:
 
     def finish(self, result, slice):
         return None
+
+    def send(self, send):
+        return lambda arrays: self.calls.append(f"send {send.index} to {send.peer}: {' '.join(arrays)}")
+
+    def receive(self, receive):
+        return lambda: [f"{receive.channel}#{n}" for n in range(len(receive.results))]
 
 
 class Issued:
@@ -145,6 +152,55 @@ def test_a_transfer_of_pieces_is_a_call_of_its_own():
     generated = make(steps, (1, 3, 4), 5, arguments=(0, 2))
     assert generated.run(["x", "y"]) == ["x@s1", "x y#0", "x y#1"]
     assert "    v2, v3, = routed1([v0, v1])  # s0 -> s1\n" in generated.source
+
+
+def test_sends_and_receives_are_calls_of_their_own():
+    steps = [
+        plan.Transfer((0,), (1,), "s0", "s1"),
+        plan.Send((0,), "s0", "s2", "c0", peer=1, index=4),
+        plan.Receive((2, 3), "s2", "s0", "c1", peer=1, index=7),
+        plan.Transfer((2,), (4,), "s0", "s1"),
+        plan.Release((2,)),
+        launch("a", (3, 4), 5),
+    ]
+    generated = make(steps, (1, 5), 6)
+    assert generated.run(["x"]) == ["x@s1", "a(c1#1, c1#0@s1)"]
+    assert "    send2([v0])  # s0 -> s2 (host 1)\n" in generated.source
+    assert "    v2, v3, = receive3()  # s2 -> s0 (host 1)\n" in generated.source
+
+
+def test_a_function_that_reports_its_steps_reports_what_it_receives():
+    notes = []
+
+    class Observer:
+        first_launch_id = 0
+        note = staticmethod(notes.append)
+
+        def begin(self):
+            return self
+
+        def hand_over(self):
+            pass
+
+        def now(self):
+            return 0
+
+        def lasting(self, slot):
+            return slot != 2
+
+    steps = [
+        plan.Send((0,), "s0", "s2", "c0", peer=1, index=0),
+        plan.Receive((1, 2), "s2", "s0", "c1", peer=1, index=1),
+    ]
+    spans = []
+
+    def span(name):
+        spans.append(name)
+        return contextlib.nullcontext()
+
+    assert make(steps, (1, 2), 3, span=span, observer=Observer()).run(["x"]) == ["c1#0", "c1#1"]
+    assert notes == [(1, 0, ("c1#0",))]
+    assert spans == ["s0 -> s2 (host 1)", "s2 -> s0 (host 1)"]
 
 
 def test_a_donated_argument_of_the_caller_is_deleted():

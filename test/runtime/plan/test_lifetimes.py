@@ -1,8 +1,10 @@
 """Which slots begin and end at each step of a plan."""
 
 from pathways.runtime.plan.lifetimes import BEFORE, SlotChanges, slot_changes
-from pathways.runtime.plan.plan import Release
+from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Receive, Release, Result, Send, SliceSpec
 from pathways.runtime.resources.virtual import make_virtual_device_set
+
+FLOAT = ArrayType((), "float32")
 
 
 def double(x):
@@ -32,3 +34,25 @@ def test_slots_begin_and_end_at_their_steps(plan_builder):
         SlotChanges(2, (y,), ()),
     ]
     assert isinstance(plan.steps[2], Release)
+
+
+def test_what_is_received_begins_before_the_first_step():
+    plan = Plan(
+        name="f",
+        slices={"s0": SliceSpec("s0", ("x",), (1,))},
+        computations={},
+        arguments=(Argument(FLOAT, {"s0": 0}),),
+        results=(Result(FLOAT, {"s0": 1}),),
+        steps=(
+            Send((0,), "s0", "s1", "c0", peer=1, index=0),
+            Receive((1,), "s1", "s0", "c1", peer=1, index=1),
+        ),
+        slot_types=(FLOAT,) * 2,
+        host=0,
+    )
+    assert plan.slot_slices == {0: "s0", 1: "s0"}
+    assert list(slot_changes(plan)) == [
+        SlotChanges(BEFORE, (), (0, 1)),
+        SlotChanges(0, (), ()),
+        SlotChanges(1, (), ()),
+    ]

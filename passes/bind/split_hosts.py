@@ -1,0 +1,288 @@
+"""`pw-split-hosts`: makes of a program what each host does of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+from pathways.dialect import (
+    MirrorOp,
+    RecvOp,
+    ReleaseOp,
+    SendOp,
+    TransferOp,
+    make_slices,
+    op_has,
+    ops_named,
+    read_slices,
+    set_argument_attrs,
+    set_result_attrs,
+    symbol_table,
+)
+from pathways.dialect.fields import NATURAL
+from pathways.dialect.forms import BOUND, SPLIT
+from pathways.dialect.host_relations import lost_values, parts_of
+from pathways.dialect.names import CONSTANT, DONATED, HOST, NUMBER, SLICE
+from pathways.dialect.program import Attributes, ProgramView, read_hosts, read_program
+from pathways.dialect.traits import Trait
+from pathways.passes.base import Pass, main_function, option
+from pathways.passes.bind.host_memory import peak_bytes
+from pathways.passes.util.functions import body_block, erase_unused_functions, unique_name
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitHosts(Pass):
+    """Replaces `@main` by a function for each host that has work, such as `@host_0`.
+
+    1. The function of a host takes the arguments and returns the results that live on its slices, with their
+       numbers in the program; each host that reads a mirrored argument takes it, and each that has a copy of
+       a mirrored result returns it.
+    2. It holds the launches, transfers, mirrors and releases on its slices. A transfer to a slice on another
+       host is a `pw.send` on the host that it leaves, and a `pw.recv` on the other.
+    3. All that a host does has one order, that of `@main`.
+    4. Nobody waits: a `pw.send` and a `pw.recv` are done at once, whatever the other host has done. So what
+       is sent is released at the end. Where that does not do, because a launch takes the buffer or the caller
+       has it, a copy is sent. Channels between hosts have room for all that is sent in `ahead` steps.
+    5. The peak of each slice counts what is sent up to the end of the step, and what is received from its
+       beginning, since a host may issue all of a step before any of it runs. It counts both once more for
+       each further step that runs ahead.
+
+    Requires: a `host` for each slice.
+    Guarantees: every send has one receive; all hosts together are free of deadlock, even if they did wait at
+    every step.
+    """
+
+    name: ClassVar[str] = "pw-split-hosts"
+    takes = (BOUND,)
+    leaves = SPLIT
+    closes = True
+    ahead: int = option(1, "how many steps are issued at once: one, and those that run ahead")
+
+    def __post_init__(self) -> None:
+        if self.ahead < 1:
+            raise ValueError(f"ahead must be at least 1, got {self.ahead}")
+
+    def run(self, module: ir.Module) -> None:
+        main_function(module)
+        program = read_program(module)
+        assert program is not None
+        split = _read(program)
+        _set_capacities(program, split, self.ahead)
+        for host in sorted(set(split.hosts.values())):
+            _HostFunction(program, split, host).write()
+        program.main.operation.erase()
+        erase_unused_functions(module)
+        peaks = peak_bytes(read_hosts(module), self.ahead)
+        for op in ops_named(module, ["pw.slice"]):
+            op.peak_bytes = peaks.get(op.sym_name, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """What of a program is between hosts.
+
+    Attributes:
+      hosts: the host of each slice.
+      indices: the transfers between hosts by their first result, numbered in the order of the program.
+      lost: the values that may be donated or deleted before another host has them.
+      sent: those that each host sends as they are, and that last to the end.
+    """
+
+    hosts: Mapping[str, int]
+    indices: Mapping[ir.Value, int]
+    lost: Set[ir.Value]
+    sent: Mapping[int, Set[ir.Value]]
+
+
+def _read(program: ProgramView) -> _Split:
+    hosts = {op.sym_name: op.host for op in ops_named(program.module, ["pw.slice"])}
+    transfers = [
+        op
+        for op in program.ops
+        if op_has(op, Trait.MOVES) and hosts[program.symbols[op.channel].src] != hosts[op.slice]
+    ]
+    lost = {value for _, value in lost_values(program)}
+    arguments = body_block(program.main).arguments
+    for argument, attrs in zip(arguments, program.arguments, strict=True):
+        if DONATED not in attrs and CONSTANT not in attrs:
+            lost.add(argument)
+    sent: dict[int, set[ir.Value]] = {host: set() for host in hosts.values()}
+    for op in transfers:
+        parts = {part for value in op.operands for part in parts_of(value)}
+        sent[hosts[program.symbols[op.channel].src]] |= parts - lost
+    return _Split(hosts, {op.results[0]: n for n, op in enumerate(transfers)}, lost, sent)
+
+
+def _set_capacities(program: ProgramView, split: _Split, ahead: int) -> None:
+    counts: dict[str, int] = {}
+    for value in split.indices:
+        op = value.owner.opview
+        counts[op.channel] = counts.get(op.channel, 0) + 1
+    for name, count in counts.items():
+        program.symbols[name].capacity = count * ahead
+
+
+class _HostFunction:
+    """The function of one host in the making.
+
+    Args:
+      program: the whole program.
+      split: what of it is between hosts.
+      host: the host.
+    """
+
+    def __init__(self, program: ProgramView, split: _Split, host: int) -> None:
+        self.program = program
+        self.split = split
+        self.host = host
+        self.values: dict[ir.Value, ir.Value] = {}
+        """The values of the program that the host has, each with what it is in the function."""
+        self.kept: list[ir.Value] = []
+        """What is released at the end."""
+        self.position = 0
+
+    def write(self) -> None:
+        """Writes the function, if the host has anything to do."""
+        returned = [
+            (number, value)
+            for number, value in enumerate(self.program.terminator.operands)
+            if self.here(self.program.results[number])
+        ]
+        arguments = self.arguments([value for _, value in returned])
+        ops = [op for op in self.program.ops if self.takes_part(op)]
+        if not arguments and not returned and not ops:
+            return
+        main = self.program.main
+        block_arguments = body_block(main).arguments
+        name = unique_name(f"host_{self.host}", symbol_table(self.program.module))
+        types = [block_arguments[n].type for n in arguments], [value.type for _, value in returned]
+        location = main.operation.location
+        with ir.InsertionPoint(main), location:
+            function = func.FuncOp(name, ir.FunctionType.get(*types), visibility="public")
+            block = function.add_entry_block([location] * len(arguments))
+        function.attributes[HOST] = NATURAL.make(self.host)
+        for argument, n in zip(block.arguments, arguments, strict=True):
+            self.values[block_arguments[n]] = argument
+        self.ip = ir.InsertionPoint(block)
+        for op in ops:
+            self.copy(op)
+        location = self.program.terminator.operation.location
+        if self.kept:
+            ReleaseOp.build(self.kept, loc=location, ip=self.ip)
+        func.ReturnOp([self.values[value] for _, value in returned], loc=location, ip=self.ip)
+        set_argument_attrs(function, [self.port(self.program.arguments[n], n) for n in arguments])
+        set_result_attrs(function, [self.port(self.program.results[n], n) for n, _ in returned])
+
+    def here(self, attrs: Attributes) -> list[str]:
+        """The slices of an argument or a result that are on the host."""
+        return [name for name in read_slices(attrs[SLICE]) if self.split.hosts[name] == self.host]
+
+    def port(self, attrs: Attributes, number: int) -> dict[str, ir.Attribute]:
+        """The attributes of an argument or a result on the host."""
+        return {**attrs, SLICE: make_slices(self.here(attrs)), NUMBER: NATURAL.make(number)}
+
+    def arguments(self, returned: Sequence[ir.Value]) -> list[int]:
+        """The numbers of the arguments that the host takes: what it reads, and what it must end."""
+        read = {part for value in returned for part in parts_of(value)}
+        for op in self.program.ops:
+            if op_has(op, Trait.ORDERED) and self.source(op) == self.host:
+                read.update(part for value in op.operands for part in parts_of(value))
+        return [
+            number
+            for number, (argument, attrs) in enumerate(
+                zip(body_block(self.program.main).arguments, self.program.arguments, strict=True)
+            )
+            if self.here(attrs) and (argument in read or DONATED in attrs)
+        ]
+
+    def source(self, op: ir.OpView) -> int:
+        """The host on which an operation reads its operands."""
+        slice = self.program.symbols[op.channel].src if op_has(op, Trait.MOVES) else op.slice
+        return self.split.hosts[slice]
+
+    def takes_part(self, op: ir.OpView) -> bool:
+        """Whether the host does something of an operation."""
+        if op_has(op, Trait.ORDERED):
+            return self.host in (self.source(op), self.split.hosts[op.slice])
+        # What is joined or released here was made here.
+        return any(
+            self.split.hosts[name] == self.host
+            for value in op.operands
+            for name in self.program.slices.get(value, ())
+        )
+
+    def copy(self, op: ir.OpView) -> None:
+        """Writes what the host does of an operation."""
+        if op_has(op, Trait.JOINS):
+            self.join(op)
+        elif op_has(op, Trait.ENDS):
+            self.release(op)
+        elif not op_has(op, Trait.MOVES) or op.results[0] not in self.split.indices:
+            made = op.rebuilt(self.operands(op), order=self.next_order(), ip=self.ip)
+            self.values.update(zip(op.results, made.results, strict=True))
+        elif self.source(op) == self.host:
+            self.send(op)
+        else:
+            self.receive(op)
+
+    def operands(self, op: ir.OpView) -> list[ir.Value]:
+        return [self.values[value] for value in op.operands]
+
+    def next_order(self) -> int:
+        self.position += 1
+        return self.position - 1
+
+    def join(self, mirror: MirrorOp) -> None:
+        """What is alone on the host is no mirrored value there."""
+        copies = [self.values[value] for value in mirror.operands if value in self.values]
+        if len(copies) > 1:
+            self.values[mirror.results[0]] = mirror.rebuilt(copies, ip=self.ip).results[0]
+        elif copies:
+            self.values[mirror.results[0]] = copies[0]
+
+    def release(self, release: ReleaseOp) -> None:
+        """What was sent lasts to the end."""
+        now: list[ir.Value] = []
+        for value in release.operands:
+            if value in self.values:
+                lasts = not self.split.sent[self.host].isdisjoint(parts_of(value))
+                (self.kept if lasts else now).append(self.values[value])
+        if now:
+            release.rebuilt(now, ip=self.ip)
+
+    def send(self, transfer: TransferOp) -> None:
+        parts = {part for value in transfer.operands for part in parts_of(value)}
+        SendOp.build(
+            self.operands(transfer),
+            slice=self.program.symbols[transfer.channel].src,
+            channel=transfer.channel,
+            index=self.split.indices[transfer.results[0]],
+            order=self.next_order(),
+            routes=transfer.routes,
+            copy=None if parts.isdisjoint(self.split.lost) else True,
+            loop=transfer.loop,
+            microbatch=transfer.microbatch,
+            loc=transfer.operation.location,
+            ip=self.ip,
+        )
+
+    def receive(self, transfer: TransferOp) -> None:
+        received = RecvOp.build(
+            result_types=[result.type for result in transfer.results],
+            slice=transfer.slice,
+            channel=transfer.channel,
+            index=self.split.indices[transfer.results[0]],
+            order=self.next_order(),
+            sharding=transfer.sharding,
+            routes=transfer.routes,
+            memory_kind=transfer.memory_kind,
+            loop=transfer.loop,
+            microbatch=transfer.microbatch,
+            loc=transfer.operation.location,
+            ip=self.ip,
+        )
+        self.values.update(zip(transfer.results, received.results, strict=True))

@@ -1,0 +1,45 @@
+"""Random programs can be split over hosts: what comes out is checked, and its memory is accounted for."""
+
+from __future__ import annotations
+
+from host_programs import programs, scheduled, split
+from hypothesis import assume, event, given, settings
+from jaxlib.mlir import ir
+
+from pathways.dialect import ops_named, problems
+from pathways.dialect.forms import SPLIT
+
+Program = tuple[str, list[int]]
+
+
+def peaks(module: ir.Module) -> dict[str, int]:
+    return {op.sym_name: op.peak_bytes for op in ops_named(module, ["pw.slice"])}
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs())
+def test_what_hosts_do_is_free_of_deadlock(program: Program):
+    text, hosts = program
+    module = split(scheduled(text), hosts)
+    event(f"transfers between hosts: {str(module).count('pw.send')}")
+    assert problems(module, SPLIT) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(programs())
+def test_one_host_needs_what_the_program_needs(program: Program):
+    text, hosts = program
+    # A mirror that nothing reads makes the whole program take its operands.
+    assume("pw.mirror" not in text)
+    whole = scheduled(text)
+    assert peaks(split(whole, [0] * len(hosts))) == peaks(whole)
+
+
+@settings(max_examples=50, deadline=None)
+@given(programs())
+def test_every_step_ahead_takes_the_same(program: Program):
+    text, hosts = program
+    whole = scheduled(text)
+    one, two, three = (peaks(split(whole, hosts, ahead)) for ahead in (1, 2, 3))
+    for name in one:
+        assert three[name] - two[name] == two[name] - one[name] >= 0
