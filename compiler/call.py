@@ -18,6 +18,7 @@ from pathways.compiler.mirrors import Mirrors
 from pathways.compiler.notices import warn
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.load import Executable
+from pathways.runtime.plan.plan import Plan
 
 _LARGE = 1 << 20
 """Bytes of an argument from which on moving it in every call is worth a warning."""
@@ -99,6 +100,11 @@ class Call:
         if (own.tree, own.static, own.context) != (signature.tree, signature.static, signature.context):
             return False
         return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
+
+    @property
+    def plan(self) -> Plan:
+        """The scheduled program, flattened."""
+        return self.executable.plan
 
     @property
     def argument_shardings(self) -> list[Any]:
@@ -238,10 +244,7 @@ class Call:
         raise self._mismatch(wrong, avals[wrong])
 
     def _mismatch(self, n: int, aval: Any) -> TypeError:
-        return TypeError(
-            f"program '{self.name}' was compiled for {self.paths[n]} of type "
-            f"{_describe(self._signature.avals[n])}, got {_describe(aval)}"
-        )
+        return mismatch(self.name, self.paths[n], self._signature.avals[n], aval)
 
     def _remark(self, n: int, sharding: Any) -> None:
         """Says once for each argument that a call has to move it."""
@@ -294,7 +297,15 @@ class Call:
         return [results[n] for n in self._first_results]
 
 
-def _describe(aval: Any) -> str:
+def mismatch(program: str, path: str, expected: Any, got: Any) -> TypeError:
+    """The error of an argument of another type than the program was compiled for."""
+    return TypeError(
+        f"program '{program}' was compiled for {path} of type {describe(expected)}, got {describe(got)}"
+    )
+
+
+def describe(aval: Any) -> str:
+    """The type of an argument, for messages."""
     weak = " (weak)" if aval.weak_type else ""
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
 

@@ -25,8 +25,16 @@ flatten = tree_util.default_registry.flatten
 """`jax.tree.flatten` without its Python wrapper, for the path of every call."""
 
 unflatten = tree_util.tree_unflatten
-abstractify = core.shaped_abstractify
-"""The abstract value of anything that JAX takes as an argument; public only for arrays."""
+
+
+def abstractify(leaf: Any) -> Any:
+    """The abstract value of anything that a program takes as an argument; public only for arrays of JAX.
+
+    Raises:
+      TypeError: it is nothing of that kind.
+    """
+    return leaf.aval if getattr(leaf, "is_on_hosts", False) else core.shaped_abstractify(leaf)
+
 
 Tracer = jax.core.Tracer
 

@@ -14,6 +14,7 @@ from pathways.compiler.abstract_call import abstract_call
 from pathways.compiler.arguments import Conventions, Signature, Static, abstract, join_static
 from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.donation import unusable_donations
+from pathways.compiler.host_call import HostCall
 from pathways.compiler.jax_internals import (
     Tracer,
     flatten,
@@ -66,8 +67,8 @@ class Program[**P, R](OfProcess):
         self._out_shardings = out_shardings
         self._schedule = schedule
         self._has_static = conventions.has_static
-        self._calls: list[Call] = []
-        self._last: Call | None = None
+        self._calls: list[Call | HostCall] = []
+        self._last: Call | HostCall | None = None
         self._compiling = threading.Lock()
         self._warned: set[str] = set()
 
@@ -211,7 +212,9 @@ class Program[**P, R](OfProcess):
         avals = abstract(leaves, self.name, lambda: self._conventions.paths(args, kwargs))
         return Signature(tree, tuple(avals), static, trace_context())
 
-    def _ready_call(self, leaves: list[Any], tree: Any, static: Static) -> tuple[Call, list[Any]] | None:
+    def _ready_call(
+        self, leaves: list[Any], tree: Any, static: Static
+    ) -> tuple[Call | HostCall, list[Any]] | None:
         """The compiled signature that these arguments have, and the arguments on their slices."""
         context = trace_context()
         # The last one first: most programs get a new array from the host in every call.

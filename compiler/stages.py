@@ -15,8 +15,11 @@ from pathways.compiler.arguments import Signature
 from pathways.compiler.bundles import save
 from pathways.compiler.call import UNLIKE, Call
 from pathways.compiler.compiling import bind_slices, compile_plan
+from pathways.compiler.host_call import HostCall
+from pathways.compiler.hosting import compile_on_hosts
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import Forms
+from pathways.runtime.hosts.connect import controller
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
@@ -116,10 +119,26 @@ class Lowered(OfProcess):
             they have too little memory; says what each slice takes.
           CompileError: when XLA refuses a computation; names it.
         """
+        # With `jax_debug_nans`, an error names the line that a value comes from.
+        plan = plan_of(self._forms.scheduled, self.name, proved=True, located=pjrt.checks_values())
+        bindings = bind_slices(self._interface, self.name)
+        hosts = controller()
+        if hosts is not None:
+            return Compiled(
+                self,
+                compile_on_hosts(
+                    hosts,
+                    self._forms.scheduled,
+                    plan,
+                    bindings,
+                    self._interface,
+                    self._signature,
+                    self._callbacks,
+                ),
+            )
         call = compile_plan(
-            # With `jax_debug_nans`, an error names the line that a value comes from.
-            plan_of(self._forms.scheduled, self.name, proved=True, located=pjrt.checks_values()),
-            bind_slices(self._interface, self.name),
+            plan,
+            bindings,
             self._interface,
             self._signature,
             callbacks=self._callbacks,
@@ -138,7 +157,7 @@ class Bound(OfProcess):
       call: the path of its calls.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call | HostCall) -> None:
         self.call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -237,24 +256,26 @@ class Bound(OfProcess):
     @property
     def plan(self) -> Plan:
         """The scheduled program, flattened."""
-        return self.call.executable.plan
+        return self.call.plan
 
     def cost_analysis(self) -> dict[str, Any]:
         """Counts what one call does.
 
         Returns:
           `launches` and `transfers` between slices, `bytes transferred` by them, and the `flops` of all
-          computations by XLA's estimate, on all devices together.
+          computations by XLA's estimate, on all devices together. Hosts keep their estimates: no `flops`.
         """
         launches = [s for s in self.plan.steps if isinstance(s, Launch)]
         counts = collections.Counter((s.computation, s.slice) for s in launches)
         transfers = [s for s in self.plan.steps if isinstance(s, Transfer)]
-        return {
+        analysis: dict[str, Any] = {
             "launches": len(launches),
             "transfers": len(transfers),
             "bytes transferred": sum(self.plan.bytes_moved(t) for t in transfers),
-            "flops": sum(self.flops(*pair) * n for pair, n in counts.items()),
         }
+        if isinstance(self.call, Call):
+            analysis["flops"] = sum(self.flops(*pair) * n for pair, n in counts.items())
+        return analysis
 
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch on a slice, by XLA's estimate, on all its devices."""
@@ -299,7 +320,7 @@ class Bound(OfProcess):
 class Compiled(Bound):
     """A program bound to devices: call it with arguments of the signature it was lowered for."""
 
-    def __init__(self, lowered: Lowered, call: Call) -> None:
+    def __init__(self, lowered: Lowered, call: Call | HostCall) -> None:
         super().__init__(call)
         self._lowered = lowered
 

@@ -31,9 +31,18 @@ def fit(platform: str, count: int, slices: int, shape: tuple[int, ...]) -> tuple
     return (1,) * len(shape), count < slices
 
 
-def connect(slices: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-    """Takes devices for the slices of an example; returns their shape, and `overlap` for `add_slice`."""
+def connect(slices: int, shape: tuple[int, ...], hosts: bool = False) -> tuple[tuple[int, ...], bool]:
+    """Takes devices for the slices of an example; returns their shape, and `overlap` for `add_slice`.
+
+    Args:
+      slices: how many slices it has.
+      shape: the shape that each should have.
+      hosts: whether each gets CPU devices of a worker process of its own.
+    """
     needed = slices * math.prod(shape)
+    if hosts:
+        pw.connect(hosts=slices, devices_per_host=math.prod(shape))
+        return shape, False
     # JAX has to start to say what its default platform is, and makes CPU devices only then. Where it has
     # started already, `pw.connect` says if there are too few.
     if jax.config.jax_num_cpu_devices < needed:

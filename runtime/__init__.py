@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathways.runtime.local.devices import bind, connect, release
+    from pathways.runtime.hosts.connect import connect
+    from pathways.runtime.local.devices import bind, release
     from pathways.runtime.local.load import Executable, Port, load
     from pathways.runtime.resources.cluster import Cluster, Device, Host, Island
     from pathways.runtime.resources.manager import Binding, ResourceError, ResourceManager
@@ -27,7 +28,7 @@ _MODULES = {
     "VirtualDeviceSet": "resources.virtual",
     "VirtualSlice": "resources.virtual",
     "bind": "local.devices",
-    "connect": "local.devices",
+    "connect": "hosts.connect",
     "load": "local.load",
     "make_virtual_device_set": "resources.virtual",
     "release": "local.devices",

@@ -20,12 +20,13 @@ ROOMS = (
     "runtime.simulate",
     "runtime.xla",
     "runtime.local",
+    "runtime.hosts",
     "compiler",
     "tools",
 )
 """From left to right."""
 
-JAX = ("runtime.xla", "runtime.local", "compiler", "tools")
+JAX = ("runtime.xla", "runtime.local", "runtime.hosts", "compiler", "tools")
 """The rooms that may import jax. The parents of tools do not: `test/tools/test_start.py`."""
 
 FACES = ("pathways", "runtime")

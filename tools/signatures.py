@@ -45,7 +45,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\
 
 
 @dataclasses.dataclass(frozen=True)
-class Array:
+class ArrayText:
     """An argument of which only shape and dtype are known.
 
     Attributes:
@@ -153,7 +153,7 @@ class _ValueReader:
             self.fail("expected an argument such as f32[8,128]")
         return self.array(word, start)
 
-    def array(self, word: str, start: int) -> Array:
+    def array(self, word: str, start: int) -> ArrayText:
         if word not in DTYPES:
             self.fail(f"unknown dtype '{word}'{hint(word, [*DTYPES, *_LITERALS])}", start)
         if not self.accept("["):
@@ -171,7 +171,7 @@ class _ValueReader:
             if len(size) > 18 or math.prod(max(s, 1) for s in [*shape, int(size)]) > _MOST_ELEMENTS:
                 self.fail(f"an array of more than {_MOST_ELEMENTS} elements", at)
             shape.append(int(size))
-        return Array(DTYPES[word], tuple(shape))
+        return ArrayText(DTYPES[word], tuple(shape))
 
     def number(self, text: str, start: int) -> int | float:
         if len(text) > 100:

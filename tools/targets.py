@@ -24,7 +24,7 @@ from pathways.passes.pipeline import Options
 from pathways.passes.schedule.policies import registry as policies
 from pathways.tools.errors import UserError, hint
 from pathways.tools.files import read_input
-from pathways.tools.signatures import Array
+from pathways.tools.signatures import ArrayText
 from pathways.tools.source import Source, parse
 from pathways.tools.user_code import call, import_file, import_module
 
@@ -187,10 +187,10 @@ def _parse_file(path: str) -> MlirTarget:
 def _abstract(value: Any) -> Any:
     """What `lower` takes for a value of `signatures`."""
     match value:
-        case Array("key", shape):
+        case ArrayText("key", shape):
             dtype = jax.eval_shape(lambda: jax.random.key(0)).dtype
             return jax.ShapeDtypeStruct(shape, dtype)
-        case Array(name, shape):
+        case ArrayText(name, shape):
             dtype = jax.numpy.dtype(name)
             # Otherwise JAX would narrow it, with no more than a warning.
             if dtype.itemsize > jax.dtypes.canonicalize_dtype(dtype).itemsize:

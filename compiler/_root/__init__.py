@@ -5,7 +5,7 @@ jit                       places a function on a slice
 program                   makes a program of a function that calls placed functions
 accumulate                runs a function on microbatches, which go through the stages as a pipeline
 load                      runs a program that was saved: `program.lower(*args).save(path)`
-connect, cluster          the devices of this process; `release` gives those of a slice back
+connect, cluster          the devices of this process, or of hosts; `release` gives those of a slice back
 trace                     records when what ran
 
 import jax.numpy as jnp
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from pathways.compiler.program import Program
     from pathways.compiler.stages import Compiled, Lowered
     from pathways.runtime.bundle.manifest import BundleError
-    from pathways.runtime.local.devices import cluster, connect, release
+    from pathways.runtime.hosts.array import Array
+    from pathways.runtime.hosts.connect import connect
+    from pathways.runtime.hosts.controller import HostError
+    from pathways.runtime.local.devices import cluster, release
     from pathways.runtime.local.tracing import trace
     from pathways.runtime.resources.manager import ResourceError
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
@@ -48,9 +51,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Array",
     "BundleError",
     "CompileError",
     "Compiled",
+    "HostError",
     "LoadedProgram",
     "Lowered",
     "PathwaysWarning",
@@ -74,9 +79,11 @@ __all__ = [
 # Imported when they are first used: `import pathways` loads neither jax nor jaxlib, so that tools which need
 # no tracing start fast.
 _MODULES = {
+    "Array": "runtime.hosts.array",
     "BundleError": "runtime.bundle.manifest",
     "CompileError": "runtime.xla.compile_cache",
     "Compiled": "compiler.stages",
+    "HostError": "runtime.hosts.controller",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
     "PathwaysWarning": "compiler.notices",
@@ -87,7 +94,7 @@ _MODULES = {
     "VirtualSlice": "runtime.resources.virtual",
     "accumulate": "compiler.accumulate",
     "cluster": "runtime.local.devices",
-    "connect": "runtime.local.devices",
+    "connect": "runtime.hosts.connect",
     "jit": "compiler.api",
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",

@@ -116,6 +116,7 @@ def load(
     argument_names: Sequence[str] | None = None,
     code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
     progress: Progress | None = None,
+    make_target: Callable[..., LocalTarget] = LocalTarget,
 ) -> Executable:
     """Compiles every computation of a plan for the devices of its slices and places its constants.
 
@@ -130,6 +131,7 @@ def load(
         what has none is compiled.
       progress: is called as computations get ready. By default a line on standard error says so when it
         takes longer than a second.
+      make_target: makes what the steps are bound to, of the arguments of a `LocalTarget`.
 
     Raises:
       CompileError: XLA refused a computation, or laid out its operands or results differently.
@@ -158,7 +160,7 @@ def load(
     generate = functools.partial(
         codegen.generate,
         plan,
-        LocalTarget(plan, meshes, executables, slots, result_avals),
+        make_target(plan, meshes, executables, slots, result_avals),
         copy_arrays=pjrt.copy_arrays,
         constants=_place_constants(plan, slots),
         order=_launch_order if any(mesh.size > 1 for mesh in meshes.values()) else None,

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pathways.tools import pw_compile
-from pathways.tools.signatures import DTYPES, Array, SignatureError, parse_named, parse_value
+from pathways.tools.signatures import DTYPES, ArrayText, SignatureError, parse_named, parse_value
 
 ROOT = Path(__file__).parents[2]
 REGRESSION = ROOT / "test" / "tools" / "pw_compile" / "Inputs" / "regression.py"
@@ -47,7 +47,7 @@ def error_of(*arguments, **kwargs):
 def written(value):
     """The text of an argument."""
     match value:
-        case Array(dtype, shape):
+        case ArrayText(dtype, shape):
             return f"{dtype}[{','.join(map(str, shape))}]"
         case tuple():
             return f"({''.join(f'{written(v)}, ' for v in value)})"
@@ -72,7 +72,7 @@ def refusal(parse, text):
 strings = st.text(st.characters(codec="utf-16", max_codepoint=0xFFFF))
 values = st.recursive(
     st.builds(
-        Array, st.sampled_from(sorted(DTYPES.values())), st.lists(st.integers(0, 99)).map(tuple)
+        ArrayText, st.sampled_from(sorted(DTYPES.values())), st.lists(st.integers(0, 99)).map(tuple)
     ).filter(lambda array: len(array.shape) < 8)
     | st.none()
     | st.booleans()
@@ -113,12 +113,12 @@ def test_any_text_is_an_argument_or_a_clear_error(text):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("f32[8,128]", Array("float32", (8, 128))),
-        (" f32 [ ] ", Array("float32", ())),
-        ("ui8[0]", Array("uint8", (0,))),
-        ("i1[2]", Array("bool", (2,))),
-        ("f8E4M3FN[2]", Array("float8_e4m3fn", (2,))),
-        ("(f32[], )", (Array("float32", ()),)),
+        ("f32[8,128]", ArrayText("float32", (8, 128))),
+        (" f32 [ ] ", ArrayText("float32", ())),
+        ("ui8[0]", ArrayText("uint8", (0,))),
+        ("i1[2]", ArrayText("bool", (2,))),
+        ("f8E4M3FN[2]", ArrayText("float8_e4m3fn", (2,))),
+        ("(f32[], )", (ArrayText("float32", ()),)),
         ("()", ()),
         ("[]", []),
         ("{'a': 1,}", {"a": 1}),
@@ -172,7 +172,7 @@ def test_mistaken_names(text, column, message):
     with pytest.raises(SignatureError) as caught:
         parse_named(text)
     assert (str(caught.value), caught.value.column) == (message, column)
-    assert parse_named("x = f32[]") == ("x", Array("float32", ()))
+    assert parse_named("x = f32[]") == ("x", ArrayText("float32", ()))
 
 
 def test_an_error_in_an_argument_has_a_caret():

@@ -1,0 +1,202 @@
+"""The path of a call of a program on hosts: send what is not there, tell each host, hand out handles."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.compiler import jax_internals
+from pathways.compiler.arguments import Signature, abstract
+from pathways.compiler.call import UNLIKE, describe, mismatch
+from pathways.compiler.interface import Interface
+from pathways.runtime.hosts.array import Array
+from pathways.runtime.hosts.controller import Controller, HostedProgram, HostPort
+from pathways.runtime.local.load import Executable
+from pathways.runtime.plan.plan import Plan
+
+
+class HostCall:
+    """One signature of a program on its hosts; the counterpart of `call.Call`.
+
+    Args:
+      controller: the controller of the hosts.
+      program: the program as it is loaded there.
+      plan: the whole of it.
+      interface: what it takes, returns and runs on.
+      signature: what its arguments have to be.
+
+    Attributes:
+      tree: the structure of the arguments.
+      static: the static arguments.
+      interface: what it takes, returns and runs on.
+      plan: the whole program.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        program: HostedProgram,
+        plan: Plan,
+        interface: Interface,
+        signature: Signature,
+    ) -> None:
+        self.name = plan.name
+        self.plan = plan
+        self.tree = signature.tree
+        self._context = signature.context
+        self.static = signature.static
+        self.interface = interface
+        self.paths = interface.argument_paths
+        self._controller = controller
+        self._program = program
+        self._signature = signature
+        count = len(signature.avals)
+        self._ports: list[list[HostPort]] = [[] for _ in range(count)]
+        for ports in program.inputs.values():
+            for port in ports:
+                self._ports[port.number].append(port)
+        self._donated = [
+            n for n, a in enumerate(a for a in plan.arguments if a.constant is None) if a.donated
+        ]
+        self._alive = list(interface.slices.values())
+        weakref.finalize(self, controller.unload, program).atexit = False
+
+    @property
+    def context(self) -> object:
+        """The JAX settings it was traced under; once a host is gone none, so that no call is this one."""
+        return self._context if self._controller.is_whole() else None
+
+    @property
+    def executable(self) -> Executable:
+        """What XLA made of the program is on the hosts.
+
+        Raises:
+          RuntimeError: always.
+        """
+        raise RuntimeError(
+            f"program '{self.name}' runs on hosts, which keep what XLA made of it: its device text, memory "
+            "analysis and flops can be seen where it is compiled for devices of this process"
+        )
+
+    def is_for(self, signature: Signature) -> bool:
+        """Whether a call with such arguments is this one."""
+        own = self._signature
+        if (own.tree, own.static, self.context) != (signature.tree, signature.static, signature.context):
+            return False
+        return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
+
+    @property
+    def argument_shardings(self) -> list[Any]:
+        """Hosts have no shardings of this process."""
+        return [None] * len(self._ports)
+
+    @property
+    def result_shardings(self) -> list[Any]:
+        """Hosts have no shardings of this process."""
+        return [None] * len(self.interface.out_avals)
+
+    def go_if_like_last(self, leaves: list[Any]) -> Any:
+        """There is no shorter path."""
+        return UNLIKE
+
+    def bring(self, leaves: list[Any]) -> list[Array] | None:
+        """Brings arguments to their hosts; None when they are of another signature."""
+        for n, leaf in enumerate(leaves):
+            try:
+                if not self._signature.takes(n, jax_internals.abstractify(leaf)):
+                    return None
+            except (TypeError, ValueError):
+                return None
+        self._check_donated(leaves)
+        return [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
+
+    def place(self, leaves: list[Any]) -> list[Any]:
+        """Puts the first arguments where calls want them."""
+        for n, leaf in enumerate(leaves):
+            aval = jax_internals.abstractify(leaf)
+            if not self._signature.takes(n, aval):
+                raise mismatch(self.name, self.paths[n], self._signature.avals[n], aval)
+        return [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
+
+    def bring_or_fail(self, leaves: list[Any], tree: Any) -> list[Array]:
+        """Brings arguments to their hosts.
+
+        Raises:
+          TypeError: when they are not of the signature that was compiled; names the argument.
+        """
+        if tree != self.tree:
+            raise TypeError(
+                f"program '{self.name}' was compiled for arguments of structure {self.tree}, got {tree}"
+            )
+        brought = self.bring(leaves)
+        if brought is not None:
+            return brought
+        avals = abstract(leaves, self.name, lambda: list(self.paths))
+        wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
+        raise mismatch(self.name, self.paths[wrong], self._signature.avals[wrong], avals[wrong])
+
+    def go(self, leaves: Sequence[Array]) -> Any:
+        """Runs the plan on arguments that are in place."""
+        arguments = {
+            host: [self._number(leaves[port.number], port) for port in ports]
+            for host, ports in self._program.inputs.items()
+        }
+        step, numbers = self._controller.run(self._program, arguments)
+        for n in self._donated:
+            leaves[n].delete()
+        copies: list[dict[Any, int]] = [{} for _ in self.interface.out_avals]
+        for host, ports in self._program.outputs.items():
+            for port, number in zip(ports, numbers[host], strict=True):
+                copies[port.number][host, port.placement] = number
+        return self.interface.out_tree.unflatten(
+            Array(self._controller, aval, where, step)
+            for aval, where in zip(self.interface.out_avals, copies, strict=True)
+        )
+
+    def _number(self, array: Array, port: HostPort) -> int:
+        number = array.number_on(port.host, port.placement)
+        assert number is not None
+        return number
+
+    def _brought(self, n: int, leaf: Any) -> Array:
+        """An argument on the hosts that read it; what is there already is not sent."""
+        if isinstance(leaf, Array):
+            if leaf.is_deleted():
+                raise RuntimeError(
+                    f"program '{self.name}': argument {self.paths[n]} has been deleted, with type "
+                    f"{describe(leaf.aval)}; it was donated to an earlier call"
+                )
+            array = leaf
+        else:
+            array = Array(self._controller, self._signature.avals[n], {}, None)
+        missing = [p for p in self._ports[n] if array.number_on(p.host, p.placement) is None]
+        if missing:
+            value = leaf.fetch() if isinstance(leaf, Array) else _value(leaf, self._signature.avals[n])
+            for port in missing:
+                array.add_copy(port.host, port.placement, self._controller.put(value, port))
+        return array
+
+    def _check_donated(self, leaves: Sequence[Any]) -> None:
+        donated = {id(leaves[n]) for n in self._donated if isinstance(leaves[n], Array)}
+        seen: Mapping[int, int] = {}
+        for n, leaf in enumerate(leaves):
+            if id(leaf) not in donated:
+                continue
+            first = dict(seen).setdefault(id(leaf), n)
+            if first != n:
+                raise ValueError(
+                    f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
+                    "same array, and one of them is donated; pass a copy"
+                )
+            seen = {**seen, id(leaf): n}
+
+
+def _value(leaf: Any, aval: Any) -> np.ndarray[Any, Any]:
+    """An argument as the host gets it; of typed PRNG keys their data."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return np.asarray(jax_internals.key_data(leaf))
+    return np.asarray(leaf, aval.dtype)

@@ -1,0 +1,255 @@
+"""What a program on hosts returns: a handle of an array whose shards lie on them."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from pathways.runtime.hosts.controller import Controller, Step, different_shards
+from pathways.runtime.hosts.messages import DeviceLayout
+
+SMALL = 1 << 20
+"""Bytes up to which arithmetic outside of a program fetches an array."""
+
+
+class Array:
+    """An array on slices of other processes.
+
+    It is ready later, like a `jax.Array`: passed on to the next program it moves nothing. `np.asarray`,
+    `jax.device_get` and `float` fetch it. Arithmetic outside of a program fetches it too, if it has at most
+    1 MiB.
+
+    Attributes:
+      aval: its abstract value.
+    """
+
+    is_on_hosts = True
+    """Tells it from arrays of this process without importing this module."""
+
+    # In front of numpy's own operators.
+    __array_priority__ = 100
+
+    def __init__(
+        self,
+        controller: Controller,
+        aval: Any,
+        copies: Mapping[tuple[int, DeviceLayout], int],
+        step: Step | None,
+    ) -> None:
+        """Made by programs.
+
+        Args:
+          controller: the controller of the hosts.
+          aval: the abstract value.
+          copies: its number on each host that has it, by host and placement.
+          step: the run that makes it; None when it was put there.
+        """
+        self.aval = aval
+        self._controller = controller
+        self._copies = dict(copies)
+        self._step = step
+        self._deleted = False
+        self._value: np.ndarray[Any, Any] | None = None
+        self._lock = threading.Lock()
+        # The number of logical buffers is that of handles: the last one frees all shards.
+        self._end = weakref.finalize(self, _forget, controller, self._copies)
+        self._end.atexit = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.aval.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype."""
+        return self.aval.dtype
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether its dtype gives way to others, as that of a Python number."""
+        return bool(self.aval.weak_type)
+
+    @property
+    def ndim(self) -> int:
+        """The number of its dimensions."""
+        return len(self.aval.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return int(self.aval.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes, all shards put together."""
+        return self.size * int(self.dtype.itemsize)
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """How it lies over the devices of its first slice, which have no objects in this process."""
+        (_, placement), *_ = self._copies
+        mesh = AbstractMesh(placement.mesh, placement.axis_names)
+        dims = [axes[0] if len(axes) == 1 else axes or None for axes in placement.dims]
+        return NamedSharding(mesh, PartitionSpec(*dims))
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The hosts that have it."""
+        return tuple(dict.fromkeys(host for host, _ in self._copies))
+
+    def is_ready(self) -> bool:
+        """Whether it has been computed."""
+        self._check_alive()
+        return self._step is None or all(self._step.is_done(host) for host in self.hosts)
+
+    def block_until_ready(self) -> Array:
+        """Waits until it has been computed, and returns it.
+
+        Raises:
+          HostError: the computation failed, or a host is gone.
+        """
+        self._check_alive()
+        if self._step is not None:
+            for host in self.hosts:
+                self._step.wait(host)
+        return self
+
+    def delete(self) -> None:
+        """Frees it on all hosts; nobody may use it any more."""
+        self._deleted = True
+        self._value = None
+        self._end()
+
+    def is_deleted(self) -> bool:
+        """Whether it was deleted, or donated to a program."""
+        return self._deleted
+
+    def number_on(self, host: int, placement: DeviceLayout) -> int | None:
+        """Its number where a program wants it; None when it does not lie there in this way."""
+        return self._copies.get((host, placement))
+
+    def add_copy(self, host: int, placement: DeviceLayout, number: int) -> None:
+        """Notes that another host has it, too."""
+        self._copies[host, placement] = number
+
+    def _check_alive(self) -> None:
+        if self._deleted:
+            raise RuntimeError(f"Array has been deleted with shape={self.dtype.name}{list(self.shape)}.")
+
+    def fetch(self) -> np.ndarray[Any, Any]:
+        """Its value; of typed PRNG keys that of their data.
+
+        Raises:
+          HostError: the computation failed, or a host is gone.
+          RuntimeError: it was deleted.
+        """
+        with self._lock:
+            self._check_alive()
+            if self._value is None:
+                self._value = self._fetched()
+            return self._value
+
+    def _fetched(self) -> np.ndarray[Any, Any]:
+        (host, placement), number = next(iter(self._copies.items()))
+        data = jax.eval_shape(jax.random.key_data, self.aval) if _is_key(self.aval) else self.aval
+        whole = np.empty(data.shape, data.dtype)
+        parts = list(different_shards(data.shape, placement))
+        sizes = [whole[part].nbytes for _, part in parts]
+        raw = self._controller.fetch(host, number, [position for position, _ in parts], sizes)
+        for (_, part), shard in zip(parts, raw, strict=True):
+            whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
+        whole.flags.writeable = False
+        return whole
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        value = self.fetch()
+        if dtype is not None and value.dtype != dtype:
+            return value.astype(dtype)
+        return value.copy() if copy else value
+
+    def __repr__(self) -> str:
+        where = ", ".join(f"host {host}" for host in self.hosts)
+        return f"<pathways.Array {self.aval.str_short()} on {where}>"
+
+    def __str__(self) -> str:
+        return str(self.fetch())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.fetch()[()] if not self.shape else self.fetch(), spec)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    def __float__(self) -> float:
+        return float(self.fetch())
+
+    def __int__(self) -> int:
+        return int(self.fetch())
+
+    def __complex__(self) -> complex:
+        return complex(self.fetch())
+
+    def __bool__(self) -> bool:
+        return bool(self.fetch())
+
+    def __index__(self) -> int:
+        return operator.index(self.fetch()[()])
+
+    def item(self) -> Any:
+        """Its only element as a Python number."""
+        return self.fetch().item()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._local("indexing")[index]
+
+    def _local(self, what: str) -> jax.Array:
+        """Its value as an array of this process, for arithmetic.
+
+        Raises:
+          TypeError: it is too large for that.
+        """
+        if self.nbytes > SMALL:
+            raise TypeError(
+                f"{what} outside of a program would fetch {self.nbytes} bytes of {self!r} from its host: put "
+                "this under pw.program, or say np.asarray(array) first"
+            )
+        return jnp.asarray(self.fetch())
+
+
+def _forget(controller: Controller, copies: Mapping[tuple[int, DeviceLayout], int]) -> None:
+    for (host, _), number in copies.items():
+        controller.forget(host, number)
+
+
+def _is_key(aval: Any) -> bool:
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def _operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Array, *others: Any) -> Any:
+        values = [other._local(name) if isinstance(other, Array) else other for other in others]
+        return function(self._local(name), *values)
+
+    apply.__name__ = name
+    return apply
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    _function = getattr(operator, f"__{_name}__")
+    setattr(Array, f"__{_name}__", _operator(_name, _function))
+    setattr(Array, f"__r{_name}__", _operator(_name, lambda a, b, f=_function: f(b, a)))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Array, f"__{_name}__", _operator(_name, getattr(operator, _name)))
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Array, f"__{_name}__", _operator(_name, getattr(operator, f"__{_name}__")))

@@ -1,0 +1,107 @@
+"""Which devices programs run on: those of this process, or those of workers on hosts."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+
+from pathways.runtime.hosts.controller import Controller, start
+from pathways.runtime.local import devices
+from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.xla.tracebacks import boundary
+
+_lock = threading.RLock()
+_controller: Controller | None = None
+_settings: tuple[int, int] | None = None
+
+
+@boundary
+def connect(
+    *,
+    hosts: int | None = None,
+    devices_per_host: int = 1,
+    cpu_devices: int | None = None,
+    islands: int | None = None,
+    platform: str | None = None,
+    device_memory: int | None = None,
+) -> Cluster:
+    """Chooses the devices that programs use, and returns them.
+
+    Asking for those that are in use already changes nothing.
+
+    Args:
+      hosts: start this number of worker processes on this machine, each with its own JAX, and use their
+        devices: each is an island. They end with this process, or when it connects to other devices.
+      devices_per_host: the number of CPU devices of each worker.
+      cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
+        yet.
+      islands: divide the devices of this process into this number of equal consecutive islands, one by
+        default.
+      platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given.
+      device_memory: bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
+        that takes more is refused when it is compiled. By default what JAX says (`bytes_limit` of
+        `jax.Device.memory_stats()`); for CPU devices that is nothing, and nothing is refused.
+
+    Raises:
+      ValueError: a number below one, islands that would not be equal, or settings of this process together
+        with hosts.
+      RuntimeError: fewer CPU devices than asked for, and JAX has already started; or slices are bound to
+        devices of the present cluster.
+      ResourceError: JAX has no devices of the platform here, or of the one that JAX_PLATFORMS names.
+      HostError: a worker does not start.
+    """
+    with _lock:
+        if hosts is None:
+            found = devices.connect(
+                cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
+            )
+            _close()
+            return found
+        if any(setting is not None for setting in (cpu_devices, islands, platform, device_memory)):
+            raise ValueError(
+                "connect: cpu_devices, islands, platform and device_memory are for the devices of this "
+                "process; with hosts= say devices_per_host="
+            )
+        for name, number in (("hosts", hosts), ("devices_per_host", devices_per_host)):
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(f"{name}={number!r}: expected at least 1")
+        return _connect_hosts(hosts, devices_per_host)
+
+
+def controller() -> Controller | None:
+    """The controller of the workers that programs run on; None when they run in this process."""
+    return _controller
+
+
+def _connect_hosts(hosts: int, devices_per_host: int) -> Cluster:
+    global _controller, _settings
+    alive = _controller is not None and _controller.is_whole()
+    if alive and _settings == (hosts, devices_per_host):
+        assert _controller is not None
+        return _controller.cluster
+    if bound := devices.session.bound_slices():
+        raise RuntimeError(
+            f"connect: slices {', '.join(bound)} are bound to devices; release them with "
+            "pathways.release(slice), or connect first"
+        )
+    _close()
+    print(f"pathways: starting {hosts} hosts ...", file=sys.stderr, flush=True)
+    started = start(hosts, devices_per_host)
+    try:
+        cluster = devices.session.connect(lambda: started.cluster)
+    except BaseException:
+        started.close()
+        raise
+    _controller, _settings = started, (hosts, devices_per_host)
+    return cluster
+
+
+def _close() -> None:
+    global _controller
+    if _controller is not None:
+        _controller.close()
+        _controller = None
+
+
+atexit.register(_close)

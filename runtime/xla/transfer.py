@@ -1,0 +1,36 @@
+"""JAX's transfer server, which moves arrays from process to process. Experimental in JAX, so in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import transfer as jax_transfer
+
+from pathways.runtime.xla import pjrt
+
+_CHUNK = 4 << 20
+"""Bytes that are copied at once; JAX's default of 256 MiB leaves half of the speed."""
+
+device_list = pjrt.device_list
+
+
+def start_server(client: Any) -> Any:
+    """Starts a server on loopback: its own default listens on every interface.
+
+    Without transport addresses the process aborts at the first pull.
+    """
+    return jax_transfer.start_transfer_server(
+        client, "127.0.0.1:0", ["127.0.0.1:0"] * 2, transfer_size=_CHUNK
+    )
+
+
+def error_array(shape: jax.ShapeDtypeStruct, message: str) -> Any:
+    """An array that is an error: whoever reads it, in this process or another, gets the message."""
+    return jax_transfer.make_error_array(shape, message)
+
+
+def copied(arrays: Sequence[Any], devices: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """Copies of arrays where they are, which live on when these are donated or deleted."""
+    return pjrt.copy_arrays(list(arrays), devices, shardings, [pjrt.ALWAYS_COPY] * len(arrays))

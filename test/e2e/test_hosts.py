@@ -1,0 +1,326 @@
+"""Programs on hosts give what they give in one process. Each test is a controller with workers of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PREPARE = """
+import os
+import signal
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+from pathways.runtime.hosts.connect import controller
+from pathways.runtime.hosts.controller import HostError
+
+devices = pw.make_virtual_device_set()
+X = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
+W = np.linspace(-1, 1, 4 * 4, dtype=np.float32).reshape(4, 4)
+
+
+def front(w, h):
+    return jnp.tanh(h @ w)
+
+
+def back(w, h):
+    return h + jnp.sin(h @ w)
+
+
+def assert_equal(ours, theirs):
+    def check(a, b):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-5, atol=1e-6)
+
+    jax.tree.map(check, ours, theirs)
+
+
+def refused(kind, *words):
+    class Refused:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, got, error, _):
+            assert got is not None and issubclass(got, kind), got
+            assert all(word in str(error) for word in words), str(error)
+            return True
+
+    return Refused()
+
+"""
+
+
+def run(script: str, timeout: float = 100) -> str:
+    """Runs a controller; it and its workers end within the time."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARE + script], capture_output=True, text=True, check=False, timeout=timeout
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_figure_2_over_three_hosts():
+    run("""
+pw.connect(hosts=3)
+slices = [devices.add_slice((1,), ("x",)) for _ in range(3)]
+a = pw.jit(lambda x: x * 2, devices=slices[0])
+b = pw.jit(lambda x: x + 1, devices=slices[1])
+c = pw.jit(lambda x: x / 2, devices=slices[2])
+
+
+@pw.program
+def f(v):
+    x = a(v)
+    y = b(x)
+    return y, a(c(x))
+
+
+y, z = f(jnp.array([1.0, 2.0]))
+assert y.hosts == (1,) and z.hosts == (0,)
+assert_equal((y, z), ([3.0, 5.0], [2.0, 4.0]))
+""")
+
+
+def test_training_between_unlike_meshes_of_two_hosts():
+    """Gradients, donation, values that are cut and joined on the way, and results that are passed on."""
+    run("""
+pw.connect(hosts=2, devices_per_host=4)
+s0 = devices.add_slice((2, 2), ("x", "y"))
+s1 = devices.add_slice((2,), ("x",), island="island1")
+a = pw.jit(front, devices=s0, in_shardings=(None, P("x", "y")))
+b = pw.jit(back, devices=s1, in_shardings=(None, P("x")))
+
+
+def steps(a, b):
+    def loss(w, x):
+        return (b(w[1], a(w[0], b(w[1], x))) ** 2).mean()
+
+    def step(w, x):
+        value, grads = jax.value_and_grad(loss)(w, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+    return step
+
+
+program = pw.program(steps(a, b), donate_argnums=0)
+jitted = jax.jit(steps(front, back))
+ours = theirs = (W, W + 1)
+for _ in range(5):
+    before = ours
+    ours, value = program(ours, X)
+    theirs, expected = jitted(theirs, X)
+    assert_equal((ours, value), (theirs, expected))
+assert all(w.is_deleted() for w in before)
+with refused(RuntimeError, "argument w[0] has been deleted"):
+    program(before, X)
+""")
+
+
+def test_pipelines_and_loops_over_two_hosts():
+    run("""
+pw.connect(hosts=2)
+a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))
+
+
+def steps(a, b):
+    def loss(w, x):
+        return (b(w[1], a(w[0], x)) ** 2).mean()
+
+    def step(w, batch):
+        value, grads = pw.accumulate(jax.value_and_grad(loss), 4)(w, batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+    return lambda w, batches: jax.lax.scan(step, w, batches)
+
+
+batches = np.stack([X, X + 1, X - 1])
+theirs = jax.jit(steps(front, back))((W, W + 1), batches)
+for schedule in ("gpipe", "1f1b"):
+    assert_equal(pw.program(steps(a, b), schedule=schedule)((W, W + 1), batches), theirs)
+""")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "np.zeros((0, 3), np.float32)",
+        "np.array([True, False])",
+        "3",
+        "2.5",
+        "jnp.ones(3, jnp.bfloat16)",
+        "np.arange(3).astype(np.complex64)",
+        "jnp.ones(2, jnp.float8_e5m2)",
+        "jnp.arange(4, dtype=jnp.uint8)",
+    ],
+)
+def test_all_kinds_of_values_travel(value):
+    run(f"""
+pw.connect(hosts=2)
+f, g = (
+    pw.jit(lambda x: jnp.stack([x, x]), devices=devices.add_slice((1,), ("x",))) for _ in range(2)
+)
+value = {value}
+ours = pw.program(lambda x: g(f(x)))(value)
+theirs = jax.jit(lambda x: jnp.stack([jnp.stack([x, x])] * 2))(value)
+assert (ours.shape, ours.dtype, ours.weak_type) == (theirs.shape, theirs.dtype, theirs.weak_type)
+np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+""")
+
+
+def test_keys_travel():
+    run("""
+pw.connect(hosts=2)
+split, normal = (
+    pw.jit(f, devices=devices.add_slice((1,), ("x",)))
+    for f in (jax.random.split, lambda keys: jax.random.normal(keys[1], (3,)))
+)
+keys, noise = pw.program(lambda key: (lambda keys: (keys, normal(keys)))(split(key)))(jax.random.key(3))
+assert jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) and keys.shape == (2,)
+assert_equal(noise, jax.random.normal(jax.random.split(jax.random.key(3))[1], (3,)))
+""")
+
+
+def test_handles_are_arrays_to_those_who_read_them():
+    run("""
+pw.connect(hosts=1)
+double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+program = pw.program(lambda x: double(x))
+h = program(np.float32([1, 2, 3]))
+assert isinstance(h, pw.Array) and h.block_until_ready() is h and h.is_ready()
+assert (h.shape, h.ndim, h.size, h.nbytes, len(h), h.dtype) == ((3,), 1, 3, 12, 3, np.float32)
+assert_equal((h + 1, 1 - h, h[0], h @ h, -h), ([3, 5, 7], [-1, -3, -5], 2, 56, [-2, -4, -6]))
+assert jax.device_get({"h": h})["h"].tolist() == [2, 4, 6]
+assert jax.eval_shape(lambda x: x + 1, h).shape == (3,)
+assert float(program(2.0)) == 4 and f"{program(2.0):.1f}" == "4.0" and bool(program(2.0) > 3)
+large = program(np.zeros(1 << 19, np.float32))
+with refused(TypeError, "would fetch 2097152 bytes", "put this under pw.program"):
+    large + 1
+h.delete()
+with refused(RuntimeError, "Array has been deleted"):
+    np.asarray(h)
+""")
+
+
+def test_many_steps_of_several_threads():
+    """All hosts take the steps in one order, however threads mix programs that go round both ways."""
+    run("""
+pw.connect(hosts=2)
+a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+programs = [pw.program(lambda x: a(b(a(x)))), pw.program(lambda x: b(a(b(x))))]
+for program in programs:
+    program(np.float32(0))
+seen = []
+
+
+def work(program):
+    x = np.float32(0)
+    for _ in range(50):
+        x = program(x)
+    seen.append(float(x))
+
+
+threads = [threading.Thread(target=work, args=(programs[n % 2],)) for n in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert seen == [150] * 6
+""")
+
+
+def test_programs_that_call_python_are_refused():
+    run("""
+pw.connect(hosts=1)
+
+
+def body(x):
+    return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), np.float32), x)
+
+
+f = pw.jit(body, devices=devices.add_slice((1,), ("x",)))
+with refused(pw.ProgramError, "computation body calls back into Python", "run no code of yours"):
+    pw.program(lambda x: f(x))(1.0)
+""")
+
+
+def test_a_worker_that_is_killed():
+    """All that it had is an error that names it; the others live, and new workers can be had."""
+    run("""
+pw.connect(hosts=2)
+slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+program = pw.program(lambda x: (a(x), b(a(x))))
+kept, lost = program(np.float32(0))
+lost.block_until_ready()
+os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+began = time.monotonic()
+with refused(HostError, "host 1 (island1) is lost: its process has ended (killed by signal 9)"):
+    np.asarray(lost)
+with refused(HostError, "host 1 (island1) is lost"):
+    jax.block_until_ready(program.lower(np.float32(0)).compile()(np.float32(0)))
+assert float(kept) == 1
+assert time.monotonic() - began < 10
+for slice in slices:
+    pw.release(slice)
+pw.connect(hosts=2)
+assert_equal(program(np.float32(0)), (1, 2))
+""")
+
+
+def test_a_worker_that_is_stopped():
+    """It does not answer, and is given up in the middle of a step."""
+    run("""
+pw.connect(hosts=2)
+a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+program = pw.program(lambda x: a(b(a(x))))
+assert float(program(np.float32(0))) == 3
+os.kill(controller().hosts[1].process.pid, signal.SIGSTOP)
+began = time.monotonic()
+with refused(HostError, "host 1 (island1) is lost: it has said nothing for"):
+    program(np.float32(0)).block_until_ready()
+assert time.monotonic() - began < 30
+""")
+
+
+def test_workers_end_with_the_controller():
+    script = """
+pw.connect(hosts=2)
+print(*(host.process.pid for host in controller().hosts), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARE + script], capture_output=True, text=True, check=False, timeout=60
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    code = f"""
+import os, time
+deadline = time.monotonic() + 20
+while time.monotonic() < deadline and any(os.path.exists(f"/proc/{{pid}}/exe") for pid in {pids}):
+    time.sleep(0.1)
+print([pid for pid in {pids} if os.path.exists(f"/proc/{{pid}}/exe")])
+"""
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert left.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("hosts=0", "hosts=0: expected at least 1"),
+        ("hosts=2, devices_per_host=0", "devices_per_host=0: expected at least 1"),
+        ("hosts=2, cpu_devices=2", "with hosts= say devices_per_host="),
+    ],
+)
+def test_settings_that_cannot_be(arguments, message):
+    import pathways as pw
+
+    with pytest.raises(ValueError, match=message):
+        eval(f"pw.connect({arguments})", {"pw": pw})
