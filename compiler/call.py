@@ -12,10 +12,11 @@ from typing import Any
 import jax
 
 from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature, abstract
+from pathways.compiler.arguments import Signature
 from pathways.compiler.interface import Interface
 from pathways.compiler.mirrors import Mirrors
 from pathways.compiler.notices import warn
+from pathways.compiler.signed import SignedCall
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.load import Executable
 from pathways.runtime.plan.plan import Plan
@@ -35,7 +36,7 @@ log = logging.getLogger("pathways")
 _mirrors = Mirrors()
 
 
-class Call:
+class Call(SignedCall):
     """One signature of a program on its devices.
 
     Args:
@@ -43,12 +44,6 @@ class Call:
       interface: what it takes, returns and runs on.
       signature: what its arguments have to be.
       keepalive: what must live as long as the executables.
-
-    Attributes:
-      tree: the structure of the arguments.
-      context: the JAX settings it was traced under.
-      static: the static arguments.
-      interface: what it takes, returns and runs on.
     """
 
     def __init__(
@@ -59,14 +54,9 @@ class Call:
         keepalive: Sequence[Any] = (),
     ) -> None:
         plan = executable.plan
-        self.name = plan.name
+        super().__init__(plan.name, interface, signature)
         self.executable = executable
-        self.tree = signature.tree
         self.context = signature.context
-        self.static = signature.static
-        self.paths = interface.argument_paths
-        self.interface = interface
-        self._signature = signature
         self._unflatten = _unflatten(interface.out_tree)
         passed = [a for a in plan.arguments if a.constant is None]
         # The shardings of each argument, one per slice that it lives on; none when nothing reads it.
@@ -93,13 +83,6 @@ class Call:
         self._moved: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._warned: set[int] = set()
         self._alive = (keepalive, list(interface.slices.values()))
-
-    def is_for(self, signature: Signature) -> bool:
-        """Whether a call with such arguments is this one."""
-        own = self._signature
-        if (own.tree, own.static, own.context) != (signature.tree, signature.static, signature.context):
-            return False
-        return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
 
     @property
     def plan(self) -> Plan:
@@ -161,7 +144,7 @@ class Call:
         moves = []
         for n, leaf in enumerate(leaves):
             if not self._signature.takes(n, jax_internals.abstractify(leaf)):
-                raise self._mismatch(n, jax_internals.abstractify(leaf))
+                raise self.mismatch(n, jax_internals.abstractify(leaf))
             is_there = isinstance(leaf, jax.Array) and any(
                 leaf.sharding.is_equivalent_to(place, leaf.ndim) for place in self._places[n][:1]
             )
@@ -226,26 +209,6 @@ class Call:
         except (TypeError, ValueError):
             return False
 
-    def bring_or_fail(self, leaves: list[Any], tree: Any) -> list[Any]:
-        """Brings arguments to their slices.
-
-        Raises:
-          TypeError: when they are not of the signature that was compiled; names the argument.
-        """
-        if tree != self.tree:
-            raise TypeError(
-                f"program '{self.name}' was compiled for arguments of structure {self.tree}, got {tree}"
-            )
-        brought = self.bring(leaves)
-        if brought is not None:
-            return brought
-        avals = abstract(leaves, self.name, lambda: list(self.paths))
-        wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
-        raise self._mismatch(wrong, avals[wrong])
-
-    def _mismatch(self, n: int, aval: Any) -> TypeError:
-        return mismatch(self.name, self.paths[n], self._signature.avals[n], aval)
-
     def _remark(self, n: int, sharding: Any) -> None:
         """Says once for each argument that a call has to move it."""
         if n not in self._remarked:
@@ -295,19 +258,6 @@ class Call:
         for first, end in self._mirrored_results:
             _mirrors.add(results[first], results[first + 1 : end])
         return [results[n] for n in self._first_results]
-
-
-def mismatch(program: str, path: str, expected: Any, got: Any) -> TypeError:
-    """The error of an argument of another type than the program was compiled for."""
-    return TypeError(
-        f"program '{program}' was compiled for {path} of type {describe(expected)}, got {describe(got)}"
-    )
-
-
-def describe(aval: Any) -> str:
-    """The type of an argument, for messages."""
-    weak = " (weak)" if aval.weak_type else ""
-    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
 
 
 def _is_apart(source: Any, target: Any) -> bool:

@@ -10,16 +10,17 @@ import jax
 import numpy as np
 
 from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature, abstract
-from pathways.compiler.call import UNLIKE, describe, mismatch
+from pathways.compiler.arguments import Signature
+from pathways.compiler.call import UNLIKE
 from pathways.compiler.interface import Interface
+from pathways.compiler.signed import SignedCall, describe
 from pathways.runtime.hosts.array import Array
 from pathways.runtime.hosts.controller import Controller, HostedProgram, HostPort
 from pathways.runtime.local.load import Executable
 from pathways.runtime.plan.plan import Plan
 
 
-class HostCall:
+class HostCall(SignedCall):
     """One signature of a program on its hosts; the counterpart of `call.Call`.
 
     Args:
@@ -30,9 +31,6 @@ class HostCall:
       signature: what its arguments have to be.
 
     Attributes:
-      tree: the structure of the arguments.
-      static: the static arguments.
-      interface: what it takes, returns and runs on.
       plan: the whole program.
     """
 
@@ -44,16 +42,11 @@ class HostCall:
         interface: Interface,
         signature: Signature,
     ) -> None:
-        self.name = plan.name
+        super().__init__(plan.name, interface, signature)
         self.plan = plan
-        self.tree = signature.tree
         self._context = signature.context
-        self.static = signature.static
-        self.interface = interface
-        self.paths = interface.argument_paths
         self._controller = controller
         self._program = program
-        self._signature = signature
         count = len(signature.avals)
         self._ports: list[list[HostPort]] = [[] for _ in range(count)]
         for ports in program.inputs.values():
@@ -66,7 +59,7 @@ class HostCall:
         weakref.finalize(self, controller.unload, program).atexit = False
 
     @property
-    def context(self) -> object:
+    def context(self) -> Any:
         """The JAX settings it was traced under; once a host is gone none, so that no call is this one."""
         return self._context if self._controller.is_whole() else None
 
@@ -81,13 +74,6 @@ class HostCall:
             f"program '{self.name}' runs on hosts, which keep what XLA made of it: its device text, memory "
             "analysis and flops can be seen where it is compiled for devices of this process"
         )
-
-    def is_for(self, signature: Signature) -> bool:
-        """Whether a call with such arguments is this one."""
-        own = self._signature
-        if (own.tree, own.static, self.context) != (signature.tree, signature.static, signature.context):
-            return False
-        return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
 
     @property
     def argument_shardings(self) -> list[Any]:
@@ -119,25 +105,8 @@ class HostCall:
         for n, leaf in enumerate(leaves):
             aval = jax_internals.abstractify(leaf)
             if not self._signature.takes(n, aval):
-                raise mismatch(self.name, self.paths[n], self._signature.avals[n], aval)
+                raise self.mismatch(n, aval)
         return [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
-
-    def bring_or_fail(self, leaves: list[Any], tree: Any) -> list[Array]:
-        """Brings arguments to their hosts.
-
-        Raises:
-          TypeError: when they are not of the signature that was compiled; names the argument.
-        """
-        if tree != self.tree:
-            raise TypeError(
-                f"program '{self.name}' was compiled for arguments of structure {self.tree}, got {tree}"
-            )
-        brought = self.bring(leaves)
-        if brought is not None:
-            return brought
-        avals = abstract(leaves, self.name, lambda: list(self.paths))
-        wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
-        raise mismatch(self.name, self.paths[wrong], self._signature.avals[wrong], avals[wrong])
 
     def go(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are in place."""

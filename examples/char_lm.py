@@ -305,6 +305,10 @@ def main() -> int:
     difference = float(np.abs(np.subtract(losses[:compared], jax_losses)).max())
 
     cost = compiled.cost_analysis()
+    cores = [
+        ("ms of cores per step", f"{1000 * speed.step:.0f}", f"{1000 * jax_speed.step:.0f}"),
+        ("cores busy", f"{speed.cores:.2f}", f"{jax_speed.cores:.2f}"),
+    ]
     rows = [
         ("", "pathways", "jax.jit"),
         ("held-out loss before", f"{before:.4f}", ""),
@@ -312,8 +316,7 @@ def main() -> int:
         ("loss at step 1", f"{losses[0]:.4f}", f"{jax_losses[0]:.4f}"),
         (f"loss at step {compared}", f"{losses[compared - 1]:.4f}", f"{jax_losses[-1]:.4f}"),
         ("tokens/s", f"{speed.tokens:,.0f}", f"{jax_speed.tokens:,.0f}"),
-        ("ms of cores per step", f"{1000 * speed.step:.0f}", f"{1000 * jax_speed.step:.0f}"),
-        ("cores busy", f"{speed.cores:.2f}", f"{jax_speed.cores:.2f}"),
+        *([] if options.hosts else cores),
         ("launches per step", f"{cost['launches']}", ""),
         ("transfers per step", f"{cost['transfers']}", ""),
         ("bytes moved per step", f"{cost['bytes transferred']:,}", ""),
@@ -324,14 +327,18 @@ def main() -> int:
     print()
     for label, ours, theirs in rows:
         print(f"{label:22}{ours:>14}{theirs:>14}".rstrip())
-    print(
-        f"\n{speed.tokens / jax_speed.tokens:.0%} of the tokens/s of jax.jit, because "
-        f"{len(slices) * slices[0].size} devices share {os.cpu_count()} cores: "
-        f"{speed.cores:.2f} were busy, {jax_speed.cores:.2f} with jax.jit.\n"
-        f"A step takes {1000 * speed.step:.0f} ms of them, {1000 * jax_speed.step:.0f} ms with jax.jit: "
-        f"{options.microbatches} microbatches are {cost['launches']} small launches "
-        f"and {cost['transfers']} transfers."
-    )
+    share = f"{speed.tokens / jax_speed.tokens:.0%} of the tokens/s of jax.jit"
+    if options.hosts:
+        print(f"\n{share}; {len(slices)} worker processes share {os.cpu_count()} cores.")
+    else:
+        print(
+            f"\n{share}, because "
+            f"{len(slices) * slices[0].size} devices share {os.cpu_count()} cores: "
+            f"{speed.cores:.2f} were busy, {jax_speed.cores:.2f} with jax.jit.\n"
+            f"A step takes {1000 * speed.step:.0f} ms of them, {1000 * jax_speed.step:.0f} ms with jax.jit: "
+            f"{options.microbatches} microbatches are {cost['launches']} small launches "
+            f"and {cost['transfers']} transfers."
+        )
     print(f"\nIR after each phase: {options.dump_dir}/train_step.*.mlir")
     print(f"a step as planned and as measured, to open in a browser: {page}")
     verdict = "agree" if difference <= TOLERANCE else "DISAGREE"

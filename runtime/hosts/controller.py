@@ -128,6 +128,13 @@ class _Fetched:
         self.ready = threading.Event()
 
     def take(self, chunk: Chunk) -> None:
+        """Fills in some bytes.
+
+        Raises:
+          MessageError: they are not of this array.
+        """
+        if not 0 <= chunk.shard < len(self.shards):
+            raise MessageError(f"array {chunk.array} has no shard {chunk.shard}")
         shard = self.shards[chunk.shard]
         if chunk.offset < 0 or chunk.offset + len(chunk.data) > len(shard):
             raise MessageError(f"array {chunk.array} is smaller than what comes of it")

@@ -271,10 +271,7 @@ def decode_for_worker(body: bytes) -> ToWorker:
     Raises:
       MessageError: it is none.
     """
-    try:
-        return _to_worker.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MessageError(f"a message cannot be read: {error}") from None
+    return _decoded(_to_worker, body)
 
 
 def decode_for_controller(body: bytes) -> ToController:
@@ -283,7 +280,11 @@ def decode_for_controller(body: bytes) -> ToController:
     Raises:
       MessageError: it is none.
     """
+    return _decoded(_to_controller, body)
+
+
+def _decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     try:
-        return _to_controller.decode(body)
+        return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MessageError(f"a message cannot be read: {error}") from None

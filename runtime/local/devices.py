@@ -31,23 +31,9 @@ def connect(
     platform: str | None = None,
     device_memory: int | None = None,
 ) -> Cluster:
-    """Chooses the devices that programs of this process use, and returns them.
+    """Chooses the devices of this process that programs use, and returns them.
 
-    Asking for those that are in use already changes nothing.
-
-    Args:
-      cpu_devices: use this number of CPU devices. JAX makes as many when it has not started yet.
-      islands: divide the devices into this number of equal consecutive islands, one by default.
-      platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given.
-      device_memory: bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
-        that takes more is refused when it is compiled. By default what JAX says (`bytes_limit` of
-        `jax.Device.memory_stats()`); for CPU devices that is nothing, and nothing is refused.
-
-    Raises:
-      ValueError: a number below one, or islands that would not be equal.
-      RuntimeError: fewer CPU devices than asked for, and JAX has already started; or slices are bound to
-        devices of the present cluster.
-      ResourceError: JAX has no devices of the platform here, or of the one that JAX_PLATFORMS names.
+    See `runtime.hosts.connect.connect`, which has all of these settings and also those of hosts.
     """
     return session.connect(_discovery(cpu_devices, islands, platform, device_memory))
 

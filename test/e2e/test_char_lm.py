@@ -122,3 +122,12 @@ def test_writes_the_ir_after_each_phase(run, phase: str) -> None:
         text = (run.forms / f"{program}.{phase}.mlir").read_text()
         assert "func.func public @main" in text
         assert ('"pw.transfer"' in text) == (phase in ("2_placed", "3_sharded", "4_scheduled"))
+
+
+def test_trains_on_hosts(run_example) -> None:
+    """Each stage in a process of its own: the losses are those of one process, to the last bit."""
+    output = run_example("char_lm.py", "--quick", "--mesh", "1x1", "--hosts").output
+    assert re.search(
+        r"^losses of the first 12 steps agree: largest difference 0.0e\+00$", output, re.MULTILINE
+    )
+    assert re.search(r"^\d+% of the tokens/s of jax.jit; 4 worker processes share", output, re.MULTILINE)

@@ -34,7 +34,7 @@ import runpy, sys
 sys.path.insert(0, sys.argv[1])
 import _devices, jax
 fit = _devices.fit
-_devices.connect = lambda slices, shape: fit("gpu", len(jax.devices()), slices, shape)
+_devices.connect = lambda slices, shape, hosts=False: fit("gpu", len(jax.devices()), slices, shape)
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -28,7 +28,6 @@ sdy.mesh @mesh = <["x"=1]>
 "pw.channel"() {capacity = 1, dst = @s1, src = @s0, sym_name = "c0", value_type = tensor<4xf32>} : () -> ()
 "pw.constant"() {sym_name = "k0", value = dense<[1.0, 2.0]> : tensor<2xf32>} : () -> ()
 "pw.loop"() {count = 2, schedule = "1f1b", sym_name = "batch"} : () -> ()
-"pw.loop"() {count = 8, sequential, sym_name = "tokens"} : () -> ()
 func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = @s0})
     -> (tensor<4xf32> {pw.slice = @s1}, tensor<i32> {pw.slice = [@s0, @s1]}) {
   %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<2xf32>
@@ -39,11 +38,6 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
     : (tensor<4xf32>) -> tensor<4xf32>
   %u = "pw.transfer"(%h#1) {slice = @s1} : (tensor<i32>) -> tensor<i32>
   %m = "pw.mirror"(%h#1, %u) : (tensor<i32>, tensor<i32>) -> tensor<i32>
-  %c = "pw.carry"(%r) {loop = @tokens, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
-  %i = "pw.index"() {loop = @tokens} : () -> tensor<i32>
-  %k = "pw.launch"(%c, %i) {callee = @turn, loop = @tokens, slice = @s0}
-    : (tensor<4xf32>, tensor<i32>) -> tensor<4xf32>
-  %l = "pw.next"(%c, %k) {loop = @tokens, slice = @s0} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   "pw.release"(%x, %n) : (tensor<4xf32>, tensor<i32>) -> ()
   %i = "pw.index"() {loop = @batch} : () -> tensor<i32>
   %c = "pw.carry"(%h#0) {loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
@@ -54,7 +48,6 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
 }
 func.func private @three(tensor<4xf32>, tensor<4xf32>, tensor<i32>)
     -> (tensor<4xf32>, tensor<i32>, tensor<i32>)
-func.func private @turn(tensor<4xf32>, tensor<i32>) -> tensor<4xf32>
 """
 
 # What is replaced in the exported text, by what, and what mlir-opt says to it.
@@ -122,8 +115,8 @@ BROKEN = {
         "sum of elements in 'operandSegmentSizes' attribute must be equal to the number of operands",
     ),
     "region": (
-        '"pw.loop"() {count = 2',
-        '"pw.loop"() ({}) {count = 2',
+        '"pw.loop"() {',
+        '"pw.loop"() ({}) {',
         "'pw.loop' op unexpected number of regions: expected 0 but got 1",
     ),
 }

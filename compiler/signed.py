@@ -1,0 +1,78 @@
+"""What the paths of calls of one signature have in common, wherever the program runs."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from pathways.compiler.arguments import Signature, abstract
+from pathways.compiler.interface import Interface
+
+
+class SignedCall(abc.ABC):
+    """One signature of a program.
+
+    Args:
+      name: the name of the program.
+      interface: what it takes, returns and runs on.
+      signature: what its arguments have to be.
+
+    Attributes:
+      name: the name of the program.
+      tree: the structure of the arguments.
+      context: the JAX settings it was traced under.
+      static: the static arguments.
+      interface: what it takes, returns and runs on.
+      paths: what to call each flat argument in messages.
+    """
+
+    context: Any
+
+    def __init__(self, name: str, interface: Interface, signature: Signature) -> None:
+        self.name = name
+        self.tree = signature.tree
+        self.static = signature.static
+        self.interface = interface
+        self.paths = interface.argument_paths
+        self._signature = signature
+
+    def is_for(self, signature: Signature) -> bool:
+        """Whether a call with such arguments is this one."""
+        own = self._signature
+        if (own.tree, own.static, self.context) != (signature.tree, signature.static, signature.context):
+            return False
+        return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
+
+    @abc.abstractmethod
+    def bring(self, leaves: list[Any]) -> list[Any] | None:
+        """Brings arguments to their slices; None when they are of another signature."""
+
+    def bring_or_fail(self, leaves: list[Any], tree: Any) -> list[Any]:
+        """Brings arguments to their slices.
+
+        Raises:
+          TypeError: when they are not of the signature that was compiled; names the argument.
+        """
+        if tree != self.tree:
+            raise TypeError(
+                f"program '{self.name}' was compiled for arguments of structure {self.tree}, got {tree}"
+            )
+        brought = self.bring(leaves)
+        if brought is not None:
+            return brought
+        avals = abstract(leaves, self.name, lambda: list(self.paths))
+        wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
+        raise self.mismatch(wrong, avals[wrong])
+
+    def mismatch(self, n: int, aval: Any) -> TypeError:
+        """The error of an argument of another type than the program was compiled for."""
+        return TypeError(
+            f"program '{self.name}' was compiled for {self.paths[n]} of type "
+            f"{describe(self._signature.avals[n])}, got {describe(aval)}"
+        )
+
+
+def describe(aval: Any) -> str:
+    """The type of an argument, for messages."""
+    weak = " (weak)" if aval.weak_type else ""
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
