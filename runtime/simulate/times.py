@@ -21,13 +21,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pathways.dialect.origins import Origin
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.simulate.quantities import QuantityReader, TimesError
-from pathways.runtime.timelines.events import SECONDS, UNITS, EventLog
+from pathways.runtime.timelines.events import SECONDS, UNITS, EventLog, TimelineEvent
 
 KINDS = ("fwd", "bwd", "bwd.input", "bwd.weight", "recompute", "glue")
 SECTIONS = ("kinds", "stages", "computations", "launches")
@@ -117,23 +117,42 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
 
 
 def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
-    """The median duration of each launch and each computation in measured steps of a program.
+    """The median time of each launch and each computation in measured steps of a program.
 
-    Launches whose times are estimated do not count, unless all are. Computations that this program does not
-    have are left out, so that a measured run can be replayed in another schedule.
+    The time of a launch goes from when its slice was free and all that it reads was made until it ended. So
+    it holds what its start cost, and what its operands took from another slice, and a replay takes as long as
+    the step did. Launches whose times are estimated do not count, unless all are. Computations that this
+    program does not have are left out, so that a measured run can be replayed in another schedule.
     """
     by_label: dict[str, list[float]] = {}
     by_computation: dict[str, list[float]] = {}
-    launches = [event for timeline in timelines for event in timeline.launches]
-    for event in [event for event in launches if not event.estimated] or launches:
-        by_label.setdefault(event.label, []).append(event.duration)
-        by_computation.setdefault(event.label.partition("[")[0], []).append(event.duration)
+    taken = [pair for timeline in timelines for pair in _times_taken(timeline)]
+    for event, time in [pair for pair in taken if not pair[0].estimated] or taken:
+        by_label.setdefault(event.label, []).append(time)
+        by_computation.setdefault(event.label.partition("[")[0], []).append(time)
     computations = {name: statistics.median(by_computation[name]) for name in by_computation}
     return Times(
         timelines[0].unit if timelines else UNITS,
         computations={name: time for name, time in computations.items() if name in plan.computations},
-        launches={label: statistics.median(durations) for label, durations in by_label.items()},
+        launches={label: statistics.median(times) for label, times in by_label.items()},
     )
+
+
+def _times_taken(timeline: EventLog) -> Iterator[tuple[TimelineEvent, float]]:
+    """Each launch of a step, and how long it took since it could have begun."""
+    made: list[float] = []
+    free: dict[str, float] = {}
+    for event in timeline.events:
+        ready = [made[n] for n in event.reads]
+        if event.kind == "transfer":
+            made.append(max(ready, default=event.start))
+            continue
+        if event.slice in free:
+            ready.append(free[event.slice])
+        # Clocks of several threads may say that it began before that.
+        yield event, event.end - min(event.start, max(ready, default=event.start))
+        made.append(event.end)
+        free[event.slice] = event.end
 
 
 def _read_table(

@@ -9,6 +9,7 @@ import pytest
 from pipelines import gpipe, pipeline
 
 from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.simulate.links import read_link
 from pathways.runtime.simulate.quantities import TimesError
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import measured_times, read_times
@@ -79,6 +80,14 @@ def test_measured_durations_are_medians(plan):
     assert times.unit == "s"
     assert times.launches["front[0]"] == pytest.approx(3e-3)
     assert times.computations == pytest.approx({"front": 3e-3, "front_bwd": 2e-3})
+
+
+def test_what_a_launch_waits_for_without_need_is_part_of_its_time(plan):
+    """A step whose launches start late, as real ones do, takes as long in the replay."""
+    times = read_times({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, plan)
+    late = simulate(plan, times, read_link("1ms", None, "s"))
+    assert late.step_time > simulate(plan, times).step_time
+    assert simulate(plan, measured_times([late], plan)).step_time == pytest.approx(late.step_time)
 
 
 def test_estimates_count_only_where_nothing_was_measured(plan):
