@@ -1,4 +1,7 @@
 """Programs on several hosts: one controller, and a worker on each host that runs its part of each step.
 
-`worker.py` is the process; `controller.py` speaks to all of them; `array.py` is what the user holds.
+`worker.py` is the process, and `target.py` what its steps are bound to; `controller.py` speaks to all of
+them over `wire.py`, in `messages.py`; `array.py` is what the user holds.
+
+Imports jax, and all rooms of the runtime.
 """

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from pathways.runtime.hosts.controller import Controller, Step, different_shards
+from pathways.runtime.hosts.controller import Controller, Step
 from pathways.runtime.hosts.messages import DeviceLayout
+from pathways.runtime.hosts.shards import different_shards
 
 SMALL = 1 << 20
 """Bytes up to which arithmetic outside of a program fetches an array."""

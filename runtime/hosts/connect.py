@@ -6,7 +6,8 @@ import atexit
 import sys
 import threading
 
-from pathways.runtime.hosts.controller import Controller, start
+from pathways.runtime.hosts.controller import Controller
+from pathways.runtime.hosts.starting import start
 from pathways.runtime.local import devices
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.xla.tracebacks import boundary

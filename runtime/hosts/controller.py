@@ -1,4 +1,4 @@
-"""The controller's side: it starts the workers, tells them what to run, and knows what became of it."""
+"""The controller's side: it tells workers what to run, and knows what became of it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-import json
 import logging
-import os
 import secrets
-import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,9 +36,9 @@ from pathways.runtime.hosts.messages import (
     Run,
     Unload,
     encode,
-    versions,
 )
-from pathways.runtime.hosts.wire import HANDSHAKE_SECONDS, Connection, ConnectionEnded, greet_worker
+from pathways.runtime.hosts.shards import cut
+from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.resources import cluster as resources
 
 AHEAD = 4
@@ -327,7 +323,7 @@ class Controller:
           HostError: the host is gone.
         """
         number = next(self._numbers)
-        shards, order = _cut(value, port.placement)
+        shards, order = cut(value, port.placement)
         self.send(port.host, Put(number, value.shape, value.dtype.name, port.placement, order))
         for n, shard in enumerate(shards):
             raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
@@ -425,7 +421,7 @@ class Controller:
             while True:
                 self._hear(host, host.connection.receive())
         except ConnectionEnded:
-            self._lose(host, "its process has ended" + _status(host.process))
+            self._lose(host, "its process has ended" + status(host.process))
         except MessageError as error:
             self._lose(host, str(error))
 
@@ -462,7 +458,7 @@ class Controller:
         """Finds workers that have just ended, which is why others fail."""
         for host in self.hosts:
             if host.error is None and host.process.poll() is not None:
-                self._lose(host, "its process has ended" + _status(host.process))
+                self._lose(host, "its process has ended" + status(host.process))
 
     def _watch(self) -> None:
         """Asks all workers whether they live, and frees what nobody holds."""
@@ -523,82 +519,7 @@ class _Future:
         return self._error
 
 
-def start(count: int, devices_per_host: int) -> Controller:
-    """Starts workers as children of this process, each with its own JAX.
-
-    Args:
-      count: how many.
-      devices_per_host: CPU devices of each.
-
-    Raises:
-      HostError: one of them does not start; says which and why.
-    """
-    secret = secrets.token_bytes(32)
-    processes: list[subprocess.Popen[bytes]] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(HANDSHAKE_SECONDS)
-        try:
-            for _ in range(count):
-                processes.append(_spawn(server.getsockname()[1], secret, devices_per_host))
-            hosts = _greet_all(server, secret, processes)
-        except BaseException:
-            for process in processes:
-                process.kill()
-                process.wait()
-            raise
-    return Controller(hosts)
-
-
-def _spawn(port: int, secret: bytes, devices: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "pathways.runtime.hosts.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env=environment,
-    )
-    config = {"port": port, "secret": secret.hex(), "cpu_devices": devices}
-    assert process.stdin is not None
-    # Not on the command line, which everyone may read.
-    process.stdin.write(json.dumps(config).encode() + b"\n")
-    process.stdin.flush()
-    return process
-
-
-def _greet_all(
-    server: socket.socket, secret: bytes, processes: Sequence[subprocess.Popen[bytes]]
-) -> list[HostProcess]:
-    """Waits until all workers have connected; they are numbered as they were started."""
-    by_pid = {process.pid: n for n, process in enumerate(processes)}
-    hosts: dict[int, HostProcess] = {}
-    while len(hosts) < len(processes):
-        ended = next((n for n, process in enumerate(processes) if process.poll() is not None), None)
-        if ended is not None:
-            raise HostError(f"host {ended} did not start{_status(processes[ended])}")
-        try:
-            sock, _ = server.accept()
-        except TimeoutError:
-            missing = [n for n in range(len(processes)) if n not in hosts]
-            raise HostError(f"host {missing[0]} did not connect in {HANDSHAKE_SECONDS:.0f} seconds") from None
-        try:
-            connection, hello = greet_worker(sock, secret)
-        except (MessageError, ConnectionEnded) as error:
-            log.warning("refused a connection: %s", error)
-            continue
-        index = by_pid.get(hello.pid)
-        if index is None or index in hosts:
-            connection.close()
-            continue
-        if hello.versions != versions():
-            raise HostError(
-                f"host {index} runs pathways {hello.versions[0]}, jaxlib {hello.versions[1]} and Python "
-                f"{hello.versions[2]}, but the controller {', '.join(versions())}"
-            )
-        hosts[index] = HostProcess(index, processes[index], connection, hello)
-    return [hosts[index] for index in range(len(processes))]
-
-
-def _status(process: subprocess.Popen[bytes]) -> str:
+def status(process: subprocess.Popen[bytes]) -> str:
     """How a process ended, as the end of a sentence."""
     try:
         code = process.wait(timeout=1)
@@ -629,49 +550,3 @@ def _cluster(hosts: Sequence[HostProcess]) -> resources.Cluster:
             for host in hosts
         )
     )
-
-
-def shard_indices(shape: Sequence[int], placement: DeviceLayout) -> list[tuple[slice, ...]]:
-    """For each device of a placement, in the order of its mesh, the part of an array that it has."""
-    sizes = dict(zip(placement.axis_names, placement.mesh, strict=True))
-    indices = []
-    for position in range(len(placement.devices)):
-        coordinates = dict(zip(placement.axis_names, np.unravel_index(position, placement.mesh), strict=True))
-        parts = []
-        for dim, size in enumerate(shape):
-            axes = placement.dims[dim] if dim < len(placement.dims) else ()
-            part, count = 0, 1
-            for axis in axes:
-                part = part * sizes[axis] + int(coordinates[axis])
-                count *= sizes[axis]
-            parts.append(slice(part * size // count, (part + 1) * size // count))
-        indices.append(tuple(parts))
-    return indices
-
-
-def different_shards(
-    shape: Sequence[int], placement: DeviceLayout
-) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """The positions of devices that together have each part of an array once, with the parts."""
-    seen: set[tuple[tuple[int, int], ...]] = set()
-    for position, parts in enumerate(shard_indices(shape, placement)):
-        key = tuple((part.start, part.stop) for part in parts)
-        if key not in seen:
-            seen.add(key)
-            yield position, parts
-
-
-def _cut(
-    value: np.ndarray[Any, Any], placement: DeviceLayout
-) -> tuple[list[np.ndarray[Any, Any]], tuple[int, ...]]:
-    """The different shards of an array, and for each device the number of its own."""
-    numbers: dict[tuple[tuple[int, int], ...], int] = {}
-    shards: list[np.ndarray[Any, Any]] = []
-    order = []
-    for parts in shard_indices(value.shape, placement):
-        key = tuple((part.start, part.stop) for part in parts)
-        if key not in numbers:
-            numbers[key] = len(shards)
-            shards.append(value[parts])
-        order.append(numbers[key])
-    return shards, tuple(order)
