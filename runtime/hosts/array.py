@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from pathways.runtime.hosts.controller import Controller, Step
+from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.hosts.shards import different_shards
+from pathways.runtime.hosts.step import Step
 
 SMALL = 1 << 20
 """Bytes up to which arithmetic outside of a program fetches an array."""
@@ -119,9 +120,10 @@ class Array:
           HostError: the computation failed, or a host is gone.
         """
         self._check_alive()
-        if self._step is not None:
-            for host in self.hosts:
+        for host in self.hosts:
+            if self._step is not None:
                 self._step.wait(host)
+            self._controller.check(host)
         return self
 
     def delete(self) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import secrets
+import selectors
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from pathways.runtime.hosts.fetching import Fetches
+from pathways.runtime.hosts.host import HostError, HostProcess
+from pathways.runtime.hosts.interrupts import Whole
 from pathways.runtime.hosts.messages import (
     CHUNK,
     Chunk,
@@ -25,7 +30,6 @@ from pathways.runtime.hosts.messages import (
     Failed,
     Fetch,
     Free,
-    Hello,
     Load,
     LoadDone,
     Message,
@@ -38,135 +42,17 @@ from pathways.runtime.hosts.messages import (
     encode,
 )
 from pathways.runtime.hosts.shards import cut
+from pathways.runtime.hosts.step import Step
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.resources import cluster as resources
-
-AHEAD = 4
-"""How many steps may be issued and not done: so many steps' worth of arrays the hosts must have room for."""
 
 HEARTBEAT_SECONDS = 0.5
 DEADLINE_SECONDS = 10.0
 """How long a worker may say nothing; then it is killed, and what it had is lost."""
 
+_FREE_SECONDS = 0.05
+
 log = logging.getLogger("pathways")
-
-
-class HostError(RuntimeError):
-    """A host is gone, or failed to do what it was asked; names the host."""
-
-    __module__ = "pathways"
-
-
-@dataclasses.dataclass(eq=False)
-class Step:
-    """A run of a program.
-
-    Attributes:
-      program: the name of the program.
-      number: the number of the run.
-    """
-
-    program: str
-    number: int
-    _pending: set[int]
-
-    def __post_init__(self) -> None:
-        self._errors: dict[int, str] = {}
-        self._lost: str | None = None
-        self._changed = threading.Condition()
-
-    def done(self, host: int, error: str | None) -> bool:
-        """Notes that a host is done; True when it was the last one."""
-        with self._changed:
-            self._pending.discard(host)
-            if error is not None:
-                self._errors.setdefault(host, error)
-            self._changed.notify_all()
-            return not self._pending
-
-    def lose(self, host: int, error: str) -> None:
-        """Notes that a host is gone: whatever else fails does so because of it."""
-        with self._changed:
-            self._lost = self._lost or error
-        self.done(host, error)
-
-    def is_done(self, host: int | None = None) -> bool:
-        """Whether a host, or every host, is done."""
-        with self._changed:
-            return self._is_done(host)
-
-    def _is_done(self, host: int | None) -> bool:
-        return not self._pending if host is None else host not in self._pending
-
-    def wait(self, host: int | None = None) -> None:
-        """Waits until a host, or every host, is done: the death of a host ends its part too.
-
-        Raises:
-          HostError: it failed.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_done(host))
-            errors = list(self._errors.values()) if host is None else [self._errors.get(host)]
-            failed = next(iter(errors), None)
-            lost = self._lost
-        if failed is not None:
-            raise HostError(f"program {self.program}: {lost or failed}")
-
-
-class _Fetched:
-    """Shards that are coming from a worker."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.shards = [bytearray(size) for size in sizes]
-        self.left = sum(sizes) or len(sizes)
-        self.counts_bytes = bool(sum(sizes))
-        self.error: str | None = None
-        self.ready = threading.Event()
-
-    def take(self, chunk: Chunk) -> None:
-        """Fills in some bytes.
-
-        Raises:
-          MessageError: they are not of this array.
-        """
-        if not 0 <= chunk.shard < len(self.shards):
-            raise MessageError(f"array {chunk.array} has no shard {chunk.shard}")
-        shard = self.shards[chunk.shard]
-        if chunk.offset < 0 or chunk.offset + len(chunk.data) > len(shard):
-            raise MessageError(f"array {chunk.array} is smaller than what comes of it")
-        shard[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
-        self.left -= len(chunk.data) if self.counts_bytes else 1
-        if self.left <= 0:
-            self.ready.set()
-
-    def fail(self, error: str) -> None:
-        self.error = error
-        self.ready.set()
-
-
-class HostProcess:
-    """A worker, as the controller sees it.
-
-    Args:
-      index: its number.
-      process: its process.
-      connection: to it.
-      hello: what it said of itself.
-    """
-
-    def __init__(
-        self, index: int, process: subprocess.Popen[bytes], connection: Connection[Any], hello: Hello
-    ) -> None:
-        self.index = index
-        self.process = process
-        self.connection = connection
-        self.hello = hello
-        self.island = f"island{index}"
-        self.error: str | None = None
-        self.heard = time.monotonic()
-
-    def __str__(self) -> str:
-        return f"host {self.index} ({self.island})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,27 +96,36 @@ class Controller:
 
     Args:
       hosts: the workers.
+      ahead: how many steps may be issued and not done.
+
+    Attributes:
+      hosts: the workers.
+      ahead: how many steps may be issued and not done: so many steps' worth of arrays hosts have room for.
+      cluster: the devices of all workers; each is an island.
     """
 
-    def __init__(self, hosts: Sequence[HostProcess]) -> None:
+    def __init__(self, hosts: Sequence[HostProcess], ahead: int) -> None:
         self.hosts = list(hosts)
+        self.ahead = ahead
         self.cluster = _cluster(self.hosts)
         self._numbers = itertools.count(1)
         # Handing a step to all its hosts is one thing to all threads: one order of steps everywhere.
         self._order = threading.RLock()
+        self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
         self._running: collections.deque[Step] = collections.deque()
-        self._loading: dict[tuple[int, int], _Future] = {}
-        self._fetching: dict[tuple[int, int], _Fetched] = {}
+        self._loading: dict[tuple[int, int], _Answer] = {}
+        self._fetches = Fetches()
         # Appended to by finalizers, which may run anywhere: nothing else is done there.
-        self._unused: collections.deque[tuple[int, int]] = collections.deque()
-        self._lock = threading.Lock()
+        self._unused: list[collections.deque[int]] = [collections.deque() for _ in self.hosts]
         self._closed = threading.Event()
+        for work in (self._listen, self._watch, self._free):
+            threading.Thread(target=work, name=f"pathways {work.__name__}", daemon=True).start()
         for host in self.hosts:
+            host.arrays.place = functools.partial(self._fetches.place, host.index)
             threading.Thread(
-                target=self._listen, args=(host,), name=f"pathways host {host.index}", daemon=True
+                target=self._take_arrays, args=(host,), name=f"pathways host {host.index}", daemon=True
             ).start()
-        threading.Thread(target=self._watch, name="pathways hosts", daemon=True).start()
 
     def close(self) -> None:
         """Ends all workers."""
@@ -239,33 +134,18 @@ class Controller:
         self._closed.set()
         for host in self.hosts:
             with contextlib.suppress(ConnectionEnded):
-                host.connection.send(Close())
+                host.steps.send(Close())
         for host in self.hosts:
             try:
                 host.process.wait(timeout=2)
             except subprocess.TimeoutExpired:
                 host.process.kill()
                 host.process.wait()
-            host.connection.close()
+            host.close()
 
     def is_whole(self) -> bool:
         """Whether no host is lost, and the cluster not closed."""
         return not self._closed.is_set() and all(host.error is None for host in self.hosts)
-
-    def send(self, host: int, *messages: Message) -> None:
-        """Sends messages to a host.
-
-        Raises:
-          HostError: it is gone.
-        """
-        target = self.hosts[host]
-        if target.error is not None:
-            raise HostError(target.error)
-        try:
-            target.connection.send(*messages)
-        except ConnectionEnded as error:
-            self._lose(target, str(error))
-            raise HostError(target.error) from None
 
     def load(
         self,
@@ -287,9 +167,9 @@ class Controller:
         # Nobody can guess what is sent under which number.
         base = secrets.randbelow(1 << 61)
         peers = {host.index: host.hello.data_address for host in self.hosts}
-        futures = {host: _Future() for host in modules}
+        answers = {host: _Answer() for host in modules}
         with self._lock:
-            self._loading.update(((host, number), future) for host, future in futures.items())
+            self._loading.update(((host, number), answer) for host, answer in answers.items())
         for host, module in modules.items():
             part = Load(
                 number,
@@ -303,9 +183,9 @@ class Controller:
                 argument_names[host],
                 weak_results[host],
             )
-            self.send(host, part)
-        for host, future in futures.items():
-            error = future.wait()
+            self._send(host, part)
+        for host, answer in answers.items():
+            error = answer.wait()
             if error is not None:
                 raise HostError(f"program {name}, host {host}: {error}")
         return HostedProgram(number, name, tuple(modules), inputs, outputs)
@@ -314,7 +194,7 @@ class Controller:
         """Forgets a program on its hosts; steps that were issued still run."""
         for host in program.hosts:
             with contextlib.suppress(HostError):
-                self.send(host, Unload(program.number))
+                self._send(host, Unload(program.number))
 
     def put(self, value: np.ndarray[Any, Any], port: HostPort) -> int:
         """Sends an array to a host; returns its number there.
@@ -324,11 +204,18 @@ class Controller:
         """
         number = next(self._numbers)
         shards, order = cut(value, port.placement)
-        self.send(port.host, Put(number, value.shape, value.dtype.name, port.placement, order))
-        for n, shard in enumerate(shards):
-            raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
-            for offset in range(0, len(raw), CHUNK):
-                self.send(port.host, Chunk(number, n, offset, bytes(raw[offset : offset + CHUNK])))
+        host = self._alive(port.host)
+        try:
+            put = Put(number, value.shape, value.dtype.name, port.placement, order)
+            self._speak(host, host.arrays.send, put)
+            for n, shard in enumerate(shards):
+                raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
+                for offset in range(0, len(raw), CHUNK):
+                    piece = raw[offset : offset + CHUNK]
+                    self._speak(host, host.arrays.send_with, Chunk(number, n, offset, len(piece)), piece)
+        except BaseException:
+            self.forget(port.host, number)
+            raise
         return number
 
     def run(
@@ -349,37 +236,30 @@ class Controller:
         self._make_room()
         results = {host: tuple(next(self._numbers) for _ in program.outputs[host]) for host in program.hosts}
         with self._order:
-            for host in program.hosts:
-                if self.hosts[host].error is not None:
-                    raise HostError(self.hosts[host].error)
-            number = next(self._numbers)
-            step = Step(program.name, number, set(program.hosts))
-            with self._lock:
-                self._steps[number] = step
-                self._running.append(step)
-            frames = {
-                host: encode(Run(program.number, number, tuple(arguments[host]), results[host]))
+            hosts = [self._alive(host) for host in program.hosts]
+            step = Step(program.name, next(self._numbers), program.hosts)
+            frames = [
+                encode(
+                    Run(
+                        program.number,
+                        step.number,
+                        tuple(arguments[host]),
+                        results[host],
+                        self._take_unused(host),
+                    )
+                )
                 for host in program.hosts
-            }
-            for host, frame in frames.items():
-                try:
-                    self.hosts[host].connection.send_frames(frame)
-                except ConnectionEnded as error:
-                    self._lose(self.hosts[host], str(error))
-        self._free_unused()
+            ]
+            with Whole():
+                with self._lock:
+                    self._steps[step.number] = step
+                    self._running.append(step)
+                for host, frame in zip(hosts, frames, strict=True):
+                    try:
+                        host.steps.send_frames(frame)
+                    except ConnectionEnded as error:
+                        self._lose(host, str(error))
         return step, results
-
-    def _make_room(self) -> None:
-        """Waits until fewer steps are on their way than may be."""
-        while True:
-            with self._lock:
-                while self._running and self._running[0].is_done():
-                    self._running.popleft()
-                oldest = self._running[0] if len(self._running) >= AHEAD else None
-            if oldest is None:
-                return
-            with contextlib.suppress(HostError):
-                oldest.wait()
 
     def fetch(self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]) -> list[bytearray]:
         """The bytes of some shards of an array, when they are ready.
@@ -387,41 +267,108 @@ class Controller:
         Raises:
           HostError: the host is gone, or the array is an error.
         """
-        fetched = _Fetched(sizes)
-        with self._lock:
-            # Two threads that ask for one array share what comes.
-            shared = self._fetching.setdefault((host, number), fetched)
-        if shared is fetched:
-            self.send(host, Fetch(number, tuple(devices)))
-        shared.ready.wait()
-        with self._lock:
-            self._fetching.pop((host, number), None)
-        if shared.error is not None:
-            lost = self.hosts[host].error
-            raise HostError(lost or f"{self.hosts[host]}: {shared.error}")
-        return shared.shards
+        # Two threads that ask for one array share what comes.
+        fetched, is_first = self._fetches.begin((host, number), sizes)
+        try:
+            if is_first:
+                self._send(host, Fetch(number, tuple(devices)))
+            fetched.wait()
+        finally:
+            self._fetches.end((host, number))
+        if fetched.error is not None:
+            raise HostError(self.hosts[host].error or f"{self.hosts[host]}: {fetched.error}")
+        return fetched.shards
 
     def forget(self, host: int, number: int) -> None:
         """Notes that nobody holds an array any more; may be called by finalizers."""
-        self._unused.append((host, number))
+        self._unused[host].append(number)
 
-    def _free_unused(self) -> None:
-        by_host: dict[int, list[int]] = {}
-        with contextlib.suppress(IndexError):
-            while True:
-                host, number = self._unused.popleft()
-                by_host.setdefault(host, []).append(number)
-        for host, numbers in by_host.items():
+    def check(self, host: int) -> None:
+        """Checks that a host, and with it what it has, is there.
+
+        Raises:
+          HostError: it is gone.
+        """
+        self._alive(host)
+
+    def _alive(self, index: int) -> HostProcess:
+        """A host.
+
+        Raises:
+          HostError: it is gone.
+        """
+        host = self.hosts[index]
+        if host.error is not None:
+            raise HostError(host.error)
+        return host
+
+    def _send(self, index: int, *messages: Message) -> None:
+        """Sends a host what has an order.
+
+        Raises:
+          HostError: it is gone.
+        """
+        host = self._alive(index)
+        self._speak(host, host.steps.send, *messages)
+
+    def _speak(self, host: HostProcess, send: Callable[..., None], *what: Any) -> None:
+        """Sends something to a host.
+
+        Raises:
+          HostError: it is gone.
+        """
+        try:
+            with Whole():
+                send(*what)
+        except ConnectionEnded as error:
+            self._lose(host, str(error))
+            raise HostError(host.error) from None
+
+    def _make_room(self) -> None:
+        """Waits until fewer steps are on their way than may be."""
+        while True:
+            with self._lock:
+                while self._running and self._running[0].is_done():
+                    self._running.popleft()
+                oldest = self._running[0] if len(self._running) >= self.ahead else None
+            if oldest is None:
+                return
             with contextlib.suppress(HostError):
-                self.send(host, Free(tuple(numbers)))
+                oldest.wait()
 
-    def _listen(self, host: HostProcess) -> None:
-        """Hears what a worker says, until it says no more."""
+    def _listen(self) -> None:
+        """Hears what all workers say of steps, and in answer to heartbeats.
+
+        One thread for all: answers that come together take one switch of threads.
+        """
+        with selectors.DefaultSelector() as selector:
+            for host in self.hosts:
+                for connection in (host.steps, host.watch):
+                    selector.register(connection, selectors.EVENT_READ, (host, connection))
+            while selector.get_map():
+                for key, _ in selector.select(HEARTBEAT_SECONDS):
+                    self._hear_some(*key.data)
+                for key in [*selector.get_map().values()]:
+                    if key.data[0].error is not None:
+                        selector.unregister(key.fileobj)
+
+    def _hear_some(self, host: HostProcess, connection: Connection[Any]) -> None:
+        """Hears what a worker has said."""
+        try:
+            for message in connection.receive_some():
+                self._hear(host, message)
+        except ConnectionEnded:
+            self._lose(host, "its process has ended" + host.ending())
+        except MessageError as error:
+            self._lose(host, str(error))
+
+    def _take_arrays(self, host: HostProcess) -> None:
+        """Takes the bytes of arrays that a worker sends."""
         try:
             while True:
-                self._hear(host, host.connection.receive())
+                self._hear(host, host.arrays.receive())
         except ConnectionEnded:
-            self._lose(host, "its process has ended" + status(host.process))
+            self._lose(host, "its process has ended" + host.ending())
         except MessageError as error:
             self._lose(host, str(error))
 
@@ -429,43 +376,39 @@ class Controller:
         host.heard = time.monotonic()
         match message:
             case Done():
-                step = self._steps.get(message.run)
-                error = None if message.error is None else f"{host}: {message.error}"
-                if error is not None:
-                    self._find_ended()
-                if step is not None and step.done(host.index, error):
-                    with self._lock:
-                        self._steps.pop(message.run, None)
+                self._end_step(host, message)
             case LoadDone():
                 with self._lock:
-                    future = self._loading.pop((host.index, message.program), None)
-                if future is not None:
-                    future.set(message.error)
-            case Chunk():
-                fetched = self._fetching.get((host.index, message.array))
-                if fetched is not None:
-                    fetched.take(message)
-            case Failed():
-                fetched = self._fetching.get((host.index, message.array))
-                if fetched is not None:
-                    fetched.fail(message.error)
+                    answer = self._loading.pop((host.index, message.program), None)
+                if answer is not None:
+                    answer.set(message.error)
+            case Chunk() | Failed():
+                self._fetches.hear(host.index, message)
             case Pong():
                 pass
             case _:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
+    def _end_step(self, host: HostProcess, done: Done) -> None:
+        error = None if done.error is None else f"{host}: {done.error}"
+        if error is not None:
+            self._find_ended()
+        step = self._steps.get(done.run)
+        if step is not None and step.done(host.index, error):
+            with self._lock:
+                self._steps.pop(done.run, None)
+
     def _find_ended(self) -> None:
         """Finds workers that have just ended, which is why others fail."""
         for host in self.hosts:
             if host.error is None and host.process.poll() is not None:
-                self._lose(host, "its process has ended" + status(host.process))
+                self._lose(host, "its process has ended" + host.ending())
 
     def _watch(self) -> None:
-        """Asks all workers whether they live, and frees what nobody holds."""
+        """Asks all workers whether they live."""
         for number in itertools.count():
             if self._closed.wait(HEARTBEAT_SECONDS):
                 return
-            self._free_unused()
             for host in self.hosts:
                 if host.error is not None:
                     continue
@@ -473,12 +416,23 @@ class Controller:
                 if silent > DEADLINE_SECONDS:
                     self._lose(host, f"it has said nothing for {silent:.0f} seconds")
                     continue
-                threading.Thread(target=self._ping, args=(host, number), daemon=True).start()
+                # Never more than the system keeps for a worker that does not read: the deadline is before.
+                with contextlib.suppress(ConnectionEnded):
+                    host.watch.send(Ping(number))
 
-    def _ping(self, host: HostProcess, number: int) -> None:
-        # Apart: a worker that is stopped takes no bytes when its buffers are full.
-        with contextlib.suppress(HostError):
-            self.send(host.index, Ping(number))
+    def _free(self) -> None:
+        """Frees what nobody holds, in batches, where no step does so."""
+        while not self._closed.wait(_FREE_SECONDS):
+            for host in self.hosts:
+                unused = self._take_unused(host.index)
+                if unused:
+                    with contextlib.suppress(HostError):
+                        self._send(host.index, Free(unused))
+
+    def _take_unused(self, host: int) -> tuple[int, ...]:
+        """The arrays of a host that nobody holds, once."""
+        unused = self._unused[host]
+        return tuple(unused.popleft() for _ in range(len(unused)))
 
     def _lose(self, host: HostProcess, why: str) -> None:
         """A host is gone: all that depends on it is an error from now on."""
@@ -489,21 +443,20 @@ class Controller:
             host.error = f"{host} is closed" if closed else f"{host} is lost: {why}"
             steps = list(self._steps.values())
             loading = [self._loading[key] for key in self._loading if key[0] == host.index]
-            fetching = [self._fetching[key] for key in self._fetching if key[0] == host.index]
         if not closed:
             log.error("%s", host.error)
         # First who waits for it, so that no error that follows from this one is heard before.
         for step in steps:
-            step.lose(host.index, host.error)
-        for future in loading:
-            future.set(host.error)
-        for fetched in fetching:
-            fetched.fail(host.error)
+            if step.lose(host.index, host.error):
+                self._steps.pop(step.number, None)
+        for answer in loading:
+            answer.set(host.error)
+        self._fetches.lose(host.index, host.error)
         host.process.kill()
-        host.connection.close()
+        host.close()
 
 
-class _Future:
+class _Answer:
     """Something that a host answers once."""
 
     def __init__(self) -> None:
@@ -517,15 +470,6 @@ class _Future:
     def wait(self) -> str | None:
         self._event.wait()
         return self._error
-
-
-def status(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended, as the end of a sentence."""
-    try:
-        code = process.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        return ""
-    return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
 
 
 def _cluster(hosts: Sequence[HostProcess]) -> resources.Cluster:

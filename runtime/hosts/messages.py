@@ -1,6 +1,10 @@
 """What controller and workers say to each other: typed messages in MessagePack, in frames of known length.
 
-Nothing here is ever evaluated or unpickled: a frame is a struct of plain data, or an error.
+Nothing here is ever evaluated or unpickled: a frame is a struct of plain data, or an error. Behind the
+message a frame may have the bytes of a piece of an array, as they are in memory.
+
+Each worker has three connections, so that nothing waits behind what is slower: `steps` has everything that
+has an order, `arrays` the bytes of arrays, and `watch` what both sides ask of each other in the meantime.
 """
 
 from __future__ import annotations
@@ -12,16 +16,19 @@ import sys
 import jaxlib
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a message changes."""
 
 MOST_BYTES = 1 << 30
-"""The longest frame."""
+"""The longest message."""
 
 CHUNK = 4 << 20
-"""Bytes of an array in one message."""
+"""The most bytes of an array in one frame."""
 
-_HEADER = struct.Struct(">2sBxI")
+CHANNELS = ("steps", "arrays", "watch")
+"""The connections of a worker."""
+
+_HEADER = struct.Struct(">2sBxII")
 _MAGIC = b"PW"
 HEADER_BYTES = _HEADER.size
 
@@ -78,6 +85,7 @@ class Hello(Message, frozen=True):
       memory: bytes of memory of each, None where that is not known.
       data_address: where other workers pull arrays from.
       pid: its process.
+      channel: which of `CHANNELS` this connection is.
     """
 
     proof: bytes
@@ -88,10 +96,11 @@ class Hello(Message, frozen=True):
     memory: tuple[int | None, ...]
     data_address: str
     pid: int
+    channel: str
 
 
 class Welcome(Message, frozen=True):
-    """The controller's proof, and the addresses of all workers by their hosts."""
+    """The controller's proof."""
 
     proof: bytes
 
@@ -146,12 +155,21 @@ class Put(Message, frozen=True):
 
 
 class Chunk(Message, frozen=True):
-    """Some bytes of a shard: of an array that was announced, or as the answer to `Fetch`."""
+    """Some bytes of a shard: of an array that was announced, or as the answer to `Fetch`.
+
+    They stand behind the message.
+
+    Attributes:
+      array: the number of the array.
+      shard: that of its shard.
+      offset: where in the shard they begin.
+      size: how many they are.
+    """
 
     array: int
     shard: int
     offset: int
-    data: bytes
+    size: int
 
 
 class Run(Message, frozen=True):
@@ -162,12 +180,14 @@ class Run(Message, frozen=True):
       run: the number of the step.
       arguments: the numbers of the arrays that its part takes, in order.
       results: the numbers of those that it makes.
+      free: the numbers of arrays that nobody holds any more.
     """
 
     program: int
     run: int
     arguments: tuple[int, ...]
     results: tuple[int, ...]
+    free: tuple[int, ...] = ()
 
 
 class Free(Message, frozen=True):
@@ -237,8 +257,8 @@ _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _to_controller = msgspec.msgpack.Decoder(ToController)
 
 
-def encode(message: Message) -> bytes:
-    """The frame of a message.
+def encode(message: Message, behind: int = 0) -> bytes:
+    """The frame of a message, without the bytes of an array that are to follow it.
 
     Raises:
       MessageError: it would be longer than a frame may be.
@@ -246,23 +266,25 @@ def encode(message: Message) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MOST_BYTES:
         raise MessageError(f"a message of {len(body)} bytes is longer than {MOST_BYTES}")
-    return _HEADER.pack(_MAGIC, PROTOCOL, len(body)) + body
+    return _HEADER.pack(_MAGIC, PROTOCOL, len(body), behind) + body
 
 
-def body_length(header: bytes) -> int:
-    """The length of what follows a header.
+def lengths(header: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """The lengths of the message behind a header, and of the bytes of an array behind it.
 
     Raises:
       MessageError: these bytes do not begin a frame.
     """
-    magic, protocol, length = _HEADER.unpack(header)
+    magic, protocol, length, behind = _HEADER.unpack(header)
     if magic != _MAGIC:
         raise MessageError("these bytes are no message of pathways")
     if protocol != PROTOCOL:
         raise MessageError(f"the other side speaks version {protocol} of the protocol, this one {PROTOCOL}")
     if length > MOST_BYTES:
         raise MessageError(f"a message of {length} bytes is longer than {MOST_BYTES}")
-    return length
+    if behind > CHUNK:
+        raise MessageError(f"{behind} bytes behind a message are more than {CHUNK}")
+    return length, behind
 
 
 def decode_for_worker(body: bytes) -> ToWorker:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from pathways.runtime.hosts.messages import (
+    CHANNELS,
     HEADER_BYTES,
     PROTOCOL,
     Challenge,
@@ -18,14 +19,20 @@ from pathways.runtime.hosts.messages import (
     Message,
     MessageError,
     Welcome,
-    body_length,
     decode_for_controller,
     decode_for_worker,
     encode,
+    lengths,
 )
 
-HANDSHAKE_SECONDS = 30.0
+HANDSHAKE_SECONDS = 10.0
 """How long the other side may take to prove itself."""
+
+_AT_ONCE = 1 << 16
+"""The most bytes that are read at once where messages are short."""
+
+type Place[Received] = Callable[[Received, int], memoryview]
+"""Gives the memory for the bytes of an array behind a message, of their number."""
 
 
 class ConnectionEnded(ConnectionError):
@@ -38,6 +45,9 @@ class Connection[Received]:
     Args:
       sock: a connected socket.
       decode: reads what the other side sends.
+
+    Attributes:
+      place: where the bytes of arrays go; without it there may be none.
     """
 
     def __init__(self, sock: socket.socket, decode: Callable[[bytes], Received]) -> None:
@@ -45,6 +55,12 @@ class Connection[Received]:
         self._socket = sock
         self._decode = decode
         self._sending = threading.Lock()
+        self._unread = bytearray()
+        self.place: Place[Received] | None = None
+
+    def fileno(self) -> int:
+        """The socket, to wait for."""
+        return self._socket.fileno()
 
     def send(self, *messages: Message) -> None:
         """Sends messages, one behind the other.
@@ -54,11 +70,16 @@ class Connection[Received]:
         """
         self.send_frames(b"".join(map(encode, messages)))
 
-    def send_frames(self, frames: bytes) -> None:
+    def send_with(self, message: Message, data: memoryview) -> None:
+        """Sends a message with bytes of an array; see `send`."""
+        self.send_frames(encode(message, len(data)), data)
+
+    def send_frames(self, *frames: bytes | memoryview) -> None:
         """Sends messages that are encoded already; see `send`."""
         with self._sending:
             try:
-                self._socket.sendall(frames)
+                for frame in frames:
+                    self._socket.sendall(frame)
             except OSError as error:
                 raise ConnectionEnded(f"the connection has ended: {error}") from None
 
@@ -69,12 +90,52 @@ class Connection[Received]:
           ConnectionEnded: the other side is gone.
           MessageError: it sent something that is no message.
         """
-        header = self._read(HEADER_BYTES)
-        return self._decode(bytes(self._read(body_length(bytes(header)))))
+        header = bytearray(HEADER_BYTES)
+        self._fill(memoryview(header))
+        length, behind = lengths(header)
+        body = bytearray(length)
+        self._fill(memoryview(body))
+        message = self._decode(bytes(body))
+        if behind:
+            if self.place is None:
+                raise MessageError(f"{type(message).__name__} comes with {behind} bytes of an array")
+            self._fill(self.place(message, behind))
+        return message
 
-    def _read(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view = memoryview(data)
+    def receive_some(self) -> list[Received]:
+        """Reads what is there, once, and returns the messages that it completes.
+
+        For connections without bytes of arrays, of which one thread reads several.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+          MessageError: it sent something that is no message.
+        """
+        self._unread += self._read(_AT_ONCE)
+        received = []
+        at = 0
+        while len(self._unread) - at >= HEADER_BYTES:
+            body = at + HEADER_BYTES
+            length, behind = lengths(self._unread[at:body])
+            if behind:
+                raise MessageError(f"a message comes with {behind} bytes of an array")
+            if len(self._unread) - body < length:
+                break
+            at = body + length
+            received.append(self._decode(bytes(self._unread[body:at])))
+        del self._unread[:at]
+        return received
+
+    def _read(self, most: int) -> bytes:
+        try:
+            got = self._socket.recv(most)
+        except OSError as error:
+            raise ConnectionEnded(f"the connection has ended: {error}") from None
+        if not got:
+            raise ConnectionEnded("the connection has ended")
+        return got
+
+    def _fill(self, view: memoryview) -> None:
         while view:
             try:
                 got = self._socket.recv_into(view)
@@ -83,7 +144,6 @@ class Connection[Received]:
             if not got:
                 raise ConnectionEnded("the connection has ended")
             view = view[got:]
-        return data
 
     def limit(self, seconds: float | None) -> None:
         """Lets sending and receiving take no longer; None for any time."""
@@ -118,6 +178,9 @@ def greet_worker(sock: socket.socket, secret: bytes) -> tuple[Connection[object]
     if not isinstance(hello, Hello) or not hmac.compare_digest(hello.proof, _proof(secret, b"worker", nonce)):
         connection.close()
         raise MessageError("a stranger tried to connect: it does not know the secret of this cluster")
+    if hello.channel not in CHANNELS:
+        connection.close()
+        raise MessageError(f"a worker has no connection {hello.channel!r}")
     connection.send(Welcome(_proof(secret, b"controller", hello.nonce)))
     connection.limit(None)
     return connection, hello
