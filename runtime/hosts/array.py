@@ -111,7 +111,7 @@ class Array:
     def is_ready(self) -> bool:
         """Whether it has been computed."""
         self._check_alive()
-        return self._step is None or all(self._step.is_done(host) for host in self.hosts)
+        return self._step is None or all(self._controller.is_done(self._step, host) for host in self.hosts)
 
     def block_until_ready(self) -> Array:
         """Waits until it has been computed, and returns it.
@@ -122,7 +122,7 @@ class Array:
         self._check_alive()
         for host in self.hosts:
             if self._step is not None:
-                self._step.wait(host)
+                self._controller.wait(self._step, host)
             self._controller.check(host)
         return self
 

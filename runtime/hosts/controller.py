@@ -9,7 +9,6 @@ import functools
 import itertools
 import logging
 import secrets
-import selectors
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways.runtime.hosts.answers import Answers
 from pathways.runtime.hosts.fetching import Fetches
 from pathways.runtime.hosts.host import HostError, HostProcess
 from pathways.runtime.hosts.interrupts import Whole
@@ -108,7 +108,7 @@ class Controller:
         self.hosts = list(hosts)
         self.ahead = ahead
         self.cluster = _cluster(self.hosts)
-        self._numbers = itertools.count(1)
+        self._next = 1
         # Handing a step to all its hosts is one thing to all threads: one order of steps everywhere.
         self._order = threading.RLock()
         self._lock = threading.Lock()
@@ -116,16 +116,19 @@ class Controller:
         self._running: collections.deque[Step] = collections.deque()
         self._loading: dict[tuple[int, int], _Answer] = {}
         self._fetches = Fetches()
+        self._answers = Answers(self.hosts, self._hear_some)
         # Appended to by finalizers, which may run anywhere: nothing else is done there.
         self._unused: list[collections.deque[int]] = [collections.deque() for _ in self.hosts]
         self._closed = threading.Event()
-        for work in (self._listen, self._watch, self._free):
-            threading.Thread(target=work, name=f"pathways {work.__name__}", daemon=True).start()
         for host in self.hosts:
             host.arrays.place = functools.partial(self._fetches.place, host.index)
-            threading.Thread(
-                target=self._take_arrays, args=(host,), name=f"pathways host {host.index}", daemon=True
-            ).start()
+            for connection in (host.arrays, host.watch):
+                self._start(self._listen, host, connection)
+        for work in (self._watch, self._free):
+            self._start(work)
+
+    def _start(self, work: Callable[..., None], *args: Any) -> None:
+        threading.Thread(target=work, args=args, name=f"pathways {work.__name__}", daemon=True).start()
 
     def close(self) -> None:
         """Ends all workers."""
@@ -163,7 +166,7 @@ class Controller:
         Raises:
           HostError: one of them cannot; says which host and why.
         """
-        number = next(self._numbers)
+        number = self._number()
         # Nobody can guess what is sent under which number.
         base = secrets.randbelow(1 << 61)
         peers = {host.index: host.hello.data_address for host in self.hosts}
@@ -185,9 +188,9 @@ class Controller:
             )
             self._send(host, part)
         for host, answer in answers.items():
-            error = answer.wait()
-            if error is not None:
-                raise HostError(f"program {name}, host {host}: {error}")
+            self._answers.wait(answer.is_given)
+            if answer.error is not None:
+                raise HostError(f"program {name}, host {host}: {answer.error}")
         return HostedProgram(number, name, tuple(modules), inputs, outputs)
 
     def unload(self, program: HostedProgram) -> None:
@@ -202,7 +205,7 @@ class Controller:
         Raises:
           HostError: the host is gone.
         """
-        number = next(self._numbers)
+        number = self._number()
         shards, order = cut(value, port.placement)
         host = self._alive(port.host)
         try:
@@ -220,7 +223,7 @@ class Controller:
 
     def run(
         self, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
-    ) -> tuple[Step, dict[int, tuple[int, ...]]]:
+    ) -> tuple[Step, dict[int, int]]:
         """Issues a step: one message to each host, to all of them before any answer.
 
         Args:
@@ -228,16 +231,16 @@ class Controller:
           arguments: for each host the numbers of the arrays that its part takes.
 
         Returns:
-          The step, and for each host the numbers of the arrays that its part makes.
+          The step, and for each host the number of the first array that its part makes; others follow it.
 
         Raises:
           HostError: a host is gone.
         """
         self._make_room()
-        results = {host: tuple(next(self._numbers) for _ in program.outputs[host]) for host in program.hosts}
         with self._order:
             hosts = [self._alive(host) for host in program.hosts]
-            step = Step(program.name, next(self._numbers), program.hosts)
+            step = Step(program.name, self._number(), program.hosts)
+            results = {host: self._number(len(program.outputs[host])) for host in program.hosts}
             frames = [
                 encode(
                     Run(
@@ -250,16 +253,31 @@ class Controller:
                 )
                 for host in program.hosts
             ]
-            with Whole():
-                with self._lock:
-                    self._steps[step.number] = step
-                    self._running.append(step)
-                for host, frame in zip(hosts, frames, strict=True):
-                    try:
-                        host.steps.send_frames(frame)
-                    except ConnectionEnded as error:
-                        self._lose(host, str(error))
+            with self._lock:
+                self._steps[step.number] = step
+                self._running.append(step)
+            try:
+                self._send_all(hosts, frames)
+            except BaseException:
+                # A step that only some hosts have would wait for ever; a worker knows those that it has had.
+                with Whole():
+                    self._send_all(hosts, frames)
+                raise
         return step, results
+
+    def _number(self, count: int = 1) -> int:
+        """The first of some numbers that nothing else has."""
+        with self._lock:
+            first = self._next
+            self._next += count
+        return first
+
+    def _send_all(self, hosts: Sequence[HostProcess], frames: Sequence[bytes]) -> None:
+        for host, frame in zip(hosts, frames, strict=True):
+            try:
+                host.steps.send_frames(frame)
+            except ConnectionEnded as error:
+                self._lose(host, str(error))
 
     def fetch(self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]) -> list[bytearray]:
         """The bytes of some shards of an array, when they are ready.
@@ -278,6 +296,23 @@ class Controller:
         if fetched.error is not None:
             raise HostError(self.hosts[host].error or f"{self.hosts[host]}: {fetched.error}")
         return fetched.shards
+
+    def wait(self, step: Step, host: int | None = None) -> None:
+        """Waits until a host, or every host, is done with a step.
+
+        Raises:
+          HostError: the step failed there, or the host is gone.
+        """
+        self._answers.wait(lambda: step.is_done(host))
+        step.check(host)
+        if host is not None:
+            self._alive(host)
+
+    def is_done(self, step: Step, host: int) -> bool:
+        """Whether a host is done with a step."""
+        if not step.is_done(host):
+            self._answers.poll()
+        return step.is_done(host)
 
     def forget(self, host: int, number: int) -> None:
         """Notes that nobody holds an array any more; may be called by finalizers."""
@@ -333,40 +368,22 @@ class Controller:
                 oldest = self._running[0] if len(self._running) >= self.ahead else None
             if oldest is None:
                 return
-            with contextlib.suppress(HostError):
-                oldest.wait()
+            self._answers.wait(oldest.is_done)
 
-    def _listen(self) -> None:
-        """Hears what all workers say of steps, and in answer to heartbeats.
-
-        One thread for all: answers that come together take one switch of threads.
-        """
-        with selectors.DefaultSelector() as selector:
-            for host in self.hosts:
-                for connection in (host.steps, host.watch):
-                    selector.register(connection, selectors.EVENT_READ, (host, connection))
-            while selector.get_map():
-                for key, _ in selector.select(HEARTBEAT_SECONDS):
-                    self._hear_some(*key.data)
-                for key in [*selector.get_map().values()]:
-                    if key.data[0].error is not None:
-                        selector.unregister(key.fileobj)
-
-    def _hear_some(self, host: HostProcess, connection: Connection[Any]) -> None:
-        """Hears what a worker has said."""
+    def _hear_some(self, host: HostProcess) -> None:
+        """Hears what a worker has said of steps."""
         try:
-            for message in connection.receive_some():
-                self._hear(host, message)
+            host.steps.act_on_some(functools.partial(self._hear, host))
         except ConnectionEnded:
             self._lose(host, "its process has ended" + host.ending())
         except MessageError as error:
             self._lose(host, str(error))
 
-    def _take_arrays(self, host: HostProcess) -> None:
-        """Takes the bytes of arrays that a worker sends."""
+    def _listen(self, host: HostProcess, connection: Connection[Any]) -> None:
+        """Hears what a worker says besides."""
         try:
             while True:
-                self._hear(host, host.arrays.receive())
+                self._hear(host, connection.receive())
         except ConnectionEnded:
             self._lose(host, "its process has ended" + host.ending())
         except MessageError as error:
@@ -381,7 +398,7 @@ class Controller:
                 with self._lock:
                     answer = self._loading.pop((host.index, message.program), None)
                 if answer is not None:
-                    answer.set(message.error)
+                    answer.give(message.error)
             case Chunk() | Failed():
                 self._fetches.hear(host.index, message)
             case Pong():
@@ -409,6 +426,7 @@ class Controller:
         for number in itertools.count():
             if self._closed.wait(HEARTBEAT_SECONDS):
                 return
+            self._answers.poll()
             for host in self.hosts:
                 if host.error is not None:
                     continue
@@ -450,26 +468,27 @@ class Controller:
             if step.lose(host.index, host.error):
                 self._steps.pop(step.number, None)
         for answer in loading:
-            answer.set(host.error)
+            answer.give(host.error)
         self._fetches.lose(host.index, host.error)
         host.process.kill()
+        self._answers.forget(host)
         host.close()
+        self._answers.wake()
 
 
 class _Answer:
-    """Something that a host answers once."""
+    """What a host answers once: what is wrong."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self._error: str | None = None
+        self.error: str | None = None
+        self._given = False
 
-    def set(self, error: str | None) -> None:
-        self._error = error
-        self._event.set()
+    def give(self, error: str | None) -> None:
+        self.error = error
+        self._given = True
 
-    def wait(self) -> str | None:
-        self._event.wait()
-        return self._error
+    def is_given(self) -> bool:
+        return self._given
 
 
 def _cluster(hosts: Sequence[HostProcess]) -> resources.Cluster:

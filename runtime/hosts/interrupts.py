@@ -17,20 +17,17 @@ class Whole:
     def __enter__(self) -> None:
         self._pending: tuple[int, FrameType | None] | None = None
         # Python calls handlers in its main thread alone.
-        self._is_main = threading.current_thread() is threading.main_thread()
-        if self._is_main:
-            self._before = signal.getsignal(signal.SIGINT)
-            # None is a handler that was not set by Python, and cannot be set again by it.
-            self._is_main = callable(self._before)
-        if self._is_main:
-            signal.signal(signal.SIGINT, self._note)
+        self._is_set = threading.current_thread() is threading.main_thread()
+        if self._is_set:
+            self._before = signal.signal(signal.SIGINT, self._note)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._is_main:
+        if not self._is_set:
             return
-        signal.signal(signal.SIGINT, self._before)
+        # None is a handler of another language, which Python cannot set again.
+        signal.signal(signal.SIGINT, signal.SIG_DFL if self._before is None else self._before)
         if self._pending is not None and callable(self._before):
             self._before(*self._pending)
 

@@ -179,14 +179,14 @@ class Run(Message, frozen=True):
       program: its number.
       run: the number of the step.
       arguments: the numbers of the arrays that its part takes, in order.
-      results: the numbers of those that it makes.
+      first_result: the number of the first one that it makes; others follow it.
       free: the numbers of arrays that nobody holds any more.
     """
 
     program: int
     run: int
     arguments: tuple[int, ...]
-    results: tuple[int, ...]
+    first_result: int
     free: tuple[int, ...] = ()
 
 
@@ -269,13 +269,13 @@ def encode(message: Message, behind: int = 0) -> bytes:
     return _HEADER.pack(_MAGIC, PROTOCOL, len(body), behind) + body
 
 
-def lengths(header: bytes | bytearray | memoryview) -> tuple[int, int]:
+def lengths(data: bytearray, at: int = 0) -> tuple[int, int]:
     """The lengths of the message behind a header, and of the bytes of an array behind it.
 
     Raises:
       MessageError: these bytes do not begin a frame.
     """
-    magic, protocol, length, behind = _HEADER.unpack(header)
+    magic, protocol, length, behind = _HEADER.unpack_from(data, at)
     if magic != _MAGIC:
         raise MessageError("these bytes are no message of pathways")
     if protocol != PROTOCOL:
@@ -287,7 +287,7 @@ def lengths(header: bytes | bytearray | memoryview) -> tuple[int, int]:
     return length, behind
 
 
-def decode_for_worker(body: bytes) -> ToWorker:
+def decode_for_worker(body: bytes | bytearray) -> ToWorker:
     """Reads a message to a worker.
 
     Raises:
@@ -296,7 +296,7 @@ def decode_for_worker(body: bytes) -> ToWorker:
     return _decoded(_to_worker, body)
 
 
-def decode_for_controller(body: bytes) -> ToController:
+def decode_for_controller(body: bytes | bytearray) -> ToController:
     """Reads a message to the controller.
 
     Raises:
@@ -305,7 +305,7 @@ def decode_for_controller(body: bytes) -> ToController:
     return _decoded(_to_controller, body)
 
 
-def _decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+def _decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

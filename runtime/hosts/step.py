@@ -28,18 +28,15 @@ class Step:
         self._pending = set(hosts)
         self._errors: dict[int, str] = {}
         self._lost: str | None = None
-        self._changed = threading.Condition()
-        # Whoever waits is woken only for what it waits for: each needless turn costs a switch of threads.
-        self._awaited: set[int] = set()
+        self._lock = threading.Lock()
 
     def done(self, host: int, error: str | None) -> bool:
         """Notes that a host is done; True when it was the last one."""
-        with self._changed:
-            self._pending.discard(host)
+        with self._lock:
             if error is not None:
                 self._errors.setdefault(host, error)
-            if not self._pending or host in self._awaited:
-                self._changed.notify_all()
+            # Only now: who sees that it is done reads the error without a lock.
+            self._pending.discard(host)
             return not self._pending
 
     def lose(self, host: int, error: str) -> bool:
@@ -47,7 +44,7 @@ class Step:
 
         Whatever else fails does so because of it.
         """
-        with self._changed:
+        with self._lock:
             if host not in self._pending:
                 return not self._pending
             self._lost = self._lost or error
@@ -59,24 +56,16 @@ class Step:
 
     def pending(self) -> tuple[int, ...]:
         """The hosts that are not done."""
-        with self._changed:
+        with self._lock:
             return tuple(sorted(self._pending))
 
-    def wait(self, host: int | None = None) -> None:
-        """Waits until a host, or every host, is done: the death of a host ends its part too.
+    def check(self, host: int | None = None) -> None:
+        """Checks that what a host, or every host, has done went well.
 
         Raises:
           HostError: it failed.
         """
-        if not self.is_done(host):
-            with self._changed:
-                if host is not None:
-                    self._awaited.add(host)
-                while not self.is_done(host):
-                    self._changed.wait()
-        with self._changed:
-            errors = list(self._errors.values()) if host is None else [self._errors.get(host)]
-            failed = next(iter(errors), None)
-            lost = self._lost
-        if failed is not None:
-            raise HostError(f"program {self.program}: {lost or failed}")
+        if self._errors:
+            failed = next(iter(self._errors.values())) if host is None else self._errors.get(host)
+            if failed is not None:
+                raise HostError(f"program {self.program}: {self._lost or failed}")

@@ -99,9 +99,9 @@ class Store:
                 array = self._arrays[number]
         return array
 
-    def add(self, numbers: Iterable[int], arrays: Iterable[Any]) -> None:
-        """Keeps arrays that a step has made."""
-        self._arrays.update(zip(numbers, arrays, strict=True))
+    def add(self, first: int, arrays: Iterable[Any]) -> None:
+        """Keeps arrays that a step has made, by consecutive numbers."""
+        self._arrays.update(enumerate(arrays, first))
 
     def free(self, numbers: Iterable[int]) -> None:
         """Forgets arrays."""

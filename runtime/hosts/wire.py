@@ -29,7 +29,7 @@ HANDSHAKE_SECONDS = 10.0
 """How long the other side may take to prove itself."""
 
 _AT_ONCE = 1 << 16
-"""The most bytes that are read at once where messages are short."""
+"""Bytes that are read at once where messages are short."""
 
 type Place[Received] = Callable[[Received, int], memoryview]
 """Gives the memory for the bytes of an array behind a message, of their number."""
@@ -50,12 +50,13 @@ class Connection[Received]:
       place: where the bytes of arrays go; without it there may be none.
     """
 
-    def __init__(self, sock: socket.socket, decode: Callable[[bytes], Received]) -> None:
+    def __init__(self, sock: socket.socket, decode: Callable[[bytearray], Received]) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._decode = decode
         self._sending = threading.Lock()
-        self._unread = bytearray()
+        self._buffer = bytearray(_AT_ONCE)
+        self._unread = 0
         self.place: Place[Received] | None = None
 
     def fileno(self) -> int:
@@ -68,7 +69,7 @@ class Connection[Received]:
         Raises:
           ConnectionEnded: the other side is gone.
         """
-        self.send_frames(b"".join(map(encode, messages)))
+        self.send_frames(*map(encode, messages))
 
     def send_with(self, message: Message, data: memoryview) -> None:
         """Sends a message with bytes of an array; see `send`."""
@@ -95,7 +96,7 @@ class Connection[Received]:
         length, behind = lengths(header)
         body = bytearray(length)
         self._fill(memoryview(body))
-        message = self._decode(bytes(body))
+        message = self._decode(body)
         if behind:
             if self.place is None:
                 raise MessageError(f"{type(message).__name__} comes with {behind} bytes of an array")
@@ -103,32 +104,63 @@ class Connection[Received]:
         return message
 
     def receive_some(self) -> list[Received]:
-        """Reads what is there, once, and returns the messages that it completes.
+        """Waits for messages, and returns all that are there.
 
-        For connections without bytes of arrays, of which one thread reads several.
+        For connections without bytes of arrays.
 
         Raises:
           ConnectionEnded: the other side is gone.
           MessageError: it sent something that is no message.
         """
-        self._unread += self._read(_AT_ONCE)
+        while True:
+            if self._unread == len(self._buffer):
+                self._buffer += bytes(len(self._buffer))
+            # A view would keep the buffer from growing.
+            with memoryview(self._buffer) as buffer:
+                self._unread += self._read(buffer[self._unread :])
+            received, end = self._whole(self._unread)
+            if received:
+                self._buffer[: self._unread - end] = self._buffer[end : self._unread]
+                self._unread -= end
+                return received
+
+    def act_on_some(self, act: Callable[[Received], None]) -> None:
+        """Acts on all messages that are there whole.
+
+        They stay there until all is done. So what an exception ends, as that of Ctrl-C, is not lost, and
+        `act` may see the same message again. For short messages, without bytes of arrays.
+
+        Args:
+          act: acts on a message.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+          MessageError: it sent something that is no message.
+        """
+        received, end = self._whole(self._read(self._buffer, socket.MSG_PEEK))
+        for message in received:
+            act(message)
+        if end:
+            self._read(self._buffer, most=end)
+
+    def _whole(self, size: int) -> tuple[list[Received], int]:
+        """The whole messages at the beginning of the buffer, and where they end."""
         received = []
         at = 0
-        while len(self._unread) - at >= HEADER_BYTES:
+        while size - at >= HEADER_BYTES:
             body = at + HEADER_BYTES
-            length, behind = lengths(self._unread[at:body])
+            length, behind = lengths(self._buffer, at)
             if behind:
                 raise MessageError(f"a message comes with {behind} bytes of an array")
-            if len(self._unread) - body < length:
+            if size - body < length:
                 break
             at = body + length
-            received.append(self._decode(bytes(self._unread[body:at])))
-        del self._unread[:at]
-        return received
+            received.append(self._decode(self._buffer[body:at]))
+        return received, at
 
-    def _read(self, most: int) -> bytes:
+    def _read(self, buffer: bytearray | memoryview, how: int = 0, most: int = 0) -> int:
         try:
-            got = self._socket.recv(most)
+            got = self._socket.recv_into(buffer, most, how)
         except OSError as error:
             raise ConnectionEnded(f"the connection has ended: {error}") from None
         if not got:
@@ -137,13 +169,7 @@ class Connection[Received]:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            try:
-                got = self._socket.recv_into(view)
-            except OSError as error:
-                raise ConnectionEnded(f"the connection has ended: {error}") from None
-            if not got:
-                raise ConnectionEnded("the connection has ended")
-            view = view[got:]
+            view = view[self._read(view) :]
 
     def limit(self, seconds: float | None) -> None:
         """Lets sending and receiving take no longer; None for any time."""

@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -83,7 +83,8 @@ class Worker:
         self.devices = {device.id: device for device in devices}
         self.store = Store({handle.id: handle for handle in jax.devices() if handle.id in self.devices})
         self.programs: dict[int, Hosted] = {}
-        self.waiting: queue.SimpleQueue[tuple[int, list[Any], str | None]] = queue.SimpleQueue()
+        self.last = 0
+        self.waiting: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
         """Serves the controller until it says goodbye, or is gone."""
@@ -138,23 +139,27 @@ class Worker:
         """The dispatch thread: everything that has an order, in that order."""
         connection = self.connections["steps"]
         while True:
-            message = connection.receive()
-            match message:
-                case Run():
-                    self.store.free(message.free)
-                    self.run(message)
-                case Free():
-                    self.store.free(message.arrays)
-                case Fetch():
-                    self.start(self.send_array, message, self.store.get(message.array))
-                case Unload():
-                    self.programs.pop(message.program, None)
-                case Load():
-                    self.start(self.load, message)
-                case Close():
+            for message in connection.receive_some():
+                if isinstance(message, Close):
                     return
-                case _:
-                    raise _unexpected(message)
+                self.take_turn(message)
+
+    def take_turn(self, message: object) -> None:
+        """Does what a message of the dispatch thread says."""
+        match message:
+            case Run():
+                self.store.free(message.free)
+                self.run(message)
+            case Free():
+                self.store.free(message.arrays)
+            case Fetch():
+                self.start(self.send_array, message, self.store.get(message.array))
+            case Unload():
+                self.programs.pop(message.program, None)
+            case Load():
+                self.start(self.load, message)
+            case _:
+                raise _unexpected(message)
 
     def load(self, message: Load) -> None:
         """Compiles a program, and tells the controller."""
@@ -211,6 +216,10 @@ class Worker:
 
     def run(self, message: Run) -> None:
         """Issues a step."""
+        if message.run <= self.last:
+            # The controller was interrupted, and did not know whether it had asked.
+            return
+        self.last = message.run
         program = self.programs[message.program]
         taken = [self.store.get(number) for number in message.arguments]
         wrong = next((array.error for array in taken if isinstance(array, Poison)), None)
@@ -218,28 +227,31 @@ class Worker:
         program.target.begin(message.run)
         if wrong is None:
             try:
-                results = program.executable.run(cast(list[jax.Array], taken))
+                results = program.executable.run(taken)
             except Exception as error:
                 wrong = _described(error)
         if wrong is not None:
             program.target.poison(wrong)
-            results = [Poison(wrong)] * len(message.results)
-        self.store.add(message.results, results)
-        pending = [] if wrong is not None else [array for array in results if not array.is_ready()]
-        if wrong is None and len(pending) < len(results):
-            wrong = _wait([array for array in results if array.is_ready()])
-        if pending:
-            self.waiting.put((message.run, pending, wrong))
+            self.store.add(message.first_result, [Poison(wrong)] * len(program.executable.outputs))
+            self.done(message.run, wrong)
+            return
+        self.store.add(message.first_result, results)
+        if all(array.is_ready() for array in results):
+            self.done(message.run, _wait(results))
         else:
-            self.connections["steps"].send(Done(message.run, wrong))
+            self.waiting.put((message.run, results))
+
+    def done(self, run: int, wrong: str | None) -> None:
+        """Tells the controller that a step is done."""
+        self.connections["steps"].send(Done(run, wrong))
 
     def wait(self) -> None:
         """Tells the controller of every step when it is done."""
         while True:
-            run, arrays, wrong = self.waiting.get()
-            wrong = wrong or _wait(arrays)
+            run, arrays = self.waiting.get()
+            wrong = _wait(arrays)
             del arrays
-            self.connections["steps"].send(Done(run, wrong))
+            self.done(run, wrong)
 
     def send_array(self, message: Fetch, array: Any) -> None:
         """Sends what the controller fetches, when it is ready."""
