@@ -174,6 +174,15 @@ np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 """)
 
 
+def test_linear_algebra():
+    """A worker lowers nothing with JAX, which would prepare the calls of LAPACK."""
+    run("""
+pw.connect(hosts=1)
+f = pw.jit(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(4)), devices=devices.add_slice((1,), ("x",)))
+assert_equal(pw.program(lambda x: f(x))(W), np.linalg.cholesky(W @ W.T + np.eye(4)))
+""")
+
+
 def test_keys_travel():
     run("""
 pw.connect(hosts=2)
