@@ -217,6 +217,17 @@ with refused(RuntimeError, "Array has been deleted"):
 """)
 
 
+def test_slices_that_overlap_may_be_on_different_hosts():
+    run("""
+pw.connect(hosts=2)
+a, b, c = (
+    pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",), overlap=True)) for _ in range(3)
+)
+y, z = pw.program(lambda x: (a(x), c(b(a(x)))))(np.float32(0))
+assert_equal((y, z), (1, 3))
+""")
+
+
 def test_many_steps_of_several_threads():
     """All hosts take the steps in one order, however threads mix programs that go round both ways."""
     run("""
