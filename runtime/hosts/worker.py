@@ -55,6 +55,7 @@ from pathways.runtime.local.slots import aval_of
 from pathways.runtime.plan.lower import host_plans_of
 from pathways.runtime.resources.cluster import Device
 from pathways.runtime.resources.manager import Binding
+from pathways.runtime.xla import pjrt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +173,9 @@ class Worker:
             with context:
                 module = ir.Module.parse(message.module)
                 plan = host_plans_of(module, message.name, proved=True)[message.host]
+            # Where it is needed alone: it imports scipy.
+            if b"lapack_" in message.module:
+                pjrt.initialize_lapack()
             bindings = {
                 name: Binding(
                     tuple(self.devices[number] for number in message.devices[name]),

@@ -174,6 +174,15 @@ np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 """)
 
 
+def test_linear_algebra():
+    """A worker lowers nothing with JAX, which would prepare the calls of LAPACK."""
+    run("""
+pw.connect(hosts=1)
+f = pw.jit(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(4)), devices=devices.add_slice((1,), ("x",)))
+assert_equal(pw.program(lambda x: f(x))(W), np.linalg.cholesky(W @ W.T + np.eye(4)))
+""")
+
+
 def test_keys_travel():
     run("""
 pw.connect(hosts=2)
@@ -205,6 +214,17 @@ with refused(TypeError, "would fetch 2097152 bytes", "put this under pw.program"
 h.delete()
 with refused(RuntimeError, "Array has been deleted"):
     np.asarray(h)
+""")
+
+
+def test_slices_that_overlap_may_be_on_different_hosts():
+    run("""
+pw.connect(hosts=2)
+a, b, c = (
+    pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",), overlap=True)) for _ in range(3)
+)
+y, z = pw.program(lambda x: (a(x), c(b(a(x)))))(np.float32(0))
+assert_equal((y, z), (1, 3))
 """)
 
 
