@@ -19,6 +19,7 @@ import numpy as np
 from pathways.runtime.hosts.messages import (
     CHUNK,
     Chunk,
+    ClockTime,
     Close,
     DeviceLayout,
     Done,
@@ -34,10 +35,14 @@ from pathways.runtime.hosts.messages import (
     Pong,
     Put,
     Run,
+    RunTimes,
+    TraceDone,
+    TraceStarted,
     Unload,
     encode,
 )
 from pathways.runtime.hosts.shards import cut
+from pathways.runtime.hosts.tracing import HostTraces
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.resources import cluster as resources
 
@@ -226,6 +231,7 @@ class Controller:
         self._unused: collections.deque[tuple[int, int]] = collections.deque()
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self.traces = HostTraces(self.hosts, self.tell_all)
         for host in self.hosts:
             threading.Thread(
                 target=self._listen, args=(host,), name=f"pathways host {host.index}", daemon=True
@@ -236,6 +242,7 @@ class Controller:
         """Ends all workers."""
         if self._closed.is_set():
             return
+        self.traces.close()
         self._closed.set()
         for host in self.hosts:
             with contextlib.suppress(ConnectionEnded):
@@ -266,6 +273,13 @@ class Controller:
         except ConnectionEnded as error:
             self._lose(target, str(error))
             raise HostError(target.error) from None
+
+    def tell_all(self, *messages: Message) -> None:
+        """Sends messages to all hosts that are left, to all of them between the same two steps."""
+        with self._order:
+            for host in self.hosts:
+                with contextlib.suppress(HostError):
+                    self.send(host.index, *messages)
 
     def load(
         self,
@@ -451,6 +465,8 @@ class Controller:
                     fetched.fail(message.error)
             case Pong():
                 pass
+            case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
+                self.traces.hear(host.index, message)
             case _:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
@@ -499,6 +515,7 @@ class Controller:
             future.set(host.error)
         for fetched in fetching:
             fetched.fail(host.error)
+        self.traces.lose(host.index)
         host.process.kill()
         host.connection.close()
 

@@ -39,12 +39,16 @@ from pathways.runtime.hosts.messages import (
     Ping,
     Pong,
     Put,
+    ReadClock,
     Run,
+    StartTrace,
+    StopTrace,
     Unload,
     versions,
 )
 from pathways.runtime.hosts.target import Peers, WorkerTarget
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller
+from pathways.runtime.hosts.worker_tracing import WorkerTracing
 from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.slots import aval_of
@@ -130,6 +134,7 @@ class Worker:
         self.steps: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.waiting: queue.SimpleQueue[tuple[int, list[Any], str | None]] = queue.SimpleQueue()
         self.fetches: queue.SimpleQueue[tuple[Fetch, Any]] = queue.SimpleQueue()
+        self.tracing = WorkerTracing(connection)
 
     def serve(self) -> None:
         """Serves the controller until it says goodbye, or is gone."""
@@ -144,7 +149,9 @@ class Worker:
                     self.begin(message)
                 case Chunk():
                     self.fill(message)
-                case Load() | Run() | Free() | Fetch() | Unload():
+                case ReadClock():
+                    self.tracing.tell_time(message)
+                case Load() | Run() | Free() | Fetch() | Unload() | StartTrace() | StopTrace():
                     self.steps.put(message)
                 case Close():
                     return
@@ -192,6 +199,10 @@ class Worker:
                     self.programs.pop(message.program, None)
                 case Load():
                     self.connection.send(LoadDone(message.program, self.load(message)))
+                case StartTrace():
+                    self.tracing.start(message)
+                case StopTrace():
+                    self.tracing.stop(message)
 
     def load(self, message: Load) -> str | None:
         """Compiles a program; returns what is wrong with it."""
@@ -248,6 +259,7 @@ class Worker:
         taken = [self.arrays.get(number) for number in message.arguments]
         wrong = next((array.error for array in taken if isinstance(array, Poison)), None)
         results: list[Any] = []
+        self.tracing.run = message
         program.target.begin(message.run)
         if wrong is None:
             try:
