@@ -173,6 +173,8 @@ class _HostTrace:
     def start(self) -> None:
         """Has all workers record; waits until they do, but not for long."""
         self._tell_all(StartTrace(self._number))
+        # At once: nothing can be said of a host that is lost before its clock was read.
+        self._measure()
         self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._all_in(self._started), _START_SECONDS)
@@ -227,7 +229,6 @@ class _HostTrace:
         return all(host.index in hosts | self._lost for host in self._hosts)
 
     def _work(self) -> None:
-        self._measure()
         while not self._stopping.wait(_PAUSE):
             runs = self._finished()
             self._measure()
