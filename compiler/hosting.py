@@ -86,6 +86,8 @@ def compile_on_hosts(
             for host, part in plans.items()
         },
     )
+    hosts = {slice: binding.devices[0].host.index for slice, binding in bindings.items()}
+    controller.traces.add(program, program.number, plan, hosts)
     return HostCall(controller, program, plan, interface, signature)
 
 

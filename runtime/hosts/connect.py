@@ -8,7 +8,7 @@ import threading
 
 from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.starting import start
-from pathways.runtime.local import devices
+from pathways.runtime.local import devices, tracing
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -94,6 +94,7 @@ def _connect_hosts(*settings: int) -> Cluster:
     print(f"pathways: starting {settings[0]} hosts ...", file=sys.stderr, flush=True)
     started = start(*settings)
     try:
+        tracing.register(started.traces)
         cluster = devices.session.connect(lambda: started.cluster)
     except BaseException:
         started.close()

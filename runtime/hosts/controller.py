@@ -24,6 +24,7 @@ from pathways.runtime.hosts.interrupts import Whole
 from pathways.runtime.hosts.messages import (
     CHUNK,
     Chunk,
+    ClockTime,
     Close,
     DeviceLayout,
     Done,
@@ -38,11 +39,15 @@ from pathways.runtime.hosts.messages import (
     Pong,
     Put,
     Run,
+    RunTimes,
+    TraceDone,
+    TraceStarted,
     Unload,
     encode,
 )
 from pathways.runtime.hosts.shards import cut
 from pathways.runtime.hosts.step import Step
+from pathways.runtime.hosts.tracing import HostTraces
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.resources import cluster as resources
 
@@ -120,6 +125,7 @@ class Controller:
         # Appended to by finalizers, which may run anywhere: nothing else is done there.
         self._unused: list[collections.deque[int]] = [collections.deque() for _ in self.hosts]
         self._closed = threading.Event()
+        self.traces = HostTraces(self.hosts, self.tell_all)
         for host in self.hosts:
             host.arrays.place = functools.partial(self._fetches.place, host.index)
             for connection in (host.arrays, host.watch):
@@ -134,6 +140,7 @@ class Controller:
         """Ends all workers."""
         if self._closed.is_set():
             return
+        self.traces.close()
         self._closed.set()
         for host in self.hosts:
             with contextlib.suppress(ConnectionEnded):
@@ -149,6 +156,13 @@ class Controller:
     def is_whole(self) -> bool:
         """Whether no host is lost, and the cluster not closed."""
         return not self._closed.is_set() and all(host.error is None for host in self.hosts)
+
+    def tell_all(self, *messages: Message) -> None:
+        """Sends messages to all hosts that are left, to all of them between the same two steps."""
+        with self._order:
+            for host in self.hosts:
+                with contextlib.suppress(HostError):
+                    self._send(host.index, *messages)
 
     def load(
         self,
@@ -403,6 +417,8 @@ class Controller:
                 self._fetches.hear(host.index, message)
             case Pong():
                 pass
+            case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
+                self.traces.hear(host.index, message)
             case _:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
@@ -470,6 +486,7 @@ class Controller:
         for answer in loading:
             answer.give(host.error)
         self._fetches.lose(host.index, host.error)
+        self.traces.lose(host.index)
         host.process.kill()
         self._answers.forget(host)
         host.close()

@@ -249,8 +249,93 @@ class Pong(Message, frozen=True):
     number: int
 
 
-ToWorker = Challenge | Welcome | Load | Put | Chunk | Run | Free | Fetch | Unload | Ping | Close
-ToController = Hello | LoadDone | Done | Failed | Chunk | Pong
+# Traces.
+
+
+class StartTrace(Message, frozen=True):
+    """Records all steps from now on; `trace` is the number of the trace."""
+
+    trace: int
+
+
+class StopTrace(Message, frozen=True):
+    """Records no more steps; what was recorded is told."""
+
+    trace: int
+
+
+class ReadClock(Message, frozen=True):
+    """Asks for the time."""
+
+    number: int
+
+
+class TraceStarted(Message, frozen=True):
+    """All steps from now on are recorded."""
+
+    trace: int
+
+
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """When a launch, transfer, send or receipt ran; nanoseconds of the clock of the host.
+
+    Attributes:
+      step: its number among those of the host's plan.
+      dispatched: when it was handed to XLA.
+      done: when it was seen to be done, None for what cannot be waited for.
+      before: when what was watched before it was done, 0 for nothing.
+      ran: from when to when a launch ran, None where no profile says so.
+    """
+
+    step: int
+    dispatched: int
+    done: int | None
+    before: int
+    ran: tuple[int, int] | None
+
+
+class RunTimes(Message, frozen=True):
+    """When some of the steps of a host's part of a run ran; `last` with the last of them."""
+
+    trace: int
+    program: int
+    run: int
+    steps: tuple[StepTimes, ...]
+    last: bool
+
+
+class TraceDone(Message, frozen=True):
+    """All that was recorded is told."""
+
+    trace: int
+
+
+class ClockTime(Message, frozen=True):
+    """The answer to `ReadClock`: nanoseconds of a clock that never goes back."""
+
+    number: int
+    time: int
+
+
+FromTracing = TraceStarted | RunTimes | TraceDone | ClockTime
+
+ToWorker = (
+    Challenge
+    | Welcome
+    | Load
+    | Put
+    | Chunk
+    | Run
+    | Free
+    | Fetch
+    | Unload
+    | Ping
+    | Close
+    | StartTrace
+    | StopTrace
+    | ReadClock
+)
+ToController = Hello | LoadDone | Done | Failed | Chunk | Pong | FromTracing
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

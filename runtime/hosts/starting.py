@@ -62,6 +62,8 @@ def start(count: int, devices_per_host: int, ahead: int) -> Controller:
 
 def _spawn(port: int, secret: bytes, devices: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    # The controller writes what its workers record.
+    environment.pop("PW_TRACE", None)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "pathways.runtime.hosts.worker"],
         stdin=subprocess.PIPE,

@@ -42,13 +42,17 @@ from pathways.runtime.hosts.messages import (
     Ping,
     Pong,
     Put,
+    ReadClock,
     Run,
+    StartTrace,
+    StopTrace,
     Unload,
     versions,
 )
 from pathways.runtime.hosts.store import Poison, Store
 from pathways.runtime.hosts.target import Peers, WorkerTarget
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller
+from pathways.runtime.hosts.worker_tracing import WorkerTracing
 from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.slots import aval_of
@@ -85,6 +89,7 @@ class Worker:
         self.store = Store({handle.id: handle for handle in jax.devices() if handle.id in self.devices})
         self.programs: dict[int, Hosted] = {}
         self.last = 0
+        self.tracing = WorkerTracing(connections["watch"])
         self.waiting: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -133,6 +138,8 @@ class Worker:
             match message:
                 case Ping():
                     connection.send(Pong(message.number))
+                case ReadClock():
+                    self.tracing.tell_time(message)
                 case _:
                     raise _unexpected(message)
 
@@ -159,6 +166,10 @@ class Worker:
                 self.programs.pop(message.program, None)
             case Load():
                 self.start(self.load, message)
+            case StartTrace():
+                self.tracing.start(message)
+            case StopTrace():
+                self.tracing.stop(message)
             case _:
                 raise _unexpected(message)
 
@@ -228,6 +239,7 @@ class Worker:
         taken = [self.store.get(number) for number in message.arguments]
         wrong = next((array.error for array in taken if isinstance(array, Poison)), None)
         results: list[Any] = []
+        self.tracing.run = message
         program.target.begin(message.run)
         if wrong is None:
             try:

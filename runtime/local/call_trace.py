@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from pathways.runtime.plan.plan import Launch, Plan, Release, Send, Slot
 from pathways.runtime.timelines.events import SECONDS
@@ -28,8 +29,27 @@ class Seen:
     before: int
 
 
+@dataclasses.dataclass(frozen=True)
+class RecordedCall:
+    """What was recorded of one call; the arguments of `timeline_of_call`.
+
+    Attributes:
+      name: what the sink of the recorder calls it.
+    """
+
+    name: Any
+    plan: Plan
+    seen: Mapping[int, Seen]
+    ran: Mapping[int, tuple[int, int]]
+    hosts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
 def timeline_of_call(
-    plan: Plan, seen: Mapping[int, Seen], ran: Mapping[int, tuple[int, int]], title: str
+    plan: Plan,
+    seen: Mapping[int, Seen],
+    ran: Mapping[int, tuple[int, int]],
+    title: str,
+    hosts: Mapping[str, int] | None = None,
 ) -> tuple[int, Timeline]:
     """When the first event began, in nanoseconds, and the timeline in seconds from there on.
 
@@ -38,16 +58,18 @@ def timeline_of_call(
 
     Args:
       plan: the plan of the program.
-      seen: what was seen of each launch and transfer, by the number of its step.
+      seen: what was seen of each launch and transfer, by the number of its step; one that is missing, as
+        its host was lost, is left out.
       ran: when launches really ran, by the number of the step, on the same clock.
       title: the title of the timeline.
+      hosts: the host of each slice, where the program runs on several.
     """
     done = _done(plan, seen, ran)
     steps: dict[int, tuple[int, int, int | None]] = {}
     ready: dict[Slot, tuple[int, int | None]] = {}
     on_slice: dict[str, tuple[int, int | None]] = {}
     for n, step in enumerate(plan.steps):
-        if isinstance(step, Send | Release):
+        if n not in seen or isinstance(step, Send | Release):
             continue
         waits: list[tuple[int, int | None]] = [(seen[n].dispatched, None)]
         waits += [ready[slot] for slot in step.operands if slot in ready]
@@ -76,7 +98,7 @@ def timeline_of_call(
         )
         for n, (start, end, after) in steps.items()
     }
-    return origin, timeline_of(plan, spans, SECONDS, title)
+    return origin, timeline_of(plan, spans, SECONDS, title, hosts)
 
 
 def _done(plan: Plan, seen: Mapping[int, Seen], ran: Mapping[int, tuple[int, int]]) -> dict[int, int]:
@@ -84,7 +106,7 @@ def _done(plan: Plan, seen: Mapping[int, Seen], ran: Mapping[int, tuple[int, int
     done: dict[int, int] = {}
     limits: dict[Slot | str, int] = {}
     for n, step in reversed(list(enumerate(plan.steps))):
-        if isinstance(step, Send | Release):
+        if n not in seen or isinstance(step, Send | Release):
             continue
         within: list[Slot | str] = [step.slice] if isinstance(step, Launch) else []
         moments = [limits[key] for key in (*step.results, *within) if key in limits]

@@ -329,7 +329,7 @@ class _Writer:
     def before(self, name: str) -> None:
         """Writes what comes before a launch, or before transfers, with that name."""
 
-    def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
+    def after(self, steps: Sequence[Launch | Transfer | Send | Receive]) -> None:
         """Writes what comes behind a launch or transfers, of which these have no token."""
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
@@ -358,7 +358,7 @@ class _Writer:
         self.before(label)
         text = f"{self.value('send', self.host.send(send))}({self.read(send.operands)})"
         self.step(text, label, send.operands, step=send)
-        self.after([])
+        self.after([send])
 
     def receive(self, receive: Receive) -> None:
         label = f"{_label([receive])} (host {receive.peer})"
@@ -420,7 +420,7 @@ class _Spanner(_Writer):
         self.line(self.indent, f"with {self.span}({name!r}):")
         self.indent += 1
 
-    def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
+    def after(self, steps: Sequence[Launch | Transfer | Send | Receive]) -> None:
         self.indent -= 1
 
 
@@ -470,13 +470,13 @@ class _Reporter(_Spanner):
             self.step(f"{self.value('keep', kernel.keep_token)}(token)", launch.label, ())
         self.report(launch, "token, ")
 
-    def after(self, steps: Sequence[Launch | Transfer | Receive]) -> None:
+    def after(self, steps: Sequence[Launch | Transfer | Send | Receive]) -> None:
         super().after(steps)
         for step in steps:
             lasting = [slot for slot in step.results if self.observer.lasting(slot)]
             self.report(step, "".join(f"{self.places[slot]}, " for slot in lasting))
 
-    def report(self, step: Launch | Transfer | Receive, waited_for: str) -> None:
+    def report(self, step: Launch | Transfer | Send | Receive, waited_for: str) -> None:
         self.line(self.indent, f"note(({self.numbers[id(step)]}, at, ({waited_for})))")
         self.noted += 1
         if self.noted % _NOTES == 0:

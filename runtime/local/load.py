@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 
 from pathways.runtime.local import codegen, failures, memory, tracing
 from pathways.runtime.local.devices import devices_of, mesh_of
+from pathways.runtime.local.recorder import ProgramTrace, Recorder
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
 from pathways.runtime.local.target import LocalTarget
 from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result, Slot
@@ -99,11 +100,12 @@ class Executable:
         self._untraced = self.run
         tracing.register(self)
 
-    def observe(self, observer: codegen.StepObserver | None) -> None:
+    def observe(self, recorder: Recorder | None) -> None:
         """Reports every call from now on, or none any more."""
-        if observer is None:
+        if recorder is None:
             self.run = self._untraced
         else:
+            observer = ProgramTrace(recorder, self.plan, self.profiled)
             self.run = self._generate(span=TraceAnnotation, observer=observer).run
 
 

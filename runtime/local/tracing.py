@@ -1,45 +1,24 @@
-"""Records what programs do, step by step, without waiting for it: `pw.trace` and PW_TRACE.
-
-While a trace is recorded, programs run by other generated functions, which note when each launch and transfer
-was dispatched and hand what can be waited for (the token of an execution, an array that arrives) to threads,
-one for each slice and link, which note when it was done. A program that is not traced runs by the function
-that it has always had.
-
-When launches ran is read from a profile that this process takes of XLA. Threads that wait are woken too late
-to tell, and of a launch that no profile has, its times are estimated from what they saw. A transferred array
-that its reader donates cannot be waited for. Its transfer counts as done when its source was ready.
-"""
+"""Which trace is being recorded, by whom, and into which file: `pw.trace` and PW_TRACE."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
+import itertools
 import os
-import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from pathways.runtime.local.call_trace import Seen, timeline_of_call
-from pathways.runtime.plan.plan import Launch, Plan, Release, Send, Slot
-from pathways.runtime.timelines.events import EventLog
+from pathways.runtime.local.call_trace import RecordedCall, timeline_of_call
+from pathways.runtime.local.recorder import Recorder, Sink
 from pathways.runtime.timelines.trace_file import TraceFile
-from pathways.runtime.xla.profile import Moments, Profile
 
 _NANOSECOND = 1e-9
-_PAUSE = 1.0
-"""Seconds from one time that finished steps are written to the next: writing holds up the other threads."""
-_LONGEST = 30.0
-"""Seconds after which a piece of a profile, some MB a second, ends at the cost of the calls under way."""
-_LAUNCH_IDS = range(2**30, 2**31)
-"""XLA counts other launches itself: from 0, or from a hash of what is launched."""
-
-_Place = tuple[str, ...]
-"""A slice, or the two slices of a link: what one thread watches."""
 
 
 @contextlib.contextmanager
@@ -47,7 +26,9 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Records every call of a program while the context is entered.
 
     The file is for Perfetto (ui.perfetto.dev) and for `pw-viz`, and grows with each step. Leaving the context
-    waits until all steps are done. With PW_TRACE=<path> in the environment all of a process is recorded.
+    waits until all steps are done. With PW_TRACE=<path> in the environment all of a process is recorded. Of
+    programs on hosts, the controller writes what all hosts did, on one clock; a host that is lost meanwhile
+    is missing from then on, and a warning names it.
 
     Args:
       path: the file to write; an existing one is replaced.
@@ -64,35 +45,103 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
               params = step(params, batch)
       ```
     """
-    recorder = _start(Path(path))
+    recorder = start(lambda: FileSink(Path(path)))
     try:
         yield
     finally:
-        _stop(recorder)
+        end(recorder)
+        recorder.close()
 
 
 class Traceable(Protocol):
-    """A loaded program that can be traced."""
+    """What takes part in traces: a loaded program, or the workers of a cluster."""
 
-    plan: Plan
-    profiled: bool
-
-    def observe(self, observer: ProgramTrace | None) -> None:
+    def observe(self, recorder: Recorder | None) -> None:
         """Reports every call from now on, or none any more."""
 
 
+class FileSink:
+    """Writes the calls of a trace to a file; any thread may.
+
+    Args:
+      path: the file; an existing one is replaced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = TraceFile(path)
+        self._began = time.monotonic_ns()
+        self._calls = itertools.count()
+        self._writing = threading.Lock()
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def begin(self) -> int:
+        """How many calls were begun before."""
+        return next(self._calls)
+
+    def take(self, calls: Iterable[RecordedCall]) -> None:
+        """Writes calls that are done."""
+        for call in calls:
+            origin, timeline = timeline_of_call(
+                call.plan, call.seen, call.ran, f"measured, step {call.name}", call.hosts
+            )
+            with self._writing:
+                self._file.append(timeline, (origin - self._began) * _NANOSECOND)
+
+    def close(self) -> None:
+        """Ends the file."""
+        with self._writing:
+            self._file.close()
+
+
 _state = threading.RLock()
-_programs: weakref.WeakSet[Any] = weakref.WeakSet()
+_traceable: weakref.WeakSet[Any] = weakref.WeakSet()
 _current: Recorder | None = None
 
 
-def register(program: Traceable) -> None:
-    """Lets a program that was loaded take part in traces, from now on."""
+def register(one: Traceable) -> None:
+    """Lets a program that was loaded, or the workers of a cluster, take part in traces, from now on.
+
+    Raises:
+      OSError: PW_TRACE names no file that can be written.
+    """
     _start_from_environment()
     with _state:
-        _programs.add(program)
+        _traceable.add(one)
         if _current is not None:
-            program.observe(ProgramTrace(_current, program.plan, program.profiled))
+            one.observe(_current)
+
+
+def start(make_sink: Callable[[], Sink]) -> Recorder:
+    """Records every call from now on.
+
+    Args:
+      make_sink: opens what takes the calls.
+
+    Raises:
+      RuntimeError: another trace is being recorded.
+    """
+    global _current
+    with _state:
+        if _current is not None:
+            raise RuntimeError(f"a trace is being recorded to {_current.sink} already")
+        _current = Recorder(make_sink())
+        for one in list(_traceable):
+            one.observe(_current)
+        return _current
+
+
+def end(recorder: Recorder) -> None:
+    """Records no call that begins from now on; those before are waited for by `recorder.close()`."""
+    global _current
+    with _state:
+        if _current is not recorder:
+            return
+        _current = None
+        for one in list(_traceable):
+            one.observe(None)
 
 
 @functools.cache
@@ -101,246 +150,12 @@ def _start_from_environment() -> None:
     if not path:
         return
     try:
-        recorder = _start(Path(path))
+        recorder = start(lambda: FileSink(Path(path)))
     except OSError as error:
         raise OSError(error.errno, f"PW_TRACE names no file to write: {error.strerror}", path) from None
-    atexit.register(_stop, recorder)
 
+    def finish() -> None:
+        end(recorder)
+        recorder.close()
 
-def _start(path: Path) -> Recorder:
-    global _current
-    with _state:
-        if _current is not None:
-            raise RuntimeError(f"a trace is being recorded to {_current.path} already")
-        _current = Recorder(path)
-        for program in list(_programs):
-            program.observe(ProgramTrace(_current, program.plan, program.profiled))
-        return _current
-
-
-def _stop(recorder: Recorder) -> None:
-    global _current
-    with _state:
-        _current = None
-        for program in list(_programs):
-            program.observe(None)
-    recorder.close()
-
-
-_Note = tuple[int, int, tuple[Any, ...]]
-"""The number of a step, when it was dispatched, and what can be waited for."""
-
-
-class _CallTrace:
-    """One call of a program.
-
-    Attributes:
-      number: how many calls were begun before it.
-      first_launch_id: the `launch_id` of a launch is this and the number of its step.
-      profile: the piece of a profile in which it began; None while none is taken.
-      seen: what was seen of each step, by its number.
-    """
-
-    def __init__(
-        self,
-        program: ProgramTrace,
-        recorder: Recorder,
-        number: int,
-        first_launch_id: int,
-        profile: Profile | None,
-    ) -> None:
-        self.program = program
-        self.recorder = recorder
-        self.number = number
-        self.first_launch_id = first_launch_id
-        self.profile = profile
-        self.seen: dict[int, Seen] = {}
-        self._notes: list[_Note] = []
-        self.note = self._notes.append
-
-    def hand_over(self) -> None:
-        """Gives what was noted to the threads that wait for it."""
-        by_place: dict[_Place, list[_Note]] = {}
-        for note in self._notes:
-            by_place.setdefault(self.program.places[note[0]], []).append(note)
-        self._notes.clear()
-        for place, notes in by_place.items():
-            self.recorder.watcher(place).put((self, notes))
-
-    def timeline(self, executions: Mapping[int, list[Moments]]) -> tuple[int, EventLog]:
-        """When the first event began, and the timeline from there on."""
-        plan = self.program.plan
-        ran = {}
-        for n, step in enumerate(plan.steps):
-            on_devices = executions.get(self.first_launch_id + n, ())
-            # From when all devices are at it: a device is at one launch at a time, so these do not overlap.
-            if isinstance(step, Launch) and len(on_devices) == plan.slices[step.slice].size:
-                begun, ended = zip(*on_devices, strict=True)
-                ran[n] = max(begun), max(ended)
-        return timeline_of_call(plan, self.seen, ran, f"measured, step {self.number}")
-
-
-class ProgramTrace:
-    """What the traced function of one program reports to; see `codegen.generate`.
-
-    Args:
-      recorder: what writes it down.
-      plan: the plan of the program.
-      profiled: whether a profile says when its launches ran.
-    """
-
-    now = staticmethod(time.monotonic_ns)
-
-    def __init__(self, recorder: Recorder, plan: Plan, profiled: bool) -> None:
-        self.plan = plan
-        self.profiled = profiled
-        self.places: dict[int, _Place] = {
-            n: (step.slice,) if isinstance(step, Launch) else (step.src, step.dst)
-            for n, step in enumerate(plan.steps)
-            if not isinstance(step, Send | Release)
-        }
-        self._donated = frozenset(
-            slot for step in plan.steps if isinstance(step, Launch) for slot in plan.donated_operands(step)
-        )
-        self._recorder = recorder
-
-    def begin(self) -> _CallTrace:
-        """Begins the record of a call."""
-        return self._recorder.begin(self)
-
-    def lasting(self, slot: Slot) -> bool:
-        """Whether an array can be waited for at any time: no later step donates it."""
-        return slot not in self._donated
-
-
-class Recorder:
-    """Writes the calls of programs to a trace file until it is closed.
-
-    About once a second calls that begin are held up, for as long as calls that are under way take but for
-    no more than another second, and the profile is read up to there. What runs while a profile is read
-    would be missing in it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = TraceFile(path)
-        self._began = time.monotonic_ns()
-        self._lock = threading.Lock()
-        self._calls = 0
-        self._next_launch_id = _LAUNCH_IDS.start
-        # Held while a call begins, and while all have to wait.
-        self._gate = threading.Lock()
-        self._profile: Profile | None = None
-        # A call that fails is forgotten by all others.
-        self._under_way: weakref.WeakSet[_CallTrace] = weakref.WeakSet()
-        self._watchers: dict[_Place, tuple[queue.SimpleQueue[Any], threading.Thread]] = {}
-        self._finished: queue.SimpleQueue[_CallTrace] = queue.SimpleQueue()
-        self._closing = threading.Event()
-        self._writer = threading.Thread(target=self._write, name="pathways trace", daemon=True)
-        self._writer.start()
-
-    def begin(self, program: ProgramTrace) -> _CallTrace:
-        """Begins the record of a call."""
-        with self._gate:
-            if self._profile is None and program.profiled and not self._closing.is_set():
-                self._profile = Profile.start()
-            if self._next_launch_id + len(program.plan.steps) > _LAUNCH_IDS.stop:
-                self._next_launch_id = _LAUNCH_IDS.start
-            call = _CallTrace(program, self, self._calls, self._next_launch_id, self._profile)
-            self._calls += 1
-            self._next_launch_id += len(program.plan.steps)
-            self._under_way.add(call)
-        return call
-
-    def watcher(self, place: _Place) -> queue.SimpleQueue[Any]:
-        """Takes what happens at one place, in order, with the call that it belongs to."""
-        with self._lock:
-            if place not in self._watchers:
-                notes: queue.SimpleQueue[Any] = queue.SimpleQueue()
-                name = f"pathways trace {' -> '.join(place)}"
-                thread = threading.Thread(target=self._watch, args=(notes,), name=name, daemon=True)
-                self._watchers[place] = notes, thread
-                thread.start()
-            return self._watchers[place][0]
-
-    def close(self) -> None:
-        """Waits until everything dispatched is done and written. A call that failed is left out."""
-        # A call in another thread may still come to a place that is new.
-        while self._watchers:
-            with self._lock:
-                _, (notes, thread) = self._watchers.popitem()
-            notes.put(None)
-            thread.join()
-        self._closing.set()
-        self._writer.join()
-        self._file.close()
-
-    def _watch(self, handed_over: queue.SimpleQueue[Any]) -> None:
-        before = 0
-        while (handed := handed_over.get()) is not None:
-            call, notes = handed
-            # Nothing is kept alive once it was waited for.
-            del handed
-            for step, dispatched, waited_for in _consume(notes):
-                for one in waited_for:
-                    # What goes wrong is for the reader of the results to find out.
-                    with contextlib.suppress(Exception):
-                        _wait(one)
-                done = time.monotonic_ns() if waited_for else None
-                self._note(call, step, Seen(dispatched, done, before))
-                before = done or before
-                del waited_for
-            del call, notes
-
-    def _note(self, call: _CallTrace, step: int, seen: Seen) -> None:
-        with self._lock:
-            call.seen[step] = seen
-            complete = len(call.seen) == len(call.program.places)
-        if complete:
-            self._finished.put(call)
-            self._under_way.discard(call)
-
-    def _write(self) -> None:
-        read = time.monotonic()
-        while not self._closing.wait(_PAUSE):
-            with self._gate:
-                late = time.monotonic() - read > _LONGEST
-                if self._profile is not None and not self._calls_end() and not late:
-                    continue
-                timelines = self._read()
-            self._append(timelines)
-            read = time.monotonic()
-        with self._gate:
-            timelines = self._read()
-        self._append(timelines)
-
-    def _calls_end(self) -> bool:
-        """Waits until no call is under way, but not for long: one may wait for another that is held up."""
-        end = time.monotonic() + _PAUSE
-        while self._under_way and time.monotonic() < end:
-            time.sleep(1e-3)
-        return not self._under_way
-
-    def _read(self) -> Iterator[tuple[int, EventLog]]:
-        """Ends the piece of the profile; makes the timelines of all calls that are done."""
-        profile, self._profile = self._profile, None
-        executions = {} if profile is None else profile.stop()
-        calls = [self._finished.get_nowait() for _ in range(self._finished.qsize())]
-        # One that was under way when its piece ended is not in it as a whole.
-        return (call.timeline(executions if call.profile is profile else {}) for call in calls)
-
-    def _append(self, timelines: Iterable[tuple[int, EventLog]]) -> None:
-        for origin, timeline in timelines:
-            self._file.append(timeline, (origin - self._began) * _NANOSECOND)
-
-
-def _wait(what: Any) -> None:
-    """Waits for a token, an array, or its shards."""
-    for one in what if isinstance(what, list | tuple) else (what,):
-        one.block_until_ready()
-
-
-def _consume(notes: list[_Note]) -> Iterator[_Note]:
-    notes.reverse()
-    while notes:
-        yield notes.pop()
+    atexit.register(finish)

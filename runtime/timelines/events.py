@@ -86,6 +86,7 @@ class EventLog:
       slices: the names of the slices, in the order of the program.
       events: all launches and transfers; an event reads only what events before it made.
       memory: the live bytes on each slice, over all its devices, without temporaries inside computations.
+      hosts: the number of the host that each slice is on, where the program runs on several.
     """
 
     program: str
@@ -94,6 +95,7 @@ class EventLog:
     slices: tuple[str, ...]
     events: tuple[TimelineEvent, ...] = dataclasses.field(repr=False)
     memory: Mapping[str, Curve] = dataclasses.field(default_factory=dict, repr=False)
+    hosts: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def step_time(self) -> float:

@@ -36,14 +36,22 @@ class StepSpan:
     estimated: bool = False
 
 
-def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str) -> Timeline:
+def timeline_of(
+    plan: Plan,
+    spans: Mapping[int, StepSpan],
+    unit: str,
+    title: str,
+    hosts: Mapping[str, int] | None = None,
+) -> Timeline:
     """The timeline of a plan whose steps ran at these times.
 
     Args:
       plan: the plan.
-      spans: for each launch, transfer and receive, by the number of its step, when it ran.
+      spans: for each launch, transfer and receive, by the number of its step, when it ran. Where one is
+        missing, because nobody saw it, the memory of its slice is not known.
       unit: the unit of the times.
       title: the title of the timeline.
+      hosts: the host of each slice, where the program runs on several.
     """
     numbers = {step: n for n, step in enumerate(spans)}
     made_by: dict[Slot, int] = {}
@@ -86,7 +94,7 @@ def timeline_of(plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str
     # What is received comes from slices of other hosts.
     sources = [step.src for step in plan.steps if isinstance(step, Receive)]
     slices = tuple(dict.fromkeys([*plan.slices, *sources]))
-    return Timeline(plan.name, title, unit, slices, tuple(events), _memory(plan, spans))
+    return Timeline(plan.name, title, unit, slices, tuple(events), _memory(plan, spans), hosts or {})
 
 
 def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
@@ -94,16 +102,23 @@ def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
     last reader is done."""
     # When the last step that reads or fills a slot is done, and its number.
     last: dict[Slot, tuple[float, int]] = {}
-    curves: dict[str, list[_Change]] = {name: [] for name in plan.slices}
+    unknown = {
+        step.slice if isinstance(step, Launch) else step.dst
+        for n, step in enumerate(plan.steps)
+        if n not in spans and not isinstance(step, Send | Release)
+    }
+    curves: dict[str, list[_Change]] = {name: [] for name in plan.slices if name not in unknown}
 
     def change(slot: Slot, moment: _Moment, sign: int) -> None:
         slice = plan.slot_slices[slot]
+        if slice in unknown:
+            return
         curves[slice].append((moment, sign * plan.shard_type(slot).nbytes * plan.slices[slice].size))
 
     for changes in slot_changes(plan):
         n = changes.step
         step = None if n == BEFORE else plan.steps[n]
-        if isinstance(step, Send):
+        if isinstance(step, Send) or (step is not None and n not in spans and not isinstance(step, Release)):
             continue
         if isinstance(step, Release):
             for slot in changes.ended:

@@ -133,8 +133,11 @@ def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog
     yield f"<h2>{escape(timeline.title)} <small>{escape(_caption(timeline))}</small></h2>"
     yield f'<div class="scroll"><div class="panel" style="height:{height}px"><div class="names">'
     places = {name: f'style="top:{_top(n)}px;height:{_LANE}px"' for n, name in enumerate(rows)}
-    for name, place in places.items():
+    hosts = {name: host for other in timelines for name, host in other.hosts.items()}
+    for n, (name, place) in enumerate(places.items()):
         yield f'<div class="name" {place}>{escape(name)}</div>'
+        if name in hosts:
+            yield f'<div class="host" style="top:{_top(n) + _LANE}px">host {hosts[name]}</div>'
     yield "</div>"
     for name, place in places.items():
         if name in timeline.slices:

@@ -2,8 +2,9 @@
 
 The format is the JSON array of Chrome's trace events, one event per line. Each slice is a process: a row of
 launches, rows of what it sends, and a counter of its live bytes; arrows lead from the launch that makes a
-value over its transfer to the launch that reads it. Steps are appended as they come. The closing bracket may
-be missing, so that the file of a process that was killed is a trace all the same.
+value over its transfer to the launch that reads it. Slices on several hosts name their hosts, and stand in
+the order of them. Steps are appended as they come. The closing bracket may be missing, so that the file of a
+process that was killed is a trace all the same.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _LAUNCHES = 1
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _HEADER = "pathways step"
+_HOST_ROWS = 1 << 20
+"""More than there are slices."""
 _OPTIONAL = ("microbatch", "dst", "after")
 
 
@@ -80,10 +83,13 @@ class TraceFile:
         for name in timeline.slices:
             if name not in self._processes:
                 self._processes[name] = pid = len(self._processes) + 1
-                yield _metadata("process_name", pid, 0, name=name)
-                yield _metadata("process_sort_index", pid, 0, sort_index=pid)
+                host = timeline.hosts.get(name)
+                shown = name if host is None else f"{name} (host {host})"
+                yield _metadata("process_name", pid, 0, name=shown, slice=name)
+                order = pid + _HOST_ROWS * (host or 0)
+                yield _metadata("process_sort_index", pid, 0, sort_index=order)
                 yield _metadata("thread_name", pid, _LAUNCHES, name="launches")
-        about = {field: getattr(timeline, field) for field in ("program", "title", "unit", "slices")}
+        about = {field: getattr(timeline, field) for field in ("program", "title", "unit", "slices", "hosts")}
         yield {
             "name": _HEADER,
             "ph": "i",
@@ -191,7 +197,7 @@ def read_trace(text: str | bytes) -> list[EventLog]:
         for event in events:
             args = event.get("args", {})
             if event["ph"] == "M" and event["name"] == "process_name":
-                processes[event["pid"]] = args["name"]
+                processes[event["pid"]] = args.get("slice", args["name"])
             elif event["name"] == _HEADER:
                 steps.append(_RecordedStep(event["ts"], args))
             elif steps:
@@ -249,6 +255,7 @@ class _RecordedStep:
             slices,
             tuple(self.events),
             memory,
+            {str(name): int(host) for name, host in self.about.get("hosts", {}).items()},
         )
 
 

@@ -18,8 +18,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime.local import tracing
-from pathways.runtime.local.tracing import Recorder
+from pathways.runtime.local import recorder
+from pathways.runtime.local.recorder import Recorder
+from pathways.runtime.local.tracing import FileSink
 from pathways.runtime.plan.plan import Launch, Transfer
 from pathways.runtime.timelines.trace_file import read_trace
 
@@ -130,7 +131,7 @@ def test_within_a_profile_of_jax_times_are_estimated(step, tmp_path):
 
 
 def test_a_profile_is_read_in_pieces_between_calls(step, tmp_path, monkeypatch):
-    monkeypatch.setattr(tracing, "_PAUSE", 0.02)
+    monkeypatch.setattr(recorder, "_PAUSE", 0.02)
     compiled, x = step
     state = params()
     with pw.trace(tmp_path / "run.json"):
@@ -142,8 +143,8 @@ def test_a_profile_is_read_in_pieces_between_calls(step, tmp_path, monkeypatch):
 
 
 def test_calls_under_way_when_a_piece_has_to_end_are_estimated(step, tmp_path, monkeypatch):
-    monkeypatch.setattr(tracing, "_PAUSE", 0.02)
-    monkeypatch.setattr(tracing, "_LONGEST", 0)
+    monkeypatch.setattr(recorder, "_PAUSE", 0.02)
+    monkeypatch.setattr(recorder, "_LONGEST", 0)
     compiled, x = step
     slow = pw.jit(
         lambda x: jax.lax.fori_loop(0, 600, lambda _, y: jnp.tanh(y @ x), x),
@@ -207,7 +208,7 @@ def test_computations_with_callbacks_are_recorded(tmp_path):
 
 
 def test_a_trace_ends_while_another_thread_comes_to_a_new_place(tmp_path):
-    recorder = Recorder(tmp_path / "run.json")
+    recording = Recorder(FileSink(tmp_path / "run.json"))
     ending = threading.Event()
 
     class Late:
@@ -215,13 +216,13 @@ def test_a_trace_ends_while_another_thread_comes_to_a_new_place(tmp_path):
 
         def block_until_ready(self):
             ending.wait()
-            recorder.watcher(("s2",)).put((call, []))
+            recording.watcher(("s2",)).put((call, []))
 
     call = types.SimpleNamespace(seen={}, program=types.SimpleNamespace(places=[0, 1]))
     for place in ("s0", "s1"):
-        recorder.watcher((place,)).put((call, [(0, 0, (Late(),))]))
+        recording.watcher((place,)).put((call, [(0, 0, (Late(),))]))
     threading.Timer(0.1, ending.set).start()
-    recorder.close()
+    recording.close()
     assert not any(thread.name.startswith("pathways trace") for thread in threading.enumerate())
 
 

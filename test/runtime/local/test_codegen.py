@@ -199,7 +199,7 @@ def test_a_function_that_reports_its_steps_reports_what_it_receives():
         return contextlib.nullcontext()
 
     assert make(steps, (1, 2), 3, span=span, observer=Observer()).run(["x"]) == ["c1#0", "c1#1"]
-    assert notes == [(1, 0, ("c1#0",))]
+    assert notes == [(0, 0, ()), (1, 0, ("c1#0",))]
     assert spans == ["s0 -> s2 (host 1)", "s2 -> s0 (host 1)"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -44,6 +45,16 @@ def test_the_page_needs_nothing_else(timelines):
     assert not [element for element in root.iter() if {"src", "href"} & set(element.keys())]
     without_names = page.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|//\w+\.|url\((?!#)|@import|fetch\(|XMLHttpRequest|import\(", without_names)
+
+
+def test_rows_name_the_hosts_of_their_slices(timelines):
+    """Of all timelines of a page, whoever knows them."""
+    planned, measured = timelines
+    hosts = {name: n for n, name in enumerate(measured.slices)}
+    root = parsed(page_of([planned, dataclasses.replace(measured, hosts=hosts)]))
+    said = [element.text for element in root.iter("div") if element.get("class") == "host"]
+    assert said == ["host 0", "host 1", "host 2"] * 2
+    assert not [e for e in parsed(page_of(timelines)).iter("div") if e.get("class") == "host"]
 
 
 def test_every_event_is_drawn_in_its_row_and_at_its_time(timelines):

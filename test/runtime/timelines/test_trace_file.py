@@ -52,6 +52,23 @@ def test_what_is_estimated_stays_so(timeline, path):
     assert [event.estimated for event in read.events] == [True] + [False] * len(others)
 
 
+def test_slices_are_named_and_sorted_by_their_hosts(timeline, path):
+    first, second, third = timeline.slices
+    hosts = {first: 1, second: 0, third: 1}
+    dataclasses.replace(timeline, hosts=hosts).save_trace(path)
+    (read,) = read_trace(path.read_bytes())
+    assert (read.hosts, read.slices) == (hosts, timeline.slices)
+    assert all(read.peak_bytes(name) > 0 for name in read.slices)
+    events = json.loads(path.read_text())
+    named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    order = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
+    assert [named[pid] for pid in sorted(order, key=order.__getitem__)] == [
+        f"{second} (host 0)",
+        f"{first} (host 1)",
+        f"{third} (host 1)",
+    ]
+
+
 def test_a_trace_is_in_the_format_of_trace_events(timeline, path):
     timeline.save_trace(path)
     events = json.loads(path.read_text())

@@ -1,0 +1,102 @@
+"""Traces of programs on hosts. Each test is a controller with workers of its own."""
+
+from __future__ import annotations
+
+import json
+
+from test_hosts import run
+
+from pathways.runtime.timelines.trace_file import read_trace
+
+PROGRAM = """
+a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))
+
+
+@pw.program(schedule="gpipe")
+def step(w, x):
+    loss = lambda w, x: (b(w[1], a(w[0], x)) ** 2).mean()
+    return pw.accumulate(jax.value_and_grad(loss), 4)(w, x)
+
+
+"""
+
+
+def backwards(timeline) -> float:
+    """By how many seconds an event begins before what it reads was made, at most."""
+    return max(timeline.events[n].end - event.start for event in timeline.events for n in event.reads)
+
+
+def test_all_hosts_are_in_one_trace_on_one_clock(tmp_path):
+    run(f"""
+pw.connect(hosts=2)
+{PROGRAM}
+before = step((W, W), X)
+for name in ("first", "second"):
+    with pw.trace(f"{tmp_path}/{{name}}.json"):
+        for _ in range(3):
+            traced = step((W, W), X)
+assert_equal(traced, jax.tree.map(np.asarray, before))
+planned = step.lower((W, W), X).compile().timeline()
+planned.save_trace("{tmp_path}/planned.json")
+""")
+    (planned,) = read_trace((tmp_path / "planned.json").read_bytes())
+    for name in ("first", "second"):
+        text = (tmp_path / f"{name}.json").read_text()
+        timelines = read_trace(text)
+        assert [timeline.title for timeline in timelines] == [f"measured, step {n}" for n in range(3)]
+        for timeline in timelines:
+            assert timeline.hosts == {"s0": 0, "s1": 1}
+            assert [e.label for e in timeline.events] == [e.label for e in planned.events]
+            assert not any(event.estimated for event in timeline.launches)
+            # By how much clocks may differ here.
+            assert backwards(timeline) < 1e-3
+            assert all(timeline.peak_bytes(slice) > 0 for slice in timeline.slices)
+        events = json.loads(text)
+        named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+        assert list(named.values()) == ["s0 (host 0)", "s1 (host 1)"]
+        bars: dict[int, float] = {}
+        for event in sorted((e for e in events if e.get("cat") == "launch"), key=lambda e: e["ts"]):
+            # Also of steps that follow each other; times are rounded to nanoseconds.
+            assert bars.get(event["pid"], 0) <= event["ts"] + 1e-2
+            bars[event["pid"]] = event["ts"] + event["dur"]
+        arrows = [e for e in events if e["ph"] in "stf"]
+        assert {e["pid"] for e in arrows if e["ph"] == "s"} == {e["pid"] for e in arrows if e["ph"] == "f"}
+
+
+def test_the_environment_traces_the_controller_alone(tmp_path):
+    """Workers do not write to its file. One that dies ends nothing but its own part."""
+    said = run(f"""
+import logging
+logging.basicConfig(stream=__import__("sys").stdout)
+os.environ["PW_TRACE"] = "{tmp_path}/run.json"
+pw.connect(hosts=2)
+{PROGRAM}
+for _ in range(2):
+    jax.block_until_ready(step((W, W), X))
+time.sleep(1.5)
+only = pw.program(lambda x: a(x, x))
+jax.block_until_ready(only(W))
+os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+""")
+    timelines = read_trace((tmp_path / "run.json").read_bytes())
+    assert [{event.slice for event in t.launches} for t in timelines] == [{"s0", "s1"}] * 2 + [{"s0"}]
+    (warning,) = [line for line in said.splitlines() if line.startswith("WARNING")]
+    assert "host 1 (island1) is lost" in warning
+
+
+def test_a_trace_may_begin_before_the_cluster_and_end_after_it(tmp_path):
+    run(f"""
+with pw.trace("{tmp_path}/run.json"):
+    pw.connect(hosts=2)
+    slice = devices.add_slice((1,), ("x",))
+    double = pw.jit(lambda x: x * 2, devices=slice)
+    double(np.float32(1))
+    pw.release(slice)
+    pw.connect(hosts=1)
+    double(np.float32(2))
+    pw.release(slice)
+    pw.connect()
+    double(np.float32(3))
+""")
+    timelines = read_trace((tmp_path / "run.json").read_bytes())
+    assert [(len(t.launches), t.hosts) for t in timelines] == [(1, {"s0": 0})] * 2 + [(1, {})]
