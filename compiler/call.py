@@ -6,7 +6,7 @@ import itertools
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,6 @@ from pathways.compiler.notices import warn
 from pathways.compiler.signed import SignedCall
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.load import Executable
-from pathways.runtime.plan.plan import Plan
 
 _LARGE = 1 << 20
 """Bytes of an argument from which on moving it in every call is worth a warning."""
@@ -55,6 +54,7 @@ class Call(SignedCall):
     ) -> None:
         plan = executable.plan
         super().__init__(plan.name, interface, signature)
+        self.plan = plan
         self.executable = executable
         self.context = signature.context
         self._unflatten = _unflatten(interface.out_tree)
@@ -83,11 +83,6 @@ class Call(SignedCall):
         self._moved: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._warned: set[int] = set()
         self._alive = (keepalive, list(interface.slices.values()))
-
-    @property
-    def plan(self) -> Plan:
-        """The scheduled program, flattened."""
-        return self.executable.plan
 
     @property
     def argument_shardings(self) -> list[Any]:
@@ -133,16 +128,18 @@ class Call(SignedCall):
             if isinstance(leaves[n], jax.Array):
                 check_alive(self.name, self.paths[n], leaves[n])
             self._warn_if_moved_again(n, leaves[n])
-        brought = self._put(leaves, moves)
+        brought = list(leaves)
+        for n, array in self._put(leaves, moves).items():
+            brought[n] = array
         for n in moves:
             if n in self._donated and _is_apart(leaves[n], brought[n]):
                 leaves[n].delete()
         return brought
 
-    def place(self, leaves: list[Any]) -> list[Any]:
-        """Puts the first arguments where calls want them; those that are there already stay as they are."""
+    def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """See `SignedCall.place`."""
         moves = []
-        for n, leaf in enumerate(leaves):
+        for n, leaf in leaves.items():
             if not self._signature.takes(n, jax_internals.abstractify(leaf)):
                 raise self.mismatch(n, jax_internals.abstractify(leaf))
             is_there = isinstance(leaf, jax.Array) and any(
@@ -150,20 +147,17 @@ class Call(SignedCall):
             )
             if self._places[n] and not is_there:
                 moves.append(n)
-        return self._put(leaves, moves)
+        return {**leaves, **self._put(leaves, moves)}
 
-    def _put(self, leaves: list[Any], moves: list[int]) -> list[Any]:
-        """The arguments, some of them copied to their first slices."""
+    def _put(self, leaves: Mapping[int, Any] | list[Any], moves: list[int]) -> dict[int, Any]:
+        """Copies of some arguments on their first slices."""
         placed = jax.device_put(
             [leaves[n] for n in moves],
             [self._places[n][0] for n in moves],
             # An alias of what the caller keeps must not be donated.
             may_alias=[n not in self._donated for n in moves],
         )
-        brought = list(leaves)
-        for n, array in zip(moves, placed, strict=True):
-            brought[n] = array
-        return brought
+        return dict(zip(moves, placed, strict=True))
 
     def _warn_if_moved_again(self, n: int, leaf: Any) -> None:
         """Warns once of a large argument that every call brings from where it is, though it is the same."""

@@ -64,7 +64,7 @@ class HostCall(SignedCall):
         return self._context if self._controller.is_whole() else None
 
     @property
-    def executable(self) -> Executable:
+    def executable(self) -> Executable:  # type: ignore[override]
         """What XLA made of the program is on the hosts.
 
         Raises:
@@ -100,13 +100,13 @@ class HostCall(SignedCall):
         self._check_donated(leaves)
         return [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
 
-    def place(self, leaves: list[Any]) -> list[Any]:
-        """Puts the first arguments where calls want them."""
-        for n, leaf in enumerate(leaves):
+    def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """See `SignedCall.place`."""
+        for n, leaf in leaves.items():
             aval = jax_internals.abstractify(leaf)
             if not self._signature.takes(n, aval):
                 raise self.mismatch(n, aval)
-        return [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
+        return {n: self._brought(n, leaf) for n, leaf in leaves.items()}
 
     def go(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are in place."""

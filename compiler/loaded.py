@@ -12,9 +12,12 @@ import numpy as np
 
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature
-from pathways.compiler.call import UNLIKE, Call
-from pathways.compiler.compiling import bind_slices, compile_plan
+from pathways.compiler.backend import backend
+from pathways.compiler.call import UNLIKE
+from pathways.compiler.compiling import Scheduled
 from pathways.compiler.interface import Interface
+from pathways.compiler.local_backend import LocalBackend
+from pathways.compiler.signed import SignedCall
 from pathways.compiler.stages import Bound
 from pathways.compiler.structures import aval_of, is_key, key_of
 from pathways.runtime.bundle import trees
@@ -73,7 +76,7 @@ def load_bundle(
         )
     if not trust:
         rehearse_apart(bundle, len(cluster().devices))
-    _, plan = read_program(bundle)
+    module, plan, stored = read_program(bundle)
     if platform == "cpu" and any(call.startswith("lapack_") for call in manifest.custom_calls):
         pjrt.initialize_lapack()
     interface = Interface(
@@ -84,14 +87,16 @@ def load_bundle(
         out_tree=jax.tree.structure(manifest.result.tree),
         platform=platform,
     )
-    bindings = bind_slices(interface, manifest.name)
-    code = _matching_code(bundle, plan, bindings) if trust else {}
     args = tuple(root.tree for root in manifest.positional)
     kwargs = {root.name: root.tree for root in manifest.named}
     # Its types are settled: a number that is passed for an array is converted.
     signature = Signature(jax.tree.structure((args, kwargs)), interface.in_avals, (), None, strict=False)
-    call = compile_plan(plan, bindings, interface, signature, code=code)
-    return LoadedProgram(bundle, call, interface, len(code))
+    program = Scheduled(module, plan, interface, signature, stored=stored)
+    bindings = program.bind()
+    target = backend()
+    is_local = isinstance(target, LocalBackend)
+    code = _matching_code(bundle, plan, bindings) if trust and is_local else {}
+    return LoadedProgram(bundle, target.load(program, bindings, code), interface, len(code))
 
 
 def _slices(bundle: Bundle, chosen: Mapping[str, VirtualSlice]) -> dict[str, VirtualSlice]:
@@ -140,7 +145,7 @@ class LoadedProgram(Bound):
     or None come back as `OrderedDict`s of their fields.
     """
 
-    def __init__(self, bundle: Bundle, call: Call, interface: Interface, stored: int) -> None:
+    def __init__(self, bundle: Bundle, call: SignedCall, interface: Interface, stored: int) -> None:
         super().__init__(call)
         self.name = bundle.manifest.name
         self._manifest = bundle.manifest
@@ -232,15 +237,12 @@ class LoadedProgram(Bound):
             for name, array in arrays.items()
         }
 
-    def place_by_name(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def place_by_name(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Puts arrays on the slices of the arguments that they are for, so that calls need not."""
-        ports = {
-            self._interface.argument_paths[p.number]: p.sharding
-            for p in reversed(self.call.executable.inputs)
-        }
-        names = [name for name in arrays if name in ports]
-        placed = jax.device_put([arrays[n] for n in names], [ports[n] for n in names])
-        return {**arrays, **dict(zip(names, placed, strict=True))}
+        paths = self._interface.argument_paths
+        numbers = {name: n for n, name in enumerate(paths) if name in arrays}
+        placed = self.call.place({n: arrays[name] for name, n in numbers.items()})
+        return {**arrays, **{paths[n]: array for n, array in placed.items()}}
 
     def _go(self, leaves: list[Any]) -> Any:
         result = self.call.go_if_like_last(leaves)

@@ -12,9 +12,8 @@ import jax
 
 from pathways.compiler.abstract_call import abstract_call
 from pathways.compiler.arguments import Conventions, Signature, Static, abstract, join_static
-from pathways.compiler.call import UNLIKE, Call
+from pathways.compiler.call import UNLIKE
 from pathways.compiler.donation import unusable_donations
-from pathways.compiler.host_call import HostCall
 from pathways.compiler.jax_internals import (
     Tracer,
     flatten,
@@ -26,6 +25,7 @@ from pathways.compiler.lowering import ProgramError, run_phases
 from pathways.compiler.names import documentation_of
 from pathways.compiler.notices import warn
 from pathways.compiler.pipelining import why_not_pipelined
+from pathways.compiler.signed import SignedCall
 from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
 from pathways.compiler.trace import Traced, Wishes, trace
@@ -67,8 +67,8 @@ class Program[**P, R](OfProcess):
         self._out_shardings = out_shardings
         self._schedule = schedule
         self._has_static = conventions.has_static
-        self._calls: list[Call | HostCall] = []
-        self._last: Call | HostCall | None = None
+        self._calls: list[SignedCall] = []
+        self._last: SignedCall | None = None
         self._compiling = threading.Lock()
         self._warned: set[str] = set()
 
@@ -153,7 +153,7 @@ class Program[**P, R](OfProcess):
                 call = self.lower(*args, **kwargs).compile().call
                 self._calls.append(call)
         leaves, structure = flatten(dynamic)
-        placed = unflatten(structure, call.place(leaves))
+        placed = unflatten(structure, list(call.place(dict(enumerate(leaves))).values()))
         return join_static(placed, named, static)[0]
 
     def with_options(self, **changes: Any) -> Program[P, R]:
@@ -214,7 +214,7 @@ class Program[**P, R](OfProcess):
 
     def _ready_call(
         self, leaves: list[Any], tree: Any, static: Static
-    ) -> tuple[Call | HostCall, list[Any]] | None:
+    ) -> tuple[SignedCall, list[Any]] | None:
         """The compiled signature that these arguments have, and the arguments on their slices."""
         context = trace_context()
         # The last one first: most programs get a new array from the host in every call.

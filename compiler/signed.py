@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import Any
 
 from pathways.compiler.arguments import Signature, abstract
 from pathways.compiler.interface import Interface
+from pathways.runtime.local.load import Executable
+from pathways.runtime.plan.plan import Plan
 
 
 class SignedCall(abc.ABC):
@@ -24,9 +27,23 @@ class SignedCall(abc.ABC):
       static: the static arguments.
       interface: what it takes, returns and runs on.
       paths: what to call each flat argument in messages.
+      plan: the scheduled program, flattened.
+      executable: what XLA made of it; an error where that is not in this process.
     """
 
     context: Any
+    plan: Plan
+    executable: Executable
+
+    @property
+    @abc.abstractmethod
+    def argument_shardings(self) -> list[Any]:
+        """Where each argument lives, on the first of its slices; None for one that nothing reads."""
+
+    @property
+    @abc.abstractmethod
+    def result_shardings(self) -> list[Any]:
+        """Where each result lives, on the first of its slices."""
 
     def __init__(self, name: str, interface: Interface, signature: Signature) -> None:
         self.name = name
@@ -46,6 +63,22 @@ class SignedCall(abc.ABC):
     @abc.abstractmethod
     def bring(self, leaves: list[Any]) -> list[Any] | None:
         """Brings arguments to their slices; None when they are of another signature."""
+
+    @abc.abstractmethod
+    def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """Puts some arguments, by their numbers, where calls want them; what is there stays as it is.
+
+        Raises:
+          TypeError: one is not of the type that was compiled for.
+        """
+
+    @abc.abstractmethod
+    def go(self, leaves: list[Any]) -> Any:
+        """Runs the plan on arguments that are in place."""
+
+    @abc.abstractmethod
+    def go_if_like_last(self, leaves: list[Any]) -> Any:
+        """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
 
     def bring_or_fail(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Brings arguments to their slices.

@@ -12,14 +12,13 @@ import jax
 
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature
+from pathways.compiler.backend import backend
 from pathways.compiler.bundles import save
 from pathways.compiler.call import UNLIKE, Call
-from pathways.compiler.compiling import bind_slices, compile_plan
-from pathways.compiler.host_call import HostCall
-from pathways.compiler.hosting import compile_on_hosts
+from pathways.compiler.compiling import Scheduled
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import Forms
-from pathways.runtime.hosts.connect import controller
+from pathways.compiler.signed import SignedCall
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
@@ -121,30 +120,15 @@ class Lowered(OfProcess):
         """
         # With `jax_debug_nans`, an error names the line that a value comes from.
         plan = plan_of(self._forms.scheduled, self.name, proved=True, located=pjrt.checks_values())
-        bindings = bind_slices(self._interface, self.name)
-        hosts = controller()
-        if hosts is not None:
-            return Compiled(
-                self,
-                compile_on_hosts(
-                    hosts,
-                    self._forms.scheduled,
-                    plan,
-                    bindings,
-                    self._interface,
-                    self._signature,
-                    self._callbacks,
-                ),
-            )
-        call = compile_plan(
+        program = Scheduled(
+            self._forms.scheduled,
             plan,
-            bindings,
             self._interface,
             self._signature,
-            callbacks=self._callbacks,
-            keepalive=self._keepalive,
+            self._callbacks,
+            self._keepalive,
         )
-        return Compiled(self, call)
+        return Compiled(self, backend().load(program, program.bind()))
 
     def _save(self, path: str | os.PathLike[str], requests: Sequence[Request]) -> None:
         save(path, self._forms.scheduled, self.name, self._interface, self._signature, requests)
@@ -157,7 +141,7 @@ class Bound(OfProcess):
       call: the path of its calls.
     """
 
-    def __init__(self, call: Call | HostCall) -> None:
+    def __init__(self, call: SignedCall) -> None:
         self.call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -244,7 +228,7 @@ class Bound(OfProcess):
                 f"program '{self.call.name}' takes arguments of structure {whole}, of which {tree} is no "
                 "beginning"
             )
-        return tree.unflatten(self.call.place(leaves))
+        return tree.unflatten(self.call.place(dict(enumerate(leaves))).values())
 
     def _device_text(self) -> str:
         return "\n".join(
@@ -320,7 +304,7 @@ class Bound(OfProcess):
 class Compiled(Bound):
     """A program bound to devices: call it with arguments of the signature it was lowered for."""
 
-    def __init__(self, lowered: Lowered, call: Call | HostCall) -> None:
+    def __init__(self, lowered: Lowered, call: SignedCall) -> None:
         super().__init__(call)
         self._lowered = lowered
 

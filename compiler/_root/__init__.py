@@ -7,6 +7,7 @@ accumulate                runs a function on microbatches, which go through the 
 load                      runs a program that was saved: `program.lower(*args).save(path)`
 connect, cluster          the devices of this process, or of hosts; `release` gives those of a slice back
 trace                     records when what ran
+status                    what hosts hold, where slices are, which steps are not done
 
 import jax.numpy as jnp
 import pathways as pw
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathways.compiler.accumulate import accumulate
     from pathways.compiler.api import jit, program
+    from pathways.compiler.backend import status
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.lowering import ProgramError
     from pathways.compiler.notices import PathwaysWarning
@@ -73,6 +75,7 @@ __all__ = [
     "make_virtual_device_set",
     "program",
     "release",
+    "status",
     "trace",
 ]
 
@@ -100,6 +103,7 @@ _MODULES = {
     "make_virtual_device_set": "runtime.resources.virtual",
     "program": "compiler.api",
     "release": "runtime.local.devices",
+    "status": "compiler.backend",
     "trace": "runtime.local.tracing",
 }
 

@@ -31,7 +31,7 @@ def examine(bundle: Bundle) -> Plan:
     Raises:
       BundleError: says what is wrong.
     """
-    _, plan = read_program(bundle)
+    _, plan, _ = read_program(bundle)
     check_artifacts(bundle, plan)
     return plan
 

@@ -86,8 +86,8 @@ _FORBIDDEN = frozenset(f"stablehlo.{name}" for name in ("infeed", "outfeed", "se
 _STEPS = ("pw.launch", "pw.transfer", "pw.mirror", "pw.release", "func.return")
 
 
-def read_program(bundle: Bundle) -> tuple[ir.Module, Plan]:
-    """The scheduled program of a bundle, proved free of deadlock, and its plan.
+def read_program(bundle: Bundle) -> tuple[ir.Module, Plan, Stored]:
+    """The scheduled program of a bundle, proved free of deadlock, its plan, and what the module declares.
 
     The computations of the plan are the artifacts of the bundle, which are not looked into.
 
@@ -115,9 +115,10 @@ def read_program(bundle: Bundle) -> tuple[ir.Module, Plan]:
         listed.name: StoredComputation(bytes(artifacts[listed.name]), listed.local, listed.effects)
         for listed in bundle.manifest.computations
     }
-    plan = plan_of(module, bundle.manifest.name, Stored(computations, bundle.constants()), proved=True)
+    stored = Stored(computations, bundle.constants())
+    plan = plan_of(module, bundle.manifest.name, stored, proved=True)
     _check_plan(bundle, plan)
-    return module, plan
+    return module, plan, stored
 
 
 def check_artifacts(bundle: Bundle, plan: Plan) -> None:

@@ -7,14 +7,14 @@ import sys
 import threading
 
 from pathways.runtime.hosts.controller import Controller
+from pathways.runtime.hosts.settings import Settings
 from pathways.runtime.hosts.starting import start
-from pathways.runtime.local import devices, tracing
+from pathways.runtime.local import devices, stalls, tracing
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.xla.tracebacks import boundary
 
 _lock = threading.RLock()
 _controller: Controller | None = None
-_settings: tuple[int, ...] | None = None
 
 
 @boundary
@@ -23,6 +23,8 @@ def connect(
     hosts: int | None = None,
     devices_per_host: int = 1,
     ahead: int = 4,
+    stall_report: float | None = 60.0,
+    step_deadline: float | None = None,
     cpu_devices: int | None = None,
     islands: int | None = None,
     platform: str | None = None,
@@ -37,8 +39,12 @@ def connect(
         devices: each is an island. They end with this process, or when it connects to other devices.
       devices_per_host: the number of CPU devices of each worker.
       ahead: how many steps on hosts may be issued and not done. Hosts issue steps before their data is there;
-        each one more takes the memory of what a step sends and receives, and one waits for the other's data
-        and not for its own messages.
+        each one more takes the memory of what a step sends and receives.
+      stall_report: seconds without progress after which a step on hosts, or an array of this process, is
+        reported in the log, with what each host waits for and since when; again whenever they have doubled.
+        None for never.
+      step_deadline: seconds without progress after which a step on hosts is ended: hosts that others wait
+        for are killed, and their arrays are errors. None for never: what is slow is not told from what hangs.
       cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
         yet.
       islands: divide the devices of this process into this number of equal consecutive islands, one by
@@ -62,16 +68,14 @@ def connect(
                 cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
             )
             _close()
+            stalls.watch.set(stall_report)
             return found
         if any(setting is not None for setting in (cpu_devices, islands, platform, device_memory)):
             raise ValueError(
                 "connect: cpu_devices, islands, platform and device_memory are for the devices of this "
                 "process; with hosts= say devices_per_host="
             )
-        for name, number in (("hosts", hosts), ("devices_per_host", devices_per_host), ("ahead", ahead)):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(f"{name}={number!r}: expected at least 1")
-        return _connect_hosts(hosts, devices_per_host, ahead)
+        return _connect_hosts(Settings(hosts, devices_per_host, ahead, stall_report, step_deadline))
 
 
 def controller() -> Controller | None:
@@ -79,11 +83,9 @@ def controller() -> Controller | None:
     return _controller
 
 
-def _connect_hosts(*settings: int) -> Cluster:
-    global _controller, _settings
-    alive = _controller is not None and _controller.is_whole()
-    if alive and _settings == settings:
-        assert _controller is not None
+def _connect_hosts(settings: Settings) -> Cluster:
+    global _controller
+    if _controller is not None and _controller.is_whole() and _controller.settings == settings:
         return _controller.cluster
     if bound := devices.session.bound_slices():
         raise RuntimeError(
@@ -91,15 +93,15 @@ def _connect_hosts(*settings: int) -> Cluster:
             "pathways.release(slice), or connect first"
         )
     _close()
-    print(f"pathways: starting {settings[0]} hosts ...", file=sys.stderr, flush=True)
-    started = start(*settings)
+    print(f"pathways: starting {settings.hosts} hosts ...", file=sys.stderr, flush=True)
+    started = start(settings)
     try:
         tracing.register(started.traces)
         cluster = devices.session.connect(lambda: started.cluster)
     except BaseException:
         started.close()
         raise
-    _controller, _settings = started, settings
+    _controller = started
     return cluster
 
 

@@ -26,6 +26,8 @@ from pathways.runtime.hosts.messages import (
     Chunk,
     ClockTime,
     Close,
+    DeclaredComputation,
+    DeclaredConstant,
     DeviceLayout,
     Done,
     Failed,
@@ -35,9 +37,11 @@ from pathways.runtime.hosts.messages import (
     LoadDone,
     Message,
     MessageError,
+    PeerLost,
     Ping,
     Pong,
     Put,
+    Report,
     Run,
     RunTimes,
     TraceDone,
@@ -45,11 +49,15 @@ from pathways.runtime.hosts.messages import (
     Unload,
     encode,
 )
+from pathways.runtime.hosts.settings import Settings
 from pathways.runtime.hosts.shards import cut
+from pathways.runtime.hosts.stalls import Reports, Stalls
 from pathways.runtime.hosts.step import Step
 from pathways.runtime.hosts.tracing import HostTraces
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
+from pathways.runtime.plan.lower import StoredComputation
 from pathways.runtime.resources import cluster as resources
+from pathways.runtime.resources.status import HostStatus, StepStatus
 
 HEARTBEAT_SECONDS = 0.5
 DEADLINE_SECONDS = 10.0
@@ -77,6 +85,29 @@ class HostPort:
     placement: DeviceLayout
 
 
+@dataclasses.dataclass(frozen=True)
+class HostPart:
+    """What a host gets of a program.
+
+    Attributes:
+      module: bytecode of the module in the form `host`, with the function of this host alone.
+      inputs: what its function takes, in order.
+      outputs: what it returns, in order.
+      argument_names: what the caller calls its arguments, for messages.
+      weak_results: for each of its results whether it is weakly typed.
+      computations: those that the module only declares, by name.
+      constants: the arrays of those that the module only declares, by name.
+    """
+
+    module: bytes
+    inputs: tuple[HostPort, ...]
+    outputs: tuple[HostPort, ...]
+    argument_names: tuple[str, ...]
+    weak_results: tuple[bool, ...]
+    computations: Mapping[str, StoredComputation]
+    constants: Mapping[str, np.ndarray[Any, Any]]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostedProgram:
     """A program that is loaded on its hosts.
@@ -101,17 +132,17 @@ class Controller:
 
     Args:
       hosts: the workers.
-      ahead: how many steps may be issued and not done.
+      settings: what the user says of them.
 
     Attributes:
       hosts: the workers.
-      ahead: how many steps may be issued and not done: so many steps' worth of arrays hosts have room for.
+      settings: what the user says of them.
       cluster: the devices of all workers; each is an island.
     """
 
-    def __init__(self, hosts: Sequence[HostProcess], ahead: int) -> None:
+    def __init__(self, hosts: Sequence[HostProcess], settings: Settings) -> None:
         self.hosts = list(hosts)
-        self.ahead = ahead
+        self.settings = settings
         self.cluster = _cluster(self.hosts)
         self._next = 1
         # Handing a step to all its hosts is one thing to all threads: one order of steps everywhere.
@@ -126,11 +157,20 @@ class Controller:
         self._unused: list[collections.deque[int]] = [collections.deque() for _ in self.hosts]
         self._closed = threading.Event()
         self.traces = HostTraces(self.hosts, self.tell_all)
+        self._reports = Reports(self.hosts)
+        self._stalls = Stalls(
+            self.hosts,
+            self._reports,
+            self._unfinished,
+            self._lose,
+            settings.stall_report,
+            settings.step_deadline,
+        )
         for host in self.hosts:
             host.arrays.place = functools.partial(self._fetches.place, host.index)
             for connection in (host.arrays, host.watch):
                 self._start(self._listen, host, connection)
-        for work in (self._watch, self._free):
+        for work in (self._watch, self._free, self._look_for_stalls):
             self._start(work)
 
     def _start(self, work: Callable[..., None], *args: Any) -> None:
@@ -167,15 +207,17 @@ class Controller:
     def load(
         self,
         name: str,
-        modules: Mapping[int, bytes],
+        parts: Mapping[int, HostPart],
         devices: Mapping[str, tuple[int, ...]],
         stride: int,
-        inputs: Mapping[int, tuple[HostPort, ...]],
-        outputs: Mapping[int, tuple[HostPort, ...]],
-        argument_names: Mapping[int, tuple[str, ...]],
-        weak_results: Mapping[int, tuple[bool, ...]],
     ) -> HostedProgram:
         """Compiles the parts of a program on their hosts, all at the same time, and waits for all.
+
+        Args:
+          name: the name of the program.
+          parts: what each host gets.
+          devices: the ids of the devices of each slice, on its host.
+          stride: how many transfers between hosts a run has, on all hosts together.
 
         Raises:
           HostError: one of them cannot; says which host and why.
@@ -184,28 +226,40 @@ class Controller:
         # Nobody can guess what is sent under which number.
         base = secrets.randbelow(1 << 61)
         peers = {host.index: host.hello.data_address for host in self.hosts}
-        answers = {host: _Answer() for host in modules}
+        probes = {host.index: host.hello.probe_address for host in self.hosts}
+        answers = {host: _Answer() for host in parts}
         with self._lock:
             self._loading.update(((host, number), answer) for host, answer in answers.items())
-        for host, module in modules.items():
-            part = Load(
+        for host, part in parts.items():
+            load = Load(
                 number,
                 name,
-                module,
+                part.module,
+                {
+                    name: DeclaredComputation(c.module, c.local, c.effects)
+                    for name, c in part.computations.items()
+                },
+                {
+                    name: DeclaredConstant(v.dtype.name, v.shape, v.tobytes())
+                    for name, v in part.constants.items()
+                },
                 host,
                 dict(devices),
                 peers,
+                probes,
                 base,
                 stride,
-                argument_names[host],
-                weak_results[host],
+                part.argument_names,
+                part.weak_results,
             )
-            self._send(host, part)
+            self._send(host, load)
         for host, answer in answers.items():
             self._answers.wait(answer.is_given)
             if answer.error is not None:
                 raise HostError(f"program {name}, host {host}: {answer.error}")
-        return HostedProgram(number, name, tuple(modules), inputs, outputs)
+        inputs = {host: part.inputs for host, part in parts.items()}
+        outputs = {host: part.outputs for host, part in parts.items()}
+        return HostedProgram(number, name, tuple(parts), inputs, outputs)
 
     def unload(self, program: HostedProgram) -> None:
         """Forgets a program on its hosts; steps that were issued still run."""
@@ -379,7 +433,7 @@ class Controller:
             with self._lock:
                 while self._running and self._running[0].is_done():
                     self._running.popleft()
-                oldest = self._running[0] if len(self._running) >= self.ahead else None
+                oldest = self._running[0] if len(self._running) >= self.settings.ahead else None
             if oldest is None:
                 return
             self._answers.wait(oldest.is_done)
@@ -417,6 +471,11 @@ class Controller:
                 self._fetches.hear(host.index, message)
             case Pong():
                 pass
+            case Report():
+                self._reports.hear(host.index, message)
+            case PeerLost():
+                self._find_ended()
+                self._lose(self.hosts[message.host], f"{host} does not reach it: {message.error}")
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
                 self.traces.hear(host.index, message)
             case _:
@@ -426,6 +485,7 @@ class Controller:
         error = None if done.error is None else f"{host}: {done.error}"
         if error is not None:
             self._find_ended()
+        host.progressed = time.monotonic()
         step = self._steps.get(done.run)
         if step is not None and step.done(host.index, error):
             with self._lock:
@@ -453,6 +513,43 @@ class Controller:
                 # Never more than the system keeps for a worker that does not read: the deadline is before.
                 with contextlib.suppress(ConnectionEnded):
                     host.watch.send(Ping(number))
+
+    def _look_for_stalls(self) -> None:
+        """Reports steps that do not end, and ends them."""
+        while not self._closed.wait(HEARTBEAT_SECONDS):
+            self._stalls.look()
+
+    def _unfinished(self) -> list[Step]:
+        """The steps that are not done, in the order in which they were issued."""
+        with self._lock:
+            return [step for step in self._steps.values() if not step.is_done()]
+
+    def status(self) -> tuple[tuple[HostStatus, ...], tuple[StepStatus, ...]]:
+        """How all hosts are, and the steps that are not done."""
+        reports = self._reports.ask(range(len(self.hosts)))
+        self._answers.poll()
+        now = time.monotonic()
+        hosts = []
+        for host in self.hosts:
+            report = reports.get(host.index)
+            hosts.append(
+                HostStatus(
+                    host.index,
+                    host.island,
+                    host.process.pid,
+                    host.hello.platform,
+                    len(host.hello.devices),
+                    None if report is None else report.arrays,
+                    None if report is None else report.bytes,
+                    () if report is None else report.programs,
+                    host.error,
+                )
+            )
+        steps = (
+            StepStatus(step.program, step.number, now - step.began, step.pending())
+            for step in self._unfinished()
+        )
+        return tuple(hosts), tuple(steps)
 
     def _free(self) -> None:
         """Frees what nobody holds, in batches, where no step does so."""

@@ -30,6 +30,7 @@ class HostProcess:
       island: the name of its island.
       error: why it is gone; None while it is not.
       heard: when it said something last, by `time.monotonic`.
+      progressed: when it was done with a step last.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class HostProcess:
         self.hello = hello
         self.island = f"island{index}"
         self.error: str | None = None
-        self.heard = time.monotonic()
+        self.heard = self.progressed = time.monotonic()
 
     def __str__(self) -> str:
         return f"host {self.index} ({self.island})"

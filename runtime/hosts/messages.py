@@ -26,7 +26,10 @@ CHUNK = 4 << 20
 """The most bytes of an array in one frame."""
 
 CHANNELS = ("steps", "arrays", "watch")
-"""The connections of a worker."""
+"""The connections of a worker to the controller."""
+
+PEER = "peer"
+"""The connection of one worker to another, on which they ask whether they live."""
 
 _HEADER = struct.Struct(">2sBxII")
 _MAGIC = b"PW"
@@ -85,7 +88,8 @@ class Hello(Message, frozen=True):
       memory: bytes of memory of each, None where that is not known.
       data_address: where other workers pull arrays from.
       pid: its process.
-      channel: which of `CHANNELS` this connection is.
+      channel: which of `CHANNELS` this connection is, or `PEER`.
+      probe_address: where other workers ask whether it lives.
     """
 
     proof: bytes
@@ -97,6 +101,7 @@ class Hello(Message, frozen=True):
     data_address: str
     pid: int
     channel: str
+    probe_address: str
 
 
 class Welcome(Message, frozen=True):
@@ -108,6 +113,22 @@ class Welcome(Message, frozen=True):
 # From the controller.
 
 
+class DeclaredComputation(msgspec.Struct, frozen=True):
+    """A computation that a module only declares; see `plan.lower.StoredComputation`."""
+
+    module: bytes
+    local: bool
+    effects: bool
+
+
+class DeclaredConstant(msgspec.Struct, frozen=True):
+    """A constant that a module only declares: its bytes, in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
 class Load(Message, frozen=True):
     """Compiles the part of a program that a host runs.
 
@@ -115,9 +136,12 @@ class Load(Message, frozen=True):
       program: the number of the program.
       name: its name.
       module: bytecode of the module in the form `host`, with the function of this host alone.
+      computations: those that the module only declares, by name.
+      constants: those that the module only declares, by name.
       host: the number of the host.
       devices: the ids of the devices of each slice.
-      peers: the data address of each host that it exchanges arrays with.
+      peers: the data address of each host.
+      probes: where to ask whether each host lives.
       base: the number of what the program sends first; run `r` begins `r * stride` behind it.
       stride: how many transfers between hosts a run has, on all hosts together.
       argument_names: what the caller calls the arguments of the part, for messages.
@@ -127,9 +151,12 @@ class Load(Message, frozen=True):
     program: int
     name: str
     module: bytes
+    computations: dict[str, DeclaredComputation]
+    constants: dict[str, DeclaredConstant]
     host: int
     devices: dict[str, tuple[int, ...]]
     peers: dict[int, str]
+    probes: dict[int, str]
     base: int
     stride: int
     argument_names: tuple[str, ...]
@@ -215,6 +242,10 @@ class Ping(Message, frozen=True):
     number: int
 
 
+class Ask(Message, frozen=True):
+    """Asks for a `Report`."""
+
+
 class Close(Message, frozen=True):
     """Ends the worker."""
 
@@ -234,6 +265,69 @@ class Done(Message, frozen=True):
 
     run: int
     error: str | None
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """Arrays of another host that are not there yet.
+
+    Attributes:
+      host: the other host.
+      channel: the channel.
+      src: the slice that they come from.
+      dst: the slice that they go to.
+      index: the number of the transfer.
+      seconds: since when they were asked for.
+      is_sure: whether they are known not to be there; else they have been handed on to XLA, which may wait.
+    """
+
+    host: int
+    channel: str
+    src: str
+    dst: str
+    index: int
+    seconds: float
+    is_sure: bool
+
+
+class Underway(msgspec.Struct, frozen=True):
+    """A step that is not done on a host.
+
+    Attributes:
+      program: the name of its program.
+      run: its number.
+      seconds: since when it is issued.
+      is_issued: whether all of it is.
+      waiting: what it waits for, or may wait for.
+    """
+
+    program: str
+    run: int
+    seconds: float
+    is_issued: bool
+    waiting: tuple[Waiting, ...]
+
+
+class Report(Message, frozen=True):
+    """How a worker is: the answer to `Ask`.
+
+    Attributes:
+      arrays: how many arrays it holds.
+      bytes: the bytes of all their shards.
+      programs: the names of the programs that it has loaded.
+      steps: the steps that it has begun and that are not done.
+    """
+
+    arrays: int
+    bytes: int
+    programs: tuple[str, ...]
+    steps: tuple[Underway, ...]
+
+
+class PeerLost(Message, frozen=True):
+    """Another host does not answer this one."""
+
+    host: int
+    error: str
 
 
 class Failed(Message, frozen=True):
@@ -334,8 +428,9 @@ ToWorker = (
     | StartTrace
     | StopTrace
     | ReadClock
+    | Ask
 )
-ToController = Hello | LoadDone | Done | Failed | Chunk | Pong | FromTracing
+ToController = Hello | LoadDone | Done | Failed | Chunk | Pong | FromTracing | Report | PeerLost
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -19,6 +19,7 @@ from typing import Any
 from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.host import HostError, HostProcess, ending
 from pathways.runtime.hosts.messages import CHANNELS, Hello, MessageError, versions
+from pathways.runtime.hosts.settings import Settings
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_worker
 
 log = logging.getLogger("pathways")
@@ -31,13 +32,11 @@ _START_SECONDS = 120.0
 """How long workers may take to start."""
 
 
-def start(count: int, devices_per_host: int, ahead: int) -> Controller:
+def start(settings: Settings) -> Controller:
     """Starts workers as children of this process, each with its own JAX.
 
     Args:
-      count: how many.
-      devices_per_host: CPU devices of each.
-      ahead: how many steps may be issued and not done.
+      settings: how many, and what of each.
 
     Raises:
       HostError: one of them does not start; says which and why.
@@ -46,8 +45,8 @@ def start(count: int, devices_per_host: int, ahead: int) -> Controller:
     processes: list[subprocess.Popen[bytes]] = []
     with socket.create_server(("127.0.0.1", 0), backlog=_MOST_STRANGERS) as server:
         try:
-            for _ in range(count):
-                processes.append(_spawn(server.getsockname()[1], secret, devices_per_host))
+            for _ in range(settings.hosts):
+                processes.append(_spawn(server.getsockname()[1], secret, settings.devices_per_host))
             hosts = _greet_all(server, secret, processes)
         except BaseException:
             for process in processes:
@@ -57,7 +56,7 @@ def start(count: int, devices_per_host: int, ahead: int) -> Controller:
         finally:
             # Closing it does not wake who accepts.
             server.shutdown(socket.SHUT_RDWR)
-    return Controller(hosts, ahead)
+    return Controller(hosts, settings)
 
 
 def _spawn(port: int, secret: bytes, devices: int) -> subprocess.Popen[bytes]:

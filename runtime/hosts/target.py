@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from pathways.runtime.hosts.underway import Asked
 from pathways.runtime.local.codegen import Arrays
 from pathways.runtime.local.target import LocalTarget
 from pathways.runtime.plan.plan import Receive, Send
@@ -58,14 +59,25 @@ class WorkerTarget(LocalTarget):
         self._first = self._base = base
         self._stride = stride
         self._sent: set[int] = set()
+        self._asked: list[Asked] = []
         self._poisons = {
             step.index: self._poison(step) for step in self._plan.steps if isinstance(step, Send)
         }
 
-    def begin(self, run: int) -> None:
-        """Begins a step: what is sent and asked for from now on has its numbers."""
+    def begin(self, run: int, asked: list[Asked]) -> None:
+        """Begins a step: what is sent and asked for from now on has its numbers.
+
+        Args:
+          run: the number of the step.
+          asked: gets what it asks for.
+        """
         self._first = self._base + run * self._stride
+        self._asked = asked
         self._sent.clear()
+
+    def peers(self) -> set[int]:
+        """The hosts that arrays are exchanged with."""
+        return {step.peer for step in self._plan.steps if isinstance(step, Send | Receive)}
 
     def poison(self, error: str) -> None:
         """Sends an error in the place of all that the step has not sent."""
@@ -116,7 +128,11 @@ class WorkerTarget(LocalTarget):
 
         def take() -> Arrays:
             shards = connection.pull(self._first + receive.index, shapes)
-            return [make(shards[n * count : (n + 1) * count]) for n, make in enumerate(makers)]
+            arrays = [make(shards[n * count : (n + 1) * count]) for n, make in enumerate(makers)]
+            # An array is kept in shards where its readers want it so.
+            first = [array[0] if isinstance(array, list | tuple) else array for array in arrays]
+            self._asked.append(Asked(receive, first))
+            return arrays
 
         return take
 

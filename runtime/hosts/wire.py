@@ -8,7 +8,7 @@ import hmac
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pathways.runtime.hosts.messages import (
     CHANNELS,
@@ -82,7 +82,7 @@ class Connection[Received]:
                 for frame in frames:
                     self._socket.sendall(frame)
             except OSError as error:
-                raise ConnectionEnded(f"the connection has ended: {error}") from None
+                raise _ended(error) from None
 
     def receive(self) -> Received:
         """Waits for the next message.
@@ -162,7 +162,7 @@ class Connection[Received]:
         try:
             got = self._socket.recv_into(buffer, most, how)
         except OSError as error:
-            raise ConnectionEnded(f"the connection has ended: {error}") from None
+            raise _ended(error) from None
         if not got:
             raise ConnectionEnded("the connection has ended")
         return got
@@ -182,12 +182,24 @@ class Connection[Received]:
         self._socket.close()
 
 
+def _ended(error: OSError) -> ConnectionEnded:
+    why = "nothing was heard in time" if isinstance(error, TimeoutError) else str(error)
+    return ConnectionEnded(f"the connection has ended: {why}")
+
+
 def _proof(secret: bytes, who: bytes, nonce: bytes) -> bytes:
     return hmac.new(secret, who + nonce, hashlib.sha256).digest()
 
 
-def greet_worker(sock: socket.socket, secret: bytes) -> tuple[Connection[object], Hello]:
-    """The controller's side of the handshake.
+def greet_worker(
+    sock: socket.socket, secret: bytes, channels: Sequence[str] = CHANNELS
+) -> tuple[Connection[object], Hello]:
+    """The controller's side of the handshake, or that of a worker that asks another one.
+
+    Args:
+      sock: a connected socket.
+      secret: what both know.
+      channels: which connections there are.
 
     Returns:
       The connection, and what the worker says of itself.
@@ -204,7 +216,7 @@ def greet_worker(sock: socket.socket, secret: bytes) -> tuple[Connection[object]
     if not isinstance(hello, Hello) or not hmac.compare_digest(hello.proof, _proof(secret, b"worker", nonce)):
         connection.close()
         raise MessageError("a stranger tried to connect: it does not know the secret of this cluster")
-    if hello.channel not in CHANNELS:
+    if hello.channel not in channels:
         connection.close()
         raise MessageError(f"a worker has no connection {hello.channel!r}")
     connection.send(Welcome(_proof(secret, b"controller", hello.nonce)))

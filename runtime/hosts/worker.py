@@ -8,6 +8,7 @@ controller.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -18,7 +19,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from pathways.dialect import make_context
 from pathways.runtime.hosts.messages import (
     CHANNELS,
     CHUNK,
+    Ask,
     Chunk,
     Close,
     Done,
@@ -39,24 +41,28 @@ from pathways.runtime.hosts.messages import (
     Load,
     LoadDone,
     MessageError,
+    PeerLost,
     Ping,
     Pong,
     Put,
     ReadClock,
+    Report,
     Run,
     StartTrace,
     StopTrace,
     Unload,
     versions,
 )
+from pathways.runtime.hosts.probing import Probes
 from pathways.runtime.hosts.store import Poison, Store
 from pathways.runtime.hosts.target import Peers, WorkerTarget
+from pathways.runtime.hosts.underway import StepsUnderway
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller
 from pathways.runtime.hosts.worker_tracing import WorkerTracing
 from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.slots import aval_of
-from pathways.runtime.plan.lower import host_plans_of
+from pathways.runtime.plan.lower import Stored, StoredComputation, host_plans_of
 from pathways.runtime.resources.cluster import Device
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.xla import pjrt
@@ -78,17 +84,24 @@ class Worker:
       connections: to the controller, by the names of `messages.CHANNELS`.
       peers: to the other workers.
       devices: those of this host.
+      probes: ask the other workers whether they live.
     """
 
     def __init__(
-        self, connections: Mapping[str, Connection[Any]], peers: Peers, devices: tuple[Device, ...]
+        self,
+        connections: Mapping[str, Connection[Any]],
+        peers: Peers,
+        devices: tuple[Device, ...],
+        probes: Probes,
     ) -> None:
         self.connections = connections
         self.peers = peers
+        self.probes = probes
         self.devices = {device.id: device for device in devices}
         self.store = Store({handle.id: handle for handle in jax.devices() if handle.id in self.devices})
         self.programs: dict[int, Hosted] = {}
         self.last = 0
+        self.underway = StepsUnderway()
         self.tracing = WorkerTracing(connections["watch"])
         self.waiting: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
 
@@ -140,8 +153,21 @@ class Worker:
                     connection.send(Pong(message.number))
                 case ReadClock():
                     self.tracing.tell_time(message)
+                case Ask():
+                    connection.send(self.report())
                 case _:
                     raise _unexpected(message)
+
+    def report(self) -> Report:
+        """How this worker is."""
+        held = self.store.held()
+        programs = tuple(sorted(program.name for program in [*self.programs.values()]))
+        return Report(len(held), sum(map(bytes_here, held)), programs, self.underway.report())
+
+    def lose_peer(self, host: int, why: str) -> None:
+        """Tells the controller that another host does not answer."""
+        with contextlib.suppress(ConnectionEnded):
+            self.connections["watch"].send(PeerLost(host, why))
 
     def issue(self) -> None:
         """The dispatch thread: everything that has an order, in that order."""
@@ -183,9 +209,9 @@ class Worker:
             context = make_context()
             with context:
                 module = ir.Module.parse(message.module)
-                plan = host_plans_of(module, message.name, proved=True)[message.host]
+                plan = host_plans_of(module, message.name, _stored(message), proved=True)[message.host]
             # Where it is needed alone: it imports scipy.
-            if b"lapack_" in message.module:
+            if any(b"lapack_" in code for code in _code(message)):
                 pjrt.initialize_lapack()
             bindings = {
                 name: Binding(
@@ -227,6 +253,7 @@ class Worker:
         except Exception as error:
             return _described(error)
         self.programs[message.program] = Hosted(message.name, executable, targets[0])
+        self.probes.watch({host: message.probes[host] for host in targets[0].peers()})
         return None
 
     def run(self, message: Run) -> None:
@@ -240,7 +267,7 @@ class Worker:
         wrong = next((array.error for array in taken if isinstance(array, Poison)), None)
         results: list[Any] = []
         self.tracing.run = message
-        program.target.begin(message.run)
+        program.target.begin(message.run, self.underway.begin(program.name, message.run))
         if wrong is None:
             try:
                 results = program.executable.run(taken)
@@ -252,6 +279,7 @@ class Worker:
             self.done(message.run, wrong)
             return
         self.store.add(message.first_result, results)
+        self.underway.issued(message.run)
         if all(array.is_ready() for array in results):
             self.done(message.run, _wait(results))
         else:
@@ -259,6 +287,7 @@ class Worker:
 
     def done(self, run: int, wrong: str | None) -> None:
         """Tells the controller that a step is done."""
+        self.underway.done(run)
         self.connections["steps"].send(Done(run, wrong))
 
     def wait(self) -> None:
@@ -300,6 +329,31 @@ def _wait(arrays: list[Any]) -> str | None:
     return wrong
 
 
+def _stored(message: Load) -> Stored | None:
+    """What the module of a program only declares; None when it has all."""
+    if not message.computations:
+        return None
+    return Stored(
+        {name: StoredComputation(c.module, c.local, c.effects) for name, c in message.computations.items()},
+        {
+            name: np.frombuffer(c.data, jax.numpy.dtype(c.dtype)).reshape(c.shape)
+            for name, c in message.constants.items()
+        },
+    )
+
+
+def _code(message: Load) -> Iterator[bytes]:
+    """All bytecode of a program."""
+    yield message.module
+    for computation in message.computations.values():
+        yield computation.module
+
+
+def bytes_here(array: Any) -> int:
+    """The bytes of the shards of an array; none of one that was donated."""
+    return 0 if array.is_deleted() else sum(shard.data.nbytes for shard in array.addressable_shards)
+
+
 def _unexpected(message: object) -> MessageError:
     return MessageError(f"a worker does not take {type(message).__name__} here")
 
@@ -323,30 +377,36 @@ def main() -> int:
     config = json.loads(sys.stdin.readline())
     cluster = discover(cpu_devices=config["cpu_devices"])
     peers = Peers(jax.devices()[0].client)
+    secret = bytes.fromhex(config["secret"])
+
+    def hello(proof: bytes, nonce: bytes, channel: str) -> Hello:
+        return Hello(
+            proof,
+            nonce,
+            versions(),
+            cluster.platform,
+            tuple(device.id for device in cluster.devices),
+            tuple(device.memory for device in cluster.devices),
+            peers.address,
+            os.getpid(),
+            channel,
+            probes.address,
+        )
+
+    # Nobody has its address before the controller has it.
+    probes = Probes("127.0.0.1", secret, hello, lambda host, why: worker.lose_peer(host, why))
 
     def connect(channel: str) -> Connection[Any]:
-        def hello(proof: bytes, nonce: bytes) -> Hello:
-            return Hello(
-                proof,
-                nonce,
-                versions(),
-                cluster.platform,
-                tuple(device.id for device in cluster.devices),
-                tuple(device.memory for device in cluster.devices),
-                peers.address,
-                os.getpid(),
-                channel,
-            )
-
         sock = socket.create_connection(("127.0.0.1", config["port"]), timeout=30)
-        return greet_controller(sock, bytes.fromhex(config["secret"]), hello)
+        return greet_controller(sock, secret, lambda proof, nonce: hello(proof, nonce, channel))
 
     try:
         connections = {channel: connect(channel) for channel in CHANNELS}
     except (OSError, MessageError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1
-    Worker(connections, peers, cluster.devices).serve()
+    worker = Worker(connections, peers, cluster.devices, probes)
+    worker.serve()
     _end()
     return 0
 

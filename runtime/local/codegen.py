@@ -20,6 +20,9 @@ from pathways.runtime.timelines.events import launch_name
 
 Arrays = list[Any]
 
+SOURCE_NAME = "<pathways program "
+"""With what the names of generated functions begin in tracebacks."""
+
 _NOTES = 256
 """How many notes are handed over at once: it wakes threads, which hold up the one that issues steps."""
 
@@ -393,7 +396,7 @@ class _Writer:
 
     def compile(self) -> Generated:
         """Compiles the text; tracebacks show its lines as long as the function lives."""
-        filename = f"<pathways program {self.plan.name} {next(_numbers)}>"
+        filename = f"{SOURCE_NAME}{self.plan.name} {next(_numbers)}>"
         source = "\n".join(self.lines) + "\n"
         namespace = dict(self.values)
         exec(compile(source, filename, "exec"), namespace)

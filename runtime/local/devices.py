@@ -15,6 +15,7 @@ import numpy as np
 from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, Host, Island
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.resources.session import Discover, Session
+from pathways.runtime.resources.status import SliceStatus
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
@@ -51,6 +52,19 @@ def cluster() -> Cluster:
 def bind(slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
     """`ResourceManager.bind` on the current cluster."""
     return session.bind(slices, program)
+
+
+def devices_of_cluster() -> tuple[jax.Device, ...]:
+    """JAX's objects for all devices of the current cluster, which is of this process."""
+    return tuple(_handles[device.platform, device.id] for device in cluster().devices)
+
+
+def slice_statuses() -> tuple[SliceStatus, ...]:
+    """Where all slices are that have devices."""
+    return tuple(
+        SliceStatus(slice.name, binding.island, binding.positions, binding.program)
+        for slice, binding in session.manager().holders().items()
+    )
 
 
 def release(slice: VirtualSlice) -> None:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 from jax.profiler import TraceAnnotation
 from jax.sharding import NamedSharding
 
-from pathways.runtime.local import codegen, failures, memory, tracing
+from pathways.runtime.local import codegen, failures, memory, stalls, tracing
 from pathways.runtime.local.devices import devices_of, mesh_of
 from pathways.runtime.local.recorder import ProgramTrace, Recorder
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
@@ -98,6 +99,7 @@ class Executable:
 
     def __post_init__(self) -> None:
         self._untraced = self.run
+        _loaded.add(self)
         tracing.register(self)
 
     def observe(self, recorder: Recorder | None) -> None:
@@ -107,6 +109,14 @@ class Executable:
         else:
             observer = ProgramTrace(recorder, self.plan, self.profiled)
             self.run = self._generate(span=TraceAnnotation, observer=observer).run
+
+
+_loaded: weakref.WeakSet[Executable] = weakref.WeakSet()
+
+
+def loaded_programs() -> list[Executable]:
+    """All programs that are loaded in this process."""
+    return list(_loaded)
 
 
 def load(
@@ -141,6 +151,7 @@ def load(
       ValueError: a transfer brings a device what it does not need; the plan is wrong.
     """
     _finish_before_exit()
+    stalls.watch.start()
     # Also before XLA gets to work, which may take minutes.
     memory.check_fits(plan, bindings, None)
     requests = _requests(plan, bindings, callbacks, code or {})

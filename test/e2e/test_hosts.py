@@ -10,6 +10,7 @@ import pytest
 PREPARE = """
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -344,3 +345,104 @@ def test_settings_that_cannot_be(arguments, message):
 
     with pytest.raises(ValueError, match=message):
         eval(f"pw.connect({arguments})", {"pw": pw})
+
+
+STUCK = """
+@functools.partial(pw.jit, devices=slices[0])
+def first(x):
+    return jax.lax.while_loop(lambda v: v[0] > 0, lambda v: 1 + jnp.sin(v) ** 2, x)
+
+
+second = pw.jit(lambda x: x + 1, devices=slices[1])
+program = pw.program(lambda x: (lambda y: (y, second(y)))(first(x)))
+np.asarray(program(np.float32([0, 0]))[1])
+"""
+
+
+def test_a_step_that_does_not_end_is_reported_and_ended():
+    done = run(
+        """
+import functools
+import logging
+
+logging.basicConfig(stream=sys.stdout)
+pw.connect(hosts=2, stall_report=1, step_deadline=4)
+slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+"""
+        + STUCK
+        + """
+other = pw.program(lambda x: second(x))
+kept = other(np.float32([1, 1]))
+np.asarray(kept)
+lost = program(np.float32([1, 1]))
+with refused(HostError, "host 0 (island0) is lost: step", "made no progress in 4 seconds"):
+    lost[1].block_until_ready()
+assert_equal(kept, [2, 2])
+"""
+    )
+    assert (
+        "has made no progress for 1 seconds\n  host 0: issues it since 1 s\n  host 1: computes, or waits for"
+        in done
+    )
+
+
+def test_status_of_hosts():
+    run("""
+pw.connect(hosts=2, devices_per_host=2)
+slices = [devices.add_slice((2,), ("x",), name=name) for name in ("front", "back")]
+a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+program = pw.program(lambda x: b(a(x)))
+(x,) = program.place(np.zeros(4, np.float32))
+y = program(x)
+np.asarray(y)
+status = pw.status()
+assert status.backend == "hosts" and status.steps == ()
+assert [(host.devices, host.arrays, host.programs) for host in status.hosts] == [
+    (2, 1, ("lambda",)),
+    (2, 1, ("lambda",)),
+]
+# The argument, and the result on both devices of its slice.
+assert [host.bytes for host in status.hosts] == [32, 32]
+assert [(slice.name, slice.island, slice.devices) for slice in status.slices] == [
+    ("front", "island0", (0, 1)),
+    ("back", "island1", (2, 3)),
+]
+os.kill(status.hosts[1].pid, signal.SIGKILL)
+while controller().is_whole():
+    time.sleep(0.01)
+assert "killed by signal 9" in pw.status().hosts[1].error
+""")
+
+
+def test_a_bundle_on_hosts(tmp_path):
+    path = tmp_path / "program.pwb"
+    prepare = """
+table = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
+
+
+def slices_of(names):
+    return [devices.add_slice((2,), ("x",), name=name) for name in names]
+
+
+def program_of(slices):
+    a = pw.jit(lambda w, x: front(w, x) @ table, devices=slices[0], in_shardings=(None, P("x")))
+    b = pw.jit(back, devices=slices[1])
+    return pw.program(lambda w, x: b(w, a(w, x)))
+
+
+expected = jax.jit(lambda w, x: back(w, front(w, x) @ table))(W, X)
+"""
+    run(f"""
+pw.connect(cpu_devices=4)
+{prepare}
+program_of(slices_of("ab")).lower(W, X).save({str(path)!r})
+""")
+    run(f"""
+pw.connect(hosts=2, devices_per_host=2)
+{prepare}
+loaded = pw.load({str(path)!r})
+assert_equal(loaded(W, X), expected)
+placed = loaded.place_by_name({{"w": W}})
+assert isinstance(placed["w"], pw.Array)
+assert_equal(loaded(placed["w"], X), expected)
+""")

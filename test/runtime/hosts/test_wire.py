@@ -19,7 +19,8 @@ SECRET, OTHER = b"s" * 32, b"o" * 32
 
 
 def hello(proof: bytes, nonce: bytes) -> Hello:
-    return Hello(proof, nonce, messages.versions(), "cpu", (0,), (None,), "127.0.0.1:1", 7, "steps")
+    here = "127.0.0.1:1"
+    return Hello(proof, nonce, messages.versions(), "cpu", (0,), (None,), here, 7, "steps", here)
 
 
 @pytest.fixture

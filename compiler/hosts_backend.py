@@ -1,0 +1,140 @@
+"""The devices of workers on hosts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pathways.compiler.compiling import Backend, Scheduled
+from pathways.compiler.host_call import HostCall
+from pathways.compiler.lowering import ProgramError
+from pathways.dialect import ops_named
+from pathways.dialect.names import HOST
+from pathways.dialect.operation import attribute_of
+from pathways.passes.base import PassFailure
+from pathways.passes.bind.bind_slices import BindSlices
+from pathways.passes.bind.split_hosts import SplitHosts
+from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.util.functions import erase_unused_functions
+from pathways.runtime.hosts.controller import Controller, HostPart, HostPort
+from pathways.runtime.hosts.messages import DeviceLayout
+from pathways.runtime.local.devices import slice_statuses
+from pathways.runtime.plan.lower import host_plans_of
+from pathways.runtime.plan.plan import Argument, Plan, Result, Send, Slot
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.status import Status
+
+
+class HostsBackend(Backend):
+    """Workers on hosts: each gets its part of a program, and compiles what it runs.
+
+    Args:
+      controller: the controller of the workers.
+    """
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def load(
+        self,
+        program: Scheduled,
+        bindings: Mapping[str, Binding],
+        code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
+    ) -> HostCall:
+        """See `Backend.load`; hosts compile everything, whatever code there is."""
+        plan, interface = program.plan, program.interface
+        for computation in plan.computations.values():
+            if computation.callbacks or program.callbacks:
+                raise ProgramError(
+                    f"program '{plan.name}': computation {computation.name} calls back into Python "
+                    "(jax.pure_callback, jax.debug.print, ...), but workers on hosts run no code of yours"
+                )
+        split = _split(program.module, plan.name, bindings, self._controller.settings.ahead)
+        plans = host_plans_of(split, plan.name, program.stored, proved=True)
+        parts = {
+            host: _part(part, _module_of(split, host), program, bindings) for host, part in plans.items()
+        }
+        indices = [step.index for part in plans.values() for step in part.steps if isinstance(step, Send)]
+        devices = {name: tuple(device.id for device in binding.devices) for name, binding in bindings.items()}
+        loaded = self._controller.load(plan.name, parts, devices, max(indices, default=-1) + 1)
+        hosts = {slice: binding.devices[0].host.index for slice, binding in bindings.items()}
+        self._controller.traces.add(loaded, loaded.number, plan, hosts)
+        return HostCall(self._controller, loaded, plan, interface, program.signature)
+
+    def status(self) -> Status:
+        """See `Backend.status`."""
+        hosts, steps = self._controller.status()
+        return Status("hosts", hosts, slice_statuses(), steps)
+
+
+def _part(plan: Plan, module: bytes, program: Scheduled, bindings: Mapping[str, Binding]) -> HostPart:
+    """What a host gets of a program."""
+    paths, avals = program.interface.argument_paths, program.interface.out_avals
+    passed = [
+        (number, argument)
+        for number, argument in zip(plan.argument_numbers, plan.arguments, strict=True)
+        if argument.constant is None
+    ]
+    stored = program.stored
+    return HostPart(
+        module,
+        _ports(plan, passed, bindings),
+        _ports(plan, list(zip(plan.result_numbers, plan.results, strict=True)), bindings),
+        tuple(paths[number] for number, _ in passed),
+        tuple(bool(avals[number].weak_type) for number in plan.result_numbers),
+        {} if stored is None else {name: stored.computations[name] for name in plan.computations},
+        {} if stored is None else {name: np.asarray(stored.constants[name]) for name in plan.constants},
+    )
+
+
+def _split(module: ir.Module, name: str, bindings: Mapping[str, Binding], ahead: int) -> ir.Module:
+    """The program in the form `host`."""
+    copy = ir.Module.parse(_bytecode(module), module.context)
+    hosts = ",".join(f"{slice}:{binding.devices[0].host.index}" for slice, binding in bindings.items())
+    with Diagnostics(copy.context) as seen:
+        try:
+            run_passes(copy, [BindSlices(hosts=hosts), SplitHosts(ahead=ahead)], verify_each=False)
+        except PassFailure:
+            raise ProgramError(f"program '{name}': {seen.errors[0].message}") from None
+    return copy
+
+
+def _module_of(parts: ir.Module, host: int) -> bytes:
+    """The function of one host with all that it needs."""
+    module = ir.Module.parse(_bytecode(parts), parts.context)
+    for op in ops_named(module, ["func.func"]):
+        number = attribute_of(op, HOST)
+        if number is not None and number.value != host:
+            op.operation.erase()
+    erase_unused_functions(module)
+    return _bytecode(module)
+
+
+def _bytecode(module: ir.Module) -> bytes:
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def _ports(
+    plan: Plan, values: Sequence[tuple[int, Argument | Result]], bindings: Mapping[str, Binding]
+) -> tuple[HostPort, ...]:
+    """Where arrays enter or leave a part, in the order in which it takes or returns them."""
+    assert plan.host is not None
+    return tuple(
+        HostPort(number, slice, plan.host, _placement(plan, slot, bindings[slice]))
+        for number, value in values
+        for slice, slot in value.slots.items()
+    )
+
+
+def _placement(plan: Plan, slot: Slot, binding: Binding) -> DeviceLayout:
+    return DeviceLayout(
+        tuple(device.id for device in binding.devices),
+        binding.shape,
+        binding.axis_names,
+        plan.sharding(slot),
+    )

@@ -1,0 +1,39 @@
+"""The devices of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from pathways.compiler.call import Call
+from pathways.compiler.compiling import Backend, Scheduled
+from pathways.runtime.local.devices import slice_statuses
+from pathways.runtime.local.load import load
+from pathways.runtime.local.status import host_status
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.status import Status
+
+
+class LocalBackend(Backend):
+    """The devices of this process; see `Backend`."""
+
+    def load(
+        self,
+        program: Scheduled,
+        bindings: Mapping[str, Binding],
+        code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
+    ) -> Call:
+        """See `Backend.load`."""
+        executable = load(
+            program.plan,
+            bindings,
+            result_avals=program.interface.out_avals,
+            callbacks=program.callbacks,
+            argument_names=program.interface.argument_paths,
+            code=code,
+        )
+        return Call(executable, program.interface, program.signature, program.keepalive)
+
+    def status(self) -> Status:
+        """See `Backend.status`."""
+        return Status("local", (host_status(os.getpid()),), slice_statuses())

@@ -1,0 +1,96 @@
+"""What a worker is at: which steps it has begun, and for whose arrays they may wait."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from pathways.runtime.hosts.messages import Underway, Waiting
+from pathways.runtime.plan.plan import Receive
+
+
+class Asked:
+    """Arrays that another host was asked for.
+
+    They are not held: what a step has read is freed when the step says so.
+
+    Args:
+      receive: the step that asked.
+      arrays: what it got, which may be pending.
+    """
+
+    __slots__ = ("_arrays", "_began", "_receive")
+
+    def __init__(self, receive: Receive, arrays: Sequence[Any]) -> None:
+        self._receive = receive
+        self._began = time.monotonic()
+        self._arrays = [weakref.ref(array) for array in arrays]
+
+    def waiting(self) -> Waiting | None:
+        """What is known of it; None when all is there."""
+        known = [_is_there(reference()) for reference in self._arrays]
+        if all(known):
+            return None
+        receive = self._receive
+        return Waiting(
+            receive.peer,
+            receive.channel,
+            receive.src,
+            receive.dst,
+            receive.index,
+            time.monotonic() - self._began,
+            False in known,
+        )
+
+
+def _is_there(array: Any) -> bool | None:
+    """Whether an array is there; None when nobody knows any more."""
+    if array is None:
+        return None
+    # Another thread may donate it in between.
+    with contextlib.suppress(RuntimeError):
+        return bool(array.is_ready())
+    return None
+
+
+@dataclasses.dataclass
+class _Begun:
+    program: str
+    began: float
+    asked: list[Asked]
+    is_issued: bool = False
+
+
+class StepsUnderway:
+    """The steps that a worker has begun and that are not done."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, _Begun] = {}
+
+    def begin(self, program: str, run: int) -> list[Asked]:
+        """Notes that a step begins; returns the list for what it asks for."""
+        asked: list[Asked] = []
+        self._steps[run] = _Begun(program, time.monotonic(), asked)
+        return asked
+
+    def issued(self, run: int) -> None:
+        """Notes that all of a step is issued."""
+        self._steps[run].is_issued = True
+
+    def done(self, run: int) -> None:
+        """Notes that a step is done."""
+        del self._steps[run]
+
+    def report(self) -> tuple[Underway, ...]:
+        """All steps that are not done, in the order in which they began."""
+        now = time.monotonic()
+        reports = []
+        for run, step in [*self._steps.items()]:
+            found = [asked.waiting() for asked in [*step.asked]]
+            waiting = tuple(one for one in found if one is not None)
+            reports.append(Underway(step.program, run, now - step.began, step.is_issued, waiting))
+        return tuple(reports)

@@ -1,0 +1,120 @@
+"""What a cluster is at, as data and as tables. Plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pathways.runtime.timelines.tables import html_table, size, table
+
+
+@dataclasses.dataclass(frozen=True)
+class HostStatus:
+    """How a host is.
+
+    Attributes:
+      host: its number.
+      island: the name of its island; of this process, of its islands.
+      pid: its process.
+      platform: the platform of its devices.
+      devices: how many it has.
+      arrays: how many arrays it holds for programs and their callers; None when it does not say.
+      bytes: the bytes of these arrays, all shards together; None when it does not say.
+      programs: the names of the programs that are loaded on it.
+      error: why it is lost; None while it is not.
+    """
+
+    host: int
+    island: str
+    pid: int
+    platform: str
+    devices: int
+    arrays: int | None
+    bytes: int | None
+    programs: tuple[str, ...]
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceStatus:
+    """Where a slice is.
+
+    Attributes:
+      name: its name.
+      island: the island that it lies in.
+      devices: the positions of its devices in the cluster.
+      program: the program that was the first to use it.
+    """
+
+    name: str
+    island: str
+    devices: tuple[int, ...]
+    program: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StepStatus:
+    """A step that is not done.
+
+    Attributes:
+      program: the name of its program.
+      number: its number.
+      seconds: since when it is issued.
+      hosts: the hosts that are not done with it.
+    """
+
+    program: str
+    number: int
+    seconds: float
+    hosts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What a cluster is at; `print` shows it.
+
+    Attributes:
+      backend: `local` for the devices of this process, `hosts` for those of workers.
+      hosts: the hosts.
+      slices: the slices that have devices.
+      steps: the steps that are not done. Nobody counts those of this process.
+    """
+
+    backend: str
+    hosts: tuple[HostStatus, ...]
+    slices: tuple[SliceStatus, ...]
+    steps: tuple[StepStatus, ...] = ()
+
+    def _tables(self) -> dict[str, list[tuple[str, ...]]]:
+        hosts = [
+            (
+                str(host.host),
+                host.island,
+                str(host.pid),
+                f"{host.devices} {host.platform}",
+                "?" if host.arrays is None else str(host.arrays),
+                "?" if host.bytes is None else size(host.bytes),
+                " ".join(host.programs) or "-",
+                host.error or "alive",
+            )
+            for host in self.hosts
+        ]
+        slices = [(s.name, s.island, " ".join(map(str, s.devices)), s.program) for s in self.slices]
+        steps = [
+            (s.program, str(s.number), f"{s.seconds:.1f} s", " ".join(map(str, s.hosts))) for s in self.steps
+        ]
+        shown: dict[str, list[tuple[str, ...]]] = {
+            "hosts": [
+                ("host", "island", "process", "devices", "arrays", "bytes", "programs", "state"),
+                *hosts,
+            ],
+            "slices": [("slice", "island", "devices", "first program"), *slices],
+            "steps": [("program", "step", "since", "hosts not done"), *steps],
+        }
+        return {name: rows for name, rows in shown.items() if len(rows) > 1}
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}\n{table(rows)}" for name, rows in self._tables().items())
+
+    def _repr_html_(self) -> str:
+        """The tables, in a notebook."""
+        return "".join(f"<h4>{name}</h4>{html_table(rows)}" for name, rows in self._tables().items())

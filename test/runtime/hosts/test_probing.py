@@ -1,0 +1,87 @@
+"""Workers find out that they cannot reach each other, though both can be reached by the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+from pathways.runtime.hosts import messages
+from pathways.runtime.hosts.messages import Hello
+from pathways.runtime.hosts.probing import Probes
+
+SECRET, OTHER = b"s" * 32, b"o" * 32
+
+
+def hello(proof: bytes, nonce: bytes, channel: str) -> Hello:
+    return Hello(proof, nonce, messages.versions(), "cpu", (0,), (None,), "", 7, channel, "")
+
+
+class Lost:
+    """What `Probes` says."""
+
+    def __init__(self) -> None:
+        self.peers: list[tuple[int, str]] = []
+        self.said = threading.Event()
+
+    def __call__(self, host: int, why: str) -> None:
+        self.peers.append((host, why))
+        self.said.set()
+
+
+class Cable:
+    """What goes from a port of its own to an address, until it is cut: then nothing does."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._target = host, int(port)
+        self.address = "127.0.0.1:" + str(self._server.getsockname()[1])
+        self.cut = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with self._server:
+            sock, _ = self._server.accept()
+        far = socket.create_connection(self._target)
+        for source, target in ((sock, far), (far, sock)):
+            threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError), target:
+            while data := source.recv(4096):
+                if not self.cut:
+                    target.sendall(data)
+
+
+def probes(lost: Lost, secret: bytes = SECRET) -> Probes:
+    return Probes("127.0.0.1", secret, hello, lost, deadline=1.0)
+
+
+def test_a_peer_that_is_cut_off_is_noticed():
+    lost = Lost()
+    cable = Cable(probes(Lost()).address)
+    probes(lost).watch({3: cable.address})
+    time.sleep(1.5)
+    assert not lost.peers
+    cable.cut = True
+    assert lost.said.wait(5)
+    assert lost.peers == [(3, "the connection has ended: nothing was heard in time")]
+
+
+def test_a_peer_is_watched_once():
+    lost = Lost()
+    own = probes(lost)
+    for _ in range(3):
+        own.watch({1: "127.0.0.1:1"})
+    assert lost.said.wait(5)
+    time.sleep(0.2)
+    assert [host for host, _ in lost.peers] == [1]
+
+
+def test_a_stranger_is_no_peer():
+    lost = Lost()
+    probes(lost).watch({1: probes(Lost(), OTHER).address})
+    assert lost.said.wait(5)
+    assert "does not know the secret" in lost.peers[0][1] or "has ended" in lost.peers[0][1]
