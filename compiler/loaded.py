@@ -181,7 +181,7 @@ class LoadedProgram(Bound):
         """
         if phase not in ("scheduled", "device"):
             raise ValueError(f"a bundle holds the phases scheduled and device, not '{phase}'")
-        return self._device_text() if phase == "device" else self._text
+        return self.call.device_text() if phase == "device" else self._text
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns at once, with arrays that become ready later.

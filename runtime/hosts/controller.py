@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from pathways.runtime.hosts.describing import HostFacts, Questions, facts_of
 from pathways.runtime.hosts.messages import (
     CHUNK,
     Chunk,
     ClockTime,
     Close,
+    Describe,
+    Described,
     DeviceLayout,
     Done,
     Failed,
@@ -232,6 +235,7 @@ class Controller:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.traces = HostTraces(self.hosts, self.tell_all)
+        self._questions = Questions()
         for host in self.hosts:
             threading.Thread(
                 target=self._listen, args=(host,), name=f"pathways host {host.index}", daemon=True
@@ -323,6 +327,22 @@ class Controller:
             if error is not None:
                 raise HostError(f"program {name}, host {host}: {error}")
         return HostedProgram(number, name, tuple(modules), inputs, outputs)
+
+    def describe(self, program: HostedProgram, *, text: bool = False) -> HostFacts:
+        """What XLA made of a program on its hosts, with the text of its modules or without.
+
+        Raises:
+          HostError: a host is gone.
+        """
+        request = self._questions.ask()
+        with self._questions.expected(program.hosts, request):
+            for host in program.hosts:
+                self.send(host, Describe(request, program.number, text))
+            pieces = [piece for host in program.hosts for piece in self._questions.answer(host, request)]
+        error = next((piece.error for piece in pieces if piece.error is not None), None)
+        if error is not None:
+            raise HostError(f"program {program.name}: {error}")
+        return facts_of(pieces)
 
     def unload(self, program: HostedProgram) -> None:
         """Forgets a program on its hosts; steps that were issued still run."""
@@ -467,6 +487,8 @@ class Controller:
                 pass
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
                 self.traces.hear(host.index, message)
+            case Described():
+                self._questions.hear(host.index, message)
             case _:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
@@ -515,6 +537,7 @@ class Controller:
             future.set(host.error)
         for fetched in fetching:
             fetched.fail(host.error)
+        self._questions.lose(host.index, host.error)
         self.traces.lose(host.index)
         host.process.kill()
         host.connection.close()

@@ -23,10 +23,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.runtime.hosts.describing import answers
 from pathways.runtime.hosts.messages import (
     CHUNK,
     Chunk,
     Close,
+    Describe,
     DeviceLayout,
     Done,
     Failed,
@@ -151,7 +153,7 @@ class Worker:
                     self.fill(message)
                 case ReadClock():
                     self.tracing.tell_time(message)
-                case Load() | Run() | Free() | Fetch() | Unload() | StartTrace() | StopTrace():
+                case Load() | Run() | Free() | Fetch() | Unload() | Describe() | StartTrace() | StopTrace():
                     self.steps.put(message)
                 case Close():
                     return
@@ -199,6 +201,8 @@ class Worker:
                     self.programs.pop(message.program, None)
                 case Load():
                     self.connection.send(LoadDone(message.program, self.load(message)))
+                case Describe():
+                    self.describe(message)
                 case StartTrace():
                     self.tracing.start(message)
                 case StopTrace():
@@ -252,6 +256,13 @@ class Worker:
             return _described(error)
         self.programs[message.program] = Hosted(message.name, executable, targets[0])
         return None
+
+    def describe(self, message: Describe) -> None:
+        """Says what XLA made of a program."""
+        hosted = self.programs.get(message.program)
+        executable = None if hosted is None else hosted.executable
+        for answer in answers(message.request, executable, text=message.text):
+            self.connection.send(answer)
 
     def run(self, message: Run) -> None:
         """Issues a step."""
