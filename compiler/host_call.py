@@ -148,7 +148,7 @@ class HostCall(SignedCall):
             leaves[n].delete()
         copies: list[dict[Any, int]] = [{} for _ in self.interface.out_avals]
         for host, ports in self._program.outputs.items():
-            for port, number in zip(ports, numbers[host], strict=True):
+            for number, port in enumerate(ports, numbers[host]):
                 copies[port.number][host, port.placement] = number
         return self.interface.out_tree.unflatten(
             Array(self._controller, aval, where, step)

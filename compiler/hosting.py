@@ -20,7 +20,7 @@ from pathways.passes.bind.bind_slices import BindSlices
 from pathways.passes.bind.split_hosts import SplitHosts
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
-from pathways.runtime.hosts.controller import AHEAD, Controller, HostPort
+from pathways.runtime.hosts.controller import Controller, HostPort
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.plan.lower import host_plans_of
 from pathways.runtime.plan.plan import Argument, Plan, Result, Send, Slot
@@ -57,7 +57,7 @@ def compile_on_hosts(
                 f"program '{plan.name}': computation {computation.name} calls back into Python "
                 "(jax.pure_callback, jax.debug.print, ...), but workers on hosts run no code of yours"
             )
-    parts = _split(module, plan.name, bindings)
+    parts = _split(module, plan.name, bindings, controller.ahead)
     plans = host_plans_of(parts, plan.name, proved=True)
     inputs = {
         host: _ports(part, part.argument_numbers, _passed(part), bindings) for host, part in plans.items()
@@ -91,13 +91,13 @@ def compile_on_hosts(
     return HostCall(controller, program, plan, interface, signature)
 
 
-def _split(module: ir.Module, name: str, bindings: Mapping[str, Binding]) -> ir.Module:
+def _split(module: ir.Module, name: str, bindings: Mapping[str, Binding], ahead: int) -> ir.Module:
     """The program in the form `host`."""
     copy = ir.Module.parse(_bytecode(module), module.context)
     hosts = ",".join(f"{slice}:{binding.devices[0].host.index}" for slice, binding in bindings.items())
     with Diagnostics(copy.context) as seen:
         try:
-            run_passes(copy, [BindSlices(hosts=hosts), SplitHosts(ahead=AHEAD)], verify_each=False)
+            run_passes(copy, [BindSlices(hosts=hosts), SplitHosts(ahead=ahead)], verify_each=False)
         except PassFailure:
             raise ProgramError(f"program '{name}': {seen.errors[0].message}") from None
     return copy

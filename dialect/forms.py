@@ -236,7 +236,6 @@ BOUND = dataclasses.replace(
     SCHEDULED,
     name="bound",
     needs={**_WITH_ORDER, SliceOp: ("host",)},
-    relations=(*_ORDERED, host_relations.slices_that_overlap_share_a_host),
 )
 SPLIT = Form(
     "host",
@@ -249,7 +248,6 @@ SPLIT = Form(
     relations=(
         *_PLACED,
         relations.channels_fit,
-        host_relations.slices_that_overlap_share_a_host,
         host_relations.work_is_on_the_host,
         host_relations.positions_increase,
         host_relations.numbers_differ,

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from pathways.dialect.host_order import host_events
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.names import CONSTANT, DONATED, MAIN, NUMBER, SLICE
-from pathways.dialect.operation import counted, nested_ops, op_has, ops_named, referenced_symbols
+from pathways.dialect.operation import counted, nested_ops, op_has, referenced_symbols
 from pathways.dialect.order import DeadlockError, proved_order
 from pathways.dialect.placement import donated_arguments, read_slices
 from pathways.dialect.program import ProgramView
@@ -18,15 +18,6 @@ from pathways.dialect.traits import Trait
 
 Report = Callable[[ir.OpView, str], None]
 JointRelation = Callable[[Sequence[ProgramView], Report], None]
-
-
-def slices_that_overlap_share_a_host(program: ProgramView, report: Report) -> None:
-    """Slices that may share devices are on one host."""
-    overlapping = [op for op in ops_named(program.module, ["pw.slice"]) if op.overlap]
-    for op in overlapping[1:]:
-        first = overlapping[0]
-        if op.host != first.host:
-            report(op, f"is on host {op.host}, but may share devices with @{first.sym_name} on {first.host}")
 
 
 def work_is_on_the_host(program: ProgramView, report: Report) -> None:

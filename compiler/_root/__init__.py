@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pathways.runtime.bundle.manifest import BundleError
     from pathways.runtime.hosts.array import Array
     from pathways.runtime.hosts.connect import connect
-    from pathways.runtime.hosts.controller import HostError
+    from pathways.runtime.hosts.host import HostError
     from pathways.runtime.local.devices import cluster, release
     from pathways.runtime.local.tracing import trace
     from pathways.runtime.resources.manager import ResourceError
@@ -83,7 +83,7 @@ _MODULES = {
     "BundleError": "runtime.bundle.manifest",
     "CompileError": "runtime.xla.compile_cache",
     "Compiled": "compiler.stages",
-    "HostError": "runtime.hosts.controller",
+    "HostError": "runtime.hosts.host",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
     "PathwaysWarning": "compiler.notices",

@@ -18,10 +18,11 @@ class BindSlices(Pass):
     """Writes the number of its host on each slice.
 
     `hosts` names it for every slice. Without it, slices are dealt out to `count` hosts in turn, in the order
-    of their declaration; slices that may share devices go to one host together.
+    of their declaration; slices that may share devices go to one host together. On different hosts they share
+    none, so that `hosts` may name one for each.
 
     Requires: a scheduled program.
-    Guarantees: each `pw.slice` has a `host`, and slices with `overlap` have the same one.
+    Guarantees: each `pw.slice` has a `host`.
     """
 
     name: ClassVar[str] = "pw-bind-slices"

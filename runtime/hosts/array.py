@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from pathways.runtime.hosts.controller import Controller, Step
+from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.hosts.shards import different_shards
+from pathways.runtime.hosts.step import Step
 
 SMALL = 1 << 20
 """Bytes up to which arithmetic outside of a program fetches an array."""
@@ -110,7 +111,7 @@ class Array:
     def is_ready(self) -> bool:
         """Whether it has been computed."""
         self._check_alive()
-        return self._step is None or all(self._step.is_done(host) for host in self.hosts)
+        return self._step is None or all(self._controller.is_done(self._step, host) for host in self.hosts)
 
     def block_until_ready(self) -> Array:
         """Waits until it has been computed, and returns it.
@@ -119,9 +120,10 @@ class Array:
           HostError: the computation failed, or a host is gone.
         """
         self._check_alive()
-        if self._step is not None:
-            for host in self.hosts:
-                self._step.wait(host)
+        for host in self.hosts:
+            if self._step is not None:
+                self._controller.wait(self._step, host)
+            self._controller.check(host)
         return self
 
     def delete(self) -> None:

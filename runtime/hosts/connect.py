@@ -14,7 +14,7 @@ from pathways.runtime.xla.tracebacks import boundary
 
 _lock = threading.RLock()
 _controller: Controller | None = None
-_settings: tuple[int, int] | None = None
+_settings: tuple[int, ...] | None = None
 
 
 @boundary
@@ -22,6 +22,7 @@ def connect(
     *,
     hosts: int | None = None,
     devices_per_host: int = 1,
+    ahead: int = 4,
     cpu_devices: int | None = None,
     islands: int | None = None,
     platform: str | None = None,
@@ -35,6 +36,9 @@ def connect(
       hosts: start this number of worker processes on this machine, each with its own JAX, and use their
         devices: each is an island. They end with this process, or when it connects to other devices.
       devices_per_host: the number of CPU devices of each worker.
+      ahead: how many steps on hosts may be issued and not done. Hosts issue steps before their data is there;
+        each one more takes the memory of what a step sends and receives, and one waits for the other's data
+        and not for its own messages.
       cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
         yet.
       islands: divide the devices of this process into this number of equal consecutive islands, one by
@@ -64,10 +68,10 @@ def connect(
                 "connect: cpu_devices, islands, platform and device_memory are for the devices of this "
                 "process; with hosts= say devices_per_host="
             )
-        for name, number in (("hosts", hosts), ("devices_per_host", devices_per_host)):
+        for name, number in (("hosts", hosts), ("devices_per_host", devices_per_host), ("ahead", ahead)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise ValueError(f"{name}={number!r}: expected at least 1")
-        return _connect_hosts(hosts, devices_per_host)
+        return _connect_hosts(hosts, devices_per_host, ahead)
 
 
 def controller() -> Controller | None:
@@ -75,10 +79,10 @@ def controller() -> Controller | None:
     return _controller
 
 
-def _connect_hosts(hosts: int, devices_per_host: int) -> Cluster:
+def _connect_hosts(*settings: int) -> Cluster:
     global _controller, _settings
     alive = _controller is not None and _controller.is_whole()
-    if alive and _settings == (hosts, devices_per_host):
+    if alive and _settings == settings:
         assert _controller is not None
         return _controller.cluster
     if bound := devices.session.bound_slices():
@@ -87,15 +91,15 @@ def _connect_hosts(hosts: int, devices_per_host: int) -> Cluster:
             "pathways.release(slice), or connect first"
         )
     _close()
-    print(f"pathways: starting {hosts} hosts ...", file=sys.stderr, flush=True)
-    started = start(hosts, devices_per_host)
+    print(f"pathways: starting {settings[0]} hosts ...", file=sys.stderr, flush=True)
+    started = start(*settings)
     try:
         tracing.register(started.traces)
         cluster = devices.session.connect(lambda: started.cluster)
     except BaseException:
         started.close()
         raise
-    _controller, _settings = started, (hosts, devices_per_host)
+    _controller, _settings = started, settings
     return cluster
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import secrets
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from pathways.runtime.hosts.answers import Answers
 from pathways.runtime.hosts.describing import HostFacts, Questions, facts_of
+from pathways.runtime.hosts.fetching import Fetches
+from pathways.runtime.hosts.host import HostError, HostProcess
+from pathways.runtime.hosts.interrupts import Whole
 from pathways.runtime.hosts.messages import (
     CHUNK,
     Chunk,
@@ -29,7 +34,6 @@ from pathways.runtime.hosts.messages import (
     Failed,
     Fetch,
     Free,
-    Hello,
     Load,
     LoadDone,
     Message,
@@ -45,136 +49,18 @@ from pathways.runtime.hosts.messages import (
     encode,
 )
 from pathways.runtime.hosts.shards import cut
+from pathways.runtime.hosts.step import Step
 from pathways.runtime.hosts.tracing import HostTraces
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.resources import cluster as resources
-
-AHEAD = 4
-"""How many steps may be issued and not done: so many steps' worth of arrays the hosts must have room for."""
 
 HEARTBEAT_SECONDS = 0.5
 DEADLINE_SECONDS = 10.0
 """How long a worker may say nothing; then it is killed, and what it had is lost."""
 
+_FREE_SECONDS = 0.05
+
 log = logging.getLogger("pathways")
-
-
-class HostError(RuntimeError):
-    """A host is gone, or failed to do what it was asked; names the host."""
-
-    __module__ = "pathways"
-
-
-@dataclasses.dataclass(eq=False)
-class Step:
-    """A run of a program.
-
-    Attributes:
-      program: the name of the program.
-      number: the number of the run.
-    """
-
-    program: str
-    number: int
-    _pending: set[int]
-
-    def __post_init__(self) -> None:
-        self._errors: dict[int, str] = {}
-        self._lost: str | None = None
-        self._changed = threading.Condition()
-
-    def done(self, host: int, error: str | None) -> bool:
-        """Notes that a host is done; True when it was the last one."""
-        with self._changed:
-            self._pending.discard(host)
-            if error is not None:
-                self._errors.setdefault(host, error)
-            self._changed.notify_all()
-            return not self._pending
-
-    def lose(self, host: int, error: str) -> None:
-        """Notes that a host is gone: whatever else fails does so because of it."""
-        with self._changed:
-            self._lost = self._lost or error
-        self.done(host, error)
-
-    def is_done(self, host: int | None = None) -> bool:
-        """Whether a host, or every host, is done."""
-        with self._changed:
-            return self._is_done(host)
-
-    def _is_done(self, host: int | None) -> bool:
-        return not self._pending if host is None else host not in self._pending
-
-    def wait(self, host: int | None = None) -> None:
-        """Waits until a host, or every host, is done: the death of a host ends its part too.
-
-        Raises:
-          HostError: it failed.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_done(host))
-            errors = list(self._errors.values()) if host is None else [self._errors.get(host)]
-            failed = next(iter(errors), None)
-            lost = self._lost
-        if failed is not None:
-            raise HostError(f"program {self.program}: {lost or failed}")
-
-
-class _Fetched:
-    """Shards that are coming from a worker."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.shards = [bytearray(size) for size in sizes]
-        self.left = sum(sizes) or len(sizes)
-        self.counts_bytes = bool(sum(sizes))
-        self.error: str | None = None
-        self.ready = threading.Event()
-
-    def take(self, chunk: Chunk) -> None:
-        """Fills in some bytes.
-
-        Raises:
-          MessageError: they are not of this array.
-        """
-        if not 0 <= chunk.shard < len(self.shards):
-            raise MessageError(f"array {chunk.array} has no shard {chunk.shard}")
-        shard = self.shards[chunk.shard]
-        if chunk.offset < 0 or chunk.offset + len(chunk.data) > len(shard):
-            raise MessageError(f"array {chunk.array} is smaller than what comes of it")
-        shard[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
-        self.left -= len(chunk.data) if self.counts_bytes else 1
-        if self.left <= 0:
-            self.ready.set()
-
-    def fail(self, error: str) -> None:
-        self.error = error
-        self.ready.set()
-
-
-class HostProcess:
-    """A worker, as the controller sees it.
-
-    Args:
-      index: its number.
-      process: its process.
-      connection: to it.
-      hello: what it said of itself.
-    """
-
-    def __init__(
-        self, index: int, process: subprocess.Popen[bytes], connection: Connection[Any], hello: Hello
-    ) -> None:
-        self.index = index
-        self.process = process
-        self.connection = connection
-        self.hello = hello
-        self.island = f"island{index}"
-        self.error: str | None = None
-        self.heard = time.monotonic()
-
-    def __str__(self) -> str:
-        return f"host {self.index} ({self.island})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,29 +104,41 @@ class Controller:
 
     Args:
       hosts: the workers.
+      ahead: how many steps may be issued and not done.
+
+    Attributes:
+      hosts: the workers.
+      ahead: how many steps may be issued and not done: so many steps' worth of arrays hosts have room for.
+      cluster: the devices of all workers; each is an island.
     """
 
-    def __init__(self, hosts: Sequence[HostProcess]) -> None:
+    def __init__(self, hosts: Sequence[HostProcess], ahead: int) -> None:
         self.hosts = list(hosts)
+        self.ahead = ahead
         self.cluster = _cluster(self.hosts)
-        self._numbers = itertools.count(1)
+        self._next = 1
         # Handing a step to all its hosts is one thing to all threads: one order of steps everywhere.
         self._order = threading.RLock()
+        self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
         self._running: collections.deque[Step] = collections.deque()
-        self._loading: dict[tuple[int, int], _Future] = {}
-        self._fetching: dict[tuple[int, int], _Fetched] = {}
+        self._loading: dict[tuple[int, int], _Answer] = {}
+        self._fetches = Fetches()
+        self._answers = Answers(self.hosts, self._hear_some)
         # Appended to by finalizers, which may run anywhere: nothing else is done there.
-        self._unused: collections.deque[tuple[int, int]] = collections.deque()
-        self._lock = threading.Lock()
+        self._unused: list[collections.deque[int]] = [collections.deque() for _ in self.hosts]
         self._closed = threading.Event()
         self.traces = HostTraces(self.hosts, self.tell_all)
         self._questions = Questions()
         for host in self.hosts:
-            threading.Thread(
-                target=self._listen, args=(host,), name=f"pathways host {host.index}", daemon=True
-            ).start()
-        threading.Thread(target=self._watch, name="pathways hosts", daemon=True).start()
+            host.arrays.place = functools.partial(self._fetches.place, host.index)
+            for connection in (host.arrays, host.watch):
+                self._start(self._listen, host, connection)
+        for work in (self._watch, self._free):
+            self._start(work)
+
+    def _start(self, work: Callable[..., None], *args: Any) -> None:
+        threading.Thread(target=work, args=args, name=f"pathways {work.__name__}", daemon=True).start()
 
     def close(self) -> None:
         """Ends all workers."""
@@ -250,40 +148,25 @@ class Controller:
         self._closed.set()
         for host in self.hosts:
             with contextlib.suppress(ConnectionEnded):
-                host.connection.send(Close())
+                host.steps.send(Close())
         for host in self.hosts:
             try:
                 host.process.wait(timeout=2)
             except subprocess.TimeoutExpired:
                 host.process.kill()
                 host.process.wait()
-            host.connection.close()
+            host.close()
 
     def is_whole(self) -> bool:
         """Whether no host is lost, and the cluster not closed."""
         return not self._closed.is_set() and all(host.error is None for host in self.hosts)
-
-    def send(self, host: int, *messages: Message) -> None:
-        """Sends messages to a host.
-
-        Raises:
-          HostError: it is gone.
-        """
-        target = self.hosts[host]
-        if target.error is not None:
-            raise HostError(target.error)
-        try:
-            target.connection.send(*messages)
-        except ConnectionEnded as error:
-            self._lose(target, str(error))
-            raise HostError(target.error) from None
 
     def tell_all(self, *messages: Message) -> None:
         """Sends messages to all hosts that are left, to all of them between the same two steps."""
         with self._order:
             for host in self.hosts:
                 with contextlib.suppress(HostError):
-                    self.send(host.index, *messages)
+                    self._send(host.index, *messages)
 
     def load(
         self,
@@ -301,13 +184,13 @@ class Controller:
         Raises:
           HostError: one of them cannot; says which host and why.
         """
-        number = next(self._numbers)
+        number = self._number()
         # Nobody can guess what is sent under which number.
         base = secrets.randbelow(1 << 61)
         peers = {host.index: host.hello.data_address for host in self.hosts}
-        futures = {host: _Future() for host in modules}
+        answers = {host: _Answer() for host in modules}
         with self._lock:
-            self._loading.update(((host, number), future) for host, future in futures.items())
+            self._loading.update(((host, number), answer) for host, answer in answers.items())
         for host, module in modules.items():
             part = Load(
                 number,
@@ -321,11 +204,11 @@ class Controller:
                 argument_names[host],
                 weak_results[host],
             )
-            self.send(host, part)
-        for host, future in futures.items():
-            error = future.wait()
-            if error is not None:
-                raise HostError(f"program {name}, host {host}: {error}")
+            self._send(host, part)
+        for host, answer in answers.items():
+            self._answers.wait(answer.is_given)
+            if answer.error is not None:
+                raise HostError(f"program {name}, host {host}: {answer.error}")
         return HostedProgram(number, name, tuple(modules), inputs, outputs)
 
     def describe(self, program: HostedProgram, *, text: bool = False) -> HostFacts:
@@ -336,8 +219,9 @@ class Controller:
         """
         request = self._questions.ask()
         with self._questions.expected(program.hosts, request):
-            for host in program.hosts:
-                self.send(host, Describe(request, program.number, text))
+            for number in program.hosts:
+                host = self._alive(number)
+                self._speak(host, host.watch.send, Describe(request, program.number, text))
             pieces = [piece for host in program.hosts for piece in self._questions.answer(host, request)]
         error = next((piece.error for piece in pieces if piece.error is not None), None)
         if error is not None:
@@ -348,7 +232,7 @@ class Controller:
         """Forgets a program on its hosts; steps that were issued still run."""
         for host in program.hosts:
             with contextlib.suppress(HostError):
-                self.send(host, Unload(program.number))
+                self._send(host, Unload(program.number))
 
     def put(self, value: np.ndarray[Any, Any], port: HostPort) -> int:
         """Sends an array to a host; returns its number there.
@@ -356,18 +240,25 @@ class Controller:
         Raises:
           HostError: the host is gone.
         """
-        number = next(self._numbers)
+        number = self._number()
         shards, order = cut(value, port.placement)
-        self.send(port.host, Put(number, value.shape, value.dtype.name, port.placement, order))
-        for n, shard in enumerate(shards):
-            raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
-            for offset in range(0, len(raw), CHUNK):
-                self.send(port.host, Chunk(number, n, offset, bytes(raw[offset : offset + CHUNK])))
+        host = self._alive(port.host)
+        try:
+            put = Put(number, value.shape, value.dtype.name, port.placement, order)
+            self._speak(host, host.arrays.send, put)
+            for n, shard in enumerate(shards):
+                raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
+                for offset in range(0, len(raw), CHUNK):
+                    piece = raw[offset : offset + CHUNK]
+                    self._speak(host, host.arrays.send_with, Chunk(number, n, offset, len(piece)), piece)
+        except BaseException:
+            self.forget(port.host, number)
+            raise
         return number
 
     def run(
         self, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
-    ) -> tuple[Step, dict[int, tuple[int, ...]]]:
+    ) -> tuple[Step, dict[int, int]]:
         """Issues a step: one message to each host, to all of them before any answer.
 
         Args:
@@ -375,45 +266,53 @@ class Controller:
           arguments: for each host the numbers of the arrays that its part takes.
 
         Returns:
-          The step, and for each host the numbers of the arrays that its part makes.
+          The step, and for each host the number of the first array that its part makes; others follow it.
 
         Raises:
           HostError: a host is gone.
         """
         self._make_room()
-        results = {host: tuple(next(self._numbers) for _ in program.outputs[host]) for host in program.hosts}
         with self._order:
-            for host in program.hosts:
-                if self.hosts[host].error is not None:
-                    raise HostError(self.hosts[host].error)
-            number = next(self._numbers)
-            step = Step(program.name, number, set(program.hosts))
-            with self._lock:
-                self._steps[number] = step
-                self._running.append(step)
-            frames = {
-                host: encode(Run(program.number, number, tuple(arguments[host]), results[host]))
+            hosts = [self._alive(host) for host in program.hosts]
+            step = Step(program.name, self._number(), program.hosts)
+            results = {host: self._number(len(program.outputs[host])) for host in program.hosts}
+            frames = [
+                encode(
+                    Run(
+                        program.number,
+                        step.number,
+                        tuple(arguments[host]),
+                        results[host],
+                        self._take_unused(host),
+                    )
+                )
                 for host in program.hosts
-            }
-            for host, frame in frames.items():
-                try:
-                    self.hosts[host].connection.send_frames(frame)
-                except ConnectionEnded as error:
-                    self._lose(self.hosts[host], str(error))
-        self._free_unused()
+            ]
+            with self._lock:
+                self._steps[step.number] = step
+                self._running.append(step)
+            try:
+                self._send_all(hosts, frames)
+            except BaseException:
+                # A step that only some hosts have would wait for ever; a worker knows those that it has had.
+                with Whole():
+                    self._send_all(hosts, frames)
+                raise
         return step, results
 
-    def _make_room(self) -> None:
-        """Waits until fewer steps are on their way than may be."""
-        while True:
-            with self._lock:
-                while self._running and self._running[0].is_done():
-                    self._running.popleft()
-                oldest = self._running[0] if len(self._running) >= AHEAD else None
-            if oldest is None:
-                return
-            with contextlib.suppress(HostError):
-                oldest.wait()
+    def _number(self, count: int = 1) -> int:
+        """The first of some numbers that nothing else has."""
+        with self._lock:
+            first = self._next
+            self._next += count
+        return first
+
+    def _send_all(self, hosts: Sequence[HostProcess], frames: Sequence[bytes]) -> None:
+        for host, frame in zip(hosts, frames, strict=True):
+            try:
+                host.steps.send_frames(frame)
+            except ConnectionEnded as error:
+                self._lose(host, str(error))
 
     def fetch(self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]) -> list[bytearray]:
         """The bytes of some shards of an array, when they are ready.
@@ -421,41 +320,107 @@ class Controller:
         Raises:
           HostError: the host is gone, or the array is an error.
         """
-        fetched = _Fetched(sizes)
-        with self._lock:
-            # Two threads that ask for one array share what comes.
-            shared = self._fetching.setdefault((host, number), fetched)
-        if shared is fetched:
-            self.send(host, Fetch(number, tuple(devices)))
-        shared.ready.wait()
-        with self._lock:
-            self._fetching.pop((host, number), None)
-        if shared.error is not None:
-            lost = self.hosts[host].error
-            raise HostError(lost or f"{self.hosts[host]}: {shared.error}")
-        return shared.shards
+        # Two threads that ask for one array share what comes.
+        fetched, is_first = self._fetches.begin((host, number), sizes)
+        try:
+            if is_first:
+                self._send(host, Fetch(number, tuple(devices)))
+            fetched.wait()
+        finally:
+            self._fetches.end((host, number))
+        if fetched.error is not None:
+            raise HostError(self.hosts[host].error or f"{self.hosts[host]}: {fetched.error}")
+        return fetched.shards
+
+    def wait(self, step: Step, host: int | None = None) -> None:
+        """Waits until a host, or every host, is done with a step.
+
+        Raises:
+          HostError: the step failed there, or the host is gone.
+        """
+        self._answers.wait(lambda: step.is_done(host))
+        step.check(host)
+        if host is not None:
+            self._alive(host)
+
+    def is_done(self, step: Step, host: int) -> bool:
+        """Whether a host is done with a step."""
+        if not step.is_done(host):
+            self._answers.poll()
+        return step.is_done(host)
 
     def forget(self, host: int, number: int) -> None:
         """Notes that nobody holds an array any more; may be called by finalizers."""
-        self._unused.append((host, number))
+        self._unused[host].append(number)
 
-    def _free_unused(self) -> None:
-        by_host: dict[int, list[int]] = {}
-        with contextlib.suppress(IndexError):
-            while True:
-                host, number = self._unused.popleft()
-                by_host.setdefault(host, []).append(number)
-        for host, numbers in by_host.items():
-            with contextlib.suppress(HostError):
-                self.send(host, Free(tuple(numbers)))
+    def check(self, host: int) -> None:
+        """Checks that a host, and with it what it has, is there.
 
-    def _listen(self, host: HostProcess) -> None:
-        """Hears what a worker says, until it says no more."""
+        Raises:
+          HostError: it is gone.
+        """
+        self._alive(host)
+
+    def _alive(self, index: int) -> HostProcess:
+        """A host.
+
+        Raises:
+          HostError: it is gone.
+        """
+        host = self.hosts[index]
+        if host.error is not None:
+            raise HostError(host.error)
+        return host
+
+    def _send(self, index: int, *messages: Message) -> None:
+        """Sends a host what has an order.
+
+        Raises:
+          HostError: it is gone.
+        """
+        host = self._alive(index)
+        self._speak(host, host.steps.send, *messages)
+
+    def _speak(self, host: HostProcess, send: Callable[..., None], *what: Any) -> None:
+        """Sends something to a host.
+
+        Raises:
+          HostError: it is gone.
+        """
+        try:
+            with Whole():
+                send(*what)
+        except ConnectionEnded as error:
+            self._lose(host, str(error))
+            raise HostError(host.error) from None
+
+    def _make_room(self) -> None:
+        """Waits until fewer steps are on their way than may be."""
+        while True:
+            with self._lock:
+                while self._running and self._running[0].is_done():
+                    self._running.popleft()
+                oldest = self._running[0] if len(self._running) >= self.ahead else None
+            if oldest is None:
+                return
+            self._answers.wait(oldest.is_done)
+
+    def _hear_some(self, host: HostProcess) -> None:
+        """Hears what a worker has said of steps."""
+        try:
+            host.steps.act_on_some(functools.partial(self._hear, host))
+        except ConnectionEnded:
+            self._lose(host, "its process has ended" + host.ending())
+        except MessageError as error:
+            self._lose(host, str(error))
+
+    def _listen(self, host: HostProcess, connection: Connection[Any]) -> None:
+        """Hears what a worker says besides."""
         try:
             while True:
-                self._hear(host, host.connection.receive())
+                self._hear(host, connection.receive())
         except ConnectionEnded:
-            self._lose(host, "its process has ended" + status(host.process))
+            self._lose(host, "its process has ended" + host.ending())
         except MessageError as error:
             self._lose(host, str(error))
 
@@ -463,26 +428,14 @@ class Controller:
         host.heard = time.monotonic()
         match message:
             case Done():
-                step = self._steps.get(message.run)
-                error = None if message.error is None else f"{host}: {message.error}"
-                if error is not None:
-                    self._find_ended()
-                if step is not None and step.done(host.index, error):
-                    with self._lock:
-                        self._steps.pop(message.run, None)
+                self._end_step(host, message)
             case LoadDone():
                 with self._lock:
-                    future = self._loading.pop((host.index, message.program), None)
-                if future is not None:
-                    future.set(message.error)
-            case Chunk():
-                fetched = self._fetching.get((host.index, message.array))
-                if fetched is not None:
-                    fetched.take(message)
-            case Failed():
-                fetched = self._fetching.get((host.index, message.array))
-                if fetched is not None:
-                    fetched.fail(message.error)
+                    answer = self._loading.pop((host.index, message.program), None)
+                if answer is not None:
+                    answer.give(message.error)
+            case Chunk() | Failed():
+                self._fetches.hear(host.index, message)
             case Pong():
                 pass
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
@@ -492,18 +445,27 @@ class Controller:
             case _:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
+    def _end_step(self, host: HostProcess, done: Done) -> None:
+        error = None if done.error is None else f"{host}: {done.error}"
+        if error is not None:
+            self._find_ended()
+        step = self._steps.get(done.run)
+        if step is not None and step.done(host.index, error):
+            with self._lock:
+                self._steps.pop(done.run, None)
+
     def _find_ended(self) -> None:
         """Finds workers that have just ended, which is why others fail."""
         for host in self.hosts:
             if host.error is None and host.process.poll() is not None:
-                self._lose(host, "its process has ended" + status(host.process))
+                self._lose(host, "its process has ended" + host.ending())
 
     def _watch(self) -> None:
-        """Asks all workers whether they live, and frees what nobody holds."""
+        """Asks all workers whether they live."""
         for number in itertools.count():
             if self._closed.wait(HEARTBEAT_SECONDS):
                 return
-            self._free_unused()
+            self._answers.poll()
             for host in self.hosts:
                 if host.error is not None:
                     continue
@@ -511,12 +473,23 @@ class Controller:
                 if silent > DEADLINE_SECONDS:
                     self._lose(host, f"it has said nothing for {silent:.0f} seconds")
                     continue
-                threading.Thread(target=self._ping, args=(host, number), daemon=True).start()
+                # Never more than the system keeps for a worker that does not read: the deadline is before.
+                with contextlib.suppress(ConnectionEnded):
+                    host.watch.send(Ping(number))
 
-    def _ping(self, host: HostProcess, number: int) -> None:
-        # Apart: a worker that is stopped takes no bytes when its buffers are full.
-        with contextlib.suppress(HostError):
-            self.send(host.index, Ping(number))
+    def _free(self) -> None:
+        """Frees what nobody holds, in batches, where no step does so."""
+        while not self._closed.wait(_FREE_SECONDS):
+            for host in self.hosts:
+                unused = self._take_unused(host.index)
+                if unused:
+                    with contextlib.suppress(HostError):
+                        self._send(host.index, Free(unused))
+
+    def _take_unused(self, host: int) -> tuple[int, ...]:
+        """The arrays of a host that nobody holds, once."""
+        unused = self._unused[host]
+        return tuple(unused.popleft() for _ in range(len(unused)))
 
     def _lose(self, host: HostProcess, why: str) -> None:
         """A host is gone: all that depends on it is an error from now on."""
@@ -527,45 +500,36 @@ class Controller:
             host.error = f"{host} is closed" if closed else f"{host} is lost: {why}"
             steps = list(self._steps.values())
             loading = [self._loading[key] for key in self._loading if key[0] == host.index]
-            fetching = [self._fetching[key] for key in self._fetching if key[0] == host.index]
         if not closed:
             log.error("%s", host.error)
         # First who waits for it, so that no error that follows from this one is heard before.
         for step in steps:
-            step.lose(host.index, host.error)
-        for future in loading:
-            future.set(host.error)
-        for fetched in fetching:
-            fetched.fail(host.error)
+            if step.lose(host.index, host.error):
+                self._steps.pop(step.number, None)
+        for answer in loading:
+            answer.give(host.error)
+        self._fetches.lose(host.index, host.error)
         self._questions.lose(host.index, host.error)
         self.traces.lose(host.index)
         host.process.kill()
-        host.connection.close()
+        self._answers.forget(host)
+        host.close()
+        self._answers.wake()
 
 
-class _Future:
-    """Something that a host answers once."""
+class _Answer:
+    """What a host answers once: what is wrong."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self._error: str | None = None
+        self.error: str | None = None
+        self._given = False
 
-    def set(self, error: str | None) -> None:
-        self._error = error
-        self._event.set()
+    def give(self, error: str | None) -> None:
+        self.error = error
+        self._given = True
 
-    def wait(self) -> str | None:
-        self._event.wait()
-        return self._error
-
-
-def status(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended, as the end of a sentence."""
-    try:
-        code = process.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        return ""
-    return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
+    def is_given(self) -> bool:
+        return self._given
 
 
 def _cluster(hosts: Sequence[HostProcess]) -> resources.Cluster:

@@ -1,6 +1,10 @@
 """What controller and workers say to each other: typed messages in MessagePack, in frames of known length.
 
-Nothing here is ever evaluated or unpickled: a frame is a struct of plain data, or an error.
+Nothing here is ever evaluated or unpickled: a frame is a struct of plain data, or an error. Behind the
+message a frame may have the bytes of a piece of an array, as they are in memory.
+
+Each worker has three connections, so that nothing waits behind what is slower: `steps` has everything that
+has an order, `arrays` the bytes of arrays, and `watch` what both sides ask of each other in the meantime.
 """
 
 from __future__ import annotations
@@ -12,16 +16,19 @@ import sys
 import jaxlib
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a message changes."""
 
 MOST_BYTES = 1 << 30
-"""The longest frame."""
+"""The longest message."""
 
 CHUNK = 4 << 20
-"""Bytes of an array in one message."""
+"""The most bytes of an array in one frame."""
 
-_HEADER = struct.Struct(">2sBxI")
+CHANNELS = ("steps", "arrays", "watch")
+"""The connections of a worker."""
+
+_HEADER = struct.Struct(">2sBxII")
 _MAGIC = b"PW"
 HEADER_BYTES = _HEADER.size
 
@@ -78,6 +85,7 @@ class Hello(Message, frozen=True):
       memory: bytes of memory of each, None where that is not known.
       data_address: where other workers pull arrays from.
       pid: its process.
+      channel: which of `CHANNELS` this connection is.
     """
 
     proof: bytes
@@ -88,10 +96,11 @@ class Hello(Message, frozen=True):
     memory: tuple[int | None, ...]
     data_address: str
     pid: int
+    channel: str
 
 
 class Welcome(Message, frozen=True):
-    """The controller's proof, and the addresses of all workers by their hosts."""
+    """The controller's proof."""
 
     proof: bytes
 
@@ -146,12 +155,21 @@ class Put(Message, frozen=True):
 
 
 class Chunk(Message, frozen=True):
-    """Some bytes of a shard: of an array that was announced, or as the answer to `Fetch`."""
+    """Some bytes of a shard: of an array that was announced, or as the answer to `Fetch`.
+
+    They stand behind the message.
+
+    Attributes:
+      array: the number of the array.
+      shard: that of its shard.
+      offset: where in the shard they begin.
+      size: how many they are.
+    """
 
     array: int
     shard: int
     offset: int
-    data: bytes
+    size: int
 
 
 class Run(Message, frozen=True):
@@ -161,13 +179,15 @@ class Run(Message, frozen=True):
       program: its number.
       run: the number of the step.
       arguments: the numbers of the arrays that its part takes, in order.
-      results: the numbers of those that it makes.
+      first_result: the number of the first one that it makes; others follow it.
+      free: the numbers of arrays that nobody holds any more.
     """
 
     program: int
     run: int
     arguments: tuple[int, ...]
-    results: tuple[int, ...]
+    first_result: int
+    free: tuple[int, ...] = ()
 
 
 class Free(Message, frozen=True):
@@ -354,8 +374,8 @@ _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _to_controller = msgspec.msgpack.Decoder(ToController)
 
 
-def encode(message: Message) -> bytes:
-    """The frame of a message.
+def encode(message: Message, behind: int = 0) -> bytes:
+    """The frame of a message, without the bytes of an array that are to follow it.
 
     Raises:
       MessageError: it would be longer than a frame may be.
@@ -363,26 +383,28 @@ def encode(message: Message) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MOST_BYTES:
         raise MessageError(f"a message of {len(body)} bytes is longer than {MOST_BYTES}")
-    return _HEADER.pack(_MAGIC, PROTOCOL, len(body)) + body
+    return _HEADER.pack(_MAGIC, PROTOCOL, len(body), behind) + body
 
 
-def body_length(header: bytes) -> int:
-    """The length of what follows a header.
+def lengths(data: bytearray, at: int = 0) -> tuple[int, int]:
+    """The lengths of the message behind a header, and of the bytes of an array behind it.
 
     Raises:
       MessageError: these bytes do not begin a frame.
     """
-    magic, protocol, length = _HEADER.unpack(header)
+    magic, protocol, length, behind = _HEADER.unpack_from(data, at)
     if magic != _MAGIC:
         raise MessageError("these bytes are no message of pathways")
     if protocol != PROTOCOL:
         raise MessageError(f"the other side speaks version {protocol} of the protocol, this one {PROTOCOL}")
     if length > MOST_BYTES:
         raise MessageError(f"a message of {length} bytes is longer than {MOST_BYTES}")
-    return length
+    if behind > CHUNK:
+        raise MessageError(f"{behind} bytes behind a message are more than {CHUNK}")
+    return length, behind
 
 
-def decode_for_worker(body: bytes) -> ToWorker:
+def decode_for_worker(body: bytes | bytearray) -> ToWorker:
     """Reads a message to a worker.
 
     Raises:
@@ -391,7 +413,7 @@ def decode_for_worker(body: bytes) -> ToWorker:
     return _decoded(_to_worker, body)
 
 
-def decode_for_controller(body: bytes) -> ToController:
+def decode_for_controller(body: bytes | bytearray) -> ToController:
     """Reads a message to the controller.
 
     Raises:
@@ -400,7 +422,7 @@ def decode_for_controller(body: bytes) -> ToController:
     return _decoded(_to_controller, body)
 
 
-def _decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+def _decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import queue
 import secrets
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from typing import Any
 
-from pathways.runtime.hosts.controller import Controller, HostError, HostProcess, status
-from pathways.runtime.hosts.messages import MessageError, versions
-from pathways.runtime.hosts.wire import HANDSHAKE_SECONDS, ConnectionEnded, greet_worker
+from pathways.runtime.hosts.controller import Controller
+from pathways.runtime.hosts.host import HostError, HostProcess, ending
+from pathways.runtime.hosts.messages import CHANNELS, Hello, MessageError, versions
+from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_worker
 
 log = logging.getLogger("pathways")
 
+_Greeted = tuple[Connection[Any], Hello]
+_MOST_STRANGERS = 64
+"""Connections that may be greeted at the same time."""
 
-def start(count: int, devices_per_host: int) -> Controller:
+_START_SECONDS = 120.0
+"""How long workers may take to start."""
+
+
+def start(count: int, devices_per_host: int, ahead: int) -> Controller:
     """Starts workers as children of this process, each with its own JAX.
 
     Args:
       count: how many.
       devices_per_host: CPU devices of each.
+      ahead: how many steps may be issued and not done.
 
     Raises:
       HostError: one of them does not start; says which and why.
     """
     secret = secrets.token_bytes(32)
     processes: list[subprocess.Popen[bytes]] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(HANDSHAKE_SECONDS)
+    with socket.create_server(("127.0.0.1", 0), backlog=_MOST_STRANGERS) as server:
         try:
             for _ in range(count):
                 processes.append(_spawn(server.getsockname()[1], secret, devices_per_host))
@@ -41,7 +54,10 @@ def start(count: int, devices_per_host: int) -> Controller:
                 process.kill()
                 process.wait()
             raise
-    return Controller(hosts)
+        finally:
+            # Closing it does not wake who accepts.
+            server.shutdown(socket.SHUT_RDWR)
+    return Controller(hosts, ahead)
 
 
 def _spawn(port: int, secret: bytes, devices: int) -> subprocess.Popen[bytes]:
@@ -65,25 +81,26 @@ def _spawn(port: int, secret: bytes, devices: int) -> subprocess.Popen[bytes]:
 def _greet_all(
     server: socket.socket, secret: bytes, processes: Sequence[subprocess.Popen[bytes]]
 ) -> list[HostProcess]:
-    """Waits until all workers have connected; they are numbered as they were started."""
+    """Waits until all workers have all their connections; they are numbered as they were started."""
+    greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
+    threading.Thread(target=_accept, args=(server, secret, greeted), daemon=True).start()
     by_pid = {process.pid: n for n, process in enumerate(processes)}
-    hosts: dict[int, HostProcess] = {}
-    while len(hosts) < len(processes):
-        ended = next((n for n, process in enumerate(processes) if process.poll() is not None), None)
-        if ended is not None:
-            raise HostError(f"host {ended} did not start{status(processes[ended])}")
+    connections: list[dict[str, Connection[Any]]] = [{} for _ in processes]
+    hellos: dict[int, Hello] = {}
+    deadline = time.monotonic() + _START_SECONDS
+    while any(len(of_host) < len(CHANNELS) for of_host in connections):
+        for n, process in enumerate(processes):
+            if process.poll() is not None:
+                raise HostError(f"host {n} did not start{ending(process)}")
+        if time.monotonic() > deadline:
+            missing = next(n for n, of_host in enumerate(connections) if len(of_host) < len(CHANNELS))
+            raise HostError(f"host {missing} did not connect in {_START_SECONDS:.0f} seconds")
         try:
-            sock, _ = server.accept()
-        except TimeoutError:
-            missing = [n for n in range(len(processes)) if n not in hosts]
-            raise HostError(f"host {missing[0]} did not connect in {HANDSHAKE_SECONDS:.0f} seconds") from None
-        try:
-            connection, hello = greet_worker(sock, secret)
-        except (MessageError, ConnectionEnded) as error:
-            log.warning("refused a connection: %s", error)
+            connection, hello = greeted.get(timeout=0.2)
+        except queue.Empty:
             continue
         index = by_pid.get(hello.pid)
-        if index is None or index in hosts:
+        if index is None or hello.channel in connections[index]:
             connection.close()
             continue
         if hello.versions != versions():
@@ -91,5 +108,26 @@ def _greet_all(
                 f"host {index} runs pathways {hello.versions[0]}, jaxlib {hello.versions[1]} and Python "
                 f"{hello.versions[2]}, but the controller {', '.join(versions())}"
             )
-        hosts[index] = HostProcess(index, processes[index], connection, hello)
-    return [hosts[index] for index in range(len(processes))]
+        connections[index][hello.channel] = connection
+        hellos[index] = hello
+    return [HostProcess(n, process, connections[n], hellos[n]) for n, process in enumerate(processes)]
+
+
+def _accept(server: socket.socket, secret: bytes, greeted: queue.SimpleQueue[_Greeted]) -> None:
+    """Greets whoever connects, each in a thread: one that says nothing holds up nobody else."""
+    strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+
+    def greet(sock: socket.socket) -> None:
+        try:
+            greeted.put(greet_worker(sock, secret))
+        except (MessageError, ConnectionEnded) as error:
+            log.warning("refused a connection: %s", error)
+            sock.close()
+        strangers.release()
+
+    # Ends when the socket is shut down.
+    with contextlib.suppress(OSError):
+        while True:
+            sock, _ = server.accept()
+            strangers.acquire()
+            threading.Thread(target=greet, args=(sock,), daemon=True).start()

@@ -46,7 +46,7 @@ class TracedHost(Protocol):
     """A worker, as a trace sees it; `str` names its host."""
 
     index: int
-    connection: Connection[Any]
+    watch: Connection[Any]
     error: str | None
 
 
@@ -283,7 +283,7 @@ class _HostTrace:
             return None
         sent = time.monotonic_ns()
         with contextlib.suppress(ConnectionEnded):
-            host.connection.send(ReadClock(key[1]))
+            host.watch.send(ReadClock(key[1]))
         with self._changed:
             self._changed.wait_for(lambda: key in self._trips or host.index in self._lost, _PATIENCE)
             answer = self._trips.pop(key, None)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from pathways.runtime.hosts.messages import (
+    CHANNELS,
     HEADER_BYTES,
     PROTOCOL,
     Challenge,
@@ -18,14 +19,20 @@ from pathways.runtime.hosts.messages import (
     Message,
     MessageError,
     Welcome,
-    body_length,
     decode_for_controller,
     decode_for_worker,
     encode,
+    lengths,
 )
 
-HANDSHAKE_SECONDS = 30.0
+HANDSHAKE_SECONDS = 10.0
 """How long the other side may take to prove itself."""
+
+_AT_ONCE = 1 << 16
+"""Bytes that are read at once where messages are short."""
+
+type Place[Received] = Callable[[Received, int], memoryview]
+"""Gives the memory for the bytes of an array behind a message, of their number."""
 
 
 class ConnectionEnded(ConnectionError):
@@ -38,13 +45,23 @@ class Connection[Received]:
     Args:
       sock: a connected socket.
       decode: reads what the other side sends.
+
+    Attributes:
+      place: where the bytes of arrays go; without it there may be none.
     """
 
-    def __init__(self, sock: socket.socket, decode: Callable[[bytes], Received]) -> None:
+    def __init__(self, sock: socket.socket, decode: Callable[[bytearray], Received]) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._decode = decode
         self._sending = threading.Lock()
+        self._buffer = bytearray(_AT_ONCE)
+        self._unread = 0
+        self.place: Place[Received] | None = None
+
+    def fileno(self) -> int:
+        """The socket, to wait for."""
+        return self._socket.fileno()
 
     def send(self, *messages: Message) -> None:
         """Sends messages, one behind the other.
@@ -52,13 +69,18 @@ class Connection[Received]:
         Raises:
           ConnectionEnded: the other side is gone.
         """
-        self.send_frames(b"".join(map(encode, messages)))
+        self.send_frames(*map(encode, messages))
 
-    def send_frames(self, frames: bytes) -> None:
+    def send_with(self, message: Message, data: memoryview) -> None:
+        """Sends a message with bytes of an array; see `send`."""
+        self.send_frames(encode(message, len(data)), data)
+
+    def send_frames(self, *frames: bytes | memoryview) -> None:
         """Sends messages that are encoded already; see `send`."""
         with self._sending:
             try:
-                self._socket.sendall(frames)
+                for frame in frames:
+                    self._socket.sendall(frame)
             except OSError as error:
                 raise ConnectionEnded(f"the connection has ended: {error}") from None
 
@@ -69,21 +91,85 @@ class Connection[Received]:
           ConnectionEnded: the other side is gone.
           MessageError: it sent something that is no message.
         """
-        header = self._read(HEADER_BYTES)
-        return self._decode(bytes(self._read(body_length(bytes(header)))))
+        header = bytearray(HEADER_BYTES)
+        self._fill(memoryview(header))
+        length, behind = lengths(header)
+        body = bytearray(length)
+        self._fill(memoryview(body))
+        message = self._decode(body)
+        if behind:
+            if self.place is None:
+                raise MessageError(f"{type(message).__name__} comes with {behind} bytes of an array")
+            self._fill(self.place(message, behind))
+        return message
 
-    def _read(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view = memoryview(data)
+    def receive_some(self) -> list[Received]:
+        """Waits for messages, and returns all that are there.
+
+        For connections without bytes of arrays.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+          MessageError: it sent something that is no message.
+        """
+        while True:
+            if self._unread == len(self._buffer):
+                self._buffer += bytes(len(self._buffer))
+            # A view would keep the buffer from growing.
+            with memoryview(self._buffer) as buffer:
+                self._unread += self._read(buffer[self._unread :])
+            received, end = self._whole(self._unread)
+            if received:
+                self._buffer[: self._unread - end] = self._buffer[end : self._unread]
+                self._unread -= end
+                return received
+
+    def act_on_some(self, act: Callable[[Received], None]) -> None:
+        """Acts on all messages that are there whole.
+
+        They stay there until all is done. So what an exception ends, as that of Ctrl-C, is not lost, and
+        `act` may see the same message again. For short messages, without bytes of arrays.
+
+        Args:
+          act: acts on a message.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+          MessageError: it sent something that is no message.
+        """
+        received, end = self._whole(self._read(self._buffer, socket.MSG_PEEK))
+        for message in received:
+            act(message)
+        if end:
+            self._read(self._buffer, most=end)
+
+    def _whole(self, size: int) -> tuple[list[Received], int]:
+        """The whole messages at the beginning of the buffer, and where they end."""
+        received = []
+        at = 0
+        while size - at >= HEADER_BYTES:
+            body = at + HEADER_BYTES
+            length, behind = lengths(self._buffer, at)
+            if behind:
+                raise MessageError(f"a message comes with {behind} bytes of an array")
+            if size - body < length:
+                break
+            at = body + length
+            received.append(self._decode(self._buffer[body:at]))
+        return received, at
+
+    def _read(self, buffer: bytearray | memoryview, how: int = 0, most: int = 0) -> int:
+        try:
+            got = self._socket.recv_into(buffer, most, how)
+        except OSError as error:
+            raise ConnectionEnded(f"the connection has ended: {error}") from None
+        if not got:
+            raise ConnectionEnded("the connection has ended")
+        return got
+
+    def _fill(self, view: memoryview) -> None:
         while view:
-            try:
-                got = self._socket.recv_into(view)
-            except OSError as error:
-                raise ConnectionEnded(f"the connection has ended: {error}") from None
-            if not got:
-                raise ConnectionEnded("the connection has ended")
-            view = view[got:]
-        return data
+            view = view[self._read(view) :]
 
     def limit(self, seconds: float | None) -> None:
         """Lets sending and receiving take no longer; None for any time."""
@@ -118,6 +204,9 @@ def greet_worker(sock: socket.socket, secret: bytes) -> tuple[Connection[object]
     if not isinstance(hello, Hello) or not hmac.compare_digest(hello.proof, _proof(secret, b"worker", nonce)):
         connection.close()
         raise MessageError("a stranger tried to connect: it does not know the secret of this cluster")
+    if hello.channel not in CHANNELS:
+        connection.close()
+        raise MessageError(f"a worker has no connection {hello.channel!r}")
     connection.send(Welcome(_proof(secret, b"controller", hello.nonce)))
     connection.limit(None)
     return connection, hello

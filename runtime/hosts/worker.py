@@ -1,35 +1,38 @@
 """The process on a host: it runs the host's part of every step, in the order in which the controller asks.
 
-One thread reads messages, one issues steps, one waits for their results, and one sends arrays that the
-controller fetches. Arrays go from worker to worker over JAX's transfer server, never through the controller.
+The main thread reads and issues steps. One thread takes arrays from the controller, one answers what it
+asks in the meantime, one waits for results; programs are compiled, and arrays sent to the controller, in
+threads of their own. Arrays go from worker to worker over JAX's transfer server, never through the
+controller.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
 from pathways.runtime.hosts.describing import answers
 from pathways.runtime.hosts.messages import (
+    CHANNELS,
     CHUNK,
     Chunk,
     Close,
     Describe,
-    DeviceLayout,
     Done,
     Failed,
     Fetch,
@@ -48,6 +51,7 @@ from pathways.runtime.hosts.messages import (
     Unload,
     versions,
 )
+from pathways.runtime.hosts.store import Poison, Store
 from pathways.runtime.hosts.target import Peers, WorkerTarget
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller
 from pathways.runtime.hosts.worker_tracing import WorkerTracing
@@ -57,13 +61,7 @@ from pathways.runtime.local.slots import aval_of
 from pathways.runtime.plan.lower import host_plans_of
 from pathways.runtime.resources.cluster import Device
 from pathways.runtime.resources.manager import Binding
-
-
-@dataclasses.dataclass(frozen=True)
-class Poison:
-    """What stands for an array that a failed step should have made."""
-
-    error: str
+from pathways.runtime.xla import pjrt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,146 +73,124 @@ class Hosted:
     target: WorkerTarget
 
 
-class Incoming:
-    """An array that is coming from the controller, shard by shard."""
-
-    def __init__(self, put: Put, devices: dict[int, jax.Device]) -> None:
-        self.put = put
-        placement = put.placement
-        handles = np.array([devices[number] for number in placement.devices], dtype=object)
-        mesh = Mesh(handles.reshape(placement.mesh), placement.axis_names)
-        self.sharding = NamedSharding(mesh, _spec(placement))
-        self.handles = list(handles)
-        self.dtype = jax.numpy.dtype(put.dtype)
-        self.shape = self.sharding.shard_shape(put.shape)
-        count = max(put.shards, default=-1) + 1
-        self.shards = [np.empty(self.shape, self.dtype) for _ in range(count)]
-        self.left = sum(shard.nbytes for shard in self.shards)
-
-    def take(self, chunk: Chunk) -> None:
-        """Fills in some bytes.
-
-        Raises:
-          MessageError: they are not of this array.
-        """
-        if not 0 <= chunk.shard < len(self.shards):
-            raise MessageError(f"array {chunk.array} has no shard {chunk.shard}")
-        flat = self.shards[chunk.shard].reshape(-1).view(np.uint8)
-        if chunk.offset < 0 or chunk.offset + len(chunk.data) > flat.size:
-            raise MessageError(f"array {chunk.array} is smaller than what comes of it")
-        flat[chunk.offset : chunk.offset + len(chunk.data)] = np.frombuffer(chunk.data, np.uint8)
-        self.left -= len(chunk.data)
-
-    def array(self) -> jax.Array:
-        """The array, on its devices."""
-        # Without x64 JAX would narrow what has 64 bits.
-        with jax.enable_x64(True):
-            placed = [
-                jax.device_put(self.shards[shard], handle)
-                for shard, handle in zip(self.put.shards, self.handles, strict=True)
-            ]
-        return jax.make_array_from_single_device_arrays(self.put.shape, self.sharding, placed)
-
-
 class Worker:
     """The state of a worker.
 
     Args:
-      connection: to the controller.
+      connections: to the controller, by the names of `messages.CHANNELS`.
       peers: to the other workers.
       devices: those of this host.
     """
 
-    def __init__(self, connection: Connection[Any], peers: Peers, devices: tuple[Device, ...]) -> None:
-        self.connection = connection
+    def __init__(
+        self, connections: Mapping[str, Connection[Any]], peers: Peers, devices: tuple[Device, ...]
+    ) -> None:
+        self.connections = connections
         self.peers = peers
         self.devices = {device.id: device for device in devices}
-        self.handles = {handle.id: handle for handle in jax.devices() if handle.id in self.devices}
-        self.arrays: dict[int, Any] = {}
+        self.store = Store({handle.id: handle for handle in jax.devices() if handle.id in self.devices})
         self.programs: dict[int, Hosted] = {}
-        self.incoming: dict[int, Incoming] = {}
-        self.steps: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.waiting: queue.SimpleQueue[tuple[int, list[Any], str | None]] = queue.SimpleQueue()
-        self.fetches: queue.SimpleQueue[tuple[Fetch, Any]] = queue.SimpleQueue()
-        self.tracing = WorkerTracing(connection)
+        self.last = 0
+        self.tracing = WorkerTracing(connections["watch"])
+        self.waiting: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
         """Serves the controller until it says goodbye, or is gone."""
-        for work in (self.issue, self.wait, self.send_fetched):
-            threading.Thread(target=self.guarded, args=(work,), name=work.__name__, daemon=True).start()
-        while True:
-            message = self.connection.receive()
-            match message:
-                case Ping():
-                    self.connection.send(Pong(message.number))
-                case Put():
-                    self.begin(message)
-                case Chunk():
-                    self.fill(message)
-                case ReadClock():
-                    self.tracing.tell_time(message)
-                case Load() | Run() | Free() | Fetch() | Unload() | Describe() | StartTrace() | StopTrace():
-                    self.steps.put(message)
-                case Close():
-                    return
-                case _:
-                    raise MessageError(f"a worker does not take {type(message).__name__}")
+        for work in (self.take_arrays, self.answer, self.wait):
+            self.start(work)
+        self.guarded(self.issue)
+
+    def start(self, work: Callable[..., None], *args: Any) -> None:
+        """Does something in a thread of its own."""
+        task = functools.partial(work, *args)
+        threading.Thread(target=self.guarded, args=(task,), name=work.__name__, daemon=True).start()
 
     def guarded(self, work: Callable[[], None]) -> None:
-        """Runs the loop of a thread; its end is the end of the process, which the controller sees."""
+        """Does something; what goes wrong in it ends the process, which the controller sees."""
         try:
             work()
         except ConnectionEnded:
-            pass
+            _end()
+        except MessageError as error:
+            print(f"pathways worker: {error}", file=sys.stderr)
+            _end()
         except BaseException:
             traceback.print_exc()
-        self.connection.close()
+            _end()
 
-    def begin(self, put: Put) -> None:
-        self.incoming[put.array] = Incoming(put, self.handles)
-        self.finish(put.array)
+    def take_arrays(self) -> None:
+        """Takes arrays that the controller sends."""
+        connection = self.connections["arrays"]
+        connection.place = self.store.place
+        while True:
+            message = connection.receive()
+            match message:
+                case Put():
+                    self.store.begin(message)
+                case Chunk():
+                    self.store.take(message)
+                case _:
+                    raise _unexpected(message)
 
-    def fill(self, chunk: Chunk) -> None:
-        if chunk.array not in self.incoming:
-            raise MessageError(f"array {chunk.array} was not announced")
-        self.incoming[chunk.array].take(chunk)
-        self.finish(chunk.array)
-
-    def finish(self, number: int) -> None:
-        """Places an array when all of it is there, before any step that comes behind it."""
-        if self.incoming[number].left == 0:
-            self.arrays[number] = self.incoming.pop(number).array()
+    def answer(self) -> None:
+        """Answers what the controller asks while steps run."""
+        connection = self.connections["watch"]
+        while True:
+            message = connection.receive()
+            match message:
+                case Ping():
+                    connection.send(Pong(message.number))
+                case ReadClock():
+                    self.tracing.tell_time(message)
+                case Describe():
+                    self.start(self.describe, message)
+                case _:
+                    raise _unexpected(message)
 
     def issue(self) -> None:
         """The dispatch thread: everything that has an order, in that order."""
+        connection = self.connections["steps"]
         while True:
-            message = self.steps.get()
-            match message:
-                case Run():
-                    self.run(message)
-                case Free():
-                    for number in message.arrays:
-                        self.arrays.pop(number, None)
-                case Fetch():
-                    self.fetches.put((message, self.arrays.get(message.array)))
-                case Unload():
-                    self.programs.pop(message.program, None)
-                case Load():
-                    self.connection.send(LoadDone(message.program, self.load(message)))
-                case Describe():
-                    self.describe(message)
-                case StartTrace():
-                    self.tracing.start(message)
-                case StopTrace():
-                    self.tracing.stop(message)
+            for message in connection.receive_some():
+                if isinstance(message, Close):
+                    return
+                self.take_turn(message)
 
-    def load(self, message: Load) -> str | None:
+    def take_turn(self, message: object) -> None:
+        """Does what a message of the dispatch thread says."""
+        match message:
+            case Run():
+                self.store.free(message.free)
+                self.run(message)
+            case Free():
+                self.store.free(message.arrays)
+            case Fetch():
+                self.start(self.send_array, message, self.store.get(message.array))
+            case Unload():
+                self.programs.pop(message.program, None)
+            case Load():
+                self.start(self.load, message)
+            case StartTrace():
+                self.tracing.start(message)
+            case StopTrace():
+                self.tracing.stop(message)
+            case _:
+                raise _unexpected(message)
+
+    def load(self, message: Load) -> None:
+        """Compiles a program, and tells the controller."""
+        self.connections["steps"].send(LoadDone(message.program, self.loaded(message)))
+
+    def loaded(self, message: Load) -> str | None:
         """Compiles a program; returns what is wrong with it."""
         try:
             context = make_context()
             with context:
                 module = ir.Module.parse(message.module)
                 plan = host_plans_of(module, message.name, proved=True)[message.host]
+            # Where it is needed alone: it imports scipy.
+            if b"lapack_" in message.module:
+                pjrt.initialize_lapack()
             bindings = {
                 name: Binding(
                     tuple(self.devices[number] for number in message.devices[name]),
@@ -262,66 +238,87 @@ class Worker:
         hosted = self.programs.get(message.program)
         executable = None if hosted is None else hosted.executable
         for answer in answers(message.request, executable, text=message.text):
-            self.connection.send(answer)
+            self.connections["watch"].send(answer)
 
     def run(self, message: Run) -> None:
         """Issues a step."""
+        if message.run <= self.last:
+            # The controller was interrupted, and did not know whether it had asked.
+            return
+        self.last = message.run
         program = self.programs[message.program]
-        taken = [self.arrays.get(number) for number in message.arguments]
+        taken = [self.store.get(number) for number in message.arguments]
         wrong = next((array.error for array in taken if isinstance(array, Poison)), None)
         results: list[Any] = []
         self.tracing.run = message
         program.target.begin(message.run)
         if wrong is None:
             try:
-                results = program.executable.run(cast(list[jax.Array], taken))
+                results = program.executable.run(taken)
             except Exception as error:
                 wrong = _described(error)
         if wrong is not None:
             program.target.poison(wrong)
-            results = [Poison(wrong)] * len(message.results)
-        self.arrays.update(zip(message.results, results, strict=True))
-        self.waiting.put((message.run, [r for r in results if not isinstance(r, Poison)], wrong))
+            self.store.add(message.first_result, [Poison(wrong)] * len(program.executable.outputs))
+            self.done(message.run, wrong)
+            return
+        self.store.add(message.first_result, results)
+        if all(array.is_ready() for array in results):
+            self.done(message.run, _wait(results))
+        else:
+            self.waiting.put((message.run, results))
+
+    def done(self, run: int, wrong: str | None) -> None:
+        """Tells the controller that a step is done."""
+        self.connections["steps"].send(Done(run, wrong))
 
     def wait(self) -> None:
         """Tells the controller of every step when it is done."""
         while True:
-            run, arrays, wrong = self.waiting.get()
-            for array in arrays:
-                try:
-                    array.block_until_ready()
-                except Exception as error:
-                    # A later step may have taken it over.
-                    if wrong is None and not array.is_deleted():
-                        wrong = _described(error)
+            run, arrays = self.waiting.get()
+            wrong = _wait(arrays)
             del arrays
-            self.connection.send(Done(run, wrong))
+            self.done(run, wrong)
 
-    def send_fetched(self) -> None:
+    def send_array(self, message: Fetch, array: Any) -> None:
         """Sends what the controller fetches, when it is ready."""
-        while True:
-            message, array = self.fetches.get()
-            if array is None or isinstance(array, Poison):
-                error = "it is not on this host" if array is None else array.error
-                self.connection.send(Failed(message.array, error))
-                continue
-            try:
-                shards = [np.asarray(array.addressable_shards[n].data) for n in message.devices]
-            except Exception as error:
-                self.connection.send(Failed(message.array, _described(error)))
-                continue
-            for shard, data in enumerate(shards):
-                raw = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
-                for offset in range(0, max(len(raw), 1), CHUNK):
-                    piece = bytes(raw[offset : offset + CHUNK])
-                    self.connection.send(Chunk(message.array, shard, offset, piece))
+        connection = self.connections["arrays"]
+        if isinstance(array, Poison):
+            connection.send(Failed(message.array, array.error))
+            return
+        try:
+            shards = [np.asarray(array.addressable_shards[n].data) for n in message.devices]
+        except Exception as error:
+            connection.send(Failed(message.array, _described(error)))
+            return
+        for shard, data in enumerate(shards):
+            raw = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+            for offset in range(0, len(raw), CHUNK):
+                piece = raw[offset : offset + CHUNK]
+                connection.send_with(Chunk(message.array, shard, offset, len(piece)), piece)
 
 
-def _spec(placement: DeviceLayout) -> PartitionSpec:
-    dims = list(placement.dims)
-    while dims and not dims[-1]:
-        dims.pop()
-    return PartitionSpec(*[axes[0] if len(axes) == 1 else axes or None for axes in dims])
+def _wait(arrays: list[Any]) -> str | None:
+    """Waits for arrays; returns what is wrong with them."""
+    wrong = None
+    for array in arrays:
+        try:
+            array.block_until_ready()
+        except Exception as error:
+            # A later step may have taken it over.
+            if wrong is None and not array.is_deleted():
+                wrong = _described(error)
+    return wrong
+
+
+def _unexpected(message: object) -> MessageError:
+    return MessageError(f"a worker does not take {type(message).__name__} here")
+
+
+def _end() -> None:
+    """Ends the process, past XLA's own end, which waits for threads that wait for workers that are gone."""
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _described(error: Exception) -> str:
@@ -332,34 +329,37 @@ def _described(error: Exception) -> str:
 
 def main() -> int:
     """Runs a worker; what it has to know comes as a line of JSON on standard input."""
+    # Ctrl-C is for the controller, whose end is that of its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = json.loads(sys.stdin.readline())
     cluster = discover(cpu_devices=config["cpu_devices"])
     peers = Peers(jax.devices()[0].client)
-    sock = socket.create_connection(("127.0.0.1", config["port"]), timeout=30)
 
-    def hello(proof: bytes, nonce: bytes) -> Hello:
-        return Hello(
-            proof,
-            nonce,
-            versions(),
-            cluster.platform,
-            tuple(device.id for device in cluster.devices),
-            tuple(device.memory for device in cluster.devices),
-            peers.address,
-            os.getpid(),
-        )
+    def connect(channel: str) -> Connection[Any]:
+        def hello(proof: bytes, nonce: bytes) -> Hello:
+            return Hello(
+                proof,
+                nonce,
+                versions(),
+                cluster.platform,
+                tuple(device.id for device in cluster.devices),
+                tuple(device.memory for device in cluster.devices),
+                peers.address,
+                os.getpid(),
+                channel,
+            )
 
-    connection = greet_controller(sock, bytes.fromhex(config["secret"]), hello)
-    worker = Worker(connection, peers, cluster.devices)
+        sock = socket.create_connection(("127.0.0.1", config["port"]), timeout=30)
+        return greet_controller(sock, bytes.fromhex(config["secret"]), hello)
+
     try:
-        worker.serve()
-    except ConnectionEnded:
-        pass
-    except MessageError as error:
+        connections = {channel: connect(channel) for channel in CHANNELS}
+    except (OSError, MessageError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
-    sys.stderr.flush()
-    # Past XLA's own end, which waits for threads that wait for workers that are gone.
-    os._exit(0)
+        return 1
+    Worker(connections, peers, cluster.devices).serve()
+    _end()
+    return 0
 
 
 if __name__ == "__main__":

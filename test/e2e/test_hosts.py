@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways.runtime.hosts.connect import controller
-from pathways.runtime.hosts.controller import HostError
+from pathways.runtime.hosts.host import HostError
 
 devices = pw.make_virtual_device_set()
 X = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
@@ -174,6 +174,15 @@ np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 """)
 
 
+def test_linear_algebra():
+    """A worker lowers nothing with JAX, which would prepare the calls of LAPACK."""
+    run("""
+pw.connect(hosts=1)
+f = pw.jit(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(4)), devices=devices.add_slice((1,), ("x",)))
+assert_equal(pw.program(lambda x: f(x))(W), np.linalg.cholesky(W @ W.T + np.eye(4)))
+""")
+
+
 def test_keys_travel():
     run("""
 pw.connect(hosts=2)
@@ -243,6 +252,17 @@ with refused(HostError, "host 1 (island1) is lost"):
     while True:
         remote.as_text("device")
 assert remote.memory_analysis() == memory
+""")
+
+
+def test_slices_that_overlap_may_be_on_different_hosts():
+    run("""
+pw.connect(hosts=2)
+a, b, c = (
+    pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",), overlap=True)) for _ in range(3)
+)
+y, z = pw.program(lambda x: (a(x), c(b(a(x)))))(np.float32(0))
+assert_equal((y, z), (1, 3))
 """)
 
 

@@ -19,3 +19,20 @@ module @two attributes {pw.form = "scheduled"} {
     return
   }
 }
+
+// -----
+
+// Slices that may share devices may be on different hosts, where they share none.
+
+// NAMED: module @overlapping attributes {pw.form = "bound"}
+// NAMED: "pw.slice"() {host = 1 : i64, mesh = @mesh, overlap, sym_name = "s0"}
+// NAMED: "pw.slice"() {host = 0 : i64, mesh = @mesh, overlap, sym_name = "s1"}
+
+module @overlapping attributes {pw.form = "scheduled"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh, overlap} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh, overlap} : () -> ()
+  func.func @main() {
+    return
+  }
+}

@@ -26,19 +26,6 @@ module attributes {pw.form = "scheduled"} {
 
 // -----
 
-// Slices that may share devices have one order: that of one host.
-module attributes {pw.form = "scheduled"} {
-  sdy.mesh @mesh = <["x"=1]>
-  "pw.slice"() {sym_name = "s0", mesh = @mesh, overlap} : () -> ()
-  // expected-error@below {{'pw.slice' op is on host 1, but may share devices with @s0 on 0}}
-  "pw.slice"() {sym_name = "s1", mesh = @mesh, overlap} : () -> ()
-  func.func @main() {
-    return
-  }
-}
-
-// -----
-
 // A program is bound once it is scheduled.
 // expected-error@below {{'builtin.module' op 'pw-bind-slices' expects the form 'scheduled' or 'bound', got 'placed'}}
 module attributes {pw.form = "placed"} {

@@ -52,7 +52,7 @@ class Worker:
     def __init__(self, index: int, traces: list[HostTraces]) -> None:
         self.index = index
         self.error: str | None = None
-        self.connection = self
+        self.watch = self
         self.traces = traces
         self.at_the_end: list[RunTimes] = []
 

@@ -1,0 +1,184 @@
+"""What `bench/hosts.py` compares with: processes that do the same by hand, over bare sockets and JAX's own
+transfer server, without programs, names or errors.
+
+Run as a process it is one of these: it connects to the port that is its argument, sends the address of its
+transfer server, and does what it is told, a line of words at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+_LINE = 4096
+
+
+class Bare:
+    """Some bare processes, and their sockets.
+
+    Args:
+      count: how many.
+    """
+
+    def __init__(self, count: int) -> None:
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            command = [sys.executable, __file__, str(server.getsockname()[1])]
+            self._processes = [
+                subprocess.Popen([*command, str(n)], env=environment, stdout=subprocess.DEVNULL)
+                for n in range(count)
+            ]
+            self.sockets = [server.accept()[0] for _ in range(count)]
+        for sock in self.sockets:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        said = sorted((int(sock.recv(_LINE).split()[0]), n) for n, sock in enumerate(self.sockets))
+        self.sockets = [self.sockets[n] for _, n in said]
+        self._tell(f"peers {' '.join(self._addresses())}")
+
+    def _addresses(self) -> list[str]:
+        for sock in self.sockets:
+            sock.sendall(b"address")
+        return [sock.recv(_LINE).decode() for sock in self.sockets]
+
+    def _tell(self, words: str) -> None:
+        """Sends one line to all, then waits for all."""
+        for sock in self.sockets:
+            sock.sendall(words.encode())
+        for sock in self.sockets:
+            sock.recv(_LINE)
+
+    def fan_out(self) -> None:
+        """A message of the size of a step's to all, and an answer of each."""
+        self._tell("idle" + " " * 60)
+
+    def ring(self, run: int, hops: int, nbytes: int = 4) -> None:
+        """A value goes round, one pull for each hop; `run` tells rounds apart."""
+        self._tell(f"ring {run} {hops} {nbytes}")
+
+    def seconds(self, words: str) -> float:
+        """What the second process says that something took."""
+        for sock in self.sockets:
+            sock.sendall(words.encode())
+        answers = [sock.recv(_LINE) for sock in self.sockets]
+        return float(answers[1])
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for sock in self.sockets:
+            sock.close()
+        for process in self._processes:
+            process.wait()
+
+
+@contextlib.contextmanager
+def bare(count: int) -> Iterator[Bare]:
+    """Bare processes, as long as the context is entered."""
+    processes = Bare(count)
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+class _Process:
+    """One of the bare processes."""
+
+    def __init__(self, index: int) -> None:
+        import jax
+        from jax.experimental import transfer
+
+        self.jax = jax
+        self.index = index
+        device = jax.devices()[0]
+        self.sharding = jax.sharding.SingleDeviceSharding(device)
+        self.server = transfer.start_transfer_server(
+            device.client, "127.0.0.1:0", ["127.0.0.1:0"] * 2, transfer_size=4 << 20
+        )
+        self.connections: list[Any] = []
+        self.values: dict[int, Any] = {}
+
+    def peers(self, *addresses: str) -> str:
+        """Connects to all others, twice: for what is small, and for what is large."""
+        self.connections = [[self.server.connect(a) for a in addresses] for _ in range(2)]
+        return "ok"
+
+    def value(self, nbytes: int) -> Any:
+        """An array that is there."""
+        if nbytes not in self.values:
+            host = np.zeros(nbytes // 4, np.float32)
+            self.values[nbytes] = self.jax.block_until_ready(self.jax.device_put(host, self.sharding))
+        return self.values[nbytes]
+
+    def pull(self, uuid: int, source: int, nbytes: int, large: bool = False) -> Any:
+        """Asks for an array of another process."""
+        shape = self.jax.ShapeDtypeStruct((nbytes // 4,), np.float32, sharding=self.sharding)
+        return self.connections[large][source].pull(uuid, [shape])[0]
+
+    def ring(self, run: str, hops: str, nbytes: str) -> str:
+        """Hop k goes from process k to process k + 1, around."""
+        count = len(self.connections[0])
+        last = None
+        for hop in range(int(hops)):
+            uuid = int(run) * 1000 + hop
+            if hop % count == self.index:
+                array = self.value(int(nbytes)) if last is None else last
+                self.server.await_pull(uuid, [array])
+            if (hop + 1) % count == self.index:
+                last = self.pull(uuid, hop % count, int(nbytes))
+        if last is not None:
+            last.block_until_ready()
+        return "ok"
+
+    def move(self, run: str, nbytes: str) -> str:
+        """The first process sends an array to the second, which says how long that took."""
+        uuid = int(run) * 1000
+        if self.index == 0:
+            self.server.await_pull(uuid, [self.value(int(nbytes))])
+            return "0"
+        began = time.perf_counter()
+        self.pull(uuid, 0, int(nbytes), large=True).block_until_ready()
+        return str(time.perf_counter() - began)
+
+    def behind(self, run: str, large: str, small: str) -> str:
+        """As `move`, of a small array on a connection of its own while a large one passes."""
+        uuid = int(run) * 1000
+        if self.index == 0:
+            self.server.await_pull(uuid, [self.value(int(large))])
+            self.server.await_pull(uuid + 1, [self.value(int(small))])
+            return "0"
+        began = time.perf_counter()
+        waits = self.pull(uuid, 0, int(large), large=True)
+        self.pull(uuid + 1, 0, int(small)).block_until_ready()
+        took = time.perf_counter() - began
+        waits.block_until_ready()
+        return str(took)
+
+
+def main() -> None:
+    """Runs one process until the other side goes away."""
+    process = _Process(int(sys.argv[2]))
+    sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(f"{process.index} is there".encode())
+    while words := sock.recv(_LINE).split():
+        match words:
+            case [b"idle"]:
+                sock.sendall(b"ok")
+            case [b"address"]:
+                sock.sendall(process.server.address().encode())
+            case [name, *rest]:
+                given = [word.decode() for word in rest]
+                sock.sendall(getattr(process, name.decode())(*given).encode())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A worker, as the controller sees it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pathways.runtime.hosts.messages import Hello
+from pathways.runtime.hosts.wire import Connection
+
+
+class HostError(RuntimeError):
+    """A host is gone, or failed to do what it was asked; names the host."""
+
+    __module__ = "pathways"
+
+
+class HostProcess:
+    """A worker.
+
+    Args:
+      index: its number.
+      process: its process.
+      connections: to it, by the names of `messages.CHANNELS`.
+      hello: what it said of itself.
+
+    Attributes:
+      island: the name of its island.
+      error: why it is gone; None while it is not.
+      heard: when it said something last, by `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        process: subprocess.Popen[bytes],
+        connections: Mapping[str, Connection[Any]],
+        hello: Hello,
+    ) -> None:
+        self.index = index
+        self.process = process
+        self.steps = connections["steps"]
+        self.arrays = connections["arrays"]
+        self.watch = connections["watch"]
+        self.hello = hello
+        self.island = f"island{index}"
+        self.error: str | None = None
+        self.heard = time.monotonic()
+
+    def __str__(self) -> str:
+        return f"host {self.index} ({self.island})"
+
+    def close(self) -> None:
+        """Ends the connections; whoever waits on one gets `ConnectionEnded`."""
+        for connection in (self.steps, self.arrays, self.watch):
+            connection.close()
+
+    def ending(self) -> str:
+        """How its process ended, as the end of a sentence."""
+        return ending(self.process)
+
+
+def ending(process: subprocess.Popen[bytes]) -> str:
+    """How a process ended, as the end of a sentence."""
+    try:
+        code = process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        return ""
+    return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"

@@ -1,0 +1,35 @@
+"""What Ctrl-C must not cut in two."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Whole:
+    """A context that a KeyboardInterrupt ends only at its end.
+
+    Half a message would break a connection, and a step that was handed to some of its hosts would wait for
+    ever.
+    """
+
+    def __enter__(self) -> None:
+        self._pending: tuple[int, FrameType | None] | None = None
+        # Python calls handlers in its main thread alone.
+        self._is_set = threading.current_thread() is threading.main_thread()
+        if self._is_set:
+            self._before = signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_set:
+            return
+        # None is a handler of another language, which Python cannot set again.
+        signal.signal(signal.SIGINT, signal.SIG_DFL if self._before is None else self._before)
+        if self._pending is not None and callable(self._before):
+            self._before(*self._pending)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._pending = number, frame

@@ -1,0 +1,173 @@
+"""The arrays of a worker, and those that are coming from the controller."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pathways.runtime.hosts.messages import Chunk, DeviceLayout, MessageError, Put
+
+
+@dataclasses.dataclass(frozen=True)
+class Poison:
+    """What stands for an array that a failed step should have made."""
+
+    error: str
+
+
+class Incoming:
+    """An array that is coming from the controller, shard by shard.
+
+    Args:
+      put: what the controller said of it.
+      handles: JAX's devices, by their ids.
+    """
+
+    def __init__(self, put: Put, handles: Mapping[int, jax.Device]) -> None:
+        self.put = put
+        placement = put.placement
+        self._devices = [handles[number] for number in placement.devices]
+        mesh = Mesh(np.array(self._devices, dtype=object).reshape(placement.mesh), placement.axis_names)
+        self._sharding = NamedSharding(mesh, _spec(placement))
+        dtype = jax.numpy.dtype(put.dtype)
+        shape = self._sharding.shard_shape(put.shape)
+        self._shards = [np.empty(shape, dtype) for _ in range(max(put.shards, default=-1) + 1)]
+        self._bytes = [memoryview(shard.reshape(-1).view(np.uint8)) for shard in self._shards]
+        self._missing = sum(shard.nbytes for shard in self._shards)
+
+    def place(self, chunk: Chunk, size: int) -> memoryview:
+        """Where some bytes go.
+
+        Raises:
+          MessageError: they are not of this array.
+        """
+        if not 0 <= chunk.shard < len(self._shards) or chunk.size != size:
+            raise MessageError(f"array {chunk.array} has no shard {chunk.shard}")
+        shard = self._bytes[chunk.shard]
+        if chunk.offset < 0 or chunk.offset + size > len(shard):
+            raise MessageError(f"array {chunk.array} is smaller than what comes of it")
+        return shard[chunk.offset : chunk.offset + size]
+
+    def take(self, size: int) -> None:
+        """Notes that some bytes are in their place."""
+        self._missing -= size
+
+    def is_complete(self) -> bool:
+        """Whether all of it is there."""
+        return self._missing <= 0
+
+    def array(self) -> jax.Array:
+        """The array, on its devices."""
+        # Without x64 JAX would narrow what has 64 bits.
+        with jax.enable_x64(True):
+            placed = [
+                jax.device_put(self._shards[shard], device)
+                for shard, device in zip(self.put.shards, self._devices, strict=True)
+            ]
+        return jax.make_array_from_single_device_arrays(self.put.shape, self._sharding, placed)
+
+
+class Store:
+    """The arrays of a worker, by their numbers.
+
+    Steps come on another connection than arrays. So a step may ask for one that is still coming, and one
+    may be freed before it has come.
+
+    Args:
+      handles: JAX's devices, by their ids.
+    """
+
+    def __init__(self, handles: Mapping[int, jax.Device]) -> None:
+        self._handles = handles
+        self._arrays: dict[int, Any] = {}
+        self._incoming: dict[int, Incoming] = {}
+        self._freed: set[int] = set()
+        self._changed = threading.Condition()
+
+    def get(self, number: int) -> Any:
+        """An array, or the `Poison` in its place; waits while it is coming from the controller."""
+        array = self._arrays.get(number)
+        if array is None:
+            with self._changed:
+                self._changed.wait_for(lambda: number in self._arrays)
+                array = self._arrays[number]
+        return array
+
+    def add(self, first: int, arrays: Iterable[Any]) -> None:
+        """Keeps arrays that a step has made, by consecutive numbers."""
+        self._arrays.update(enumerate(arrays, first))
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """Forgets arrays."""
+        for number in numbers:
+            if self._arrays.pop(number, None) is None:
+                with self._changed:
+                    # It may have come in the meantime.
+                    if self._arrays.pop(number, None) is None:
+                        self._freed.add(number)
+
+    def held(self) -> list[Any]:
+        """All arrays that are there now."""
+        return [array for array in [*self._arrays.values()] if not isinstance(array, Poison)]
+
+    def begin(self, put: Put) -> None:
+        """Makes room for an array."""
+        try:
+            self._incoming[put.array] = Incoming(put, self._handles)
+        except MemoryError as error:
+            self._finish(put.array, Poison(f"there is no memory for it: {error}"))
+            return
+        self._finish_if_complete(put.array)
+
+    def place(self, message: object, size: int) -> memoryview:
+        """Where the bytes behind a message go.
+
+        Raises:
+          MessageError: they are of no array.
+        """
+        if not isinstance(message, Chunk):
+            raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
+        incoming = self._incoming.get(message.array)
+        if incoming is None:
+            if isinstance(self._arrays.get(message.array), Poison) or message.array in self._freed:
+                return memoryview(bytearray(size))
+            raise MessageError(f"array {message.array} was not announced")
+        return incoming.place(message, size)
+
+    def take(self, chunk: Chunk) -> None:
+        """Notes that some bytes are in their place."""
+        if chunk.array in self._incoming:
+            self._incoming[chunk.array].take(chunk.size)
+            self._finish_if_complete(chunk.array)
+
+    def _finish_if_complete(self, number: int) -> None:
+        incoming = self._incoming[number]
+        if not incoming.is_complete():
+            return
+        del self._incoming[number]
+        try:
+            array: Any = incoming.array()
+        except Exception as error:
+            array = Poison(str(error))
+        self._finish(number, array)
+
+    def _finish(self, number: int, array: Any) -> None:
+        with self._changed:
+            if number in self._freed:
+                self._freed.discard(number)
+                return
+            self._arrays[number] = array
+            self._changed.notify_all()
+
+
+def _spec(placement: DeviceLayout) -> PartitionSpec:
+    dims = list(placement.dims)
+    while dims and not dims[-1]:
+        dims.pop()
+    return PartitionSpec(*[axes[0] if len(axes) == 1 else axes or None for axes in dims])
