@@ -18,7 +18,9 @@ from pathways.compiler.mirrors import Mirrors
 from pathways.compiler.notices import warn
 from pathways.compiler.signed import SignedCall
 from pathways.runtime.local.checks import check_alive
+from pathways.runtime.local.facts import device_text, flops_of
 from pathways.runtime.local.load import Executable
+from pathways.runtime.local.memory import MemoryAnalysis, analyze, stats_of
 
 _LARGE = 1 << 20
 """Bytes of an argument from which on moving it in every call is worth a warning."""
@@ -94,6 +96,18 @@ class Call(SignedCall):
         """Where each result lives, on the first of its slices."""
         first = {port.number: port.sharding for port in reversed(self.executable.outputs)}
         return [first[n] for n in range(len(self.interface.out_avals))]
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """The memory that one call takes on each slice."""
+        return analyze(self.plan, stats_of(self.executable.executables))
+
+    def flops(self, computation: str, slice: str) -> float:
+        """The floating-point operations of one launch on a slice, on all its devices."""
+        return flops_of(self.executable.executables[computation, slice])
+
+    def device_text(self) -> str:
+        """XLA's optimized module of each computation on each slice."""
+        return device_text(self.executable.executables)
 
     def go_if_like_last(self, leaves: list[Any]) -> Any:
         """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,9 @@ from pathways.compiler.interface import Interface
 from pathways.compiler.signed import SignedCall, describe
 from pathways.runtime.hosts.array import Array
 from pathways.runtime.hosts.controller import Controller, HostedProgram, HostPort
+from pathways.runtime.hosts.describing import HostFacts
 from pathways.runtime.local.load import Executable
+from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan
 
 
@@ -70,10 +73,7 @@ class HostCall(SignedCall):
         Raises:
           RuntimeError: always.
         """
-        raise RuntimeError(
-            f"program '{self.name}' runs on hosts, which keep what XLA made of it: its device text, memory "
-            "analysis and flops can be seen where it is compiled for devices of this process"
-        )
+        raise RuntimeError(f"program '{self.name}' runs on hosts, which keep what XLA made of it")
 
     @property
     def argument_shardings(self) -> list[Any]:
@@ -84,6 +84,35 @@ class HostCall(SignedCall):
     def result_shardings(self) -> list[Any]:
         """Hosts have no shardings of this process."""
         return [None] * len(self.interface.out_avals)
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """The memory that one call takes on each slice.
+
+        Raises:
+          HostError: a host is gone.
+        """
+        # Of a slice that no part is on there is nothing to say.
+        return MemoryAnalysis({**analyze(self.plan, {}), **self._facts.memory})
+
+    def flops(self, computation: str, slice: str) -> float:
+        """The floating-point operations of one launch on a slice, on all its devices.
+
+        Raises:
+          HostError: a host is gone.
+        """
+        return self._facts.flops[computation, slice]
+
+    def device_text(self) -> str:
+        """XLA's optimized module of each computation on each slice.
+
+        Raises:
+          HostError: a host is gone.
+        """
+        return self._controller.describe(self._program, text=True).text
+
+    @functools.cached_property
+    def _facts(self) -> HostFacts:
+        return self._controller.describe(self._program)
 
     def go_if_like_last(self, leaves: list[Any]) -> Any:
         """There is no shorter path."""

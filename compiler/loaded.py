@@ -176,7 +176,8 @@ class LoadedProgram(Bound):
     @property
     def origins(self) -> tuple[int, int]:
         """How many executables came out of the bundle, and how many were compiled."""
-        return self._stored, len(self.call.executable.executables) - self._stored
+        pairs = {(step.computation, step.slice) for step in self.plan.steps if isinstance(step, Launch)}
+        return self._stored, len(pairs) - self._stored
 
     def as_text(self, phase: str = "scheduled") -> str:
         """The program as MLIR text.
@@ -186,7 +187,7 @@ class LoadedProgram(Bound):
         """
         if phase not in ("scheduled", "device"):
             raise ValueError(f"a bundle holds the phases scheduled and device, not '{phase}'")
-        return self._device_text() if phase == "device" else self._text
+        return self.call.device_text() if phase == "device" else self._text
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns at once, with arrays that become ready later.

@@ -9,6 +9,7 @@ from typing import Any
 from pathways.compiler.arguments import Signature, abstract
 from pathways.compiler.interface import Interface
 from pathways.runtime.local.load import Executable
+from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.plan import Plan
 
 
@@ -59,6 +60,18 @@ class SignedCall(abc.ABC):
         if (own.tree, own.static, self.context) != (signature.tree, signature.static, signature.context):
             return False
         return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
+
+    @abc.abstractmethod
+    def memory_analysis(self) -> MemoryAnalysis:
+        """The memory that one call takes on each slice."""
+
+    @abc.abstractmethod
+    def flops(self, computation: str, slice: str) -> float:
+        """The floating-point operations of one launch on a slice, on all its devices."""
+
+    @abc.abstractmethod
+    def device_text(self) -> str:
+        """XLA's optimized module of each computation on each slice."""
 
     @abc.abstractmethod
     def bring(self, leaves: list[Any]) -> list[Any] | None:

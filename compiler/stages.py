@@ -14,12 +14,12 @@ from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature
 from pathways.compiler.backend import backend
 from pathways.compiler.bundles import save
-from pathways.compiler.call import UNLIKE, Call
+from pathways.compiler.call import UNLIKE
 from pathways.compiler.compiling import Scheduled
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import Forms
 from pathways.compiler.signed import SignedCall
-from pathways.runtime.local.memory import MemoryAnalysis, analyze
+from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.resources.process import OfProcess
@@ -230,13 +230,6 @@ class Bound(OfProcess):
             )
         return tree.unflatten(self.call.place(dict(enumerate(leaves))).values())
 
-    def _device_text(self) -> str:
-        return "\n".join(
-            f"// computation {computation} on slice {slice}\n\n{module.to_string().strip()}\n"
-            for (computation, slice), executable in self.call.executable.executables.items()
-            for module in executable.hlo_modules()
-        )
-
     @property
     def plan(self) -> Plan:
         """The scheduled program, flattened."""
@@ -247,23 +240,24 @@ class Bound(OfProcess):
 
         Returns:
           `launches` and `transfers` between slices, `bytes transferred` by them, and the `flops` of all
-          computations by XLA's estimate, on all devices together. Hosts keep their estimates: no `flops`.
+          computations by XLA's estimate, on all devices together.
+
+        Raises:
+          HostError: a host of the program is gone.
         """
         launches = [s for s in self.plan.steps if isinstance(s, Launch)]
         counts = collections.Counter((s.computation, s.slice) for s in launches)
         transfers = [s for s in self.plan.steps if isinstance(s, Transfer)]
-        analysis: dict[str, Any] = {
+        return {
             "launches": len(launches),
             "transfers": len(transfers),
             "bytes transferred": sum(self.plan.bytes_moved(t) for t in transfers),
+            "flops": sum(self.flops(*pair) * n for pair, n in counts.items()),
         }
-        if isinstance(self.call, Call):
-            analysis["flops"] = sum(self.flops(*pair) * n for pair, n in counts.items())
-        return analysis
 
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch on a slice, by XLA's estimate, on all its devices."""
-        return float(self.call.executable.executables[computation, slice].cost_analysis().get("flops", 0.0))
+        return self.call.flops(computation, slice)
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one call takes on each slice, in bytes over all devices of the slice together.
@@ -271,8 +265,14 @@ class Bound(OfProcess):
         Returns:
           By the name of the slice, a `SliceMemory`: arguments, results, temporaries, and the peak of all that
           is alive at once, under the names of `jax.stages.Compiled.memory_analysis()`. `print` shows a table.
+
+        On hosts, what is received counts from the beginning and what is sent up to the end. Up to four calls
+        may be under way there.
+
+        Raises:
+          HostError: a host of the program is gone.
         """
-        return analyze(self.plan, self.call.executable.executables)
+        return self.call.memory_analysis()
 
     @boundary
     def timeline(
@@ -317,7 +317,7 @@ class Compiled(Bound):
         Args:
           phase: one of those, or `device` for XLA's optimized module of each computation on each slice.
         """
-        return self._device_text() if phase == "device" else self._lowered.as_text(phase)
+        return self.call.device_text() if phase == "device" else self._lowered.as_text(phase)
 
     @boundary
     def save(self, path: str | os.PathLike[str], *, executables: bool = False) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pathways.runtime.hosts.answers import Answers
+from pathways.runtime.hosts.describing import HostFacts, Questions, facts_of
 from pathways.runtime.hosts.fetching import Fetches
 from pathways.runtime.hosts.host import HostError, HostProcess
 from pathways.runtime.hosts.interrupts import Whole
@@ -28,6 +29,8 @@ from pathways.runtime.hosts.messages import (
     Close,
     DeclaredComputation,
     DeclaredConstant,
+    Describe,
+    Described,
     DeviceLayout,
     Done,
     Failed,
@@ -166,6 +169,7 @@ class Controller:
             settings.stall_report,
             settings.step_deadline,
         )
+        self._questions = Questions()
         for host in self.hosts:
             host.arrays.place = functools.partial(self._fetches.place, host.index)
             for connection in (host.arrays, host.watch):
@@ -260,6 +264,23 @@ class Controller:
         inputs = {host: part.inputs for host, part in parts.items()}
         outputs = {host: part.outputs for host, part in parts.items()}
         return HostedProgram(number, name, tuple(parts), inputs, outputs)
+
+    def describe(self, program: HostedProgram, *, text: bool = False) -> HostFacts:
+        """What XLA made of a program on its hosts, with the text of its modules or without.
+
+        Raises:
+          HostError: a host is gone.
+        """
+        request = self._questions.ask()
+        with self._questions.expected(program.hosts, request):
+            for number in program.hosts:
+                host = self._alive(number)
+                self._speak(host, host.watch.send, Describe(request, program.number, text))
+            pieces = [piece for host in program.hosts for piece in self._questions.answer(host, request)]
+        error = next((piece.error for piece in pieces if piece.error is not None), None)
+        if error is not None:
+            raise HostError(f"program {program.name}: {error}")
+        return facts_of(pieces)
 
     def unload(self, program: HostedProgram) -> None:
         """Forgets a program on its hosts; steps that were issued still run."""
@@ -478,6 +499,8 @@ class Controller:
                 self._lose(self.hosts[message.host], f"{host} does not reach it: {message.error}")
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
                 self.traces.hear(host.index, message)
+            case Described():
+                self._questions.hear(host.index, message)
             case _:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
@@ -583,6 +606,7 @@ class Controller:
         for answer in loading:
             answer.give(host.error)
         self._fetches.lose(host.index, host.error)
+        self._questions.lose(host.index, host.error)
         self.traces.lose(host.index)
         host.process.kill()
         self._answers.forget(host)

@@ -411,6 +411,37 @@ class ClockTime(Message, frozen=True):
     time: int
 
 
+# What XLA made of programs.
+
+
+class Describe(Message, frozen=True):
+    """Asks what XLA made of the part of a program, with the `text` of its modules or without."""
+
+    request: int
+    program: int
+    text: bool
+
+
+class Described(Message, frozen=True):
+    """A piece of the answer to `Describe`, or why there is none; all of the text is that of all pieces.
+
+    Attributes:
+      request: the number of the question.
+      memory: for each slice the fields of its `SliceMemory`, in their order.
+      flops: of each computation on each slice its name, that of the slice, and its floating-point operations.
+      text: some of the text.
+      last: whether no other piece follows.
+      error: why there is none.
+    """
+
+    request: int
+    memory: dict[str, tuple[int, ...]]
+    flops: tuple[tuple[str, str, float], ...]
+    text: str
+    last: bool
+    error: str | None
+
+
 FromTracing = TraceStarted | RunTimes | TraceDone | ClockTime
 
 ToWorker = (
@@ -429,8 +460,9 @@ ToWorker = (
     | StopTrace
     | ReadClock
     | Ask
+    | Describe
 )
-ToController = Hello | LoadDone | Done | Failed | Chunk | Pong | FromTracing | Report | PeerLost
+ToController = Hello | LoadDone | Done | Failed | Chunk | Pong | FromTracing | Report | PeerLost | Described
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -27,12 +27,14 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.runtime.hosts.describing import answers
 from pathways.runtime.hosts.messages import (
     CHANNELS,
     CHUNK,
     Ask,
     Chunk,
     Close,
+    Describe,
     Done,
     Failed,
     Fetch,
@@ -155,6 +157,8 @@ class Worker:
                     self.tracing.tell_time(message)
                 case Ask():
                     connection.send(self.report())
+                case Describe():
+                    self.start(self.describe, message)
                 case _:
                     raise _unexpected(message)
 
@@ -255,6 +259,13 @@ class Worker:
         self.programs[message.program] = Hosted(message.name, executable, targets[0])
         self.probes.watch({host: message.probes[host] for host in targets[0].peers()})
         return None
+
+    def describe(self, message: Describe) -> None:
+        """Says what XLA made of a program."""
+        hosted = self.programs.get(message.program)
+        executable = None if hosted is None else hosted.executable
+        for answer in answers(message.request, executable, text=message.text):
+            self.connections["watch"].send(answer)
 
     def run(self, message: Run) -> None:
         """Issues a step."""

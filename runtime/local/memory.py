@@ -85,15 +85,14 @@ class MemoryAnalysis(dict[str, SliceMemory]):
         return [header, *rows]
 
 
-def analyze(plan: Plan, executables: Executables) -> MemoryAnalysis:
+def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
     """The memory that one call of a program takes.
 
     Args:
       plan: the program.
-      executables: its computations. Without them, or where the platform does not analyse them, temporaries
-        and code count as nothing.
+      stats: what `stats_of` says of its computations. Of those that are missing, temporaries and code count
+        as nothing.
     """
-    stats = _stats(executables)
     names = list(plan.slices)
     peaks = dict(zip(names, _peaks(plan, stats, [[name] for name in names]), strict=True))
     analysis = MemoryAnalysis()
@@ -131,9 +130,9 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], executables: Executa
     """
     if all(binding.device_memory is None for binding in bindings.values()):
         return
-    compiled = executables or {}
     groups = _sharing(bindings)
-    for group, need in zip(groups, _peaks(plan, _stats(compiled), groups), strict=True):
+    stats = stats_of(executables or {})
+    for group, need in zip(groups, _peaks(plan, stats, groups), strict=True):
         limits = [m for name in group if (m := bindings[name].device_memory) is not None]
         if limits and need > min(limits):
             who = f"slice {group[0]} needs"
@@ -142,11 +141,11 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], executables: Executa
             without = ", without the temporaries of its computations" if executables is None else ""
             raise ResourceError(
                 f"program {plan.name}: {who} {_exactly(need)} on each device{without}; a device has "
-                f"{_exactly(min(limits))}\n{analyze(plan, compiled)}"
+                f"{_exactly(min(limits))}\n{analyze(plan, stats)}"
             )
 
 
-def _stats(executables: Executables) -> dict[tuple[str, str], Any]:
+def stats_of(executables: Executables) -> dict[tuple[str, str], Any]:
     """XLA's analysis of each computation on each slice, where there is one."""
     stats = {pair: pjrt.memory_stats(executable) for pair, executable in executables.items()}
     return {pair: analysis for pair, analysis in stats.items() if analysis is not None}

@@ -218,6 +218,44 @@ with refused(RuntimeError, "Array has been deleted"):
 """)
 
 
+def test_what_xla_made_of_a_program_is_told():
+    """As in one process: its memory, operations and text."""
+    run("""
+os.environ["PW_CPU_DEVICES"] = "4"
+
+
+def compiled():
+    a, b = (
+        pw.jit(f, devices=devices.add_slice((2,), ("x",)), in_shardings=(None, P("x"))) for f in (front, back)
+    )
+    program = pw.program(lambda w, x: b(w, a(w, x)))
+    return program.lower(np.zeros((256, 256), np.float32), np.zeros((64, 256), np.float32)).compile()
+
+
+local = compiled()
+expected = local.memory_analysis(), local.cost_analysis(), local.as_text("device")
+for slice in local.slices.values():
+    pw.release(slice)
+pw.connect(hosts=2, devices_per_host=2)
+remote = compiled()
+memory, cost = remote.memory_analysis(), remote.cost_analysis()
+assert cost == expected[1] and cost["flops"] > 0
+for ours, theirs in zip(memory.values(), expected[0].values(), strict=True):
+    assert ours.argument_size_in_bytes == theirs.argument_size_in_bytes
+    assert ours.temp_size_in_bytes == theirs.temp_size_in_bytes
+    assert ours.generated_code_size_in_bytes == theirs.generated_code_size_in_bytes
+    assert ours.peak_memory_in_bytes >= theirs.peak_memory_in_bytes
+text = remote.as_text("device")
+assert text.count("// computation") == expected[2].count("// computation") == 2
+assert text.count("ENTRY") == 2
+os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+with refused(HostError, "host 1 (island1) is lost"):
+    while True:
+        remote.as_text("device")
+assert remote.memory_analysis() == memory
+""")
+
+
 def test_slices_that_overlap_may_be_on_different_hosts():
     run("""
 pw.connect(hosts=2)

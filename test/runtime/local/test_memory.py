@@ -22,7 +22,7 @@ def add(x, y):
 
 
 def peaks(plan, executables=None):
-    found = memory.analyze(plan, executables or {})
+    found = memory.analyze(plan, memory.stats_of(executables or {}))
     return [found[name].peak_memory_in_bytes for name in plan.slices]
 
 
@@ -56,7 +56,7 @@ def test_temporaries_count_only_while_their_launch_runs(plan_builder, slices):
     # Two devices, and everything is replicated on them.
     assert peaks(plan) == [2 * 80]
     assert peaks(plan, temporaries(left, double=5)) == [2 * 85]
-    found = memory.analyze(plan, temporaries(left, double=5, add=7))
+    found = memory.analyze(plan, memory.stats_of(temporaries(left, double=5, add=7)))
     assert found[left.name] == memory.SliceMemory(
         devices=2,
         argument_size_in_bytes=80,
@@ -88,7 +88,7 @@ def test_the_table(plan_builder, slices):
     build = plan_builder(left, right)
     y = build.transfer(build.argument((256,), left), right)
     plan = build.finish(build.launch(double, right, y))
-    table = str(memory.analyze(plan, temporaries(right, double=1536))).splitlines()
+    table = str(memory.analyze(plan, memory.stats_of(temporaries(right, double=1536)))).splitlines()
     assert [" ".join(line.split()) for line in table] == [
         "slice devices arguments results donated temporaries code peak peak of a device",
         f"{left.name} 2 2 KiB 0 B 0 B 0 B 0 B 2 KiB 1 KiB",

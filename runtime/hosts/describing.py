@@ -1,0 +1,111 @@
+"""What XLA made of programs on hosts, as plain data: asked for by the controller, told by workers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pathways.runtime.hosts.messages import Described
+from pathways.runtime.local.facts import device_text, flops_of
+from pathways.runtime.local.load import Executable
+from pathways.runtime.local.memory import SliceMemory, analyze, stats_of
+
+_CHARACTERS = 1 << 20
+"""How much text is in one message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostFacts:
+    """What XLA made of a program on its hosts.
+
+    Attributes:
+      memory: the memory of each slice.
+      flops: the floating-point operations of a launch of each computation on each slice, on all its devices.
+      text: XLA's modules, where they were asked for.
+    """
+
+    memory: Mapping[str, SliceMemory]
+    flops: Mapping[tuple[str, str], float]
+    text: str
+
+
+def answers(request: int, executable: Executable | None, *, text: bool) -> Iterator[Described]:
+    """What a worker answers, in pieces.
+
+    Args:
+      request: the number of the question.
+      executable: the program; None for one that is not here.
+      text: whether the text of XLA's modules is asked for.
+    """
+    if executable is None:
+        yield Described(request, {}, (), "", True, "the program is not on this host")
+        return
+    analysis = analyze(executable.plan, stats_of(executable.executables))
+    memory = {name: dataclasses.astuple(of_slice) for name, of_slice in analysis.items()}
+    flops = tuple((*pair, flops_of(loaded)) for pair, loaded in executable.executables.items())
+    whole = device_text(executable.executables) if text else ""
+    pieces = [whole[n : n + _CHARACTERS] for n in range(0, len(whole), _CHARACTERS)]
+    yield Described(request, memory, flops, "", not pieces, None)
+    for n, piece in enumerate(pieces, 1):
+        yield Described(request, {}, (), piece, n == len(pieces), None)
+
+
+class Questions:
+    """The controller's questions that workers have not answered yet."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._pieces: dict[tuple[int, int], list[Described]] = {}
+
+    def ask(self) -> int:
+        """The number of a new question."""
+        return next(self._numbers)
+
+    @contextlib.contextmanager
+    def expected(self, hosts: Sequence[int], request: int) -> Iterator[None]:
+        """Takes answers of hosts, which are asked within the context."""
+        with self._changed:
+            self._pieces.update({(host, request): [] for host in hosts})
+        try:
+            yield
+        finally:
+            with self._changed:
+                for host in hosts:
+                    del self._pieces[host, request]
+
+    def hear(self, host: int, message: Described) -> None:
+        """Takes a piece of an answer."""
+        with self._changed:
+            if (host, message.request) in self._pieces:
+                self._pieces[host, message.request].append(message)
+                self._changed.notify_all()
+
+    def lose(self, host: int, error: str) -> None:
+        """A host answers no more."""
+        with self._changed:
+            for (asked, request), pieces in self._pieces.items():
+                if asked == host:
+                    pieces.append(Described(request, {}, (), "", True, error))
+            self._changed.notify_all()
+
+    def answer(self, host: int, request: int) -> Sequence[Described]:
+        """Waits for all pieces of the answer of a host."""
+
+        with self._changed:
+            pieces = self._pieces[host, request]
+            self._changed.wait_for(lambda: bool(pieces) and pieces[-1].last)
+            return pieces
+
+
+def facts_of(pieces: Iterable[Described]) -> HostFacts:
+    """What all pieces of all answers say."""
+    pieces = list(pieces)
+    return HostFacts(
+        {name: SliceMemory(*fields) for piece in pieces for name, fields in piece.memory.items()},
+        {(computation, slice): flops for piece in pieces for computation, slice, flops in piece.flops},
+        "".join(piece.text for piece in pieces),
+    )
