@@ -27,6 +27,7 @@ from _bare_hosts import bare
 
 import pathways
 from pathways.runtime.hosts.connect import controller
+from pathways.runtime.hosts.controller import HostPart
 
 BATCHES = 5
 
@@ -119,13 +120,12 @@ def idle(count: int, rounds: int) -> Iterator[Row]:
     on_hosts(count)
     workers = controller()
     assert workers is not None
-    every = range(count)
-    modules = {n: empty_part(n) for n in every}
-    none: dict[int, tuple[Any, ...]] = dict.fromkeys(every, ())
-    program = workers.load("idle", modules, {}, 0, none, none, none, none)
+    none: dict[int, tuple[Any, ...]] = dict.fromkeys(range(count), ())
+    parts = {n: HostPart(empty_part(n), (), (), (), (), {}, {}) for n in range(count)}
+    program = workers.load("idle", parts, {}, 0)
 
     def step() -> None:
-        workers.wait(workers.run(program, none)[0])
+        workers.wait(workers.run(program, none))
 
     with bare(count) as processes:
         for _ in range(100):

@@ -143,12 +143,12 @@ class HostCall(SignedCall):
             host: [self._number(leaves[port.number], port) for port in ports]
             for host, ports in self._program.inputs.items()
         }
-        step, numbers = self._controller.run(self._program, arguments)
+        step = self._controller.run(self._program, arguments)
         for n in self._donated:
             leaves[n].delete()
         copies: list[dict[Any, int]] = [{} for _ in self.interface.out_avals]
         for host, ports in self._program.outputs.items():
-            for number, port in enumerate(ports, numbers[host]):
+            for number, port in enumerate(ports, step.number + 1):
                 copies[port.number][host, port.placement] = number
         return self.interface.out_tree.unflatten(
             Array(self._controller, aval, where, step)

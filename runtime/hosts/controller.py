@@ -129,6 +129,11 @@ class HostedProgram:
     inputs: Mapping[int, tuple[HostPort, ...]]
     outputs: Mapping[int, tuple[HostPort, ...]]
 
+    @functools.cached_property
+    def most_outputs(self) -> int:
+        """How many arrays one part makes at most."""
+        return max(map(len, self.outputs.values()), default=0)
+
 
 class Controller:
     """All workers of a cluster.
@@ -310,9 +315,7 @@ class Controller:
             raise
         return number
 
-    def run(
-        self, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
-    ) -> tuple[Step, dict[int, int]]:
+    def run(self, program: HostedProgram, arguments: Mapping[int, Sequence[int]]) -> Step:
         """Issues a step: one message to each host, to all of them before any answer.
 
         Args:
@@ -320,7 +323,8 @@ class Controller:
           arguments: for each host the numbers of the arrays that its part takes.
 
         Returns:
-          The step, and for each host the number of the first array that its part makes; others follow it.
+          The step. The first array that a part makes has the number behind that of the step on its host, and
+          others follow it.
 
         Raises:
           HostError: a host is gone.
@@ -328,31 +332,26 @@ class Controller:
         self._make_room()
         with self._order:
             hosts = [self._alive(host) for host in program.hosts]
-            step = Step(program.name, self._number(), program.hosts)
-            results = {host: self._number(len(program.outputs[host])) for host in program.hosts}
+            step = Step(program.name, self._number(1 + program.most_outputs), program.hosts)
             frames = [
                 encode(
                     Run(
                         program.number,
                         step.number,
                         tuple(arguments[host]),
-                        results[host],
                         self._take_unused(host),
                     )
                 )
                 for host in program.hosts
             ]
-            with self._lock:
-                self._steps[step.number] = step
-                self._running.append(step)
             try:
-                self._send_all(hosts, frames)
+                self._begin(step, hosts, frames)
             except BaseException:
                 # A step that only some hosts have would wait for ever; a worker knows those that it has had.
                 with Whole():
-                    self._send_all(hosts, frames)
+                    self._begin(step, hosts, frames)
                 raise
-        return step, results
+        return step
 
     def _number(self, count: int = 1) -> int:
         """The first of some numbers that nothing else has."""
@@ -361,7 +360,11 @@ class Controller:
             self._next += count
         return first
 
-    def _send_all(self, hosts: Sequence[HostProcess], frames: Sequence[bytes]) -> None:
+    def _begin(self, step: Step, hosts: Sequence[HostProcess], frames: Sequence[bytes]) -> None:
+        """Hands a step to its hosts; nothing is wrong when that is done twice."""
+        if step.number not in self._steps:
+            self._steps[step.number] = step
+            self._running.append(step)
         for host, frame in zip(hosts, frames, strict=True):
             try:
                 host.steps.send_frames(frame)
@@ -450,14 +453,15 @@ class Controller:
 
     def _make_room(self) -> None:
         """Waits until fewer steps are on their way than may be."""
-        while True:
-            with self._lock:
-                while self._running and self._running[0].is_done():
-                    self._running.popleft()
-                oldest = self._running[0] if len(self._running) >= self.settings.ahead else None
-            if oldest is None:
-                return
-            self._answers.wait(oldest.is_done)
+        while len(self._running) >= self.settings.ahead:
+            # Another thread may make room at the same time.
+            with contextlib.suppress(IndexError):
+                oldest = self._running[0]
+                if not oldest.is_done():
+                    self._answers.wait(oldest.is_done)
+                with self._lock:
+                    if self._running[0] is oldest:
+                        self._running.popleft()
 
     def _hear_some(self, host: HostProcess) -> None:
         """Hears what a worker has said of steps."""
@@ -511,8 +515,7 @@ class Controller:
         host.progressed = time.monotonic()
         step = self._steps.get(done.run)
         if step is not None and step.done(host.index, error):
-            with self._lock:
-                self._steps.pop(done.run, None)
+            self._steps.pop(done.run, None)
 
     def _find_ended(self) -> None:
         """Finds workers that have just ended, which is why others fail."""
@@ -544,8 +547,7 @@ class Controller:
 
     def _unfinished(self) -> list[Step]:
         """The steps that are not done, in the order in which they were issued."""
-        with self._lock:
-            return [step for step in self._steps.values() if not step.is_done()]
+        return [step for step in [*self._steps.values()] if not step.is_done()]
 
     def status(self) -> tuple[tuple[HostStatus, ...], tuple[StepStatus, ...]]:
         """How all hosts are, and the steps that are not done."""
@@ -595,7 +597,7 @@ class Controller:
                 return
             closed = self._closed.is_set()
             host.error = f"{host} is closed" if closed else f"{host} is lost: {why}"
-            steps = list(self._steps.values())
+            steps = [*self._steps.values()]
             loading = [self._loading[key] for key in self._loading if key[0] == host.index]
         if not closed:
             log.error("%s", host.error)

@@ -204,16 +204,14 @@ class Run(Message, frozen=True):
 
     Attributes:
       program: its number.
-      run: the number of the step.
+      run: the number of the step; the arrays that its part makes have the numbers behind it.
       arguments: the numbers of the arrays that its part takes, in order.
-      first_result: the number of the first one that it makes; others follow it.
       free: the numbers of arrays that nobody holds any more.
     """
 
     program: int
     run: int
     arguments: tuple[int, ...]
-    first_result: int
     free: tuple[int, ...] = ()
 
 

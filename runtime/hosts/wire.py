@@ -51,7 +51,8 @@ class Connection[Received]:
     """
 
     def __init__(self, sock: socket.socket, decode: Callable[[bytearray], Received]) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._decode = decode
         self._sending = threading.Lock()

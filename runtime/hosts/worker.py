@@ -286,10 +286,10 @@ class Worker:
                 wrong = _described(error)
         if wrong is not None:
             program.target.poison(wrong)
-            self.store.add(message.first_result, [Poison(wrong)] * len(program.executable.outputs))
+            self.store.add(message.run + 1, [Poison(wrong)] * len(program.executable.outputs))
             self.done(message.run, wrong)
             return
-        self.store.add(message.first_result, results)
+        self.store.add(message.run + 1, results)
         self.underway.issued(message.run)
         if all(array.is_ready() for array in results):
             self.done(message.run, _wait(results))
@@ -408,7 +408,8 @@ def main() -> int:
     probes = Probes("127.0.0.1", secret, hello, lambda host, why: worker.lose_peer(host, why))
 
     def connect(channel: str) -> Connection[Any]:
-        sock = socket.create_connection(("127.0.0.1", config["port"]), timeout=30)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(config["address"])
         return greet_controller(sock, secret, lambda proof, nonce: hello(proof, nonce, channel))
 
     try:

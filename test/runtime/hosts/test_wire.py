@@ -40,8 +40,8 @@ def test_both_prove_themselves_and_then_talk(pair):
     to_worker, said = greet_worker(ours, SECRET)
     worker.join()
     assert said.devices == (0,)
-    to_worker.send(Ping(1), Run(2, 3, (4,), 5))
-    assert [connections[0].receive(), connections[0].receive()] == [Ping(1), Run(2, 3, (4,), 5)]
+    to_worker.send(Ping(1), Run(2, 3, (4,)))
+    assert [connections[0].receive(), connections[0].receive()] == [Ping(1), Run(2, 3, (4,))]
     connections[0].send(Pong(1))
     assert to_worker.receive() == Pong(1)
     connections[0].close()
