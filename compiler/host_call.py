@@ -16,7 +16,7 @@ from pathways.compiler.call import UNLIKE
 from pathways.compiler.interface import Interface
 from pathways.compiler.signed import SignedCall, describe
 from pathways.runtime.hosts.array import Array
-from pathways.runtime.hosts.controller import Controller, HostedProgram, HostPort
+from pathways.runtime.hosts.controller import Controller, HostedProgram, Location
 from pathways.runtime.hosts.describing import HostFacts
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
@@ -51,10 +51,21 @@ class HostCall(SignedCall):
         self._controller = controller
         self._program = program
         count = len(signature.avals)
-        self._ports: list[list[HostPort]] = [[] for _ in range(count)]
+        # Where each argument has to be, and of each part which arguments it takes, and where.
+        self._locations: list[list[Location]] = [[] for _ in range(count)]
         for ports in program.inputs.values():
             for port in ports:
-                self._ports[port.number].append(port)
+                self._locations[port.number].append(port.location)
+        self._inputs = {
+            host: [(port.number, port.location) for port in ports] for host, ports in program.inputs.items()
+        }
+        # Where each result is, and the how-manyth of its part it is.
+        self._results: list[list[tuple[Location, int]]] = [[] for _ in interface.out_avals]
+        for ports in program.outputs.values():
+            for position, port in enumerate(ports):
+                self._results[port.number].append((port.location, position))
+        # What the last call brought: a handle of the same aval needs no other check.
+        self._avals: list[Any] = [None] * count
         self._donated = [
             n for n, a in enumerate(a for a in plan.arguments if a.constant is None) if a.donated
         ]
@@ -78,7 +89,7 @@ class HostCall(SignedCall):
     @property
     def argument_shardings(self) -> list[Any]:
         """Hosts have no shardings of this process."""
-        return [None] * len(self._ports)
+        return [None] * len(self._locations)
 
     @property
     def result_shardings(self) -> list[Any]:
@@ -120,12 +131,17 @@ class HostCall(SignedCall):
 
     def bring(self, leaves: list[Any]) -> list[Array] | None:
         """Brings arguments to their hosts; None when they are of another signature."""
-        for n, leaf in enumerate(leaves):
+        for n, (leaf, last) in enumerate(zip(leaves, self._avals, strict=True)):
+            if last is not None and getattr(leaf, "aval", None) is last:
+                continue
             try:
-                if not self._signature.takes(n, jax_internals.abstractify(leaf)):
+                aval = jax_internals.abstractify(leaf)
+                if not self._signature.takes(n, aval):
                     return None
             except (TypeError, ValueError):
                 return None
+            if isinstance(leaf, Array):
+                self._avals[n] = aval
         self._check_donated(leaves)
         return [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
 
@@ -140,25 +156,19 @@ class HostCall(SignedCall):
     def go(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are in place."""
         arguments = {
-            host: [self._number(leaves[port.number], port) for port in ports]
-            for host, ports in self._program.inputs.items()
+            host: [leaves[n].number_at(location) for n, location in inputs]
+            for host, inputs in self._inputs.items()
         }
         step = self._controller.run(self._program, arguments)
         for n in self._donated:
             leaves[n].delete()
-        copies: list[dict[Any, int]] = [{} for _ in self.interface.out_avals]
-        for host, ports in self._program.outputs.items():
-            for number, port in enumerate(ports, step.number + 1):
-                copies[port.number][host, port.placement] = number
+        first = step.number + 1
         return self.interface.out_tree.unflatten(
-            Array(self._controller, aval, where, step)
-            for aval, where in zip(self.interface.out_avals, copies, strict=True)
+            [
+                Array(self._controller, aval, {where: first + n for where, n in places}, step)
+                for aval, places in zip(self.interface.out_avals, self._results, strict=True)
+            ]
         )
-
-    def _number(self, array: Array, port: HostPort) -> int:
-        number = array.number_on(port.host, port.placement)
-        assert number is not None
-        return number
 
     def _brought(self, n: int, leaf: Any) -> Array:
         """An argument on the hosts that read it; what is there already is not sent."""
@@ -171,26 +181,26 @@ class HostCall(SignedCall):
             array = leaf
         else:
             array = Array(self._controller, self._signature.avals[n], {}, None)
-        missing = [p for p in self._ports[n] if array.number_on(p.host, p.placement) is None]
+        missing = [where for where in self._locations[n] if not array.is_at(where)]
         if missing:
             value = leaf.fetch() if isinstance(leaf, Array) else _value(leaf, self._signature.avals[n])
-            for port in missing:
-                array.add_copy(port.host, port.placement, self._controller.put(value, port))
+            for where in missing:
+                array.add_copy(where, self._controller.put(value, where))
         return array
 
     def _check_donated(self, leaves: Sequence[Any]) -> None:
-        donated = {id(leaves[n]) for n in self._donated if isinstance(leaves[n], Array)}
-        seen: Mapping[int, int] = {}
+        if len(set(map(id, leaves))) == len(leaves):
+            return
+        donated = {id(leaves[n]) for n in self._donated}
+        seen: dict[int, int] = {}
         for n, leaf in enumerate(leaves):
-            if id(leaf) not in donated:
-                continue
-            first = dict(seen).setdefault(id(leaf), n)
-            if first != n:
+            first = seen.setdefault(id(leaf), n)
+            # Numbers and numpy arrays are sent, as often as they are passed.
+            if first != n and id(leaf) in donated and isinstance(leaf, Array):
                 raise ValueError(
                     f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
                     "same array, and one of them is donated; pass a copy"
                 )
-            seen = {**seen, id(leaf): n}
 
 
 def _value(leaf: Any, aval: Any) -> np.ndarray[Any, Any]:

@@ -55,7 +55,8 @@ class HostsBackend(Backend):
         split = _split(program.module, plan.name, bindings, self._controller.settings.ahead)
         plans = host_plans_of(split, plan.name, program.stored, proved=True)
         parts = {
-            host: _part(part, _module_of(split, host), program, bindings) for host, part in plans.items()
+            host: _part(self._controller, part, _module_of(split, host), program, bindings)
+            for host, part in plans.items()
         }
         indices = [step.index for part in plans.values() for step in part.steps if isinstance(step, Send)]
         devices = {name: tuple(device.id for device in binding.devices) for name, binding in bindings.items()}
@@ -70,7 +71,13 @@ class HostsBackend(Backend):
         return Status("hosts", hosts, slice_statuses(), steps)
 
 
-def _part(plan: Plan, module: bytes, program: Scheduled, bindings: Mapping[str, Binding]) -> HostPart:
+def _part(
+    controller: Controller,
+    plan: Plan,
+    module: bytes,
+    program: Scheduled,
+    bindings: Mapping[str, Binding],
+) -> HostPart:
     """What a host gets of a program."""
     paths, avals = program.interface.argument_paths, program.interface.out_avals
     passed = [
@@ -81,8 +88,8 @@ def _part(plan: Plan, module: bytes, program: Scheduled, bindings: Mapping[str, 
     stored = program.stored
     return HostPart(
         module,
-        _ports(plan, passed, bindings),
-        _ports(plan, list(zip(plan.result_numbers, plan.results, strict=True)), bindings),
+        _ports(controller, plan, passed, bindings),
+        _ports(controller, plan, list(zip(plan.result_numbers, plan.results, strict=True)), bindings),
         tuple(paths[number] for number, _ in passed),
         tuple(bool(avals[number].weak_type) for number in plan.result_numbers),
         {} if stored is None else {name: stored.computations[name] for name in plan.computations},
@@ -120,12 +127,15 @@ def _bytecode(module: ir.Module) -> bytes:
 
 
 def _ports(
-    plan: Plan, values: Sequence[tuple[int, Argument | Result]], bindings: Mapping[str, Binding]
+    controller: Controller,
+    plan: Plan,
+    values: Sequence[tuple[int, Argument | Result]],
+    bindings: Mapping[str, Binding],
 ) -> tuple[HostPort, ...]:
     """Where arrays enter or leave a part, in the order in which it takes or returns them."""
     assert plan.host is not None
     return tuple(
-        HostPort(number, slice, plan.host, _placement(plan, slot, bindings[slice]))
+        HostPort(number, controller.location(plan.host, _placement(plan, slot, bindings[slice])))
         for number, value in values
         for slice, slot in value.slots.items()
     )

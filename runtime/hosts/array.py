@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.messages import DeviceLayout
+from pathways.runtime.hosts.controller import Controller, Location
 from pathways.runtime.hosts.shards import different_shards
 from pathways.runtime.hosts.step import Step
 
@@ -43,7 +41,7 @@ class Array:
         self,
         controller: Controller,
         aval: Any,
-        copies: Mapping[tuple[int, DeviceLayout], int],
+        copies: dict[Location, int],
         step: Step | None,
     ) -> None:
         """Made by programs.
@@ -51,19 +49,21 @@ class Array:
         Args:
           controller: the controller of the hosts.
           aval: the abstract value.
-          copies: its number on each host that has it, by host and placement.
+          copies: its number at each location that has it; the array keeps it.
           step: the run that makes it; None when it was put there.
         """
         self.aval = aval
         self._controller = controller
-        self._copies = dict(copies)
+        self._copies = copies
         self._step = step
         self._deleted = False
         self._value: np.ndarray[Any, Any] | None = None
         self._lock = threading.Lock()
+
+    def __del__(self) -> None:
         # The number of logical buffers is that of handles: the last one frees all shards.
-        self._end = weakref.finalize(self, _forget, controller, self._copies)
-        self._end.atexit = False
+        for location, number in self._copies.items():
+            location.controller.forget(location.host, number)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class Array:
     @property
     def sharding(self) -> NamedSharding:
         """How it lies over the devices of its first slice, which have no objects in this process."""
-        (_, placement), *_ = self._copies
+        placement = next(iter(self._copies)).placement
         mesh = AbstractMesh(placement.mesh, placement.axis_names)
         dims = [axes[0] if len(axes) == 1 else axes or None for axes in placement.dims]
         return NamedSharding(mesh, PartitionSpec(*dims))
@@ -106,7 +106,7 @@ class Array:
     @property
     def hosts(self) -> tuple[int, ...]:
         """The hosts that have it."""
-        return tuple(dict.fromkeys(host for host, _ in self._copies))
+        return tuple(dict.fromkeys(location.host for location in self._copies))
 
     def is_ready(self) -> bool:
         """Whether it has been computed."""
@@ -130,19 +130,32 @@ class Array:
         """Frees it on all hosts; nobody may use it any more."""
         self._deleted = True
         self._value = None
-        self._end()
+        self.__del__()
+        self._copies = {}
 
     def is_deleted(self) -> bool:
         """Whether it was deleted, or donated to a program."""
         return self._deleted
 
-    def number_on(self, host: int, placement: DeviceLayout) -> int | None:
-        """Its number where a program wants it; None when it does not lie there in this way."""
-        return self._copies.get((host, placement))
+    def is_at(self, location: Location) -> bool:
+        """Whether it lies where a program wants it."""
+        return location in self._copies
 
-    def add_copy(self, host: int, placement: DeviceLayout, number: int) -> None:
-        """Notes that another host has it, too."""
-        self._copies[host, placement] = number
+    def number_at(self, location: Location) -> int:
+        """Its number where it lies.
+
+        Raises:
+          RuntimeError: it was deleted.
+        """
+        try:
+            return self._copies[location]
+        except KeyError:
+            self._check_alive()
+            raise
+
+    def add_copy(self, location: Location, number: int) -> None:
+        """Notes that it lies somewhere else, too."""
+        self._copies[location] = number
 
     def _check_alive(self) -> None:
         if self._deleted:
@@ -162,12 +175,12 @@ class Array:
             return self._value
 
     def _fetched(self) -> np.ndarray[Any, Any]:
-        (host, placement), number = next(iter(self._copies.items()))
+        location, number = next(iter(self._copies.items()))
         data = jax.eval_shape(jax.random.key_data, self.aval) if _is_key(self.aval) else self.aval
         whole = np.empty(data.shape, data.dtype)
-        parts = list(different_shards(data.shape, placement))
+        parts = list(different_shards(data.shape, location.placement))
         sizes = [whole[part].nbytes for _, part in parts]
-        raw = self._controller.fetch(host, number, [position for position, _ in parts], sizes)
+        raw = location.controller.fetch(location.host, number, [position for position, _ in parts], sizes)
         for (_, part), shard in zip(parts, raw, strict=True):
             whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
         whole.flags.writeable = False
@@ -228,11 +241,6 @@ class Array:
                 "this under pw.program, or say np.asarray(array) first"
             )
         return jnp.asarray(self.fetch())
-
-
-def _forget(controller: Controller, copies: Mapping[tuple[int, DeviceLayout], int]) -> None:
-    for (host, _), number in copies.items():
-        controller.forget(host, number)
 
 
 def _is_key(aval: Any) -> bool:

@@ -71,21 +71,32 @@ _FREE_SECONDS = 0.05
 log = logging.getLogger("pathways")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Location:
+    """Where arrays lie. There is one object for each, so that comparing them takes no time.
+
+    Attributes:
+      controller: the controller of the host.
+      host: the host.
+      placement: how they lie there.
+    """
+
+    controller: Controller
+    host: int
+    placement: DeviceLayout
+
+
 @dataclasses.dataclass(frozen=True)
 class HostPort:
     """Where one array enters or leaves a program on a host.
 
     Attributes:
       number: the number of the argument or result in the program.
-      slice: the slice that it lives on.
-      host: the host.
-      placement: how it lies there.
+      location: where it lies.
     """
 
     number: int
-    slice: str
-    host: int
-    placement: DeviceLayout
+    location: Location
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +171,7 @@ class Controller:
         self._running: collections.deque[Step] = collections.deque()
         self._loading: dict[tuple[int, int], _Answer] = {}
         self._fetches = Fetches()
+        self._locations: dict[tuple[int, DeviceLayout], Location] = {}
         self._answers = Answers(self.hosts, self._hear_some)
         # Appended to by finalizers, which may run anywhere: nothing else is done there.
         self._unused: list[collections.deque[int]] = [collections.deque() for _ in self.hosts]
@@ -293,17 +305,21 @@ class Controller:
             with contextlib.suppress(HostError):
                 self._send(host, Unload(program.number))
 
-    def put(self, value: np.ndarray[Any, Any], port: HostPort) -> int:
+    def location(self, host: int, placement: DeviceLayout) -> Location:
+        """Where arrays lie on a host."""
+        return self._locations.setdefault((host, placement), Location(self, host, placement))
+
+    def put(self, value: np.ndarray[Any, Any], location: Location) -> int:
         """Sends an array to a host; returns its number there.
 
         Raises:
           HostError: the host is gone.
         """
         number = self._number()
-        shards, order = cut(value, port.placement)
-        host = self._alive(port.host)
+        shards, order = cut(value, location.placement)
+        host = self._alive(location.host)
         try:
-            put = Put(number, value.shape, value.dtype.name, port.placement, order)
+            put = Put(number, value.shape, value.dtype.name, location.placement, order)
             self._speak(host, host.arrays.send, put)
             for n, shard in enumerate(shards):
                 raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
@@ -311,7 +327,7 @@ class Controller:
                     piece = raw[offset : offset + CHUNK]
                     self._speak(host, host.arrays.send_with, Chunk(number, n, offset, len(piece)), piece)
         except BaseException:
-            self.forget(port.host, number)
+            self.forget(location.host, number)
             raise
         return number
 
