@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,9 @@ from pathways.runtime.hosts.array import Array
 from pathways.runtime.hosts.controller import Controller, HostedProgram, HostPort
 from pathways.runtime.local.load import Executable
 from pathways.runtime.plan.plan import Plan
+
+ARRAYS = (Array, jax.Array)
+"""What can be deleted."""
 
 
 class HostCall(SignedCall):
@@ -98,7 +101,12 @@ class HostCall(SignedCall):
             except (TypeError, ValueError):
                 return None
         self._check_donated(leaves)
-        return [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
+        brought = [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
+        for n in self._donated:
+            # The program has a copy of it, which ends with the call.
+            if leaves[n] is not brought[n] and isinstance(leaves[n], ARRAYS):
+                leaves[n].delete()
+        return brought
 
     def place(self, leaves: list[Any]) -> list[Any]:
         """Puts the first arguments where calls want them."""
@@ -133,39 +141,37 @@ class HostCall(SignedCall):
 
     def _brought(self, n: int, leaf: Any) -> Array:
         """An argument on the hosts that read it; what is there already is not sent."""
-        if isinstance(leaf, Array):
-            if leaf.is_deleted():
-                raise RuntimeError(
-                    f"program '{self.name}': argument {self.paths[n]} has been deleted, with type "
-                    f"{describe(leaf.aval)}; it was donated to an earlier call"
-                )
-            array = leaf
-        else:
-            array = Array(self._controller, self._signature.avals[n], {}, None)
+        aval = self._signature.avals[n]
+        if isinstance(leaf, ARRAYS) and leaf.is_deleted():
+            raise RuntimeError(
+                f"program '{self.name}': argument {self.paths[n]} has been deleted, with type "
+                f"{describe(aval)}; it was donated to an earlier call"
+            )
+        is_there = isinstance(leaf, Array) and leaf.is_of(self._controller)
+        array = leaf if is_there else Array(self._controller, aval, {}, None)
         missing = [p for p in self._ports[n] if array.number_on(p.host, p.placement) is None]
         if missing:
-            value = leaf.fetch() if isinstance(leaf, Array) else _value(leaf, self._signature.avals[n])
+            value = _value(leaf, aval)
             for port in missing:
                 array.add_copy(port.host, port.placement, self._controller.put(value, port))
         return array
 
     def _check_donated(self, leaves: Sequence[Any]) -> None:
-        donated = {id(leaves[n]) for n in self._donated if isinstance(leaves[n], Array)}
-        seen: Mapping[int, int] = {}
+        donated = {id(leaves[n]) for n in self._donated if isinstance(leaves[n], ARRAYS)}
+        seen: dict[int, int] = {}
         for n, leaf in enumerate(leaves):
-            if id(leaf) not in donated:
-                continue
-            first = dict(seen).setdefault(id(leaf), n)
-            if first != n:
+            first = seen.setdefault(id(leaf), n)
+            if first != n and id(leaf) in donated:
                 raise ValueError(
                     f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
                     "same array, and one of them is donated; pass a copy"
                 )
-            seen = {**seen, id(leaf): n}
 
 
 def _value(leaf: Any, aval: Any) -> np.ndarray[Any, Any]:
     """An argument as the host gets it; of typed PRNG keys their data."""
+    if isinstance(leaf, Array):
+        return leaf.fetch()
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return np.asarray(jax_internals.key_data(leaf))
     return np.asarray(leaf, aval.dtype)
