@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from pathways.runtime.hosts.interrupts import uninterrupted
 from pathways.runtime.hosts.messages import (
     CHUNK,
     Chunk,
-    Close,
     DeviceLayout,
     Done,
     Failed,
@@ -89,6 +89,10 @@ class Step:
         with self._changed:
             self._lost = self._lost or error
         self.done(host, error)
+
+    def forget_threads(self) -> None:
+        """Makes its lock anew in a forked process, where nobody would release it."""
+        self._changed = threading.Condition()
 
     def is_done(self, host: int | None = None) -> bool:
         """Whether a host, or every host, is done."""
@@ -224,6 +228,7 @@ class Controller:
         self._fetching: dict[tuple[int, int], _Fetched] = {}
         # Appended to by finalizers, which may run anywhere: nothing else is done there.
         self._unused: collections.deque[tuple[int, int]] = collections.deque()
+        self._unneeded: collections.deque[HostedProgram] = collections.deque()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         for host in self.hosts:
@@ -238,15 +243,28 @@ class Controller:
             return
         self._closed.set()
         for host in self.hosts:
-            with contextlib.suppress(ConnectionEnded):
-                host.connection.send(Close())
+            # Not with a message, which a worker that is stopped would not take.
+            host.connection.close()
         for host in self.hosts:
             try:
                 host.process.wait(timeout=2)
             except subprocess.TimeoutExpired:
                 host.process.kill()
                 host.process.wait()
-            host.connection.close()
+
+    def leave(self) -> None:
+        """Lets go of the workers in a process that was forked from the one that they belong to.
+
+        Of the threads of that process none is here, and any lock may be held by one of them for ever.
+        """
+        self._lock, self._order, self._closed = threading.Lock(), threading.RLock(), threading.Event()
+        self._closed.set()
+        for host in self.hosts:
+            host.error = f"{host} belongs to the process that this one was forked from"
+            host.connection.leave()
+            for step in self._steps.values():
+                step.forget_threads()
+                step.lose(host.index, host.error)
 
     def is_whole(self) -> bool:
         """Whether no host is lost, and the cluster not closed."""
@@ -290,31 +308,35 @@ class Controller:
         futures = {host: _Future() for host in modules}
         with self._lock:
             self._loading.update(((host, number), future) for host, future in futures.items())
-        for host, module in modules.items():
-            part = Load(
-                number,
-                name,
-                module,
-                host,
-                dict(devices),
-                peers,
-                base,
-                stride,
-                argument_names[host],
-                weak_results[host],
-            )
-            self.send(host, part)
-        for host, future in futures.items():
-            error = future.wait()
-            if error is not None:
-                raise HostError(f"program {name}, host {host}: {error}")
-        return HostedProgram(number, name, tuple(modules), inputs, outputs)
+        program = HostedProgram(number, name, tuple(modules), inputs, outputs)
+        try:
+            for host, module in modules.items():
+                part = Load(
+                    number,
+                    name,
+                    module,
+                    host,
+                    dict(devices),
+                    peers,
+                    base,
+                    stride,
+                    argument_names[host],
+                    weak_results[host],
+                )
+                self.send(host, part)
+            for host, future in futures.items():
+                error = future.wait()
+                if error is not None:
+                    raise HostError(f"program {name}, host {host}: {error}")
+        except BaseException:
+            # Others may have it.
+            self.unload(program)
+            raise
+        return program
 
     def unload(self, program: HostedProgram) -> None:
-        """Forgets a program on its hosts; steps that were issued still run."""
-        for host in program.hosts:
-            with contextlib.suppress(HostError):
-                self.send(host, Unload(program.number))
+        """Notes that nobody runs a program any more; may be called by finalizers."""
+        self._unneeded.append(program)
 
     def put(self, value: np.ndarray[Any, Any], port: HostPort) -> int:
         """Sends an array to a host; returns its number there.
@@ -324,11 +346,16 @@ class Controller:
         """
         number = next(self._numbers)
         shards, order = cut(value, port.placement)
-        self.send(port.host, Put(number, value.shape, value.dtype.name, port.placement, order))
-        for n, shard in enumerate(shards):
-            raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
-            for offset in range(0, len(raw), CHUNK):
-                self.send(port.host, Chunk(number, n, offset, bytes(raw[offset : offset + CHUNK])))
+        try:
+            self.send(port.host, Put(number, value.shape, value.dtype.name, port.placement, order))
+            for n, shard in enumerate(shards):
+                raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
+                for offset in range(0, len(raw), CHUNK):
+                    self.send(port.host, Chunk(number, n, offset, bytes(raw[offset : offset + CHUNK])))
+        except BaseException:
+            # Ctrl-C, such as while something large is sent.
+            self.forget(port.host, number)
+            raise
         return number
 
     def run(
@@ -346,28 +373,37 @@ class Controller:
         Raises:
           HostError: a host is gone.
         """
-        self._make_room()
         results = {host: tuple(next(self._numbers) for _ in program.outputs[host]) for host in program.hosts}
         with self._order:
-            for host in program.hosts:
-                if self.hosts[host].error is not None:
-                    raise HostError(self.hosts[host].error)
+            self._make_room()
             number = next(self._numbers)
             step = Step(program.name, number, set(program.hosts))
-            with self._lock:
-                self._steps[number] = step
-                self._running.append(step)
             frames = {
                 host: encode(Run(program.number, number, tuple(arguments[host]), results[host]))
                 for host in program.hosts
             }
-            for host, frame in frames.items():
-                try:
-                    self.hosts[host].connection.send_frames(frame)
-                except ConnectionEnded as error:
-                    self._lose(self.hosts[host], str(error))
+            with uninterrupted():
+                self._register(step, program)
+                for host, frame in frames.items():
+                    try:
+                        self.hosts[host].connection.send_frames(frame)
+                    except ConnectionEnded as error:
+                        self._lose(self.hosts[host], str(error))
         self._free_unused()
         return step, results
+
+    def _register(self, step: Step, program: HostedProgram) -> None:
+        """Notes a step that is about to be issued.
+
+        Raises:
+          HostError: a host is gone. Who goes later finds the step.
+        """
+        with self._lock:
+            for host in program.hosts:
+                if self.hosts[host].error is not None:
+                    raise HostError(self.hosts[host].error)
+            self._steps[step.number] = step
+            self._running.append(step)
 
     def _make_room(self) -> None:
         """Waits until fewer steps are on their way than may be."""
@@ -392,7 +428,11 @@ class Controller:
             # Two threads that ask for one array share what comes.
             shared = self._fetching.setdefault((host, number), fetched)
         if shared is fetched:
-            self.send(host, Fetch(number, tuple(devices)))
+            try:
+                self.send(host, Fetch(number, tuple(devices)))
+            except HostError as error:
+                # For all who share it.
+                fetched.fail(str(error))
         shared.ready.wait()
         with self._lock:
             self._fetching.pop((host, number), None)
@@ -414,6 +454,13 @@ class Controller:
         for host, numbers in by_host.items():
             with contextlib.suppress(HostError):
                 self.send(host, Free(tuple(numbers)))
+        with contextlib.suppress(IndexError):
+            while True:
+                program = self._unneeded.popleft()
+                for host in program.hosts:
+                    # Steps that were issued still run.
+                    with contextlib.suppress(HostError):
+                        self.send(host, Unload(program.number))
 
     def _listen(self, host: HostProcess) -> None:
         """Hears what a worker says, until it says no more."""
@@ -446,6 +493,7 @@ class Controller:
                 if fetched is not None:
                     fetched.take(message)
             case Failed():
+                self._find_ended()
                 fetched = self._fetching.get((host.index, message.array))
                 if fetched is not None:
                     fetched.fail(message.error)
@@ -465,7 +513,8 @@ class Controller:
         for number in itertools.count():
             if self._closed.wait(HEARTBEAT_SECONDS):
                 return
-            self._free_unused()
+            # Apart, as pings are: a worker that is stopped takes no bytes when its buffers are full.
+            threading.Thread(target=self._free_unused, daemon=True).start()
             for host in self.hosts:
                 if host.error is not None:
                     continue
@@ -476,7 +525,6 @@ class Controller:
                 threading.Thread(target=self._ping, args=(host, number), daemon=True).start()
 
     def _ping(self, host: HostProcess, number: int) -> None:
-        # Apart: a worker that is stopped takes no bytes when its buffers are full.
         with contextlib.suppress(HostError):
             self.send(host.index, Ping(number))
 

@@ -195,10 +195,6 @@ class Ping(Message, frozen=True):
     number: int
 
 
-class Close(Message, frozen=True):
-    """Ends the worker."""
-
-
 # From a worker.
 
 
@@ -229,7 +225,7 @@ class Pong(Message, frozen=True):
     number: int
 
 
-ToWorker = Challenge | Welcome | Load | Put | Chunk | Run | Free | Fetch | Unload | Ping | Close
+ToWorker = Challenge | Welcome | Load | Put | Chunk | Run | Free | Fetch | Unload | Ping
 ToController = Hello | LoadDone | Done | Failed | Chunk | Pong
 
 _encoder = msgspec.msgpack.Encoder()

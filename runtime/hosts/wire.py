@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from pathways.runtime.hosts.interrupts import uninterrupted
 from pathways.runtime.hosts.messages import (
     HEADER_BYTES,
     PROTOCOL,
@@ -52,10 +53,12 @@ class Connection[Received]:
         Raises:
           ConnectionEnded: the other side is gone.
         """
-        self.send_frames(b"".join(map(encode, messages)))
+        frames = b"".join(map(encode, messages))
+        with uninterrupted():
+            self.send_frames(frames)
 
     def send_frames(self, frames: bytes) -> None:
-        """Sends messages that are encoded already; see `send`."""
+        """Sends messages that are encoded already; see `send`. Ctrl-C may come in between."""
         with self._sending:
             try:
                 self._socket.sendall(frames)
@@ -88,6 +91,10 @@ class Connection[Received]:
     def limit(self, seconds: float | None) -> None:
         """Lets sending and receiving take no longer; None for any time."""
         self._socket.settimeout(seconds)
+
+    def leave(self) -> None:
+        """Forgets the connection, which another process goes on with."""
+        self._socket.close()
 
     def close(self) -> None:
         """Ends the connection; whoever waits on it gets `ConnectionEnded`."""

@@ -26,7 +26,6 @@ from pathways.dialect import make_context
 from pathways.runtime.hosts.messages import (
     CHUNK,
     Chunk,
-    Close,
     DeviceLayout,
     Done,
     Failed,
@@ -133,7 +132,12 @@ class Worker:
         self.fetches: queue.SimpleQueue[tuple[Fetch, Any]] = queue.SimpleQueue()
 
     def serve(self) -> None:
-        """Serves the controller until it says goodbye, or is gone."""
+        """Serves the controller.
+
+        Raises:
+          ConnectionEnded: it is gone.
+          MessageError: it sent something that is no message to a worker.
+        """
         for work in (self.issue, self.wait, self.send_fetched):
             threading.Thread(target=self.guarded, args=(work,), name=work.__name__, daemon=True).start()
         while True:
@@ -147,8 +151,6 @@ class Worker:
                     self.fill(message)
                 case Load() | Run() | Free() | Fetch() | Unload():
                     self.steps.put(message)
-                case Close():
-                    return
                 case _:
                     raise MessageError(f"a worker does not take {type(message).__name__}")
 
@@ -187,6 +189,8 @@ class Worker:
                 case Free():
                     for number in message.arrays:
                         self.arrays.pop(number, None)
+                        # What the controller gave up in the middle.
+                        self.incoming.pop(number, None)
                 case Fetch():
                     self.fetches.put((message, self.arrays.get(message.array)))
                 case Unload():
