@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jaxlib.mlir import ir
 
@@ -34,7 +33,6 @@ def compile_on_hosts(
     bindings: Mapping[str, Binding],
     interface: Interface,
     signature: Signature,
-    callbacks: Sequence[Any] = (),
 ) -> HostCall:
     """Splits a program by the hosts of its slices, and compiles each part on its host.
 
@@ -45,14 +43,13 @@ def compile_on_hosts(
       bindings: the devices of each of its slices.
       interface: what it takes, returns and runs on.
       signature: what its arguments have to be.
-      callbacks: host callbacks that the computations refer to.
 
     Raises:
       ProgramError: it calls back into Python.
       HostError: a host is gone, or cannot compile its part.
     """
     for computation in plan.computations.values():
-        if computation.callbacks or callbacks:
+        if computation.callbacks:
             raise ProgramError(
                 f"program '{plan.name}': computation {computation.name} calls back into Python "
                 "(jax.pure_callback, jax.debug.print, ...), but workers on hosts run no code of yours"

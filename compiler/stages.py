@@ -133,7 +133,6 @@ class Lowered(OfProcess):
                     bindings,
                     self._interface,
                     self._signature,
-                    self._callbacks,
                 ),
             )
         call = compile_plan(

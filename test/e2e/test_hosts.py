@@ -256,17 +256,19 @@ assert seen == [150] * 6
 
 
 def test_programs_that_call_python_are_refused():
+    """The message names the computation; a callback that nothing needs is none."""
     run("""
-pw.connect(hosts=1)
+pw.connect(hosts=2)
 
 
 def body(x):
     return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), np.float32), x)
 
 
-f = pw.jit(body, devices=devices.add_slice((1,), ("x",)))
+f, g = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (jnp.sin, body))
 with refused(pw.ProgramError, "computation body calls back into Python", "run no code of yours"):
-    pw.program(lambda x: f(x))(1.0)
+    pw.program(lambda x: g(f(x)))(1.0)
+assert_equal(pw.program(lambda x: (g(x), f(x))[1])(0.0), 0)
 """)
 
 
