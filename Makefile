@@ -8,7 +8,7 @@ export PYTHON
 BIN := .venv/bin
 TYPES := build/types/pathways
 STEPS := check-format lint types wheel lit pytest
-FUZZ := random_programs:5000 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000
+FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
 .PHONY: help demo test $(STEPS) fuzz bench docs format lock venv type-links clean
@@ -52,10 +52,10 @@ pytest: venv ## the unit and end-to-end tests (ARGS="test/runtime -k name" for s
 fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
 	@failed=; \
 	for run in $(FUZZ); do \
-	  name=$${run%:*}; \
-	  echo "--- $$name"; \
-	  $(BIN)/python test/fuzz/$$name.py --seed $(or $(SEED),0) --count $${run#*:} --keep build/fuzz/$$name \
-	    || failed="$$failed $$name"; \
+	  IFS=: read -r name count flags <<< "$$run"; \
+	  echo "--- $$name $$flags"; \
+	  $(BIN)/python test/fuzz/$$name.py --seed $(or $(SEED),0) --count $$count $$flags \
+	    --keep build/fuzz/$$name$$flags || failed="$$failed $$name$$flags"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make fuzz: failed:$$failed; examples are in build/fuzz"; exit 1; fi
 

@@ -22,6 +22,9 @@ from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan
 
+ARRAYS = (Array, jax.Array)
+"""What can be deleted."""
+
 
 class HostCall(SignedCall):
     """One signature of a program on its hosts; the counterpart of `call.Call`.
@@ -143,7 +146,12 @@ class HostCall(SignedCall):
             if isinstance(leaf, Array):
                 self._avals[n] = aval
         self._check_donated(leaves)
-        return [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
+        brought = [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
+        for n in self._donated:
+            # The program has a copy of it, which ends with the call.
+            if leaves[n] is not brought[n] and isinstance(leaves[n], ARRAYS):
+                leaves[n].delete()
+        return brought
 
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
         """See `SignedCall.place`."""
@@ -172,18 +180,17 @@ class HostCall(SignedCall):
 
     def _brought(self, n: int, leaf: Any) -> Array:
         """An argument on the hosts that read it; what is there already is not sent."""
-        if isinstance(leaf, Array):
-            if leaf.is_deleted():
-                raise RuntimeError(
-                    f"program '{self.name}': argument {self.paths[n]} has been deleted, with type "
-                    f"{describe(leaf.aval)}; it was donated to an earlier call"
-                )
-            array = leaf
-        else:
-            array = Array(self._controller, self._signature.avals[n], {}, None)
+        aval = self._signature.avals[n]
+        if isinstance(leaf, ARRAYS) and leaf.is_deleted():
+            raise RuntimeError(
+                f"program '{self.name}': argument {self.paths[n]} has been deleted, with type "
+                f"{describe(aval)}; it was donated to an earlier call"
+            )
+        is_there = isinstance(leaf, Array) and leaf.is_of(self._controller)
+        array = leaf if is_there else Array(self._controller, aval, {}, None)
         missing = [where for where in self._locations[n] if not array.is_at(where)]
         if missing:
-            value = leaf.fetch() if isinstance(leaf, Array) else _value(leaf, self._signature.avals[n])
+            value = _value(leaf, aval)
             for where in missing:
                 array.add_copy(where, self._controller.put(value, where))
         return array
@@ -191,12 +198,11 @@ class HostCall(SignedCall):
     def _check_donated(self, leaves: Sequence[Any]) -> None:
         if len(set(map(id, leaves))) == len(leaves):
             return
-        donated = {id(leaves[n]) for n in self._donated}
+        donated = {id(leaves[n]) for n in self._donated if isinstance(leaves[n], ARRAYS)}
         seen: dict[int, int] = {}
         for n, leaf in enumerate(leaves):
             first = seen.setdefault(id(leaf), n)
-            # Numbers and numpy arrays are sent, as often as they are passed.
-            if first != n and id(leaf) in donated and isinstance(leaf, Array):
+            if first != n and id(leaf) in donated:
                 raise ValueError(
                     f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
                     "same array, and one of them is donated; pass a copy"
@@ -205,6 +211,8 @@ class HostCall(SignedCall):
 
 def _value(leaf: Any, aval: Any) -> np.ndarray[Any, Any]:
     """An argument as the host gets it; of typed PRNG keys their data."""
+    if isinstance(leaf, Array):
+        return leaf.fetch()
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return np.asarray(jax_internals.key_data(leaf))
     return np.asarray(leaf, aval.dtype)

@@ -30,6 +30,10 @@ class Answers:
         self._poll = select.poll()
         for number in self._hosts:
             self._poll.register(number, select.POLLIN)
+        self.forget_threads()
+
+    def forget_threads(self) -> None:
+        """Makes locks anew in a forked process, where nobody would release them."""
         self._reading = threading.Lock()
         self._followers = 0
         self._turn = threading.Condition()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pathways.runtime.hosts.controller import Controller, Location
+from pathways.runtime.hosts.host import HostError
 from pathways.runtime.hosts.shards import different_shards
 from pathways.runtime.hosts.step import Step
+from pathways.runtime.xla import pjrt
 
 SMALL = 1 << 20
 """Bytes up to which arithmetic outside of a program fetches an array."""
@@ -24,8 +26,8 @@ class Array:
     """An array on slices of other processes.
 
     It is ready later, like a `jax.Array`: passed on to the next program it moves nothing. `np.asarray`,
-    `jax.device_get` and `float` fetch it. Arithmetic outside of a program fetches it too, if it has at most
-    1 MiB.
+    `jax.device_get` and `float` fetch it. Arithmetic, indexing and methods such as `sum` outside of a program
+    fetch it too, if it has at most 1 MiB. What is pickled or copied is an array of this process.
 
     Attributes:
       aval: its abstract value.
@@ -36,6 +38,9 @@ class Array:
 
     # In front of numpy's own operators.
     __array_priority__ = 100
+
+    # As that of JAX: `==` compares the elements.
+    __hash__ = None  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -62,8 +67,8 @@ class Array:
 
     def __del__(self) -> None:
         # The number of logical buffers is that of handles: the last one frees all shards.
-        for location, number in self._copies.items():
-            location.controller.forget(location.host, number)
+        for location, number in list(self._copies.items()):
+            self._controller.forget(location.host, number)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,22 +96,30 @@ class Array:
         return int(self.aval.size)
 
     @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return int(self.dtype.itemsize)
+
+    @property
     def nbytes(self) -> int:
         """Its bytes, all shards put together."""
-        return self.size * int(self.dtype.itemsize)
+        return self.size * self.itemsize
 
     @property
     def sharding(self) -> NamedSharding:
         """How it lies over the devices of its first slice, which have no objects in this process."""
         placement = next(iter(self._copies)).placement
-        mesh = AbstractMesh(placement.mesh, placement.axis_names)
+        # As meshes of slices are. Explicit axes would be part of its type, and not go with those of others.
+        kinds = (AxisType.Auto,) * len(placement.mesh)
+        mesh = AbstractMesh(placement.mesh, placement.axis_names, axis_types=kinds)
         dims = [axes[0] if len(axes) == 1 else axes or None for axes in placement.dims]
         return NamedSharding(mesh, PartitionSpec(*dims))
 
     @property
     def hosts(self) -> tuple[int, ...]:
         """The hosts that have it."""
-        return tuple(dict.fromkeys(location.host for location in self._copies))
+        # A copy: another thread may bring it to one more.
+        return tuple(dict.fromkeys(location.host for location in list(self._copies)))
 
     def is_ready(self) -> bool:
         """Whether it has been computed."""
@@ -137,6 +150,10 @@ class Array:
         """Whether it was deleted, or donated to a program."""
         return self._deleted
 
+    def is_of(self, controller: Controller) -> bool:
+        """Whether it lies on the hosts of this controller, and not on those of an earlier one."""
+        return self._controller is controller
+
     def is_at(self, location: Location) -> bool:
         """Whether it lies where a program wants it."""
         return location in self._copies
@@ -155,7 +172,9 @@ class Array:
 
     def add_copy(self, location: Location, number: int) -> None:
         """Notes that it lies somewhere else, too."""
-        self._copies[location] = number
+        if self._copies.setdefault(location, number) != number:
+            # Another thread was faster.
+            self._controller.forget(location.host, number)
 
     def _check_alive(self) -> None:
         if self._deleted:
@@ -180,7 +199,13 @@ class Array:
         whole = np.empty(data.shape, data.dtype)
         parts = list(different_shards(data.shape, location.placement))
         sizes = [whole[part].nbytes for _, part in parts]
-        raw = location.controller.fetch(location.host, number, [position for position, _ in parts], sizes)
+        try:
+            raw = self._controller.fetch(location.host, number, [position for position, _ in parts], sizes)
+        except HostError:
+            # The run that should have made it knows whether another host is why.
+            if self._step is not None:
+                self._controller.wait(self._step, location.host)
+            raise
         for (_, part), shard in zip(parts, raw, strict=True):
             whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
         whole.flags.writeable = False
@@ -229,7 +254,26 @@ class Array:
     def __getitem__(self, index: Any) -> Any:
         return self._local("indexing")[index]
 
-    def _local(self, what: str) -> jax.Array:
+    # Python would index until it fails, which arrays of JAX do not.
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._local("iteration"))
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self._local("in")
+
+    def __reduce__(self) -> Any:
+        return self._here().__reduce__()
+
+    def _here(self) -> Any:
+        """Its value as an array of this process."""
+        # Without x64 JAX would narrow what has 64 bits.
+        with jax.enable_x64(True):
+            array = jnp.asarray(self.fetch())
+        if self.weak_type or _is_key(self.aval):
+            return pjrt.rewrap(self.aval, array.sharding)(array)
+        return array
+
+    def _local(self, what: str) -> Any:
         """Its value as an array of this process, for arithmetic.
 
         Raises:
@@ -240,15 +284,21 @@ class Array:
                 f"{what} outside of a program would fetch {self.nbytes} bytes of {self!r} from its host: put "
                 "this under pw.program, or say np.asarray(array) first"
             )
-        return jnp.asarray(self.fetch())
+        return self._here()
 
 
 def _is_key(aval: Any) -> bool:
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
+_OPERANDS = (Array, jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+
+
 def _operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Array, *others: Any) -> Any:
+        # Such as None, to which nothing is equal.
+        if not all(isinstance(other, _OPERANDS) for other in others):
+            return NotImplemented
         values = [other._local(name) if isinstance(other, Array) else other for other in others]
         return function(self._local(name), *values)
 
@@ -256,11 +306,35 @@ def _operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
-    _function = getattr(operator, f"__{_name}__")
+def _method(name: str) -> Callable[..., Any]:
+    def call(self: Array, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._local(name), name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+def _property(name: str) -> property:
+    return property(lambda self: getattr(self._local(name), name))
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+for _name in (*_BINARY, "lshift", "rshift", "divmod"):
+    _function = divmod if _name == "divmod" else getattr(operator, f"__{_name}__")
     setattr(Array, f"__{_name}__", _operator(_name, _function))
     setattr(Array, f"__r{_name}__", _operator(_name, lambda a, b, f=_function: f(b, a)))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Array, f"__{_name}__", _operator(_name, getattr(operator, _name)))
 for _name in ("neg", "pos", "abs", "invert"):
     setattr(Array, f"__{_name}__", _operator(_name, getattr(operator, f"__{_name}__")))
+
+_METHODS = (
+    *("all", "any", "argmax", "argmin", "argsort", "astype", "clip", "conj", "copy", "cumprod", "cumsum"),
+    *("diagonal", "dot", "flatten", "max", "mean", "min", "nonzero", "prod", "ravel", "repeat", "reshape"),
+    *("round", "sort", "squeeze", "std", "sum", "swapaxes", "take", "tolist", "trace", "transpose", "var"),
+    *("view", "__round__", "__reversed__"),
+)
+for _name in _METHODS:
+    setattr(Array, _name, _method(_name))
+for _name in ("T", "mT", "at", "imag", "real"):
+    setattr(Array, _name, _property(_name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 
@@ -112,4 +113,11 @@ def _close() -> None:
         _controller = None
 
 
+def _leave() -> None:
+    if _controller is not None:
+        _controller.leave()
+
+
 atexit.register(_close)
+# The workers of a process are not those of its children, which end at any time.
+os.register_at_fork(after_in_child=_leave)

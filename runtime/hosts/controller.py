@@ -26,7 +26,6 @@ from pathways.runtime.hosts.messages import (
     CHUNK,
     Chunk,
     ClockTime,
-    Close,
     DeclaredComputation,
     DeclaredConstant,
     Describe,
@@ -175,6 +174,7 @@ class Controller:
         self._answers = Answers(self.hosts, self._hear_some)
         # Appended to by finalizers, which may run anywhere: nothing else is done there.
         self._unused: list[collections.deque[int]] = [collections.deque() for _ in self.hosts]
+        self._unneeded: collections.deque[HostedProgram] = collections.deque()
         self._closed = threading.Event()
         self.traces = HostTraces(self.hosts, self.tell_all)
         self._reports = Reports(self.hosts)
@@ -204,15 +204,30 @@ class Controller:
         self.traces.close()
         self._closed.set()
         for host in self.hosts:
-            with contextlib.suppress(ConnectionEnded):
-                host.steps.send(Close())
+            # Not with a message, which a worker that is stopped would not take.
+            host.close()
         for host in self.hosts:
             try:
                 host.process.wait(timeout=2)
             except subprocess.TimeoutExpired:
                 host.process.kill()
                 host.process.wait()
-            host.close()
+
+    def leave(self) -> None:
+        """Lets go of the workers in a process that was forked from the one that they belong to.
+
+        Of the threads of that process none is here, and any lock may be held by one of them for ever.
+        """
+        self._lock, self._order, self._closed = threading.Lock(), threading.RLock(), threading.Event()
+        self._answers.forget_threads()
+        self._fetches.forget_threads()
+        self._closed.set()
+        for host in self.hosts:
+            host.error = f"{host} belongs to the process that this one was forked from"
+            host.leave()
+            for step in self._steps.values():
+                step.forget_threads()
+                step.lose(host.index, host.error)
 
     def is_whole(self) -> bool:
         """Whether no host is lost, and the cluster not closed."""
@@ -251,19 +266,13 @@ class Controller:
         answers = {host: _Answer() for host in parts}
         with self._lock:
             self._loading.update(((host, number), answer) for host, answer in answers.items())
-        for host, part in parts.items():
-            load = Load(
+        loads = {
+            host: Load(
                 number,
                 name,
                 part.module,
-                {
-                    name: DeclaredComputation(c.module, c.local, c.effects)
-                    for name, c in part.computations.items()
-                },
-                {
-                    name: DeclaredConstant(v.dtype.name, v.shape, v.tobytes())
-                    for name, v in part.constants.items()
-                },
+                {n: DeclaredComputation(c.module, c.local, c.effects) for n, c in part.computations.items()},
+                {n: DeclaredConstant(v.dtype.name, v.shape, v.tobytes()) for n, v in part.constants.items()},
                 host,
                 dict(devices),
                 peers,
@@ -273,14 +282,27 @@ class Controller:
                 part.argument_names,
                 part.weak_results,
             )
-            self._send(host, load)
-        for host, answer in answers.items():
-            self._answers.wait(answer.is_given)
-            if answer.error is not None:
-                raise HostError(f"program {name}, host {host}: {answer.error}")
-        inputs = {host: part.inputs for host, part in parts.items()}
-        outputs = {host: part.outputs for host, part in parts.items()}
-        return HostedProgram(number, name, tuple(parts), inputs, outputs)
+            for host, part in parts.items()
+        }
+        program = HostedProgram(
+            number,
+            name,
+            tuple(parts),
+            {host: part.inputs for host, part in parts.items()},
+            {host: part.outputs for host, part in parts.items()},
+        )
+        try:
+            for host, load in loads.items():
+                self._send(host, load)
+            for host, answer in answers.items():
+                self._answers.wait(answer.is_given)
+                if answer.error is not None:
+                    raise HostError(f"program {name}, host {host}: {answer.error}")
+        except BaseException:
+            # Others may have it.
+            self.unload(program)
+            raise
+        return program
 
     def describe(self, program: HostedProgram, *, text: bool = False) -> HostFacts:
         """What XLA made of a program on its hosts, with the text of its modules or without.
@@ -300,10 +322,8 @@ class Controller:
         return facts_of(pieces)
 
     def unload(self, program: HostedProgram) -> None:
-        """Forgets a program on its hosts; steps that were issued still run."""
-        for host in program.hosts:
-            with contextlib.suppress(HostError):
-                self._send(host, Unload(program.number))
+        """Notes that nobody runs a program any more; may be called by finalizers."""
+        self._unneeded.append(program)
 
     def location(self, host: int, placement: DeviceLayout) -> Location:
         """Where arrays lie on a host."""
@@ -327,7 +347,9 @@ class Controller:
                     piece = raw[offset : offset + CHUNK]
                     self._speak(host, host.arrays.send_with, Chunk(number, n, offset, len(piece)), piece)
         except BaseException:
-            self.forget(location.host, number)
+            # Ctrl-C, such as while something large is sent.
+            with contextlib.suppress(HostError):
+                self._speak(host, host.arrays.send, Free((number,)))
             raise
         return number
 
@@ -345,8 +367,8 @@ class Controller:
         Raises:
           HostError: a host is gone.
         """
-        self._make_room()
         with self._order:
+            self._make_room()
             hosts = [self._alive(host) for host in program.hosts]
             step = Step(program.name, self._number(1 + program.most_outputs), program.hosts)
             frames = [
@@ -386,6 +408,8 @@ class Controller:
                 host.steps.send_frames(frame)
             except ConnectionEnded as error:
                 self._lose(host, str(error))
+                # It may have been lost before the step was there to be told.
+                step.lose(host.index, host.error or str(error))
 
     def fetch(self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]) -> list[bytearray]:
         """The bytes of some shards of an array, when they are ready.
@@ -395,12 +419,14 @@ class Controller:
         """
         # Two threads that ask for one array share what comes.
         fetched, is_first = self._fetches.begin((host, number), sizes)
-        try:
-            if is_first:
+        if is_first:
+            try:
                 self._send(host, Fetch(number, tuple(devices)))
-            fetched.wait()
-        finally:
-            self._fetches.end((host, number))
+            except HostError as error:
+                # For all who share it.
+                fetched.fail(str(error))
+        fetched.wait()
+        self._fetches.end((host, number))
         if fetched.error is not None:
             raise HostError(self.hosts[host].error or f"{self.hosts[host]}: {fetched.error}")
         return fetched.shards
@@ -509,6 +535,8 @@ class Controller:
                 if answer is not None:
                     answer.give(message.error)
             case Chunk() | Failed():
+                if isinstance(message, Failed):
+                    self._find_ended()
                 self._fetches.hear(host.index, message)
             case Pong():
                 pass
@@ -600,6 +628,12 @@ class Controller:
                 if unused:
                     with contextlib.suppress(HostError):
                         self._send(host.index, Free(unused))
+            while self._unneeded:
+                program = self._unneeded.popleft()
+                for index in program.hosts:
+                    # Steps that were issued still run.
+                    with contextlib.suppress(HostError):
+                        self._send(index, Unload(program.number))
 
     def _take_unused(self, host: int) -> tuple[int, ...]:
         """The arrays of a host that nobody holds, once."""

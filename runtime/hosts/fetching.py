@@ -63,8 +63,12 @@ class Fetches:
     """All that is coming from workers."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.forget_threads()
         self._fetches: dict[Key, Fetched] = {}
+
+    def forget_threads(self) -> None:
+        """Makes the lock anew in a forked process, where nobody would release it."""
+        self._lock = threading.Lock()
 
     def begin(self, key: Key, sizes: Sequence[int]) -> tuple[Fetched, bool]:
         """What comes of an array, and whether it has yet to be asked for."""

@@ -53,6 +53,11 @@ class HostProcess:
     def __str__(self) -> str:
         return f"host {self.index} ({self.island})"
 
+    def leave(self) -> None:
+        """Forgets the connections, which another process goes on with."""
+        for connection in (self.steps, self.arrays, self.watch):
+            connection.leave()
+
     def close(self) -> None:
         """Ends the connections; whoever waits on one gets `ConnectionEnded`."""
         for connection in (self.steps, self.arrays, self.watch):

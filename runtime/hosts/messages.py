@@ -244,10 +244,6 @@ class Ask(Message, frozen=True):
     """Asks for a `Report`."""
 
 
-class Close(Message, frozen=True):
-    """Ends the worker."""
-
-
 # From a worker.
 
 
@@ -453,7 +449,6 @@ ToWorker = (
     | Fetch
     | Unload
     | Ping
-    | Close
     | StartTrace
     | StopTrace
     | ReadClock

@@ -50,6 +50,10 @@ class Step:
             self._lost = self._lost or error
         return self.done(host, error)
 
+    def forget_threads(self) -> None:
+        """Makes its lock anew in a forked process, where nobody would release it."""
+        self._lock = threading.Lock()
+
     def is_done(self, host: int | None = None) -> bool:
         """Whether a host, or every host, is done."""
         return not self._pending if host is None else host not in self._pending

@@ -87,6 +87,7 @@ class Store:
         self._handles = handles
         self._arrays: dict[int, Any] = {}
         self._incoming: dict[int, Incoming] = {}
+        # Those that were freed before they had come.
         self._freed: set[int] = set()
         self._changed = threading.Condition()
 
@@ -135,7 +136,7 @@ class Store:
             raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
         incoming = self._incoming.get(message.array)
         if incoming is None:
-            if isinstance(self._arrays.get(message.array), Poison) or message.array in self._freed:
+            if isinstance(self._arrays.get(message.array), Poison):
                 return memoryview(bytearray(size))
             raise MessageError(f"array {message.array} was not announced")
         return incoming.place(message, size)
@@ -145,6 +146,11 @@ class Store:
         if chunk.array in self._incoming:
             self._incoming[chunk.array].take(chunk.size)
             self._finish_if_complete(chunk.array)
+
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """Forgets arrays of which no more bytes come."""
+        for number in numbers:
+            self._incoming.pop(number, None)
 
     def _finish_if_complete(self, number: int) -> None:
         incoming = self._incoming[number]

@@ -118,12 +118,11 @@ class WorkerTarget(LocalTarget):
         size = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in shapes)
         count = len(devices)
         if not size:
-            # An array without elements never arrives.
-            empty = [
+            # An array without elements never arrives. Anew each time: a launch may take it over.
+            return lambda: [
                 make([_empty(shape) for shape in shapes[n * count : (n + 1) * count]])
                 for n, make in enumerate(makers)
             ]
-            return lambda: list(empty)
         connection = self._peers.connection(self._addresses[receive.peer], size)
 
         def take() -> Arrays:

@@ -176,6 +176,10 @@ class Connection[Received]:
         """Lets sending and receiving take no longer; None for any time."""
         self._socket.settimeout(seconds)
 
+    def leave(self) -> None:
+        """Forgets the connection, which another process goes on with."""
+        self._socket.close()
+
     def close(self) -> None:
         """Ends the connection; whoever waits on it gets `ConnectionEnded`."""
         with contextlib.suppress(OSError):

@@ -33,7 +33,6 @@ from pathways.runtime.hosts.messages import (
     CHUNK,
     Ask,
     Chunk,
-    Close,
     Describe,
     Done,
     Failed,
@@ -102,13 +101,15 @@ class Worker:
         self.devices = {device.id: device for device in devices}
         self.store = Store({handle.id: handle for handle in jax.devices() if handle.id in self.devices})
         self.programs: dict[int, Hosted] = {}
+        # Given up before it was compiled.
+        self.unneeded: set[int] = set()
         self.last = 0
         self.underway = StepsUnderway()
         self.tracing = WorkerTracing(connections["watch"])
         self.waiting: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
-        """Serves the controller until it says goodbye, or is gone."""
+        """Serves the controller; the process ends with it."""
         for work in (self.take_arrays, self.answer, self.wait):
             self.start(work)
         self.guarded(self.issue)
@@ -142,6 +143,8 @@ class Worker:
                     self.store.begin(message)
                 case Chunk():
                     self.store.take(message)
+                case Free():
+                    self.store.give_up(message.arrays)
                 case _:
                     raise _unexpected(message)
 
@@ -178,8 +181,6 @@ class Worker:
         connection = self.connections["steps"]
         while True:
             for message in connection.receive_some():
-                if isinstance(message, Close):
-                    return
                 self.take_turn(message)
 
     def take_turn(self, message: object) -> None:
@@ -193,7 +194,8 @@ class Worker:
             case Fetch():
                 self.start(self.send_array, message, self.store.get(message.array))
             case Unload():
-                self.programs.pop(message.program, None)
+                if self.programs.pop(message.program, None) is None:
+                    self.unneeded.add(message.program)
             case Load():
                 self.start(self.load, message)
             case StartTrace():
@@ -256,6 +258,8 @@ class Worker:
             )
         except Exception as error:
             return _described(error)
+        if message.program in self.unneeded:
+            return None
         self.programs[message.program] = Hosted(message.name, executable, targets[0])
         self.probes.watch({host: message.probes[host] for host in targets[0].peers()})
         return None
@@ -419,7 +423,6 @@ def main() -> int:
         return 1
     worker = Worker(connections, peers, cluster.devices, probes)
     worker.serve()
-    _end()
     return 0
 
 

@@ -295,17 +295,19 @@ assert seen == [150] * 6
 
 
 def test_programs_that_call_python_are_refused():
+    """The message names the computation; a callback that nothing needs is none."""
     run("""
-pw.connect(hosts=1)
+pw.connect(hosts=2)
 
 
 def body(x):
     return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), np.float32), x)
 
 
-f = pw.jit(body, devices=devices.add_slice((1,), ("x",)))
+f, g = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (jnp.sin, body))
 with refused(pw.ProgramError, "computation body calls back into Python", "run no code of yours"):
-    pw.program(lambda x: f(x))(1.0)
+    pw.program(lambda x: g(f(x)))(1.0)
+assert_equal(pw.program(lambda x: (g(x), f(x))[1])(0.0), 0)
 """)
 
 
@@ -433,8 +435,9 @@ program = pw.program(lambda x: b(a(x)))
 (x,) = program.place(np.zeros(4, np.float32))
 y = program(x)
 np.asarray(y)
-status = pw.status()
-assert status.backend == "hosts" and status.steps == ()
+while (status := pw.status()).steps:
+    time.sleep(0.01)
+assert status.backend == "hosts"
 assert [(host.devices, host.arrays, host.programs) for host in status.hosts] == [
     (2, 1, ("lambda",)),
     (2, 1, ("lambda",)),
@@ -483,4 +486,179 @@ assert_equal(loaded(W, X), expected)
 placed = loaded.place_by_name({{"w": W}})
 assert isinstance(placed["w"], pw.Array)
 assert_equal(loaded(placed["w"], X), expected)
+""")
+
+
+def test_a_worker_that_is_stopped_while_it_is_sent_something_large():
+    """Its buffers are full, so that whoever sends waits; it is given up nevertheless, and can be closed."""
+    run("""
+pw.connect(hosts=1)
+program = pw.program(pw.jit(jnp.sum, devices=devices.add_slice((1,), ("x",))))
+large = np.ones(1 << 23, np.float32)
+float(program(large))
+os.kill(controller().hosts[0].process.pid, signal.SIGSTOP)
+with refused(HostError, "host 0 (island0) is lost: it has said nothing for"):
+    while True:
+        program(large)
+""")
+
+
+def test_closing_does_not_wait_for_a_worker_that_is_stopped():
+    run("""
+pw.connect(hosts=1)
+program = pw.program(pw.jit(jnp.sum, devices=devices.add_slice((1,), ("x",))))
+large = np.ones(1 << 23, np.float32)
+float(program(large))
+os.kill(controller().hosts[0].process.pid, signal.SIGSTOP)
+thread = threading.Thread(target=lambda: [program(large) for _ in range(9)], daemon=True)
+threading.excepthook = lambda arguments: None
+thread.start()
+time.sleep(1)
+began = time.monotonic()
+controller().close()
+assert time.monotonic() - began < 8
+thread.join()
+""")
+
+
+def test_ctrl_c_leaves_workers_as_they_are():
+    """Neither half a message nor a step that only one host knows."""
+    run("""
+pw.connect(hosts=2)
+a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+program = pw.program(lambda x: b(a(x)))
+large = np.ones(1 << 21, np.float32)
+program(large).block_until_ready()
+done = threading.Event()
+
+
+def interrupt():
+    while not done.wait(0.01):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+thread = threading.Thread(target=interrupt)
+interrupted, deadline = 0, time.monotonic() + 5
+thread.start()
+while time.monotonic() < deadline:
+    try:
+        while True:
+            program(large).block_until_ready()
+    except KeyboardInterrupt:
+        interrupted += 1
+while thread.is_alive():
+    try:
+        done.set()
+        thread.join()
+    except KeyboardInterrupt:
+        pass
+assert interrupted > 10
+assert controller().is_whole() and np.asarray(program(large))[0] == 3
+""")
+
+
+def test_a_forked_process_has_no_workers():
+    run("""
+pw.connect(hosts=1)
+program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
+h = program(np.float32(1))
+child = os.fork()
+if not child:
+    import atexit
+
+    with refused(HostError, "host 0 (island0) belongs to the process that this one was forked from"):
+        program(h)
+    with refused(HostError, "belongs to the process that this one was forked from"):
+        np.asarray(h)
+    atexit._run_exitfuncs()
+    os._exit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+assert float(program(h)) == 3
+""")
+
+
+def test_handles_of_earlier_workers():
+    """Numbers of arrays begin anew: a handle must not be taken for one of the new workers."""
+    run("""
+pw.connect(hosts=1)
+slice = devices.add_slice((1,), ("x",))
+program = pw.program(pw.jit(lambda x: x + 1, devices=slice))
+lost, kept = program(np.float32(10)), program(np.float32(20))
+assert float(kept) == 21
+pw.release(slice)
+pw.connect(hosts=1, devices_per_host=2)
+others = [program(np.float32(n)) for n in range(5)]
+with refused(HostError, "host 0 (island0) is closed"):
+    program(lost)
+assert float(program(kept)) == 22
+""")
+
+
+def test_empty_arrays_between_hosts_can_be_donated():
+    """Nothing travels; each run has one of its own nevertheless."""
+    run("""
+pw.connect(hosts=2)
+a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+program = pw.program(lambda x: b(a(x) * 2) + 1)
+for _ in range(3):
+    assert np.asarray(program(np.zeros((0, 3), np.float32))).shape == (0, 3)
+""")
+
+
+def test_what_is_donated_is_deleted():
+    run("""
+pw.connect(hosts=1)
+f = pw.jit(lambda x, y: x + y, devices=devices.add_slice((1,), ("x",)))
+program = pw.program(lambda x, y: f(x, y), donate_argnums=0)
+x, y = jnp.ones(2), jnp.ones(2)
+with refused(ValueError, "arguments x and y are the same array, and one of them is donated"):
+    program(x, x)
+assert_equal(program(x, y), [2, 2])
+assert x.is_deleted() and not y.is_deleted()
+with refused(RuntimeError, "argument x has been deleted"):
+    program(x, y)
+""")
+
+
+def test_handles_behave_like_arrays_of_jax():
+    run("""
+import copy
+import pickle
+
+pw.connect(hosts=1)
+double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+program = pw.program(lambda x: double(x))
+h = program(np.float32([1, 2, 3]))
+assert [float(x) for x in h] == [2, 4, 6] and 4 in h and 5 not in h
+first, *_, last = h
+assert (float(first), float(last), [float(x) for x in reversed(h)]) == (2, 6, [6, 4, 2])
+assert_equal((h.sum(), h.T, h.reshape(3, 1), h.at[0].set(1)), (12, [2, 4, 6], [[2], [4], [6]], [1, 4, 6]))
+assert (h.tolist(), h.itemsize, float(round(program(1.26), 1))) == ([2, 4, 6], 4, 2.5)
+assert_equal((divmod(h, 4), 2**h), (([0, 1, 1], [2, 0, 2]), [4, 16, 64]))
+large = program(np.zeros(1 << 19, np.float32))
+assert (h == None, large == None, large != None, None in [large]) == (False, False, True, False)
+with refused(TypeError, "unhashable"):
+    hash(h)
+for other in (copy.copy(h), copy.deepcopy(h), pickle.loads(pickle.dumps(h))):
+    assert isinstance(other, jax.Array) and other.tolist() == [2, 4, 6]
+h.delete()
+assert other.tolist() == [2, 4, 6]
+weak = program(2.0)
+assert weak.weak_type and (weak + jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+with jax.enable_x64(True):
+    wide = program(np.float64([1e-12]))
+assert wide.dtype == np.float64 and wide.tolist() == [2e-12]
+keys = pw.program(lambda x, key: (double(x), jax.random.split(key)))(1.0, jax.random.key(0))[1]
+assert_equal(jax.random.key_data(keys[1]), jax.random.key_data(jax.random.split(jax.random.key(0))[1]))
+""")
+
+
+def test_types_of_handles_on_different_meshes_go_together():
+    run("""
+pw.connect(hosts=2, devices_per_host=2)
+a = pw.jit(lambda x: x + 1, devices=devices.add_slice((2,), ("x",)), out_shardings=P("x"))
+b = pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("y",)))
+x, y = pw.program(lambda v: (a(v), b(v)))(np.zeros(4, np.float32))
+assert x.sharding.shard_shape(x.shape) == (2,)
+assert jax.eval_shape(lambda x, y: x + y, x, y).shape == (4,)
 """)

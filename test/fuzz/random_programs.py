@@ -2,11 +2,13 @@
 
   python test/fuzz/random_programs.py --seed 0 --count 1000 --jobs 2 --keep build/fuzz/programs
   python test/fuzz/random_programs.py --replay build/fuzz/programs
+  python test/fuzz/random_programs.py --hosts 2 --count 1000 --jobs 1
 
 Program number n of a seed is always the same. They run in batches, each in a process of its own. A failure is
 a wrong value, an exception that is neither ours nor the one that JAX raises for the same function, a crash,
 or more than a minute. Of those of one cause the smallest program is made smaller and kept. The exit code is 1
-when there is one.
+when there is one. With `--hosts` each batch has workers of its own, over which slices are spread; a worker
+that outlives its batch is a failure, too.
 """
 
 from __future__ import annotations
@@ -37,17 +39,29 @@ from random_sketches import random_sketch
 from sketches import Sketch, from_json, smaller, to_json
 from verdicts import ProgramVerdict, judge
 
+import pathways as pw
+from pathways.runtime.hosts.connect import controller
+
 jax.config.update("jax_num_cpu_devices", 16)
 # Verdicts tell by frames who has raised an error.
 jax.config.update("jax_traceback_filtering", "off")
 
-FAILURES = ("wrong", "traceback", "crash", "hang")
+FAILURES = ("wrong", "traceback", "crash", "hang", "left")
 BATCH = 20
 SECONDS = 60.0
 """How long one program may take, by the clock."""
 
 MEMORY = 64 << 30
 """Bytes of address space of a batch: XLA reserves much more than it uses."""
+
+DEVICES_PER_HOST = 8
+"""What the slices of a host may need: two of four devices."""
+
+_GOODBYE = 20.0
+"""Seconds in which workers end after their controller."""
+
+_LOST_A_WORKER = "lost a worker"
+"""The note of a batch that ends early, since its other programs would fail only for that."""
 
 _EFFORT = 150.0
 """Seconds that go into making one example smaller."""
@@ -60,6 +74,7 @@ def main() -> int:
     parser = parser_of(__doc__, "programs", 200)
     parser.add_argument("--replay", type=Path, help="run the files of a folder, or one file, instead")
     parser.add_argument("--no-reduce", action="store_true", help="keep examples as they are")
+    parser.add_argument("--hosts", type=int, default=0, help="run on workers (default: in one process)")
     options = parser.parse_args()
     if options.replay is not None:
         files = sorted(options.replay.glob("*.json")) if options.replay.is_dir() else [options.replay]
@@ -67,15 +82,16 @@ def main() -> int:
     else:
         numbers = range(options.first, options.first + options.count)
         sketches = [random_sketch(options.seed, n) for n in numbers]
-    return fuzz(list(enumerate(sketches, options.first)), options.jobs, options.keep, not options.no_reduce)
+    programs = list(enumerate(sketches, options.first))
+    return fuzz(programs, options.jobs, options.keep, not options.no_reduce, options.hosts)
 
 
-def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool) -> int:
+def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool, hosts: int) -> int:
     """Runs programs; returns the exit code."""
     verdicts: dict[int, ProgramVerdict] = {}
     sketches = dict(programs)
     started = shown = time.monotonic()
-    for number, verdict in run_programs(programs, jobs):
+    for number, verdict in run_programs(programs, jobs, hosts):
         verdicts[number] = verdict
         if verdict.kind in FAILURES:
             # At once: a long run may be interrupted.
@@ -94,7 +110,8 @@ def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool) -> int:
     for numbers in failed.values():
         number = min(numbers, key=lambda n: len(to_json(sketches[n])))
         if reduce:
-            write(keep, number, reduced(sketches[number], verdicts[number]), verdicts[number])
+            small = reduced(sketches[number], verdicts[number], hosts)
+            write(keep, number, small, verdicts[number])
         for other in numbers:
             if other != number:
                 path_of(keep, other, verdicts[other]).unlink()
@@ -114,7 +131,7 @@ def write(keep: Path, number: int, sketch: Sketch, verdict: ProgramVerdict) -> N
     path_of(keep, number, verdict).write_text(text)
 
 
-def run_programs(programs: list[Numbered], jobs: int) -> Iterator[tuple[int, ProgramVerdict]]:
+def run_programs(programs: list[Numbered], jobs: int, hosts: int = 0) -> Iterator[tuple[int, ProgramVerdict]]:
     """Runs programs in batches; what a batch did not come to because another one ended it is run again."""
     waiting = collections.deque(
         programs[n : n + min(BATCH, max(1, len(programs) // jobs))]
@@ -129,31 +146,61 @@ def run_programs(programs: list[Numbered], jobs: int) -> Iterator[tuple[int, Pro
             if not waiting:
                 raise StopIteration
             batch = waiting.popleft()
-            return batch, functools.partial(_run_batch, batch)
+            return batch, functools.partial(_run_batch, batch, hosts)
 
     for batch, ending in run_all(Batches(), jobs, SECONDS * BATCH, MEMORY):
         done = _verdicts(ending)
+        left = _left(ending)
+        if left and done:
+            done[max(done)] = ProgramVerdict("left", "workers outlive their controller", str(left))
         yield from done.items()
         rest = [(number, sketch) for number, sketch in batch if number not in done]
-        if rest:
+        if ending.note == _LOST_A_WORKER:
+            waiting.append(rest)
+        elif rest:
             yield rest[0][0], _judge_ending(ending)
             if rest[1:]:
                 waiting.append(rest[1:])
 
 
-def _run_batch(batch: list[Numbered], folder: Path, note: Callable[[str], None]) -> None:
-    """The task of a child."""
+def _run_batch(batch: list[Numbered], hosts: int, folder: Path, note: Callable[[str], None]) -> None:
+    """The task of a child; workers are children of it."""
     os.chdir(folder)
+    if hosts:
+        pw.connect(hosts=hosts, devices_per_host=DEVICES_PER_HOST)
+    workers = controller()
+    if workers is not None:
+        Path("workers").write_text(json.dumps([host.process.pid for host in workers.hosts]))
     with Path("verdicts").open("a") as file:
         for number, sketch in batch:
             note(str(number))
             faulthandler.dump_traceback_later(SECONDS, exit=True)
-            verdict = judge(sketch)
+            verdict = judge(sketch, hosts)
             faulthandler.cancel_dump_traceback_later()
             file.write(json.dumps([number, dataclasses.asdict(verdict)]) + "\n")
             file.flush()
             # So that slices give their devices back.
             gc.collect()
+            if workers is not None and not workers.is_whole():
+                note(_LOST_A_WORKER)
+                return
+
+
+def _left(ending: Ending) -> list[int]:
+    """The workers of a batch that has ended that do not end."""
+    path = ending.folder / "workers"
+    pids = json.loads(path.read_text()) if path.exists() else []
+    deadline = time.monotonic() + _GOODBYE
+    while (left := [pid for pid in pids if _is_worker(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"pathways.runtime.hosts.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _verdicts(ending: Ending) -> dict[int, ProgramVerdict]:
@@ -178,13 +225,13 @@ def _judge_ending(ending: Ending) -> ProgramVerdict:
     return ProgramVerdict("crash", f"{ending.signal.name} {where} {fatal[0][:80] if fatal else ''}", tail)
 
 
-def verdict_of(sketch: Sketch) -> ProgramVerdict:
+def verdict_of(sketch: Sketch, hosts: int = 0) -> ProgramVerdict:
     """Runs one program in a process of its own."""
-    ((_, verdict),) = run_programs([(0, sketch)], 1)
+    ((_, verdict),) = run_programs([(0, sketch)], 1, hosts)
     return verdict
 
 
-def reduced(sketch: Sketch, verdict: ProgramVerdict) -> Sketch:
+def reduced(sketch: Sketch, verdict: ProgramVerdict, hosts: int = 0) -> Sketch:
     """The sketch with as little left as ends in the same way."""
     deadline = time.monotonic() + _EFFORT
     progress = True
@@ -193,7 +240,7 @@ def reduced(sketch: Sketch, verdict: ProgramVerdict) -> Sketch:
         for candidate in smaller(sketch):
             if time.monotonic() > deadline:
                 return sketch
-            outcome = verdict_of(candidate)
+            outcome = verdict_of(candidate, hosts)
             if (outcome.kind, outcome.bucket) == (verdict.kind, verdict.bucket):
                 sketch, progress = candidate, True
                 break

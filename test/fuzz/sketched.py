@@ -53,13 +53,24 @@ class OnMesh(Plain):
 
 
 class Placed:
-    """Makes the program of Pathways."""
+    """Makes the program of Pathways.
 
-    def __init__(self, sketch: Sketch) -> None:
+    Args:
+      sketch: the program.
+      hosts: over how many hosts its slices are spread; 0 when they are on devices of this process.
+    """
+
+    def __init__(self, sketch: Sketch, hosts: int = 0) -> None:
         self.sketch = sketch
         devices = pw.make_virtual_device_set()
         self.slices = [
-            devices.add_slice(shape, AXES[: len(shape)], overlap=sketch.overlap) for shape in sketch.slices
+            devices.add_slice(
+                shape,
+                AXES[: len(shape)],
+                island=f"island{n % hosts}" if hosts else None,
+                overlap=sketch.overlap,
+            )
+            for n, shape in enumerate(sketch.slices)
         ]
 
     def constrain(self, piece: Piece, x: Any, spec: P) -> Any:

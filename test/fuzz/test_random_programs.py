@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 FUZZ = Path(__file__).parent
-PROGRAMS, SCHEDULES = 24, 150
+PROGRAMS, ON_HOSTS, SCHEDULES = 24, 12, 150
 
 
 def run(name: str, *flags: str) -> str:
@@ -36,6 +36,14 @@ def test_programs_give_what_jit_gives(tmp_path: Path):
         *("--count", str(PROGRAMS), "--jobs", "2", "--keep", str(tmp_path), "--no-reduce"),
     )
     assert f"{PROGRAMS} programs" in printed
+
+
+def test_programs_give_on_two_hosts_what_jit_gives(tmp_path: Path):
+    printed = run(
+        "random_programs.py",
+        *("--hosts", "2", "--count", str(ON_HOSTS), "--jobs", "1", "--keep", str(tmp_path), "--no-reduce"),
+    )
+    assert f"{ON_HOSTS} programs" in printed
 
 
 def test_schedule_files_are_taken_if_they_can_be_run(tmp_path: Path):
@@ -101,6 +109,41 @@ result += [small.slices, len(small.inputs), len(small.pieces), small.threads]
 """
     kinds = ["crash", "hang", "traceback", "wrong", "both wrong", "ok"]
     assert in_a_process(script, tmp_path) == [*kinds, [[1], [1]], 1, 1, 1]
+
+
+def test_a_worker_that_dies_or_stays_is_a_failure_of_its_program(tmp_path: Path):
+    script = """
+import os, signal, subprocess, sys
+import random_programs, sketched
+from pathlib import Path
+from pathways.runtime.hosts.connect import controller
+from sketches import Apply, Input, Piece, Sketch
+
+def kill(x, y, n):
+    if not isinstance(sketched.maker, sketched.Plain):
+        os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
+    return x
+
+def leave(x, y, n):
+    name = "pathways.runtime.hosts.worker"
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", name])
+    Path("workers").write_text(f"[{other.pid}]")
+    return x
+
+def build(maker, sketch, original=sketched.build):
+    sketched.maker = maker
+    return original(maker, sketch)
+
+random_programs.judge.__globals__["build"] = build
+random_programs._GOODBYE = 1.0
+ways = {"kill": kill, "leave": leave, "same": lambda x, y, n: x}
+sketched.operation = lambda name, mesh, constrain: ways[name]
+piece = lambda name: Piece(0, (0,), (Apply(name, (-1, -1), 0),))
+sketches = [Sketch(((1,),), (Input((4,), "float32"),), (piece(n),), (1,)) for n in ("kill", "same", "leave")]
+verdicts = dict(random_programs.run_programs(list(enumerate(sketches)), 1, hosts=1))
+result = [verdicts[n].kind for n in range(3)]
+"""
+    assert in_a_process(script, tmp_path) == ["traceback", "ok", "left"]
 
 
 def test_constraints_are_not_nothing_to_jit_either(tmp_path: Path):

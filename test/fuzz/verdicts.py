@@ -20,6 +20,7 @@ from sketched import Maker, OnMesh, Placed, Plain, build, mesh_like, values_of
 from sketches import Sketch
 
 import pathways as pw
+from pathways.runtime.hosts.shards import shard_indices
 
 OURS = ("compiler", "dialect", "passes", "runtime")
 
@@ -41,19 +42,19 @@ class ProgramVerdict:
     message: str = ""
 
 
-def judge(sketch: Sketch) -> ProgramVerdict:
-    """Runs a sketch both ways in this process."""
+def judge(sketch: Sketch, hosts: int = 0) -> ProgramVerdict:
+    """Runs a sketch both ways: over hosts that are connected, or, without any, in this process alone."""
     with jax.enable_x64(sketch.x64):
         expected, refusal = _attempt(lambda: _run(Plain(), sketch, values_of(sketch), 1))
-        results, error = _attempt(lambda: _run_placed(sketch))
+        results, error = _attempt(lambda: _run_placed(sketch, hosts))
         if error is not None:
-            return _judge_error(sketch, error, refusal)
+            return _judge_error(sketch, error, refusal, hosts)
         if refusal is not None:
             return ProgramVerdict("more", type(refusal).__name__, str(refusal)[:200])
         for result in results:
             difference = _difference(result, expected, sketch)
             if difference:
-                return _judge_difference(sketch, expected, difference)
+                return _judge_difference(sketch, expected, difference, hosts)
         return ProgramVerdict("ok")
 
 
@@ -68,12 +69,20 @@ def _run(maker: Maker, sketch: Sketch, values: list[Any], calls: int) -> list[An
     program = build(maker, sketch)
     args, kwargs = program.arguments(values)
     results = []
-    for _ in range(calls):
-        if sketch.static:
-            results.append([program.fun(s, *_fresh(args), **kwargs) for s in sketch.static])
-            continue
-        results.append(program.fun(*_fresh(args), **kwargs))
+    for n in range(calls):
+        every = [program.fun(*_passed(program.fun, n, s, args), **kwargs) for s in _statics(sketch)]
+        results.append(every if sketch.static else every[0])
     return jax.block_until_ready(results)
+
+
+def _statics(sketch: Sketch) -> list[tuple[Any, ...]]:
+    return [(s,) for s in sketch.static] or [()]
+
+
+def _passed(fun: Any, n: int, static: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a call; every second one gets them where the program reads them."""
+    every = (*static, *_fresh(args))
+    return fun.place(*every) if n % 2 else every
 
 
 def _fresh(tree: Any) -> Any:
@@ -81,9 +90,9 @@ def _fresh(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, tree)
 
 
-def _run_placed(sketch: Sketch) -> list[Any]:
+def _run_placed(sketch: Sketch, hosts: int) -> list[Any]:
     """All results of all calls in all threads."""
-    maker, values = Placed(sketch), values_of(sketch)
+    maker, values = Placed(sketch, hosts), values_of(sketch)
     with _under_mesh(sketch):
         if sketch.threads == 1:
             return _run(maker, sketch, values, sketch.calls)
@@ -133,13 +142,19 @@ REFUSALS = (
 """What may be said of a program that `jax.jit` takes."""
 
 
+NO_CODE_ON_HOSTS = r"calls back into Python .* workers on hosts run no code of yours"
+"""What may be said, over hosts, of a program with a callback."""
+
+
 def _eager_refuses(sketch: Sketch, error: BaseException) -> bool:
     with jax.disable_jit():
         _, refusal = _attempt(lambda: _run(Plain(), sketch, values_of(sketch), 1))
     return type(refusal) is type(error) and str(refusal)[:60] == str(error)[:60]
 
 
-def _judge_error(sketch: Sketch, error: BaseException, refusal: BaseException | None) -> ProgramVerdict:
+def _judge_error(
+    sketch: Sketch, error: BaseException, refusal: BaseException | None, hosts: int
+) -> ProgramVerdict:
     message = f"{type(error).__name__}: {error}"[:600]
     ours = frame_of(error)
     said = isinstance(error, (pw.ProgramError, pw.ResourceError)) or (
@@ -147,7 +162,9 @@ def _judge_error(sketch: Sketch, error: BaseException, refusal: BaseException | 
     )
     if refusal is not None and (said or type(error) is type(refusal)):
         return ProgramVerdict("both refuse", general(message), message)
-    if said and any(re.search(words, message) for words in REFUSALS):
+    calls_back = any(apply.op == "callback" for piece in sketch.pieces for apply in piece.applies)
+    refusals = (*REFUSALS, NO_CODE_ON_HOSTS) if hosts and calls_back else REFUSALS
+    if said and any(re.search(words, message) for words in refusals):
         return ProgramVerdict("refused", general(message), message)
     if _eager_refuses(sketch, error):
         # Behind `jax.jit` it would never be known: what makes the error is not needed.
@@ -206,13 +223,14 @@ def _difference(result: Any, expected: list[Any], sketch: Sketch, bound: float =
     for n, (a, b) in enumerate(pairs):
         if type(a) in (int, float, bool) and type(a) is type(b) and a == b:
             continue
-        if (jnp.shape(a), jnp.result_type(a)) != (jnp.shape(b), jnp.result_type(b)):
-            return f"type of result {n}: {jax.typeof(a)} for {jax.typeof(b)}"
-        if jax.typeof(a).weak_type != jax.typeof(b).weak_type:
-            return f"weak type of result {n}: {jax.typeof(a)} for {jax.typeof(b)}"
+        of_a, of_b = _type_of(a), _type_of(b)
+        if (of_a.shape, of_a.dtype) != (of_b.shape, of_b.dtype):
+            return f"type of result {n}: {of_a} for {of_b}"
+        if of_a.weak_type != of_b.weak_type:
+            return f"weak type of result {n}: {of_a} for {of_b}"
         if not _shards_agree(a):
             return f"shards of result {n}: {a} over {a.sharding}"
-        a, b = (np.asarray(plain(jnp.asarray(x))) for x in (a, b))
+        a, b = (x.fetch() if isinstance(x, pw.Array) else np.asarray(plain(jnp.asarray(x))) for x in (a, b))
         exact = not (a.dtype.kind in "fc" or "float" in str(a.dtype))
         a, b = (x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in (a, b))
         finite = np.abs(b[np.isfinite(b)])
@@ -222,8 +240,14 @@ def _difference(result: Any, expected: list[Any], sketch: Sketch, bound: float =
     return ""
 
 
+def _type_of(x: Any) -> Any:
+    return x.aval if isinstance(x, pw.Array) else jax.typeof(x)
+
+
 def _shards_agree(x: Any) -> bool:
     """Whether every device holds its part of an array; a look at the whole sees one copy of each part."""
+    if isinstance(x, pw.Array):
+        return _shards_on_hosts_agree(x)
     if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
         return True
     x = plain(x)
@@ -231,13 +255,25 @@ def _shards_agree(x: Any) -> bool:
     return all(np.asarray(s.data).tobytes() == whole[s.index].tobytes() for s in x.addressable_shards)
 
 
-def _judge_difference(sketch: Sketch, expected: list[Any], difference: str) -> ProgramVerdict:
+def _shards_on_hosts_agree(x: pw.Array) -> bool:
+    whole = x.fetch()
+    for (host, placement), number in x._copies.items():
+        shape = whole.shape
+        parts = shard_indices(shape, placement)
+        sizes = [whole[part].nbytes for part in parts]
+        shards = x._controller.fetch(host, number, range(len(parts)), sizes)
+        if any(bytes(s) != whole[part].tobytes() for s, part in zip(shards, parts, strict=True)):
+            return False
+    return True
+
+
+def _judge_difference(sketch: Sketch, expected: list[Any], difference: str, hosts: int) -> ProgramVerdict:
     """Whether a difference is one of rounding: the same happens to JAX's own results."""
     if not difference.startswith("values"):
         return ProgramVerdict("wrong", general(difference), difference)
     bound = _tolerance(sketch, expected)
     single = dataclasses.replace(sketch, threads=1, calls=1)
-    (again,) = _run_placed(single)
+    (again,) = _run_placed(single, hosts)
     if not _difference(again, expected, sketch, bound):
         return ProgramVerdict("ok")
     for noise in (1e-7, 1e-6, 3e-6):
