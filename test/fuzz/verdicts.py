@@ -257,11 +257,11 @@ def _shards_agree(x: Any) -> bool:
 
 def _shards_on_hosts_agree(x: pw.Array) -> bool:
     whole = x.fetch()
-    for (host, placement), number in x._copies.items():
+    for location, number in x._copies.items():
         shape = whole.shape
-        parts = shard_indices(shape, placement)
+        parts = shard_indices(shape, location.placement)
         sizes = [whole[part].nbytes for part in parts]
-        shards = x._controller.fetch(host, number, range(len(parts)), sizes)
+        shards = x._controller.fetch(location.host, number, range(len(parts)), sizes)
         if any(bytes(s) != whole[part].tobytes() for s, part in zip(shards, parts, strict=True)):
             return False
     return True
