@@ -133,10 +133,10 @@ class Array:
           HostError: the computation failed, or a host is gone.
         """
         self._check_alive()
-        for host in self.hosts:
+        for location, number in list(self._copies.items()):
             if self._step is not None:
-                self._controller.wait(self._step, host)
-            self._controller.check(host)
+                self._controller.wait(self._step, location.host, number)
+            self._controller.check(location.host)
         return self
 
     def delete(self) -> None:
@@ -204,7 +204,7 @@ class Array:
         except HostError:
             # The run that should have made it knows whether another host is why.
             if self._step is not None:
-                self._controller.wait(self._step, location.host)
+                self._controller.wait(self._step, location.host, number)
             raise
         for (_, part), shard in zip(parts, raw, strict=True):
             whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)

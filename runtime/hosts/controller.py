@@ -431,14 +431,19 @@ class Controller:
             raise HostError(self.hosts[host].error or f"{self.hosts[host]}: {fetched.error}")
         return fetched.shards
 
-    def wait(self, step: Step, host: int | None = None) -> None:
+    def wait(self, step: Step, host: int | None = None, number: int | None = None) -> None:
         """Waits until a host, or every host, is done with a step.
 
+        Args:
+          step: the step.
+          host: the host; None for all.
+          number: the number of an array that its part makes; None for all.
+
         Raises:
-          HostError: the step failed there, or the host is gone.
+          HostError: the array failed, or the host is gone.
         """
         self._answers.wait(lambda: step.is_done(host))
-        step.check(host)
+        step.check(host, number)
         if host is not None:
             self._alive(host)
 
@@ -554,11 +559,12 @@ class Controller:
 
     def _end_step(self, host: HostProcess, done: Done) -> None:
         error = None if done.error is None else f"{host}: {done.error}"
-        if error is not None:
+        failed = {position: f"{host}: {what}" for position, what in done.failed.items()}
+        if error is not None or failed:
             self._find_ended()
         host.progressed = time.monotonic()
         step = self._steps.get(done.run)
-        if step is not None and step.done(host.index, error):
+        if step is not None and step.done(host.index, error, failed):
             self._steps.pop(done.run, None)
 
     def _find_ended(self) -> None:

@@ -255,10 +255,17 @@ class LoadDone(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """All results of a run are ready on this host, or the first error."""
+    """A run is done on this host.
+
+    Attributes:
+      run: the number of the step.
+      error: why all of it failed; None when it was issued.
+      failed: what is wrong with single results, by their positions; all others are ready.
+    """
 
     run: int
     error: str | None
+    failed: dict[int, str]
 
 
 class Waiting(msgspec.Struct, frozen=True):

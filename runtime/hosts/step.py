@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pathways.runtime.hosts.host import HostError
+
+_NOTHING: Mapping[int, str] = {}
 
 
 class Step:
@@ -27,14 +29,24 @@ class Step:
         self.began = time.monotonic()
         self._pending = set(hosts)
         self._errors: dict[int, str] = {}
+        # Of single results, by their hosts and positions there.
+        self._failed: dict[tuple[int, int], str] = {}
         self._lost: str | None = None
         self._lock = threading.Lock()
 
-    def done(self, host: int, error: str | None) -> bool:
-        """Notes that a host is done; True when it was the last one."""
+    def done(self, host: int, error: str | None, failed: Mapping[int, str] = _NOTHING) -> bool:
+        """Notes that a host is done; True when it was the last one.
+
+        Args:
+          host: the host.
+          error: why its whole part failed.
+          failed: what is wrong with single results, by their positions.
+        """
         with self._lock:
             if error is not None:
                 self._errors.setdefault(host, error)
+            for position, what in failed.items():
+                self._failed[host, position] = what
             # Only now: who sees that it is done reads the error without a lock.
             self._pending.discard(host)
             return not self._pending
@@ -63,13 +75,22 @@ class Step:
         with self._lock:
             return tuple(sorted(self._pending))
 
-    def check(self, host: int | None = None) -> None:
+    def check(self, host: int | None = None, number: int | None = None) -> None:
         """Checks that what a host, or every host, has done went well.
+
+        Args:
+          host: the host; None for all.
+          number: the number of an array that its part makes; None for all.
 
         Raises:
           HostError: it failed.
         """
-        if self._errors:
-            failed = next(iter(self._errors.values())) if host is None else self._errors.get(host)
-            if failed is not None:
-                raise HostError(f"program {self.program}: {self._lost or failed}")
+        if not self._errors and not self._failed:
+            return
+        position = None if number is None else number - self.number - 1
+        found = [error for of, error in self._errors.items() if host in (None, of)]
+        found += [
+            error for (of, at), error in self._failed.items() if host in (None, of) and position in (None, at)
+        ]
+        if found:
+            raise HostError(f"program {self.program}: {self._lost or found[0]}")

@@ -106,7 +106,7 @@ class Worker:
         self.last = 0
         self.underway = StepsUnderway()
         self.tracing = WorkerTracing(connections["watch"])
-        self.waiting: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[tuple[int, Executable, list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
         """Serves the controller; the process ends with it."""
@@ -291,27 +291,27 @@ class Worker:
         if wrong is not None:
             program.target.poison(wrong)
             self.store.add(message.run + 1, [Poison(wrong)] * len(program.executable.outputs))
-            self.done(message.run, wrong)
+            self.done(message.run, wrong, {})
             return
         self.store.add(message.run + 1, results)
         self.underway.issued(message.run)
         if all(array.is_ready() for array in results):
-            self.done(message.run, _wait(results))
+            self.done(message.run, None, _wait(program.executable, results))
         else:
-            self.waiting.put((message.run, results))
+            self.waiting.put((message.run, program.executable, results))
 
-    def done(self, run: int, wrong: str | None) -> None:
+    def done(self, run: int, wrong: str | None, failed: dict[int, str]) -> None:
         """Tells the controller that a step is done."""
         self.underway.done(run)
-        self.connections["steps"].send(Done(run, wrong))
+        self.connections["steps"].send(Done(run, wrong, failed))
 
     def wait(self) -> None:
         """Tells the controller of every step when it is done."""
         while True:
-            run, arrays = self.waiting.get()
-            wrong = _wait(arrays)
-            del arrays
-            self.done(run, wrong)
+            run, executable, results = self.waiting.get()
+            failed = _wait(executable, results)
+            del executable, results
+            self.done(run, None, failed)
 
     def send_array(self, message: Fetch, array: Any) -> None:
         """Sends what the controller fetches, when it is ready."""
@@ -331,17 +331,18 @@ class Worker:
                 connection.send_with(Chunk(message.array, shard, offset, len(piece)), piece)
 
 
-def _wait(arrays: list[Any]) -> str | None:
-    """Waits for arrays; returns what is wrong with them."""
-    wrong = None
-    for array in arrays:
+def _wait(executable: Executable, results: list[Any]) -> dict[int, str]:
+    """Waits for the results of a program; returns what is wrong with some of them, by their positions."""
+    failed = {}
+    for position, array in enumerate(results):
         try:
             array.block_until_ready()
         except Exception as error:
             # A later step may have taken it over.
-            if wrong is None and not array.is_deleted():
-                wrong = _described(error)
-    return wrong
+            if not array.is_deleted():
+                slice = executable.outputs[position].slice
+                failed[position] = f"a result on slice {slice}: {_described(error)}"
+    return failed
 
 
 def _stored(message: Load) -> Stored | None:

@@ -662,3 +662,29 @@ x, y = pw.program(lambda v: (a(v), b(v)))(np.zeros(4, np.float32))
 assert x.sharding.shard_shape(x.shape) == (2,)
 assert jax.eval_shape(lambda x, y: x + y, x, y).shape == (4,)
 """)
+
+
+def test_a_computation_that_fails_is_an_error_of_what_depends_on_it_alone():
+    """Such as one that needs more memory than there is; the hosts go on."""
+    run(
+        """
+pw.connect(hosts=2)
+slices = [devices.add_slice((1,), ("x",), name=name) for name in ("front", "back")]
+
+
+@functools.partial(pw.jit, devices=slices[0])
+def large(x):
+    return jnp.sort(jnp.sin(jax.lax.iota(jnp.float32, 1 << 44) * x))[:3]
+
+
+add, halve = (pw.jit(f, devices=slices[1]) for f in (lambda x: x + 1, lambda x: x / 2))
+fails = pw.program(lambda x: (add(large(x)), halve(x)))
+lost, kept = fails(np.float32(1))
+for wait in (np.asarray, jax.block_until_ready):
+    with refused(HostError, "program lambda: host 1 (island1): a result on slice back", "Out of memory"):
+        wait(lost)
+assert_equal(kept.block_until_ready(), 0.5)
+assert_equal(pw.program(lambda x: add(x))(np.float32(1)), 2)
+assert controller().is_whole()
+""".replace("pw.connect", "import functools\n\npw.connect", 1)
+    )

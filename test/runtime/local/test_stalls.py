@@ -1,0 +1,72 @@
+"""Arrays of this process that are not computed are reported; nothing is counted while programs run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pathways.runtime.local import stalls
+from pathways.runtime.local.codegen import SOURCE_NAME
+from pathways.runtime.local.stalls import LocalStalls, described
+
+
+class Late:
+    """An array that is not computed."""
+
+    aval = SimpleNamespace(str_short=lambda: "float32[7]")
+
+    def __init__(self) -> None:
+        self.sharding = SimpleNamespace(device_set={jax.devices()[0]})
+
+
+def test_an_array_that_is_not_computed_is_reported_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending: list[Any] = [Late()]
+    monkeypatch.setattr(stalls, "_pending", lambda: list(pending))
+    looks = LocalStalls(report=0.2)
+    with caplog.at_level(logging.WARNING, "pathways"):
+        for _ in range(10):
+            looks.look()
+            time.sleep(0.05)
+        # After 0.2 seconds, and again when these have doubled.
+        assert 1 <= len(caplog.messages) <= 2
+        assert caplog.messages[0].startswith("1 arrays have not been computed for 0 seconds\n")
+        assert caplog.messages[0].endswith(f"on {jax.devices()[0]}: 1, float32[7]")
+        caplog.clear()
+        pending.clear()
+        looks.look()
+        # Another one, maybe at the same place.
+        pending.append(Late())
+        looks.look()
+        assert not caplog.messages
+
+
+def test_what_is_computed_or_deleted_is_not_pending():
+    array = jnp.ones(3) + 1
+    array.block_until_ready()
+    deleted = jnp.ones(3)
+    deleted.delete()
+    assert not any(one is array or one is deleted for one in stalls._pending())
+
+
+def test_the_line_of_a_program_that_a_thread_is_in_is_named():
+    entered, go_on = threading.Event(), threading.Event()
+    source = compile("entered.set(); go_on.wait()", f"{SOURCE_NAME}f 0>", "exec")
+    thread = threading.Thread(
+        target=exec, args=(source, {"entered": entered, "go_on": go_on}), name="trainer"
+    )
+    thread.start()
+    entered.wait()
+    try:
+        assert "thread trainer issues pathways program f 0" in described([Late()], 61)
+    finally:
+        go_on.set()
+        thread.join()
