@@ -5,7 +5,8 @@ jit                       places a function on a slice
 program                   makes a program of a function that calls placed functions
 accumulate                runs a function on microbatches, which go through the stages as a pipeline
 load                      runs a program that was saved: `program.lower(*args).save(path)`
-connect, cluster          the devices of this process, or of hosts; `release` gives those of a slice back
+connect, cluster          the devices of this process, or of hosts, until `disconnect`; `release` gives those
+                          of a slice back
 trace                     records when what ran
 status                    what hosts hold, where slices are, which steps are not done
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from pathways.compiler.stages import Compiled, Lowered
     from pathways.runtime.bundle.manifest import BundleError
     from pathways.runtime.hosts.array import Array
-    from pathways.runtime.hosts.connect import connect
+    from pathways.runtime.hosts.connect import connect, disconnect
     from pathways.runtime.hosts.host import HostError
     from pathways.runtime.local.devices import cluster, release
     from pathways.runtime.local.tracing import trace
@@ -70,6 +71,7 @@ __all__ = [
     "accumulate",
     "cluster",
     "connect",
+    "disconnect",
     "jit",
     "load",
     "make_virtual_device_set",
@@ -98,6 +100,7 @@ _MODULES = {
     "accumulate": "compiler.accumulate",
     "cluster": "runtime.local.devices",
     "connect": "runtime.hosts.connect",
+    "disconnect": "runtime.hosts.connect",
     "jit": "compiler.api",
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",

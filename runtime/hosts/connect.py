@@ -37,7 +37,8 @@ def connect(
 
     Args:
       hosts: start this number of worker processes on this machine, each with its own JAX, and use their
-        devices: each is an island. They end with this process, or when it connects to other devices.
+        devices: each is an island. They end with this process, or when it connects to other devices, or
+        at `disconnect`.
       devices_per_host: the number of CPU devices of each worker.
       ahead: how many steps on hosts may be issued and not done. Hosts issue steps before their data is there;
         each one more takes the memory of what a step sends and receives.
@@ -77,6 +78,18 @@ def connect(
                 "process; with hosts= say devices_per_host="
             )
         return _connect_hosts(Settings(hosts, devices_per_host, ahead, stall_report, step_deadline))
+
+
+@boundary
+def disconnect() -> None:
+    """Ends the workers, and gives the devices of all slices back.
+
+    The next program uses the devices of this process, unless `connect` is called before. Arrays on hosts are
+    gone, and so are programs that were compiled for them; those of this process stay as they are.
+    """
+    with _lock:
+        _close()
+        devices.session.disconnect()
 
 
 def controller() -> Controller | None:

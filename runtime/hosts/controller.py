@@ -204,8 +204,9 @@ class Controller:
         self.traces.close()
         self._closed.set()
         for host in self.hosts:
-            # Not with a message, which a worker that is stopped would not take.
-            host.close()
+            # Not with a message, which a worker that is stopped would not take: it hears that this side is
+            # gone.
+            self._lose(host, "")
         for host in self.hosts:
             try:
                 host.process.wait(timeout=2)
@@ -666,7 +667,8 @@ class Controller:
         self._fetches.lose(host.index, host.error)
         self._questions.lose(host.index, host.error)
         self.traces.lose(host.index)
-        host.process.kill()
+        if not closed:
+            host.process.kill()
         self._answers.forget(host)
         host.close()
         self._answers.wake()

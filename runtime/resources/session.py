@@ -44,6 +44,11 @@ class Session:
             self._manager = ResourceManager(wanted)
             return wanted
 
+    def disconnect(self) -> None:
+        """Forgets the cluster, and who has what of it."""
+        with self._lock:
+            self._manager = None
+
     def manager(self) -> ResourceManager:
         """The resource manager of the current cluster."""
         with self._lock:

@@ -688,3 +688,27 @@ assert_equal(pw.program(lambda x: add(x))(np.float32(1)), 2)
 assert controller().is_whole()
 """.replace("pw.connect", "import functools\n\npw.connect", 1)
     )
+
+
+def test_programs_find_other_devices_after_disconnect():
+    run(
+        """
+import subprocess
+
+pw.connect(hosts=2)
+a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+program = pw.program(lambda x: b(a(x)))
+lost = program(np.float32(0))
+assert float(lost) == 2
+pids = [host.pid for host in pw.status().hosts]
+pw.disconnect()
+assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+with refused(HostError, "host 1 (island1) is closed"):
+    lost.block_until_ready()
+pw.connect(cpu_devices=2)
+assert isinstance(program(np.float32(0)), jax.Array) and float(program(np.float32(1))) == 3
+pw.disconnect()
+pw.connect(hosts=3)
+assert isinstance(program(np.float32(0)), pw.Array) and float(program(np.float32(2))) == 4
+""".replace("import subprocess\n\n", "")
+    )
