@@ -18,6 +18,7 @@ from pathways.compiler.mirrors import Mirrors
 from pathways.compiler.notices import warn
 from pathways.compiler.signed import SignedCall
 from pathways.runtime.local.checks import check_alive
+from pathways.runtime.local.devices import session
 from pathways.runtime.local.facts import device_text, flops_of
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze, stats_of
@@ -35,6 +36,17 @@ log = logging.getLogger("pathways")
 
 
 _mirrors = Mirrors()
+
+_calls: weakref.WeakSet[Call] = weakref.WeakSet()
+
+
+def _retire_all() -> None:
+    """Has programs compile for other devices at their next call."""
+    for call in list(_calls):
+        call.context = None
+
+
+session.when_left(_retire_all)
 
 
 class Call(SignedCall):
@@ -85,6 +97,7 @@ class Call(SignedCall):
         self._moved: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._warned: set[int] = set()
         self._alive = (keepalive, list(interface.slices.values()))
+        _calls.add(self)
 
     @property
     def argument_shardings(self) -> list[Any]:

@@ -151,7 +151,7 @@ class Program[**P, R](OfProcess):
             call = next((call for call in self._calls if call.is_for(signature)), None)
             if call is None:
                 call = self.lower(*args, **kwargs).compile().call
-                self._calls.append(call)
+                self._keep(call)
         leaves, structure = flatten(dynamic)
         placed = unflatten(structure, list(call.place(dict(enumerate(leaves))).values()))
         return join_static(placed, named, static)[0]
@@ -188,10 +188,14 @@ class Program[**P, R](OfProcess):
                 ready = self._ready_call(leaves, tree, static)
                 if ready is None:
                     call = self.lower(*args, **kwargs).compile().call
-                    self._calls.append(call)
+                    self._keep(call)
                     ready = call, call.bring_or_fail(leaves, tree)
         self._last, brought = ready
         return self._last.go(brought)
+
+    def _keep(self, call: SignedCall) -> None:
+        """Keeps what was compiled, and no more what is for devices that were left."""
+        self._calls = [*(kept for kept in self._calls if kept.context is not None), call]
 
     def _abstract_call(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under a trace of JAX, which gets results of the right types."""

@@ -25,6 +25,11 @@ class Session:
         # Reentrant: while devices are discovered the garbage collector may run, and with it anything.
         self._lock = threading.RLock()
         self._manager: ResourceManager | None = None
+        self._leavers: list[Callable[[], None]] = []
+
+    def when_left(self, act: Callable[[], None]) -> None:
+        """Acts whenever a cluster is left for another one."""
+        self._leavers.append(act)
 
     def connect(self, discover: Discover) -> Cluster:
         """Makes a cluster the current one, unless it is, and returns it.
@@ -41,12 +46,16 @@ class Session:
                     f"connect: slices {', '.join(bound)} are bound to devices; release them with "
                     "pathways.release(slice), or connect first"
                 )
+            self.disconnect()
             self._manager = ResourceManager(wanted)
             return wanted
 
     def disconnect(self) -> None:
         """Forgets the cluster, and who has what of it."""
         with self._lock:
+            if self._manager is not None:
+                for act in self._leavers:
+                    act()
             self._manager = None
 
     def manager(self) -> ResourceManager:
