@@ -153,7 +153,7 @@ class Idle:
 
     def step(self) -> None:
         """A step, until all hosts say that they have issued it."""
-        self.controller.wait(self.controller.run(self.program, self.arguments)[0])
+        self.controller.wait(self.controller.run(self.program, self.arguments))
 
     def steps(self, count: int) -> None:
         """Several steps, as far ahead as may be."""
