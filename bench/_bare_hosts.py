@@ -8,11 +8,11 @@ transfer server, and does what it is told, a line of words at a time.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +41,8 @@ class Bare:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         said = sorted((int(sock.recv(_LINE).split()[0]), n) for n, sock in enumerate(self.sockets))
         self.sockets = [self.sockets[n] for _, n in said]
+        # Tells rounds apart.
+        self._runs = itertools.count(1)
         self._tell(f"peers {' '.join(self._addresses())}")
 
     def _addresses(self) -> list[str]:
@@ -59,16 +61,21 @@ class Bare:
         """A message of the size of a step's to all, and an answer of each."""
         self._tell("idle" + " " * 60)
 
-    def ring(self, run: int, hops: int, nbytes: int = 4) -> None:
-        """A value goes round, one pull for each hop; `run` tells rounds apart."""
-        self._tell(f"ring {run} {hops} {nbytes}")
+    def ring(self, hops: int, nbytes: int = 4) -> None:
+        """A value goes round, one pull for each hop."""
+        self._tell(f"ring {next(self._runs)} {hops} {nbytes}")
 
-    def seconds(self, words: str) -> float:
-        """What the second process says that something took."""
-        for sock in self.sockets:
-            sock.sendall(words.encode())
-        answers = [sock.recv(_LINE) for sock in self.sockets]
-        return float(answers[1])
+    def move(self, nbytes: int) -> None:
+        """The first process sends an array to the second."""
+        self._tell(f"move {next(self._runs)} {nbytes}")
+
+    def behind(self, large: int, small: int) -> None:
+        """As `move`, of a small array on a connection of its own; a large one is still on its way."""
+        self._tell(f"behind {next(self._runs)} {large} {small}")
+
+    def passed(self) -> None:
+        """Waits for the large array of `behind`."""
+        self._tell("passed")
 
     def close(self) -> None:
         """Ends the processes."""
@@ -104,6 +111,7 @@ class _Process:
         )
         self.connections: list[Any] = []
         self.values: dict[int, Any] = {}
+        self.passing: Any = None
 
     def peers(self, *addresses: str) -> str:
         """Connects to all others, twice: for what is small, and for what is large."""
@@ -138,28 +146,31 @@ class _Process:
         return "ok"
 
     def move(self, run: str, nbytes: str) -> str:
-        """The first process sends an array to the second, which says how long that took."""
+        """The first process sends an array to the second, which answers when it is there."""
         uuid = int(run) * 1000
         if self.index == 0:
             self.server.await_pull(uuid, [self.value(int(nbytes))])
-            return "0"
-        began = time.perf_counter()
-        self.pull(uuid, 0, int(nbytes), large=True).block_until_ready()
-        return str(time.perf_counter() - began)
+        else:
+            self.pull(uuid, 0, int(nbytes), large=True).block_until_ready()
+        return "ok"
 
     def behind(self, run: str, large: str, small: str) -> str:
-        """As `move`, of a small array on a connection of its own while a large one passes."""
+        """As `move`, of a small array on a connection of its own behind a large one."""
         uuid = int(run) * 1000
         if self.index == 0:
             self.server.await_pull(uuid, [self.value(int(large))])
             self.server.await_pull(uuid + 1, [self.value(int(small))])
-            return "0"
-        began = time.perf_counter()
-        waits = self.pull(uuid, 0, int(large), large=True)
-        self.pull(uuid + 1, 0, int(small)).block_until_ready()
-        took = time.perf_counter() - began
-        waits.block_until_ready()
-        return str(took)
+        else:
+            self.passing = self.pull(uuid, 0, int(large), large=True)
+            self.pull(uuid + 1, 0, int(small)).block_until_ready()
+        return "ok"
+
+    def passed(self) -> str:
+        """Waits for the large array of `behind`."""
+        if self.passing is not None:
+            self.passing.block_until_ready()
+            self.passing = None
+        return "ok"
 
 
 def main() -> None:

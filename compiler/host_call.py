@@ -163,13 +163,15 @@ class HostCall(SignedCall):
 
     def go(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are in place."""
-        arguments = {
-            host: [leaves[n].number_at(location) for n, location in inputs]
-            for host, inputs in self._inputs.items()
-        }
-        step = self._controller.run(self._program, arguments)
-        for n in self._donated:
-            leaves[n].delete()
+        # Another thread may donate them, too: before, which is an error, or behind.
+        with self._controller.order:
+            arguments = {
+                host: [leaves[n].number_at(location) for n, location in inputs]
+                for host, inputs in self._inputs.items()
+            }
+            step = self._controller.run(self._program, arguments)
+            for n in self._donated:
+                leaves[n].delete()
         first = step.number + 1
         return self.interface.out_tree.unflatten(
             [

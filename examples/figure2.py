@@ -1,4 +1,9 @@
-"""Figure 2 of the Pathways paper (arXiv:2203.12533): three functions, each on its own slice."""
+"""Figure 2 of the Pathways paper (arXiv:2203.12533): three functions, each on its own slice.
+
+The slices are devices of this process; with --hosts each is a host, a worker process of its own.
+"""
+
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +11,7 @@ from _devices import connect
 
 import pathways as pw
 
-shape, overlap = connect(slices=3, shape=(1,))
+shape, overlap = connect(slices=3, shape=(1,), hosts="--hosts" in sys.argv)
 devices = pw.make_virtual_device_set()
 
 

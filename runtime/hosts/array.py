@@ -141,10 +141,12 @@ class Array:
 
     def delete(self) -> None:
         """Frees it on all hosts; nobody may use it any more."""
-        self._deleted = True
-        self._value = None
-        self.__del__()
-        self._copies = {}
+        # Not between the look of another thread at its number and what that thread sends.
+        with self._controller.order, self._controller.asking:
+            self._deleted = True
+            self._value = None
+            self.__del__()
+            self._copies = {}
 
     def is_deleted(self) -> bool:
         """Whether it was deleted, or donated to a program."""
@@ -194,13 +196,17 @@ class Array:
             return self._value
 
     def _fetched(self) -> np.ndarray[Any, Any]:
-        location, number = next(iter(self._copies.items()))
         data = jax.eval_shape(jax.random.key_data, self.aval) if _is_key(self.aval) else self.aval
         whole = np.empty(data.shape, data.dtype)
-        parts = list(different_shards(data.shape, location.placement))
-        sizes = [whole[part].nbytes for _, part in parts]
+        with self._controller.asking:
+            self._check_alive()
+            location, number = next(iter(self._copies.items()))
+            parts = list(different_shards(data.shape, location.placement))
+            sizes = [whole[part].nbytes for _, part in parts]
+            positions = [position for position, _ in parts]
+            asked = self._controller.ask(location.host, number, positions, sizes)
         try:
-            raw = self._controller.fetch(location.host, number, [position for position, _ in parts], sizes)
+            raw = self._controller.fetch(location.host, number, asked)
         except HostError:
             # The run that should have made it knows whether another host is why.
             if self._step is not None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from pathways.runtime.hosts.answers import Answers
 from pathways.runtime.hosts.describing import HostFacts, Questions, facts_of
-from pathways.runtime.hosts.fetching import Fetches
+from pathways.runtime.hosts.fetching import Fetched, Fetches
 from pathways.runtime.hosts.host import HostError, HostProcess
 from pathways.runtime.hosts.interrupts import Whole
 from pathways.runtime.hosts.messages import (
@@ -156,6 +156,10 @@ class Controller:
       hosts: the workers.
       settings: what the user says of them.
       cluster: the devices of all workers; each is an island.
+      order: held from the look at the numbers of arrays until the step that takes them is issued, and while
+        arrays are deleted: a worker would wait for ever for what it has freed. `run` waits under it until
+        there is room.
+      asking: the same for numbers that are sent to fetch an array. Nobody waits under it.
     """
 
     def __init__(self, hosts: Sequence[HostProcess], settings: Settings) -> None:
@@ -164,7 +168,8 @@ class Controller:
         self.cluster = _cluster(self.hosts)
         self._next = 1
         # Handing a step to all its hosts is one thing to all threads: one order of steps everywhere.
-        self._order = threading.RLock()
+        self.order = threading.RLock()
+        self.asking = threading.Lock()
         self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
         self._running: collections.deque[Step] = collections.deque()
@@ -219,7 +224,8 @@ class Controller:
 
         Of the threads of that process none is here, and any lock may be held by one of them for ever.
         """
-        self._lock, self._order, self._closed = threading.Lock(), threading.RLock(), threading.Event()
+        self.order, self.asking = threading.RLock(), threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._answers.forget_threads()
         self._fetches.forget_threads()
         self._closed.set()
@@ -236,7 +242,7 @@ class Controller:
 
     def tell_all(self, *messages: Message) -> None:
         """Sends messages to all hosts that are left, to all of them between the same two steps."""
-        with self._order:
+        with self.order:
             for host in self.hosts:
                 with contextlib.suppress(HostError):
                     self._send(host.index, *messages)
@@ -368,7 +374,7 @@ class Controller:
         Raises:
           HostError: a host is gone.
         """
-        with self._order:
+        with self.order:
             self._make_room()
             hosts = [self._alive(host) for host in program.hosts]
             step = Step(program.name, self._number(1 + program.most_outputs), program.hosts)
@@ -412,12 +418,8 @@ class Controller:
                 # It may have been lost before the step was there to be told.
                 step.lose(host.index, host.error or str(error))
 
-    def fetch(self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]) -> list[bytearray]:
-        """The bytes of some shards of an array, when they are ready.
-
-        Raises:
-          HostError: the host is gone, or the array is an error.
-        """
+    def ask(self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]) -> Fetched:
+        """Asks for the bytes of some shards of an array; `fetch` waits for them."""
         # Two threads that ask for one array share what comes.
         fetched, is_first = self._fetches.begin((host, number), sizes)
         if is_first:
@@ -426,6 +428,14 @@ class Controller:
             except HostError as error:
                 # For all who share it.
                 fetched.fail(str(error))
+        return fetched
+
+    def fetch(self, host: int, number: int, fetched: Fetched) -> list[bytearray]:
+        """The bytes that were asked for, when they are ready.
+
+        Raises:
+          HostError: the host is gone, or the array is an error.
+        """
         fetched.wait()
         self._fetches.end((host, number))
         if fetched.error is not None:

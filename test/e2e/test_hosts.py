@@ -294,6 +294,42 @@ assert seen == [150] * 6
 """)
 
 
+def test_threads_that_want_an_array_that_another_one_donates():
+    """They get it, or are told that it is deleted: no worker waits for what it has freed."""
+    run("""
+sys.setswitchinterval(1e-5)
+pw.connect(hosts=2)
+a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+make = pw.program(lambda x: a(x))
+read = pw.program(lambda x: b(a(x)))
+take = pw.program(lambda x: b(a(x)), donate_argnums=0)
+
+
+def work(use, n):
+    barrier.wait()
+    try:
+        seen[n] = use()
+    except (RuntimeError, HostError) as error:
+        assert "deleted" in str(error), error
+
+
+for n in range(150):
+    x = make(np.float32(n))
+    uses = [lambda: float(take(x)), lambda: float(take(x)), lambda: float(read(x)), lambda: float(x)]
+    if not n % 2:
+        uses.append(x.delete)
+    barrier, seen = threading.Barrier(len(uses)), {}
+    threads = [threading.Thread(target=work, args=(use, number)) for number, use in enumerate(uses)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    taken = [value for number, value in seen.items() if number < 2]
+    assert taken == [n + 3] or (taken == [] and not n % 2), seen
+    assert seen.get(2, n + 3) == n + 3 and seen.get(3, n + 1) == n + 1, seen
+""")
+
+
 def test_programs_that_call_python_are_refused():
     """The message names the computation; a callback that nothing needs is none."""
     run("""
