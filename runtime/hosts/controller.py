@@ -559,8 +559,7 @@ class Controller:
             case Report():
                 self._reports.hear(host.index, message)
             case PeerLost():
-                self._find_ended()
-                self._lose(self.hosts[message.host], f"{host} does not reach it: {message.error}")
+                self._start(self._lose_peer, host, self.hosts[message.host], message.error)
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
                 self.traces.hear(host.index, message)
             case Described():
@@ -577,6 +576,12 @@ class Controller:
         step = self._steps.get(done.run)
         if step is not None and step.done(host.index, error, failed):
             self._steps.pop(done.run, None)
+
+    def _lose_peer(self, host: HostProcess, peer: HostProcess, why: str) -> None:
+        """Loses a worker that another one does not reach."""
+        # Waits a little: that a process has ended is seen later than that its connections have.
+        how = peer.ending()
+        self._lose(peer, "its process has ended" + how if how else f"{host} does not reach it: {why}")
 
     def _find_ended(self) -> None:
         """Finds workers that have just ended, which is why others fail."""
