@@ -437,7 +437,7 @@ class Controller:
           HostError: the host is gone, or the array is an error.
         """
         fetched.wait()
-        self._fetches.end((host, number))
+        self._fetches.end((host, number), fetched)
         if fetched.error is not None:
             raise HostError(self.hosts[host].error or f"{self.hosts[host]}: {fetched.error}")
         return fetched.shards

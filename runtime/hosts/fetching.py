@@ -77,10 +77,12 @@ class Fetches:
             shared = self._fetches.setdefault(key, fetched)
         return shared, shared is fetched
 
-    def end(self, key: Key) -> None:
+    def end(self, key: Key, fetched: Fetched) -> None:
         """Forgets what has come, or will not."""
         with self._lock:
-            self._fetches.pop(key, None)
+            # Another thread may have asked again since.
+            if self._fetches.get(key) is fetched:
+                del self._fetches[key]
 
     def place(self, host: int, message: object, size: int) -> memoryview:
         """Where the bytes behind a message of a host go.

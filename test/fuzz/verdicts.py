@@ -261,7 +261,8 @@ def _shards_on_hosts_agree(x: pw.Array) -> bool:
         shape = whole.shape
         parts = shard_indices(shape, location.placement)
         sizes = [whole[part].nbytes for part in parts]
-        shards = x._controller.fetch(location.host, number, range(len(parts)), sizes)
+        asked = x._controller.ask(location.host, number, range(len(parts)), sizes)
+        shards = x._controller.fetch(location.host, number, asked)
         if any(bytes(s) != whole[part].tobytes() for s, part in zip(shards, parts, strict=True)):
             return False
     return True
