@@ -11,6 +11,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from pathways.passes.schedule.actions import (
@@ -76,6 +77,17 @@ def read_schedule(text: str, work: Work) -> list[list[Action]]:
     orders = reader.read(text)
     reader.check(orders)
     return orders
+
+
+def writes_halves(path: str) -> bool:
+    """Whether a schedule file has halves of backwards; not for one that cannot be read."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig", errors="replace")
+    except OSError:
+        # Whoever reads its order says so.
+        return False
+    written = (parse_action(cell.strip()) for cell in re.split("[,\n]", text))
+    return any(action is not None and action.kind in "IW" for action in written)
 
 
 class _ScheduleReader:

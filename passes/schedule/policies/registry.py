@@ -9,6 +9,7 @@ from pathways.passes.schedule.policies.gpipe import gpipe
 from pathways.passes.schedule.policies.interleaved import interleaved
 from pathways.passes.schedule.policies.one_forward_one_backward import one_forward_one_backward
 from pathways.passes.schedule.policies.pipeline import Policy
+from pathways.passes.schedule.policies.zero_bubble import zb_h1, zb_h2
 
 PROGRAM = "program"
 """Names the order of the program, for which no policy is asked."""
@@ -18,14 +19,24 @@ POLICIES: dict[str, Policy] = {
     "1f1b": one_forward_one_backward,
     "interleaved-1f1b": interleaved,
     "eager": eager,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
 }
 """Every policy by its name."""
 
 NAMES = (PROGRAM, *POLICIES)
 """What a program may ask for."""
 
-BOUNDED = ("eager",)
+BOUNDED = ("eager", "zb-h1", "zb-h2")
 """The policies that keep `Pipeline.max_live`."""
+
+HALVED = frozenset({"zb-h1", "zb-h2"})
+"""The policies that have halves of backwards in their orders."""
+
+
+def wants_halves(name: str) -> bool:
+    """Whether a policy has backwards cut in halves."""
+    return name in HALVED
 
 
 def unknown_policy(name: str) -> str:
