@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import ClassVar
 
@@ -51,6 +50,8 @@ class Schedule(Pass):
     - `eager` does first what is furthest from the end of the step.
     - `zb-h1` is `1f1b` with the weights' halves of backwards in its bubbles.
     - `zb-h2` idles for less, and keeps nearly twice as much alive.
+    - `zb-v` does so for the memory of `1f1b`, with two stages on each slice in a V.
+    - `interleaved-zb` is `interleaved-1f1b` with halves, `looped-bfs` is `gpipe` with stages that take turns.
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
@@ -135,13 +136,6 @@ class Schedule(Pass):
     def apply(self, policy: str, loop: Loop, work: Work) -> list[list[Action]]:
         """The orders of the slices by a policy."""
         stages = list(work.slices)
-        for stage, following in itertools.pairwise(stages):
-            if work.slices[stage] == work.slices[following] and len(work.rows) > 1:
-                fail(
-                    loop.op,
-                    f"has stages {stage} and {following}, which follow each other, both on "
-                    f"@{work.slices[stage]}; make them one function, or give both the same `stage=`",
-                )
         if len(stages) * work.microbatches > MOST_OPERATIONS:
             size = f"{len(stages)} stages x {work.microbatches} microbatches"
             fail(loop.op, f"has {size}; a policy orders at most {MOST_OPERATIONS} actions")

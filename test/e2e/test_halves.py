@@ -115,6 +115,29 @@ def test_halves_give_what_the_whole_gives(schedule: str):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("kind", [dense, scanned])
+@pytest.mark.parametrize("schedule", ["zb-v", "1f1b", "gpipe", "eager"])
+def test_neighbours_with_stages_of_their_own_are_a_v(kind: Any, schedule: str):
+    """Stages 1 and 2 are both on the second slice, and stay two stages."""
+    devices = pw.make_virtual_device_set()
+    first, second = (devices.add_slice((1,), ("x",)) for _ in range(2))
+    stages = [pw.jit(kind, devices=place, stage=n) for n, place in enumerate([first, second, second, first])]
+    params = [parameters(kind, 10 * n) for n in range(4)]
+    step = pw.program(step_of(stages), schedule=schedule)
+    text = step.lower(params, batch()).compile().as_text()
+    assert all(f'kind = "fwd", microbatch = 0 : i64, stage = {n}' in text for n in range(4))
+    assert error(step(params, batch()), jax.jit(step_of([kind] * 4))(params, batch())) < 1e-6
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-zb", "looped-bfs"])
+def test_slices_that_take_turns(schedule: str):
+    places_ = places(2)
+    stages = [on(block) for on in (*places_, *places_)]
+    params = [parameters(block, 10 * n) for n in range(4)]
+    step = pw.program(step_of(stages), schedule=schedule)
+    assert error(step(params, batch()), jax.jit(step_of([block] * 4))(params, batch())) < 1e-6
+
+
 def test_a_repeated_forward_says_what_is_handed_over():
     params = [parameters(scanned_again, 10 * n) for n in range(2)]
     step = pw.program(step_of([on(scanned_again) for on in places(2)]), schedule="zb-h1")

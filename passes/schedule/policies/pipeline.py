@@ -45,6 +45,21 @@ class Pipeline:
         """The stages of a slice, in order."""
         return [stage for stage, owner in enumerate(self.slices) if owner == place]
 
+    def turns(self) -> tuple[int, ...]:
+        """The slices in the order in which they take turns.
+
+        Raises:
+          PolicyError: they do not.
+        """
+        first_turn = self.slices[: self.width]
+        count = len(self.slices)
+        if self.slices != first_turn * (count // self.width) or len(set(first_turn)) < self.width:
+            raise PolicyError(
+                "needs slices that take turns, each with equally many stages: "
+                "use 1f1b or a schedule file for other pipelines"
+            )
+        return first_turn
+
     def needs(self, action: Action) -> list[Action]:
         """The actions whose results an action reads."""
         stage, kind, microbatch = action

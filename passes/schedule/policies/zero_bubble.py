@@ -36,7 +36,7 @@ def _one_each(pipeline: Pipeline) -> list[int]:
     stages = len(pipeline.slices)
     if stages != pipeline.width:
         raise PolicyError(
-            "needs one stage on each slice: use 1f1b, or interleaved-1f1b for slices that take turns"
+            "needs one stage on each slice: use interleaved-zb where slices take turns, zb-v for a V"
         )
     return [stage for place in range(stages) for stage in pipeline.stages_of(place)]
 

@@ -54,11 +54,11 @@ def simulate(orders: list[list[Action]], stages: int) -> tuple[list[dict[Action,
     return ends, clock
 
 
-def most_live(order: list[Action], stage: int) -> int:
-    """The most microbatches that a stage has done forward and not yet backward."""
+def most_live(order: list[Action], stage: int | None = None) -> int:
+    """The most microbatches that a stage, or all of a slice, has done forward and not yet backward."""
     live = most = 0
     for action in order:
-        if action.stage == stage:
+        if stage is None or action.stage == stage:
             live += {"F": 1, "I": 0}.get(action.kind, -1)
             most = max(most, live)
     return most
@@ -198,6 +198,26 @@ def test_halves_leave_the_bubbles_of_the_formulas(shape: tuple[int, int], times:
 
 
 @settings(deadline=None)
+@given(st.integers(1, 8), st.integers(0, 16))
+def test_a_v_idles_for_nothing(width: int, more: int):
+    places = range(width)
+    pipeline = Pipeline((*places, *reversed(places)), 2 * width - 1 + more)
+    assert bubble("zb-v", pipeline, (1, 1, 1)) == 0
+    for order in POLICIES["zb-v"](pipeline):
+        assert most_live(order) <= 2 * width
+
+
+@settings(deadline=None)
+@given(st.integers(2, 8), st.integers(2, 4), st.integers(2, 4))
+def test_interleaved_halves_idle_for_almost_nothing(width: int, rounds: int, groups: int):
+    pipeline = Pipeline(tuple(range(width)) * rounds, width * groups)
+    assert bubble("interleaved-1f1b", pipeline, (1, 1, 1)) == (width - 1) * 3
+    assert bubble("interleaved-zb", pipeline, (1, 1, 1)) == max(0, width - 4)
+    alive = [most_live(order) for order in POLICIES["interleaved-zb"](pipeline)]
+    assert alive == [(rounds + 1) * width - 1] * width
+
+
+@settings(deadline=None)
 @given(shapes)
 def test_halves_keep_as_much_alive_as_the_paper_says(shape: tuple[int, int]):
     stages, more = shape
@@ -237,7 +257,11 @@ def test_two_slices_of_two_stages_interleaved():
 @pytest.mark.parametrize(
     ("policy", "slices", "microbatches", "message"),
     [
-        ("zb-h1", (0, 1, 0, 1), 4, "needs one stage on each slice: use 1f1b"),
+        ("zb-h1", (0, 1, 0, 1), 4, "needs one stage on each slice: use interleaved-zb"),
+        ("zb-v", (0, 1, 0, 1), 4, "needs two stages on each slice in a V"),
+        ("zb-v", (0, 1, 1, 0), 2, "needs at least 3 microbatches for 2 slices, got 2: use 1f1b"),
+        ("interleaved-zb", (0, 1, 1, 0), 2, "needs slices that take turns"),
+        ("looped-bfs", (0, 1, 1, 0), 2, "needs slices that take turns"),
         ("zb-h2", (0, 1, 2), 4, "needs at least 5 microbatches for 3 stages, got 4: use zb-h1"),
     ],
 )
