@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -136,6 +137,20 @@ def test_slices_that_take_turns(schedule: str):
     params = [parameters(block, 10 * n) for n in range(4)]
     step = pw.program(step_of(stages), schedule=schedule)
     assert error(step(params, batch()), jax.jit(step_of([block] * 4))(params, batch())) < 1e-6
+
+
+def test_a_file_that_writes_halves(tmp_path: Path):
+    """Written as torch writes it: the first stage has no I, and what may overlap runs as F, then B."""
+    file = tmp_path / "order.csv"
+    rows = [["0F0", "0F1"], ["1F0"]]
+    for m in range(M):
+        rows[0] += [f"0I{m}", f"0W{m}"] + [f"0F{m + 2}"] * (m + 2 < M)
+        rows[1] += [f"(1F{m + 1};1I{m})OVERLAP_F_B"] if m + 1 < M else [f"1I{m}"]
+    rows[1] += [f"1W{m}" for m in range(M)]
+    file.write_text("\n".join(map(",".join, rows)))
+    params = [parameters(dense, n) for n in range(2)]
+    step = pw.program(step_of([on(dense) for on in places(2)]), schedule=file)
+    assert error(step(params, batch()), jax.jit(step_of([dense] * 2))(params, batch())) < 1e-6
 
 
 def test_a_repeated_forward_says_what_is_handed_over():
