@@ -161,8 +161,8 @@ def program(
         of one, over the axes of the slice on which the argument turns out to live; None leaves it open.
       out_shardings: the same for the results.
       schedule: the order in which the microbatches of `pw.accumulate` go through the slices: `gpipe`, `1f1b`,
-        `interleaved-1f1b` or `eager`, or the path of a CSV file that says it, action by action. Unless given,
-        one microbatch goes after the other.
+        `interleaved-1f1b`, `looped-bfs`, `eager`, `zb-h1`, `zb-h2`, `zb-v` or `interleaved-zb`, or the path
+        of a CSV file that says it, action by action. Unless given, one microbatch goes after the other.
       fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
 
     Returns:

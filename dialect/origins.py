@@ -54,5 +54,6 @@ class Origin:
 
     @property
     def letter(self) -> str:
-        """What papers on pipelines call it: F, B, W for the weights' half of a backward, R when repeated."""
-        return "W" if self.part == "weight" else {"fwd": "F", "bwd": "B", "recompute": "R"}[self.kind]
+        """What papers on pipelines call it: F, B, I and W for the halves of a backward, R when repeated."""
+        halves = {"input": "I", "weight": "W"}
+        return halves.get(self.part or "") or {"fwd": "F", "bwd": "B", "recompute": "R"}[self.kind]

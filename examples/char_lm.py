@@ -379,7 +379,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--schedule",
         default="1f1b",
-        help="gpipe, 1f1b, interleaved-1f1b, eager, or a CSV file (default: %(default)s)",
+        help="gpipe, 1f1b, zb-h1 or another policy, or a CSV file (default: %(default)s)",
     )
     parser.add_argument(
         "--dump-dir",

@@ -12,6 +12,7 @@ from pathways.passes.place.infer_placement import InferPlacement
 from pathways.passes.place.insert_transfers import InsertTransfers
 from pathways.passes.place.outline import Outline
 from pathways.passes.place.sink_loop_reductions import SinkLoopReductions
+from pathways.passes.place.split_backward import SplitBackward
 from pathways.passes.place.verify_placed import VerifyPlaced
 from pathways.passes.schedule.accumulate import Accumulate
 from pathways.passes.schedule.fuse_launches import FuseLaunches
@@ -63,6 +64,8 @@ def phases(options: Options) -> list[Phase]:
                 # Before transfers: a launch that nobody needs must not pull its operands over.
                 Dce(),
                 InsertTransfers(),
+                # Transfers say what others wait for; and not later, so that Shardy sees what is handed over.
+                SplitBackward(options.policy, options.schedule_file),
                 VerifyPlaced(),
             ),
         ),

@@ -14,6 +14,7 @@ MODULES = {
     "pw-cse": "place.cse",
     "pw-dce": "place.dce",
     "pw-insert-transfers": "place.insert_transfers",
+    "pw-split-backward": "place.split_backward",
     "pw-propagate-shardings": "shard.propagate_shardings",
     "pw-lower-transfers": "shard.lower_transfers",
     "pw-unroll-microbatches": "schedule.unroll_microbatches",

@@ -34,7 +34,7 @@ FACES = ("pathways", "runtime")
 
 EXCEPTIONS = {
     "compiler.bundles imports pathways, which is to its right",
-    "passes.place.cut imports scipy inside of a function",
+    "passes.util.flow imports scipy inside of a function",
 }
 """What breaks the rules for a reason: a bundle names the version of the package, and scipy takes longer
 to import than a small program to place."""

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-_INFINITE = 1 << 30
-_MAX_TOTAL = 1 << 29
+from pathways.passes.util.flow import INFINITE, scale_of, source_side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +99,7 @@ class _Network:
     """The flow network of a hypergraph. Two auxiliary nodes per value make it cost its bytes once."""
 
     def __init__(self, num_nodes: int, edges: Sequence[Edge]) -> None:
-        scale = max(1, -(-sum(e.cost for e in edges) // _MAX_TOTAL))
+        scale = scale_of(e.cost for e in edges)
         arcs: list[tuple[int, int, int]] = []
         total = num_nodes
         for edge in edges:
@@ -111,28 +110,15 @@ class _Network:
             out, back, total = total, total + 1, total + 2
             arcs += [(edge.producer, out, cost), (back, edge.producer, cost)]
             for consumer in edge.consumers:
-                arcs += [(out, consumer, _INFINITE), (consumer, back, _INFINITE)]
+                arcs += [(out, consumer, INFINITE), (consumer, back, INFINITE)]
         self.num_nodes = num_nodes
         self.total = total
         self.arcs = np.array(arcs, dtype=np.int64).reshape(-1, 3)
 
     def near(self, sources: list[int], sinks: list[int]) -> list[int]:
         """The smallest set of nodes that a minimum cut leaves on the side of `sources`."""
-        from scipy.sparse import coo_matrix
-        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
-        source, sink = self.total, self.total + 1
-        terminals = [(source, n, _INFINITE) for n in sources] + [(n, sink, _INFINITE) for n in sinks]
-        heads, tails, costs = np.concatenate([self.arcs, np.array(terminals, dtype=np.int64)]).T
-        size = self.total + 2
-        capacity = coo_matrix((costs, (heads, tails)), shape=(size, size)).tocsr()
-        capacity.data = np.minimum(capacity.data, _INFINITE)
-        flow = maximum_flow(capacity.astype(np.int32), source, sink).flow
-        residual = (capacity - flow).tocsr()
-        residual.data = np.maximum(residual.data, 0)
-        residual.eliminate_zeros()
-        reached = breadth_first_order(residual, source, return_predecessors=False)
-        return [int(n) for n in reached if n < self.num_nodes]
+        reached = source_side(self.total, self.arcs, sources, sinks)
+        return [n for n in reached if n < self.num_nodes]
 
 
 def _settle_ties(labels: list[int], edges: Sequence[Edge], kinds: list[int]) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import IndexOp, LaunchOp, MirrorOp, nested_ops, symbol_table
+from pathways.dialect import IndexOp, LaunchOp, MirrorOp, symbol_table
 from pathways.dialect.forms import LOCATED, OUTLINED
 from pathways.dialect.graphs import depth_first
 from pathways.dialect.names import LOOP, MIRRORED, SLICE
@@ -17,6 +17,7 @@ from pathways.passes.base import Pass
 from pathways.passes.place.instances import Instance, InstanceGraph, Sources, instance_graph, wait_sets
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import merge_equal_functions
+from pathways.passes.util.operations import replace_operands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +240,7 @@ class _Emitter:
                 for attribute in (SLICE, MIRRORED, LOOP):
                     if attribute in copy.attributes:
                         del copy.attributes[attribute]
-                _replace_operands(copy, mapping)
+                replace_operands(copy, mapping)
                 mapping.update(zip(instance.op.results, copy.results, strict=True))
             return [mapping[value] for value in unit.outputs]
 
@@ -262,11 +263,3 @@ class _Emitter:
                 location = next(iter(makers.values())).op.operation.location
                 copies = list(MirrorOp.build(copies, [value.type], loc=location, ip=self.end).results)
             self.graph.operations[-1].operands[number] = copies[0]
-
-
-def _replace_operands(op: ir.OpView, mapping: dict[ir.Value, ir.Value]) -> None:
-    """Lets an operation, and those inside of it, read other values."""
-    for inner in (op, *nested_ops(op)):
-        for number, value in enumerate(list(inner.operands)):
-            if value in mapping:
-                inner.operands[number] = mapping[value]

@@ -25,6 +25,7 @@ from pathways.passes.schedule.orders import renumber
 from pathways.passes.util.compile_cost import LARGE, CompileCost
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
+from pathways.passes.util.operations import zeros_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ class _Folder:
         layouts = [self.layout(op.operands[0]) for op in reductions]
 
         def body(_: list[ir.Value]) -> list[ir.Value]:
-            return [_zeros(type_) for type_ in types]
+            return [zeros_of(type_) for type_ in types]
 
         name = self.computations.make(
             "zeros",
@@ -204,18 +205,6 @@ class _Folder:
 
 def _producer(value: ir.Value) -> LaunchOp:
     return value.owner.opview
-
-
-def _zeros(type_: ir.Type) -> ir.Value:
-    tensor = ir.RankedTensorType(type_)
-    element = tensor.element_type
-    is_complex = isinstance(element, ir.ComplexType)
-    part = element.element_type if is_complex else element
-    zero = ir.IntegerAttr.get(part, 0) if isinstance(part, ir.IntegerType) else ir.FloatAttr.get(part, 0.0)
-    reals = ir.RankedTensorType.get(tensor.shape, part)
-    value = stablehlo.constant(ir.DenseElementsAttr.get_splat(reals, zero))
-    # The bindings cannot make complex elements.
-    return stablehlo.complex(value, value) if is_complex else value
 
 
 def _places(count: int, numbers: Sequence[int], read: frozenset[int]) -> list[int]:

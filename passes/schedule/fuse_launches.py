@@ -123,7 +123,9 @@ class FuseLaunches(Pass):
         first, last = head.origins[-1], call.origins[0]
         is_one_stage = (first.stage, first.microbatch) == (last.stage, last.microbatch)
         is_in_loop = head.loop is not None and head.loop == call.loop
-        return is_in_loop and is_one_stage and (first.kind, last.kind) == ("fwd", "bwd")
+        # Nobody waits for the weights' half; what has to wait for it is delayed.
+        is_awaited = last.part != "weight"
+        return is_in_loop and is_one_stage and is_awaited and (first.kind, last.kind) == ("fwd", "bwd")
 
 
 def _leaves(launch: LaunchOp) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,7 +29,6 @@ from pathways.passes.schedule.policies.registry import (
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
     Work,
-    parts_of,
     read_schedule,
     write_schedule,
 )
@@ -50,6 +48,10 @@ class Schedule(Pass):
     - `1f1b` does a backward as soon as there is one, and keeps the fewest activations alive.
     - `interleaved-1f1b` does the same with several stages on each slice, which take turns.
     - `eager` does first what is furthest from the end of the step.
+    - `zb-h1` is `1f1b` with the weights' halves of backwards in its bubbles.
+    - `zb-h2` idles for less, and keeps nearly twice as much alive.
+    - `zb-v` does so for the memory of `1f1b`, with two stages on each slice in a V.
+    - `interleaved-zb` is `interleaved-1f1b` with halves, `looped-bfs` is `gpipe` with stages that take turns.
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
@@ -71,7 +73,8 @@ class Schedule(Pass):
     policy: str = option("", "the policy of all loops, in place of what each asks for")
     file: str = option("", "a CSV file with the order of the program's only loop, in place of a policy")
     max_live: int = option(
-        0, "on how many microbatches a stage may work at once by the policy eager; 0 for any number"
+        0,
+        "on how many microbatches a stage may work at once, by eager and zb policies; 0 for any number",
     )
 
     def __post_init__(self) -> None:
@@ -114,7 +117,8 @@ class Schedule(Pass):
         if policy not in ("", *NAMES):
             fail(loop.op, f"asks for {unknown_policy(policy)}")
         if self.max_live and policy not in BOUNDED:
-            bounded = " and ".join(f"'{name}'" for name in BOUNDED)
+            *others, last = (f"'{name}'" for name in BOUNDED)
+            bounded = f"{', '.join(others)} and {last}"
             fail(loop.op, f"is scheduled by '{policy or self.file}', but max-live is for {bounded} alone")
         if policy == PROGRAM:
             return {}
@@ -132,13 +136,6 @@ class Schedule(Pass):
     def apply(self, policy: str, loop: Loop, work: Work) -> list[list[Action]]:
         """The orders of the slices by a policy."""
         stages = list(work.slices)
-        for stage, following in itertools.pairwise(stages):
-            if work.slices[stage] == work.slices[following] and len(work.rows) > 1:
-                fail(
-                    loop.op,
-                    f"has stages {stage} and {following}, which follow each other, both on "
-                    f"@{work.slices[stage]}; make them one function, or give both the same `stage=`",
-                )
         if len(stages) * work.microbatches > MOST_OPERATIONS:
             size = f"{len(stages)} stages x {work.microbatches} microbatches"
             fail(loop.op, f"has {size}; a policy orders at most {MOST_OPERATIONS} actions")
@@ -156,11 +153,16 @@ class Schedule(Pass):
             [
                 part
                 for action in order
-                for part in parts_of(action._replace(stage=stages[action.stage]))
-                if part in work.needs
+                for part in self.fitting(action._replace(stage=stages[action.stage]), work)
             ]
             for order in orders
         ]
+
+    @staticmethod
+    def fitting(action: Action, work: Work) -> list[Action]:
+        """What there is of an action; a backward that stayed whole runs when its first half would."""
+        kinds = {"F": "F", "B": "BIW", "I": "BI", "W": "W"}[action.kind]
+        return [part for kind in kinds if (part := action._replace(kind=kind)) in work.needs]
 
     def read_file(self, loop: Loop, work: Work) -> list[list[Action]]:
         """The orders of the slices by the schedule file."""

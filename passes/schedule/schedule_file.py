@@ -1,7 +1,8 @@
 """Schedules as files: CSV in the notation of `torch.distributed.pipelining`, one row of actions per slice.
 
 A cell is an action, such as `0F1` for the forward of stage 0 for microbatch 1, or empty where a slice waits.
-Only the order in a row counts: an empty cell delays nothing.
+Only the order in a row counts: an empty cell delays nothing. `(0F1;1B0)OVERLAP_F_B`, two actions that may run
+at the same time, are done one after the other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from pathways.passes.schedule.actions import (
@@ -78,6 +80,16 @@ def read_schedule(text: str, work: Work) -> list[list[Action]]:
     return orders
 
 
+def writes_halves(path: str) -> bool:
+    """Whether a schedule file has halves of backwards; not for one that cannot be read."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig", errors="replace")
+    except OSError:
+        # Whoever reads its order says so.
+        return False
+    return re.search(r"\b[0-9]+[IW][0-9]+\b", text) is not None
+
+
 class _ScheduleReader:
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -113,6 +125,9 @@ class _ScheduleReader:
             shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell[:40])
             raise ScheduleFileError(f"row {row}, column {column}, {shown}: {message}")
 
+        overlapped = re.fullmatch(r"\(([^();]+);([^();]+)\)OVERLAP_F_B", cell)
+        if overlapped:
+            return [action for part in overlapped.groups() for action in self.actions(part, row, column)]
         written = parse_action(cell)
         if written is None:
             if re.fullmatch(r"[0-9]+(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*", cell):
@@ -127,7 +142,7 @@ class _ScheduleReader:
         if written.microbatch >= self.work.microbatches:
             fail(f"there is no microbatch {written.microbatch}; the last one is {self.work.microbatches - 1}")
         actions = [a for a in parts_of(written) if a in self.work.needs]
-        if not actions:
+        if not actions and not self.is_other_half(written):
             fail(self.why_missing(written))
         for action in actions:
             if action in self.cells:
@@ -135,6 +150,11 @@ class _ScheduleReader:
                 fail(f"stands in row {other_row}, column {other_column} already")
             self.cells[action] = (row, column)
         return actions
+
+    def is_other_half(self, action: Action) -> bool:
+        """Whether an action is half of a backward that is the other half as a whole, as on a first stage."""
+        other = {"I": "W", "W": "I"}.get(action.kind)
+        return other is not None and action._replace(kind=other) in self.work.needs
 
     def why_missing(self, action: Action) -> str:
         """Why a program has no such action, although it has the stage and the microbatch."""

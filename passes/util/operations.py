@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import nested_ops
 from pathways.passes.util.functions import referenced_functions
@@ -31,8 +32,11 @@ _COMMUNICATION = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.
 def captured(op: ir.OpView) -> list[ir.Value]:
     """The values from outside that an operation reads: its operands, then those its regions capture."""
     values = list(op.operands)
-    if not op.regions:
-        return values
+    return list(dict.fromkeys([*values, *captured_by_regions(op)])) if op.regions else values
+
+
+def captured_by_regions(op: ir.OpView) -> list[ir.Value]:
+    """The values from outside that the code inside of an operation reads."""
     inside: set[ir.Value] = set()
     for outer in (op, *nested_ops(op)):
         for region in outer.regions:
@@ -40,7 +44,15 @@ def captured(op: ir.OpView) -> list[ir.Value]:
                 inside.update(block.arguments)
                 inside.update(result for inner in block.operations for result in inner.results)
     read = (value for inner in nested_ops(op) for value in inner.operands if value not in inside)
-    return list(dict.fromkeys([*values, *read]))
+    return list(dict.fromkeys(read))
+
+
+def replace_operands(op: ir.OpView, mapping: Mapping[ir.Value, ir.Value]) -> None:
+    """Lets an operation, and those inside of it, read other values."""
+    for inner in (op, *nested_ops(op)):
+        for number, value in enumerate(list(inner.operands)):
+            if value in mapping:
+                inner.operands[number] = mapping[value]
 
 
 def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:
@@ -71,3 +83,16 @@ def byte_size(tensor_type: ir.Type) -> int:
     if isinstance(element, ir.ComplexType):
         element, parts = element.element_type, 2
     return math.prod(tensor.shape) * parts * max(1, element.width // 8)
+
+
+def zeros_of(type_: ir.Type) -> ir.Value:
+    """Zeros of an array type, at the insertion point."""
+    tensor = ir.RankedTensorType(type_)
+    element = tensor.element_type
+    is_complex = isinstance(element, ir.ComplexType)
+    part = element.element_type if is_complex else element
+    zero = ir.IntegerAttr.get(part, 0) if isinstance(part, ir.IntegerType) else ir.FloatAttr.get(part, 0.0)
+    reals = ir.RankedTensorType.get(tensor.shape, part)
+    value = stablehlo.constant(ir.DenseElementsAttr.get_splat(reals, zero))
+    # The bindings cannot make complex elements.
+    return stablehlo.complex(value, value) if is_complex else value

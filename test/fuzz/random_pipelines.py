@@ -22,7 +22,7 @@ SCHEDULE_FILE = "order.csv"
 """A file of some order, in the folder in which a case runs."""
 
 _STRINGS = {
-    "policy": ("program", "gpipe", "1f1b", "interleaved-1f1b", "eager", "fastest"),
+    "policy": ("program", "gpipe", "1f1b", "interleaved-1f1b", "eager", "zb-h1", "zb-v", "fastest"),
     "file": (SCHEDULE_FILE, SCHEDULE_FILE, SCHEDULE_FILE, "no/such.csv", "."),
     "islands": ("named", "all", "none"),
 }

@@ -42,7 +42,7 @@ _SMOOTH = (
     "where",
 )
 _STATIC = ((2, 2.0), (1, True), (3,), ("a", "b"), (0, -0.0, False))
-_SCHEDULES = ("program", "gpipe", "1f1b", "eager", "interleaved-1f1b")
+_SCHEDULES = ("program", "gpipe", "1f1b", "eager", "interleaved-1f1b", "zb-h1", "interleaved-zb")
 _NO_BACKWARD = ("while", "scan_rows")
 
 

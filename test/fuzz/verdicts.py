@@ -136,7 +136,6 @@ REFUSALS = (
     r"cannot be summed; use reduce='concat'",
     r"is a scalar and cannot be concatenated",
     r"cannot be scheduled by '[\w-]+', which",
-    r"which follow each other, both on @\w+; make them one function",
     r"is not divisible by",
 )
 """What may be said of a program that `jax.jit` takes."""

@@ -7,4 +7,6 @@ Each module has one policy, which `registry` names. References, by the names tha
 - Megatron-LM: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
   Megatron-LM, 2021.
 - Breadth-first: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023.
+- Zero bubble: Qi et al., Zero Bubble Pipeline Parallelism, 2024.
+- Controllable memory: Qi et al., Pipeline Parallelism with Controllable Memory, 2024.
 """

@@ -1,4 +1,4 @@
-"""`interleaved-1f1b`: the same with slices whose stages take turns."""
+"""`interleaved-1f1b` and `interleaved-zb`: 1F1B with slices whose stages take turns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.policies.one_forward_one_backward import one_forward_one_backward
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError
+from pathways.passes.schedule.policies.zero_bubble import zb_h2
 
 
 def interleaved(pipeline: Pipeline) -> Order:
@@ -16,41 +17,70 @@ def interleaved(pipeline: Pipeline) -> Order:
     and so on; backwards likewise from the last stage. Slice k starts with (v - 1) S + 2 (S - k - 1) forwards,
     then does forwards and backwards in turn. The idle time is that of 1F1B divided by v, for more transfers.
     """
-    width, count = pipeline.width, len(pipeline.slices)
-    if count == width:
+    if len(pipeline.slices) == pipeline.width:
         return one_forward_one_backward(pipeline)
-    first_turn = pipeline.slices[:width]
-    for stage, place in enumerate(pipeline.slices):
-        if place != first_turn[stage % width] or len(set(first_turn)) < width or count % width != 0:
-            raise PolicyError(
-                "needs slices that take turns, each with equally many stages: "
-                "use 1f1b or a schedule file for other pipelines"
-            )
-    if pipeline.microbatches % width != 0:
-        raise PolicyError(
-            f"needs a multiple of {width} microbatches, the number of slices, got {pipeline.microbatches}"
-        )
-    rounds = count // width
-    total = rounds * pipeline.microbatches
-
-    def actions(kind: str, position: int) -> Iterator[Action]:
-        for n in range(total):
-            group, inside = divmod(n, width * rounds)
-            turn = inside // width if kind == "F" else rounds - 1 - inside // width
-            yield Action(turn * width + position, kind, group * width + inside % width)
-
-    orders: Order = [[] for _ in range(width)]
-    for position, place in enumerate(first_turn):
-        forwards = list(actions("F", position))
+    orders: Order = [[] for _ in range(pipeline.width)]
+    for position, place in enumerate(_turns(pipeline)):
+        forwards = list(_actions(pipeline, "F", position))
         if not pipeline.backward:
             orders[place] = forwards
             continue
-        backwards = list(actions("B", position))
-        ahead = min((rounds - 1) * width + 2 * (width - position - 1), total)
+        backwards = list(_actions(pipeline, "B", position))
+        ahead = _ahead(pipeline, position)
         pairs = zip(forwards[ahead:], backwards, strict=False)
         orders[place] = [
             *forwards[:ahead],
             *(action for pair in pairs for action in pair),
-            *backwards[total - ahead :],
+            *backwards[len(forwards) - ahead :],
         ]
     return orders
+
+
+def interleaved_zb(pipeline: Pipeline) -> Order:
+    """The same with weights' halves in its bubbles, as `zb-h2` has them (Zero bubble).
+
+    Slice k keeps the weights' halves of 2 k actions pending, so that (v + 1) S - 1 stages of microbatches are
+    alive on every slice, as on the first slice without halves. With one stage on each slice it is `zb-h2`.
+    """
+    if len(pipeline.slices) == pipeline.width:
+        return zb_h2(pipeline)
+    orders: Order = [[] for _ in range(pipeline.width)]
+    for position, place in enumerate(_turns(pipeline)):
+        forwards = list(_actions(pipeline, "F", position))
+        ahead, pending = _ahead(pipeline, position), 2 * position
+        order = forwards[: ahead if pipeline.backward else len(forwards)]
+        firsts = list(_actions(pipeline, "I", position)) if pipeline.backward else []
+        seconds = [action._replace(kind="W") for action in firsts]
+        for n, first in enumerate(firsts):
+            order += [*forwards[n + ahead : n + ahead + 1], first]
+            if n >= pending:
+                order.append(seconds[n - pending])
+        orders[place] = [*order, *seconds[max(len(seconds) - pending, 0) :]]
+    return orders
+
+
+def _turns(pipeline: Pipeline) -> tuple[int, ...]:
+    """The slices in the order in which they take turns."""
+    width = pipeline.width
+    first_turn = pipeline.turns()
+    if pipeline.microbatches % width != 0:
+        raise PolicyError(
+            f"needs a multiple of {width} microbatches, the number of slices, got {pipeline.microbatches}"
+        )
+    return first_turn
+
+
+def _ahead(pipeline: Pipeline, position: int) -> int:
+    """With how many forwards a slice starts."""
+    width, count = pipeline.width, len(pipeline.slices)
+    return min(count - width + 2 * (width - position - 1), count // width * pipeline.microbatches)
+
+
+def _actions(pipeline: Pipeline, kind: str, position: int) -> Iterator[Action]:
+    """The actions of one kind of a slice."""
+    width = pipeline.width
+    rounds = len(pipeline.slices) // width
+    for n in range(rounds * pipeline.microbatches):
+        group, inside = divmod(n, width * rounds)
+        turn = inside // width if kind == "F" else rounds - 1 - inside // width
+        yield Action(turn * width + position, kind, group * width + inside % width)

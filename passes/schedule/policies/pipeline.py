@@ -20,7 +20,8 @@ class Pipeline:
     """The shape of a pipeline, and the bound that its schedule keeps.
 
     The forward of stage k needs that of stage k - 1, and its backward needs its forward and the backward of
-    stage k + 1. Each action is taken to last one unit of time.
+    stage k + 1. Where backwards are cut in halves, that is so of the first half, I, and the second one, W,
+    needs I. Each action is taken to last one unit of time.
 
     Attributes:
       slices: the slice of each stage, counted from 0 without gaps; one slice may have several stages.
@@ -44,12 +45,29 @@ class Pipeline:
         """The stages of a slice, in order."""
         return [stage for stage, owner in enumerate(self.slices) if owner == place]
 
+    def turns(self) -> tuple[int, ...]:
+        """The slices in the order in which they take turns.
+
+        Raises:
+          PolicyError: they do not.
+        """
+        first_turn = self.slices[: self.width]
+        count = len(self.slices)
+        if self.slices != first_turn * (count // self.width) or len(set(first_turn)) < self.width:
+            raise PolicyError(
+                "needs slices that take turns, each with equally many stages: "
+                "use 1f1b or a schedule file for other pipelines"
+            )
+        return first_turn
+
     def needs(self, action: Action) -> list[Action]:
         """The actions whose results an action reads."""
         stage, kind, microbatch = action
         if kind == "F":
             return [Action(stage - 1, "F", microbatch)] if stage > 0 else []
-        later = [Action(stage + 1, "B", microbatch)] if stage + 1 < len(self.slices) else []
+        if kind == "W":
+            return [Action(stage, "I", microbatch)]
+        later = [Action(stage + 1, kind, microbatch)] if stage + 1 < len(self.slices) else []
         return [Action(stage, "F", microbatch), *later]
 
 

@@ -6,9 +6,12 @@ import difflib
 
 from pathways.passes.schedule.policies.eager import eager
 from pathways.passes.schedule.policies.gpipe import gpipe
-from pathways.passes.schedule.policies.interleaved import interleaved
+from pathways.passes.schedule.policies.interleaved import interleaved, interleaved_zb
+from pathways.passes.schedule.policies.looped_bfs import looped_bfs
 from pathways.passes.schedule.policies.one_forward_one_backward import one_forward_one_backward
 from pathways.passes.schedule.policies.pipeline import Policy
+from pathways.passes.schedule.policies.zb_v import zb_v
+from pathways.passes.schedule.policies.zero_bubble import zb_h1, zb_h2
 
 PROGRAM = "program"
 """Names the order of the program, for which no policy is asked."""
@@ -18,14 +21,27 @@ POLICIES: dict[str, Policy] = {
     "1f1b": one_forward_one_backward,
     "interleaved-1f1b": interleaved,
     "eager": eager,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zb-v": zb_v,
+    "interleaved-zb": interleaved_zb,
+    "looped-bfs": looped_bfs,
 }
 """Every policy by its name."""
 
 NAMES = (PROGRAM, *POLICIES)
 """What a program may ask for."""
 
-BOUNDED = ("eager",)
+BOUNDED = ("eager", "zb-h1", "zb-h2")
 """The policies that keep `Pipeline.max_live`."""
+
+HALVED = frozenset({"zb-h1", "zb-h2", "zb-v", "interleaved-zb"})
+"""The policies that have halves of backwards in their orders."""
+
+
+def wants_halves(name: str) -> bool:
+    """Whether a policy has backwards cut in halves."""
+    return name in HALVED
 
 
 def unknown_policy(name: str) -> str:

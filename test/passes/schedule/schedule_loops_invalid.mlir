@@ -82,27 +82,6 @@ module @three_microbatches attributes {pw.form = "unrolled"} {
 
 // -----
 
-// Two stages that follow each other on a slice are one stage.
-
-!x = tensor<4xf32>
-module @twice_in_a_row attributes {pw.form = "unrolled"} {
-  sdy.mesh @mesh = <["x"=1]>
-  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
-  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  // expected-error@+1 {{has stages 1 and 2, which follow each other, both on @s1; make them one function, or give both the same `stage=`}}
-  "pw.loop"() {sym_name = "l", count = 1 : i64, schedule = "1f1b"} : () -> ()
-  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
-    %a = "pw.launch"(%x) {callee = @f, loop = @l, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}], slice = @s0} : (!x) -> !x
-    %t = "pw.transfer"(%a) {loop = @l, microbatch = 0, slice = @s1} : (!x) -> !x
-    %b = "pw.launch"(%t) {callee = @f, loop = @l, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 1}], slice = @s1} : (!x) -> !x
-    %c = "pw.launch"(%b) {callee = @f, loop = @l, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 2}], slice = @s1} : (!x) -> !x
-    return %c : !x
-  }
-  func.func private @f(!x) -> !x
-}
-
-// -----
-
 // A stage is on one slice.
 
 !x = tensor<4xf32>

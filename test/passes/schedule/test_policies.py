@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pathways.dialect.graphs import topological_order
 from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
-from pathways.passes.schedule.policies.registry import POLICIES
+from pathways.passes.schedule.policies.registry import BOUNDED, POLICIES, wants_halves
 
 shapes = st.tuples(st.integers(1, 8), st.integers(1, 16))
 """Stages, one on each slice, and microbatches."""
@@ -40,22 +41,25 @@ def simulate(orders: list[list[Action]], stages: int) -> tuple[list[dict[Action,
             if len(end) == len(order):
                 continue
             stage, kind, microbatch = order[len(end)]
-            if kind == "F":
-                needed = {("F", stage - 1)} if stage else set()
-            else:
-                needed = {("F", stage), *([("B", stage + 1)] if stage + 1 < stages else [])}
+            match kind:
+                case "F":
+                    needed = {("F", stage - 1)} if stage else set()
+                case "W":
+                    needed = {("I", stage)}
+                case _:
+                    needed = {("F", stage), *([(kind, stage + 1)] if stage + 1 < stages else [])}
             if all((s, k, microbatch) in done for k, s in needed):
                 end[order[len(end)]] = clock
         assert len({action for end in ends for action in end}) > len(done), "the pipeline is stuck"
     return ends, clock
 
 
-def most_live(order: list[Action], stage: int) -> int:
-    """The most microbatches that a stage has done forward and not yet backward."""
+def most_live(order: list[Action], stage: int | None = None) -> int:
+    """The most microbatches that a stage, or all of a slice, has done forward and not yet backward."""
     live = most = 0
     for action in order:
-        if action.stage == stage:
-            live += 1 if action.kind == "F" else -1
+        if stage is None or action.stage == stage:
+            live += {"F": 1, "I": 0}.get(action.kind, -1)
             most = max(most, live)
     return most
 
@@ -74,7 +78,7 @@ def test_every_pipeline_gets_an_order_that_can_be_met_or_is_refused(policy: str,
         orders = POLICIES[policy](pipeline)
     except PolicyError:
         return
-    kinds = "FB" if pipeline.backward else "F"
+    kinds = "F" + ("IW" if wants_halves(policy) else "B") * pipeline.backward
     for place, order in enumerate(orders):
         assert sorted(order) == sorted(
             Action(stage, kind, m)
@@ -126,16 +130,101 @@ def test_1f1b_is_a_warm_up_and_then_turns(shape: tuple[int, int]):
 
 
 @settings(deadline=None)
-@given(pipelines(), st.integers(1, 4))
-def test_bounds_on_live_microbatches_hold(pipeline: Pipeline, bound: int):
+@given(pipelines())
+def test_1f1b_keeps_few_microbatches_alive(pipeline: Pipeline):
     stages = len(pipeline.slices)
-    one_each = POLICIES["1f1b"](pipeline)
-    eager = POLICIES["eager"](dataclasses.replace(pipeline, max_live=bound))
-    simulate(eager, stages)
+    orders = POLICIES["1f1b"](pipeline)
     if pipeline.backward:
         for stage, place in enumerate(pipeline.slices):
-            assert most_live(one_each[place], stage) <= min(stages - stage, pipeline.microbatches)
-            assert most_live(eager[place], stage) <= bound
+            assert most_live(orders[place], stage) <= min(stages - stage, pipeline.microbatches)
+
+
+@pytest.mark.parametrize("policy", BOUNDED)
+@settings(deadline=None)
+@given(pipeline=pipelines(), bound=st.integers(1, 4))
+def test_bounds_on_live_microbatches_hold(policy: str, pipeline: Pipeline, bound: int):
+    try:
+        orders = POLICIES[policy](dataclasses.replace(pipeline, max_live=bound))
+    except PolicyError:
+        return
+    simulate(orders, len(pipeline.slices))
+    if pipeline.backward:
+        for stage, place in enumerate(pipeline.slices):
+            assert most_live(orders[place], stage) <= bound
+
+
+Times = tuple[int, int, int]
+"""How long F, I and W take; the formulas of the papers hold where these are about equal."""
+
+
+def spans(pipeline: Pipeline, orders: list[list[Action]], times: Times) -> list[tuple[int, int]]:
+    """For each slice how long it takes from its first to its last action, and how long it works."""
+    forward, first, second = times
+    takes = {"F": forward, "I": first, "W": second, "B": first + second}
+    end: dict[Action, int] = {}
+    free = [0] * len(orders)
+    begin: list[int] = []
+    waits = {
+        action: [*pipeline.needs(action), *row[max(n - 1, 0) : n]]
+        for row in orders
+        for n, action in enumerate(row)
+    }
+    for action in topological_order(waits):
+        end[action] = max((end[other] for other in waits[action]), default=0) + takes[action.kind]
+    for place, row in enumerate(orders):
+        begin.append(end[row[0]] - takes[row[0].kind])
+        free[place] = end[row[-1]]
+    return [
+        (free[place] - begin[place], sum(takes[action.kind] for action in row))
+        for place, row in enumerate(orders)
+    ]
+
+
+def bubble(policy: str, pipeline: Pipeline, times: Times) -> int:
+    """The longest time that a slice idles between its first and its last action."""
+    orders = POLICIES[policy](pipeline)
+    return max(span - work for span, work in spans(pipeline, orders, times))
+
+
+@settings(deadline=None)
+@given(shapes, st.sampled_from([(1, 1, 1), (10, 11, 9), (3, 3, 2)]))
+def test_halves_leave_the_bubbles_of_the_formulas(shape: tuple[int, int], times: Times):
+    stages, more = shape
+    pipeline = Pipeline(tuple(range(stages)), 2 * stages - 1 + more)
+    forward, first, second = times
+    assert bubble("1f1b", pipeline, times) == (stages - 1) * (forward + first + second)
+    assert bubble("zb-h1", pipeline, times) == (stages - 1) * (forward + first - second)
+    assert bubble("zb-h2", pipeline, times) == (stages - 1) * (forward + first - 2 * second)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 8), st.integers(0, 16))
+def test_a_v_idles_for_nothing(width: int, more: int):
+    places = range(width)
+    pipeline = Pipeline((*places, *reversed(places)), 2 * width - 1 + more)
+    assert bubble("zb-v", pipeline, (1, 1, 1)) == 0
+    for order in POLICIES["zb-v"](pipeline):
+        assert most_live(order) <= 2 * width
+
+
+@settings(deadline=None)
+@given(st.integers(2, 8), st.integers(2, 4), st.integers(2, 4))
+def test_interleaved_halves_idle_for_almost_nothing(width: int, rounds: int, groups: int):
+    pipeline = Pipeline(tuple(range(width)) * rounds, width * groups)
+    assert bubble("interleaved-1f1b", pipeline, (1, 1, 1)) == (width - 1) * 3
+    assert bubble("interleaved-zb", pipeline, (1, 1, 1)) == max(0, width - 4)
+    alive = [most_live(order) for order in POLICIES["interleaved-zb"](pipeline)]
+    assert alive == [(rounds + 1) * width - 1] * width
+
+
+@settings(deadline=None)
+@given(shapes)
+def test_halves_keep_as_much_alive_as_the_paper_says(shape: tuple[int, int]):
+    stages, more = shape
+    pipeline = Pipeline(tuple(range(stages)), 2 * stages - 1 + more)
+    for policy, alive in (("zb-h1", stages), ("zb-h2", 2 * stages - 1)):
+        orders = POLICIES[policy](pipeline)
+        assert [most_live(order, k) for k, order in enumerate(orders)] == [alive] * stages
 
 
 @settings(deadline=None)
@@ -163,6 +252,24 @@ def test_two_slices_of_two_stages_interleaved():
         "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
         "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "slices", "microbatches", "message"),
+    [
+        ("zb-h1", (0, 1, 0, 1), 4, "needs one stage on each slice: use interleaved-zb"),
+        ("zb-v", (0, 1, 0, 1), 4, "needs two stages on each slice in a V"),
+        ("zb-v", (0, 1, 1, 0), 2, "needs at least 3 microbatches for 2 slices, got 2: use 1f1b"),
+        ("interleaved-zb", (0, 1, 1, 0), 2, "needs slices that take turns"),
+        ("looped-bfs", (0, 1, 1, 0), 2, "needs slices that take turns"),
+        ("zb-h2", (0, 1, 2), 4, "needs at least 5 microbatches for 3 stages, got 4: use zb-h1"),
+    ],
+)
+def test_policies_with_halves_say_what_they_need(
+    policy: str, slices: tuple[int, ...], microbatches: int, message: str
+):
+    with pytest.raises(PolicyError, match=message):
+        POLICIES[policy](Pipeline(slices, microbatches))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +14,9 @@ from pathways.passes.schedule.policies.registry import POLICIES
 from pathways.passes.schedule.schedule_file import ScheduleFileError, Work, read_schedule, write_schedule
 
 
-def work_of(pipeline: Pipeline) -> Work:
+def work_of(pipeline: Pipeline, halves: bool = False) -> Work:
     """The work of a plain pipeline, whose slices are `s0`, `s1`, ..."""
-    kinds = "FB" if pipeline.backward else "F"
+    kinds = "F" + ("IW" if halves else "B") * pipeline.backward
     stages = range(len(pipeline.slices))
     actions = [Action(s, k, m) for s in stages for k in kinds for m in range(pipeline.microbatches)]
     return Work(
@@ -50,6 +52,27 @@ def test_what_is_written_is_read_back(
     assert read_schedule(write_schedule(orders, work.needs), work) == orders
 
 
+@settings(deadline=None)
+@given(st.sampled_from(["zb-h1", "zb-h2"]), st.integers(1, 4), st.integers(7, 9))
+def test_halves_are_read_back(policy: str, stages: int, microbatches: int):
+    pipeline = Pipeline(tuple(range(stages)), microbatches)
+    orders, work = POLICIES[policy](pipeline), work_of(pipeline, halves=True)
+    assert read_schedule(write_schedule(orders, work.needs), work) == orders
+
+
+def test_overlapped_actions_run_one_after_the_other():
+    rows = read_schedule("0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1", TWO)
+    assert list(map(str, rows[1])) == ["1F0", "1F1", "1B0", "1B1"]
+
+
+def test_a_half_that_a_first_stage_does_not_have_may_be_written():
+    whole = work_of(Pipeline((0, 1), 1), halves=True)
+    work = dataclasses.replace(whole, needs={a: n for a, n in whole.needs.items() if str(a) != "0I0"})
+    work.needs[Action(0, "W", 0)] = [Action(1, "I", 0)]
+    rows = read_schedule("0F0,0I0,0W0\n1F0,1I0,1W0", work)
+    assert list(map(str, rows[0])) == ["0F0", "0W0"]
+
+
 def test_columns_are_time():
     orders = POLICIES["1f1b"](Pipeline((0, 1), 2))
     assert write_schedule(orders, TWO.needs) == "0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n"
@@ -74,6 +97,8 @@ def test_layout_does_not_count(text: str):
         ("0F0", "expected 2 rows, for @s0, @s1, got 1"),
         ("0F0\n1F0\n2F0", "expected 2 rows, for @s0, @s1, got 3"),
         ('0F0,"0F1\n', "row 1: unexpected end of data"),
+        ("0F0,(0F1;1B0)OVERLAP_F_B\n1F0", "row 1, column 2, 1B0: stage 1 is on @s1, row 2"),
+        ("0F0,(0F1)OVERLAP_F_B\n1F0", "row 1, column 2, (0F1)OVERLAP_F_B: is no action; expected"),
         (
             "0F0,F1\n1F0",
             "row 1, column 2, F1: is no action; expected a stage, F, B, I or W, and a microbatch",

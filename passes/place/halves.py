@@ -1,0 +1,211 @@
+"""Cuts straight-line code in two: what others wait for, and what nobody waits for.
+
+What the first half must make is a backward slice. For all else there is a choice, and the cheapest one is a
+minimum cut of a flow network, whose capacities are the bytes that live between the halves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.passes.util.flow import INFINITE, scale_of, source_side
+from pathways.passes.util.operations import EXPENSIVE, byte_size, captured, replace_operands
+
+_LAYOUT = frozenset(
+    {
+        "stablehlo.broadcast_in_dim",
+        "stablehlo.constant",
+        "stablehlo.convert",
+        "stablehlo.dynamic_slice",
+        "stablehlo.iota",
+        "stablehlo.optimization_barrier",
+        "stablehlo.reshape",
+        "stablehlo.slice",
+        "stablehlo.transpose",
+    }
+)
+"""Operations that compute nothing: doing them again costs less than keeping what they give."""
+
+_HEAVY = EXPENSIVE | {
+    "stablehlo.case",
+    "stablehlo.gather",
+    "stablehlo.if",
+    "stablehlo.scatter",
+    "stablehlo.select_and_scatter",
+    "stablehlo.while",
+}
+"""Operations that nobody should wait for without need."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Code to cut.
+
+    Attributes:
+      operations: the code, without its terminator.
+      urgent: values that the first half must make.
+      late: values that nobody waits for.
+      costs: of values from outside, the bytes that they take if only the second half needs them; those that
+        live on in any case are left out.
+      only_second: values from outside that the first half does not have.
+      ends_second: whether the second half must have the late values, wherever they are made.
+      has_effect: whether an operation does more than compute; such a one stays in the first half.
+      repeats: whether cheap operations may be done in both halves, so that less is handed over.
+    """
+
+    operations: Sequence[ir.OpView]
+    urgent: Collection[ir.Value]
+    late: Collection[ir.Value]
+    costs: Mapping[ir.Value, int]
+    has_effect: Callable[[ir.OpView], bool]
+    only_second: Collection[ir.Value] = ()
+    ends_second: bool = False
+    repeats: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves:
+    """Code that was cut.
+
+    Attributes:
+      first: the operations of the first half, in order.
+      second: those of the second half; some operations that compute nothing are in both.
+      made_second: the late values that the second half makes.
+      handed: what the first half makes and the second one reads.
+    """
+
+    first: Sequence[ir.OpView]
+    second: Sequence[ir.OpView]
+    made_second: Collection[ir.Value]
+    handed: Sequence[ir.Value]
+
+
+def halve(question: Question) -> Halves:
+    """Cuts code so that the fewest bytes live between its halves.
+
+    These are the bytes handed over, and those of arguments that the second half alone keeps alive. Of equal
+    cuts the one with the smallest first half is taken. Nothing is computed twice, but what computes nothing,
+    such as a broadcast, may be done in both halves.
+    """
+    return _Flow(question).halves()
+
+
+class _Flow:
+    """The flow network of a question.
+
+    An operation has one node; one that may be in both halves has a second node, for the second half. A node
+    on the side of the sources is in the first half, or makes what is handed over.
+    """
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.maker = {r: n for n, op in enumerate(question.operations) for r in op.results}
+        self.reads = [captured(op) for op in question.operations]
+        effects = [question.has_effect(op) for op in question.operations]
+        self.roots = [n for n, effect in enumerate(effects) if effect]
+        self.roots += [self.maker[v] for v in question.urgent if v in self.maker]
+        count = len(question.operations)
+        again = [
+            not effect and self.is_repeated(op)
+            for op, effect in zip(question.operations, effects, strict=True)
+        ]
+        self.again = [count + sum(again[:n]) if repeat else n for n, repeat in enumerate(again)]
+        """The node that stands for each operation in the second half."""
+        self.size = count + sum(again)
+
+    def is_repeated(self, op: ir.OpView) -> bool:
+        """Whether an operation may be done in both halves."""
+        name = op.operation.name
+        if name in _LAYOUT:
+            return True
+        if name in _HEAVY or not name.startswith(("stablehlo.", "chlo.")):
+            return False
+        # Scalars, such as indices, cost less than handing them over.
+        return self.question.repeats or all(ir.RankedTensorType(r.type).rank == 0 for r in op.results)
+
+    def halves(self) -> Halves:
+        """Finds the cut and reads it off."""
+        operations, maker = self.question.operations, self.maker
+        kept = set(self.solve())
+        first = [op for n, op in enumerate(operations) if n in kept]
+
+        def is_second(value: ir.Value) -> bool:
+            return value in maker and self.again[maker[value]] not in kept
+
+        made_second = [v for v in self.question.late if is_second(v)]
+        second: set[int] = set()
+        pending = list(made_second)
+        read: set[ir.Value] = set() if not self.question.ends_second else set(self.question.late)
+        while pending:
+            number = maker[pending.pop()]
+            if number not in second:
+                second.add(number)
+                read.update(self.reads[number])
+                pending += [v for v in self.reads[number] if is_second(v)]
+        handed = [
+            r for n, op in enumerate(operations) if self.again[n] in kept for r in op.results if r in read
+        ]
+        return Halves(first, [operations[n] for n in sorted(second)], set(made_second), handed)
+
+    def solve(self) -> list[int]:
+        """The nodes of the first half."""
+        question, maker = self.question, self.maker
+        only_second = set(question.only_second)
+        arcs: list[tuple[int, int, int]] = []
+        sources, sinks = list(self.roots), []
+        must = self.slice()
+        readers: dict[ir.Value, list[int]] = {}
+        for n, op in enumerate(question.operations):
+            if self.again[n] != n:
+                # What the first half hands over it makes.
+                arcs.append((self.again[n], n, INFINITE))
+            if not only_second.isdisjoint(self.reads[n]) or (
+                n not in must and op.operation.name in _HEAVY and n not in sources
+            ):
+                sinks.append(n)
+            for value in dict.fromkeys(self.reads[n]):
+                if value in maker:
+                    # The first half makes what it reads.
+                    arcs.append((n, maker[value], INFINITE))
+                readers.setdefault(value, []).append(self.again[n])
+        size = self.size
+        if question.ends_second:
+            sinks.append(size)
+            for value in question.late:
+                readers.setdefault(value, []).append(size)
+            size += 1
+        costs = {v: byte_size(v.type) if v in maker else question.costs.get(v, 0) for v in readers}
+        scale = scale_of(costs.values())
+        for value, nodes in readers.items():
+            if not costs[value]:
+                continue
+            node = self.again[maker[value]] if value in maker else size
+            if value not in maker:
+                sources.append(size)
+                size += 1
+            arcs.append((node, size, -(-costs[value] // scale)))
+            arcs += [(size, reader, INFINITE) for reader in nodes]
+            size += 1
+        return [n for n in source_side(size, arcs, sources, sinks) if n < self.size]
+
+    def slice(self) -> set[int]:
+        """The operations that the first half needs in any case."""
+        found: set[int] = set()
+        pending = list(self.roots)
+        while pending:
+            number = pending.pop()
+            if number not in found:
+                found.add(number)
+                pending += [self.maker[v] for v in self.reads[number] if v in self.maker]
+        return found
+
+
+def copy_into(operations: Iterable[ir.OpView], mapping: dict[ir.Value, ir.Value]) -> None:
+    """Copies operations to the insertion point; reads and extends what stands for each value."""
+    for op in operations:
+        copy = op.operation.clone().opview
+        replace_operands(copy, mapping)
+        mapping.update(zip(op.results, copy.results, strict=True))

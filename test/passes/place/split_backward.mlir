@@ -1,0 +1,218 @@
+// RUN: pw-opt %s --split-input-file -p 'pw-split-backward{policy=zb-h1}' | filecheck %s
+// RUN: pw-opt %s --split-input-file -p 'pw-split-backward{policy=zb-h1}' --verify-diagnostics
+// RUN: pw-opt %s --split-input-file -p 'pw-split-backward{policy=1f1b}' | filecheck %s --check-prefix=WHOLE
+
+// Policies without halves leave every backward whole.
+// WHOLE-NOT: part =
+
+// y = tanh(x w). The gradient of x leaves the slice, that of w is only summed up: one product each. The
+// gradient of tanh, which both read, is handed over; it is worked out once.
+
+!x = tensor<8x4xf32>
+!b = tensor<2x4xf32>
+!w = tensor<4x4xf32>
+// CHECK-LABEL: module @halves
+module @halves attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "l", count = 4} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %w: !w {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !w {pw.slice = @s1}) {
+    %b = "pw.split"(%x) {loop = @l, slice = @s0} : (!x) -> !b
+    %t = "pw.transfer"(%b) {loop = @l, slice = @s1} : (!b) -> !b
+    %y = "pw.launch"(%w, %t) {callee = @f, loop = @l, origins = [{kind = "fwd", stage = 1}], slice = @s1} : (!w, !b) -> !b
+    // CHECK: %[[I:.*]]:2 = "pw.launch"(%arg1, %{{.*}}) {callee = @b_input, loop = @l, origins = [{kind = "bwd", part = "input", stage = 1 : i64}], slice = @s1}
+    // CHECK-NEXT: %[[W:.*]] = "pw.launch"(%{{.*}}, %[[I]]#1) {callee = @b_weight, loop = @l, origins = [{kind = "bwd", part = "weight", stage = 1 : i64}], slice = @s1}
+    // CHECK-NEXT: "pw.transfer"(%[[I]]#0)
+    %dw, %dx = "pw.launch"(%w, %t, %y) {callee = @b, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s1} : (!w, !b, !b) -> (!w, !b)
+    %u = "pw.transfer"(%dx) {loop = @l, slice = @s0} : (!b) -> !b
+    %rx = "pw.reduce"(%u) {kind = "concat", loop = @l, slice = @s0} : (!b) -> !x
+    // CHECK: "pw.reduce"(%[[W]]) {kind = "sum"
+    %rw = "pw.reduce"(%dw) {kind = "sum", loop = @l, slice = @s1} : (!w) -> !w
+    return %rx, %rw : !x, !w
+  }
+  func.func private @f(%w: !w, %x: !b) -> !b {
+    %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (!b, !w) -> !b
+    %1 = stablehlo.tanh %0 : !b
+    return %1 : !b
+  }
+  // CHECK-LABEL: func.func private @b_input(
+  // CHECK: %[[D:.*]] = stablehlo.subtract
+  // CHECK: %[[DX:.*]] = stablehlo.dot_general %[[D]], %arg0
+  // CHECK: return %[[DX]], %[[D]]
+  // CHECK-LABEL: func.func private @b_weight(%arg0: tensor<2x4xf32>, %arg1: tensor<2x4xf32>) -> tensor<4x4xf32>
+  // CHECK-NEXT: stablehlo.dot_general %arg0, %arg1, contracting_dims = [0] x [0]
+  // CHECK-NEXT: return
+  func.func private @b(%w: !w, %x: !b, %y: !b) -> (!w, !b) {
+    %0 = stablehlo.multiply %y, %y : !b
+    %1 = stablehlo.subtract %y, %0 : !b
+    %2 = stablehlo.dot_general %x, %1, contracting_dims = [0] x [0] : (!b, !b) -> !w
+    %3 = stablehlo.dot_general %1, %w, contracting_dims = [1] x [1] : (!b, !w) -> !b
+    return %2, %3 : !w, !b
+  }
+}
+
+// -----
+
+// The gradient of a scale needs both what arrives and the residual: 32 bytes are kept or handed over for a
+// sum of 4 numbers. So the sum is part of the half that others wait for. The first stage makes only gradients
+// of weights: it is the half of the weights as a whole.
+
+!x = tensor<8x4xf32>
+!b = tensor<2x4xf32>
+!w = tensor<4x4xf32>
+!v = tensor<4xf32>
+// CHECK-LABEL: module @sums
+module @sums attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "l", count = 4, schedule = "zb-h1"} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}, %w: !w {pw.slice = @s1})
+      -> (!w {pw.slice = @s0}, !w {pw.slice = @s1}, !v {pw.slice = @s1}) {
+    %b = "pw.split"(%x) {loop = @l, slice = @s0} : (!x) -> !b
+    %d = "pw.split"(%y) {loop = @l, slice = @s1} : (!x) -> !b
+    %n = "pw.launch"(%d) {callee = @norm, loop = @l, slice = @s1} : (!b) -> !b
+    // CHECK: "pw.launch"{{.*}} {callee = @b_input, {{.*}} -> (tensor<4xf32>, tensor<2x4xf32>)
+    // CHECK: "pw.launch"{{.*}} {callee = @b_weight, {{.*}} -> tensor<4x4xf32>
+    %dw, %ds, %dx = "pw.launch"(%w, %n, %d) {callee = @b, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s1} : (!w, !b, !b) -> (!w, !v, !b)
+    %u = "pw.transfer"(%dx) {loop = @l, slice = @s0} : (!b) -> !b
+    // CHECK: callee = @first, loop = @l, origins = [{kind = "bwd", part = "weight", stage = 0 : i64}]
+    %dv = "pw.launch"(%b, %u) {callee = @first, loop = @l, origins = [{kind = "bwd", stage = 0}], slice = @s0} : (!b, !b) -> !w
+    %r0 = "pw.reduce"(%dv) {kind = "sum", loop = @l, slice = @s0} : (!w) -> !w
+    %r1 = "pw.reduce"(%dw) {kind = "sum", loop = @l, slice = @s1} : (!w) -> !w
+    %r2 = "pw.reduce"(%ds) {kind = "sum", loop = @l, slice = @s1} : (!v) -> !v
+    return %r0, %r1, %r2 : !w, !w, !v
+  }
+  func.func private @norm(%x: !b) -> !b {
+    %0 = stablehlo.tanh %x : !b
+    return %0 : !b
+  }
+  func.func private @b(%w: !w, %n: !b, %d: !b) -> (!w, !v, !b) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %0 = stablehlo.multiply %d, %n : !b
+    %1 = stablehlo.reduce(%0 init: %zero) applies stablehlo.add across dimensions = [0] : (!b, tensor<f32>) -> !v
+    %2 = stablehlo.dot_general %d, %d, contracting_dims = [0] x [0] : (!b, !b) -> !w
+    %3 = stablehlo.dot_general %d, %w, contracting_dims = [1] x [1] : (!b, !w) -> !b
+    return %2, %1, %3 : !w, !v, !b
+  }
+  func.func private @first(%x: !b, %d: !b) -> !w {
+    %0 = stablehlo.dot_general %x, %d, contracting_dims = [0] x [0] : (!b, !b) -> !w
+    return %0 : !w
+  }
+}
+
+// -----
+
+// The backward of a scan over three layers becomes two: the first one carries the gradient of x and stacks what
+// the second one needs, which adds nothing up from turn to turn. Residuals are read where they are stacked.
+
+!x = tensor<8x4xf32>
+!b = tensor<2x4xf32>
+!w = tensor<3x4x4xf32>
+!h = tensor<3x2x4xf32>
+// CHECK-LABEL: module @scan
+module @scan attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "l", count = 4} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s1}, %w: !w {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !w {pw.slice = @s1}) {
+    %b = "pw.split"(%x) {loop = @l, slice = @s1} : (!x) -> !b
+    %h = "pw.launch"(%b) {callee = @f, loop = @l, origins = [{kind = "fwd", stage = 1}], slice = @s1} : (!b) -> !h
+    // CHECK: %[[I:.*]]:2 = "pw.launch"(%arg1, %{{.*}}) {callee = @b_input, {{.*}} -> (tensor<2x4xf32>, tensor<3x2x4xf32>)
+    // CHECK: "pw.launch"(%{{.*}}, %[[I]]#1) {callee = @b_weight, {{.*}} -> tensor<3x4x4xf32>
+    %dw, %dx = "pw.launch"(%w, %h, %b) {callee = @b, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s1} : (!w, !h, !b) -> (!w, !b)
+    %u = "pw.transfer"(%dx) {loop = @l, slice = @s0} : (!b) -> !b
+    %rx = "pw.reduce"(%u) {kind = "concat", loop = @l, slice = @s0} : (!b) -> !x
+    %rw = "pw.reduce"(%dw) {kind = "sum", loop = @l, slice = @s1} : (!w) -> !w
+    return %rx, %rw : !x, !w
+  }
+  func.func private @f(%b: !b) -> !h {
+    %0 = stablehlo.broadcast_in_dim %b, dims = [1, 2] : (!b) -> !h
+    return %0 : !h
+  }
+  // CHECK-LABEL: func.func private @b_input
+  // CHECK: stablehlo.while
+  // CHECK-SAME: : tensor<i32>, tensor<2x4xf32>, tensor<3x4x4xf32>, tensor<3x2x4xf32>
+  // CHECK: stablehlo.dot_general {{.*}}contracting_dims = [1] x [1]
+  // CHECK-NOT: stablehlo.dot_general
+  // CHECK: stablehlo.dynamic_update_slice
+  // CHECK-LABEL: func.func private @b_weight(%arg0: tensor<3x2x4xf32>, %arg1: tensor<3x2x4xf32>)
+  // CHECK: stablehlo.while
+  // CHECK-SAME: : tensor<i32>, tensor<3x4x4xf32>, tensor<3x2x4xf32>, tensor<3x2x4xf32>
+  // CHECK: stablehlo.dot_general {{.*}}contracting_dims = [0] x [0]
+  // CHECK-NOT: stablehlo.dot_general
+  func.func private @b(%w: !w, %h: !h, %d: !b) -> (!w, !b) {
+    %c0 = stablehlo.constant dense<0> : tensor<i32>
+    %zeros = stablehlo.constant dense<0.0> : !w
+    %r:5 = stablehlo.while(%ws = %w, %hs = %h, %i = %c0, %ct = %d, %dws = %zeros) : !w, !h, tensor<i32>, !b, !w
+    cond {
+      %c3 = stablehlo.constant dense<3> : tensor<i32>
+      %0 = stablehlo.compare LT, %i, %c3, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %0 : tensor<i1>
+    } do {
+      %c1 = stablehlo.constant dense<1> : tensor<i32>
+      %z = stablehlo.constant dense<0> : tensor<i32>
+      %0 = stablehlo.dynamic_slice %ws, %i, %z, %z, sizes = [1, 4, 4] : (!w, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x4x4xf32>
+      %1 = stablehlo.reshape %0 : (tensor<1x4x4xf32>) -> tensor<4x4xf32>
+      %2 = stablehlo.dynamic_slice %hs, %i, %z, %z, sizes = [1, 2, 4] : (!h, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+      %3 = stablehlo.reshape %2 : (tensor<1x2x4xf32>) -> !b
+      %4 = func.call @times(%ct, %3) : (!b, !b) -> !b
+      %5 = stablehlo.dot_general %3, %4, contracting_dims = [0] x [0] : (!b, !b) -> tensor<4x4xf32>
+      %6 = stablehlo.reshape %5 : (tensor<4x4xf32>) -> tensor<1x4x4xf32>
+      %7 = stablehlo.dynamic_update_slice %dws, %6, %i, %z, %z : (!w, tensor<1x4x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> !w
+      %8 = stablehlo.dot_general %4, %1, contracting_dims = [1] x [1] : (!b, tensor<4x4xf32>) -> !b
+      %9 = stablehlo.add %i, %c1 : tensor<i32>
+      stablehlo.return %ws, %hs, %9, %8, %7 : !w, !h, tensor<i32>, !b, !w
+    }
+    return %r#4, %r#3 : !w, !b
+  }
+  func.func private @times(%a: !b, %b: !b) -> !b {
+    %0 = stablehlo.multiply %a, %b : !b
+    return %0 : !b
+  }
+}
+
+// -----
+
+// A loop that ends when its values say so: how many turns it takes, and so how much it would have to stack, is
+// not known. It stays in the half that others wait for, and a remark says so.
+
+!x = tensor<8x4xf32>
+!b = tensor<2x4xf32>
+!w = tensor<4x4xf32>
+// CHECK-LABEL: module @while
+module @while attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "l", count = 4} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s1}, %w: !w {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !w {pw.slice = @s1}) {
+    %b = "pw.split"(%x) {loop = @l, slice = @s1} : (!x) -> !b
+    // CHECK: "pw.launch"{{.*}} {callee = @b, {{.*}}part = "input"
+    // expected-remark@below {{has a loop that is not cut in halves: the number of its turns is not known}}
+    %dw, %dx = "pw.launch"(%w, %b) {callee = @b, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s1} : (!w, !b) -> (!w, !b)
+    %u = "pw.transfer"(%dx) {loop = @l, slice = @s0} : (!b) -> !b
+    %rx = "pw.reduce"(%u) {kind = "concat", loop = @l, slice = @s0} : (!b) -> !x
+    %rw = "pw.reduce"(%dw) {kind = "sum", loop = @l, slice = @s1} : (!w) -> !w
+    return %rx, %rw : !x, !w
+  }
+  func.func private @b(%w: !w, %d: !b) -> (!w, !b) {
+    %bound = stablehlo.constant dense<1.0> : tensor<f32>
+    %zeros = stablehlo.constant dense<0.0> : !w
+    %r:3 = stablehlo.while(%size = %bound, %ct = %d, %dw = %zeros) : tensor<f32>, !b, !w
+    cond {
+      %0 = stablehlo.compare LT, %size, %bound : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %0 : tensor<i1>
+    } do {
+      %0 = stablehlo.dot_general %ct, %ct, contracting_dims = [0] x [0] : (!b, !b) -> !w
+      %1 = stablehlo.add %dw, %0 : !w
+      %2 = stablehlo.dot_general %ct, %w, contracting_dims = [1] x [1] : (!b, !w) -> !b
+      %3 = stablehlo.slice %2 [0:1, 0:1] : (!b) -> tensor<1x1xf32>
+      %4 = stablehlo.reshape %3 : (tensor<1x1xf32>) -> tensor<f32>
+      stablehlo.return %4, %2, %1 : tensor<f32>, !b, !w
+    }
+    return %r#2, %r#1 : !w, !b
+  }
+}
