@@ -591,11 +591,16 @@ class Controller:
 
     def _watch(self) -> None:
         """Asks all workers whether they live."""
+        asked = time.monotonic()
         for number in itertools.count():
             if self._closed.wait(HEARTBEAT_SECONDS):
                 return
+            # When this process did not run, as after Ctrl-Z, nobody could be heard.
+            late = time.monotonic() - asked - HEARTBEAT_SECONDS
+            asked = time.monotonic()
             self._answers.poll()
             for host in self.hosts:
+                host.heard += late
                 if host.error is not None:
                     continue
                 silent = time.monotonic() - host.heard

@@ -386,6 +386,30 @@ assert time.monotonic() - began < 30
 """)
 
 
+def test_a_controller_that_is_stopped():
+    """As by Ctrl-Z: it has heard nobody for long, which is not the fault of the workers."""
+    run("""
+import subprocess
+
+import pathways.runtime.hosts.controller as module
+
+module.DEADLINE_SECONDS = 2
+pw.connect(hosts=2)
+a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+program = pw.program(lambda x: a(b(a(x))))
+assert float(program(np.float32(0))) == 3
+time.sleep(1)  # Until all is heard that was said before.
+resume = f"sleep 4; kill -CONT {os.getpid()}"
+with subprocess.Popen(["sh", "-c", resume]):
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(1)
+assert float(program(np.float32(0))) == 3
+os.kill(controller().hosts[1].process.pid, signal.SIGSTOP)
+with refused(HostError, "host 1 (island1) is lost: it has said nothing for"):
+    program(np.float32(0)).block_until_ready()
+""")
+
+
 def test_workers_end_with_the_controller():
     script = """
 pw.connect(hosts=2)
