@@ -64,14 +64,14 @@ def phases(options: Options) -> list[Phase]:
                 # Before transfers: a launch that nobody needs must not pull its operands over.
                 Dce(),
                 InsertTransfers(),
-                # Transfers say what others wait for; and not later, so that Shardy sees what is handed over.
-                SplitBackward(options.policy, options.schedule_file),
                 VerifyPlaced(),
             ),
         ),
         Phase(
             "sharded",
             (
+                # Transfers say what others wait for. Not later: Shardy sees what halves hand over.
+                SplitBackward(options.policy, options.schedule_file),
                 # Transfers are explicit by now: Shardy sees which values are on which mesh.
                 PropagateShardings(),
                 # Before scheduling: cutting and joining are launches that stand in the order of their slice.

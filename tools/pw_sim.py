@@ -35,6 +35,7 @@ def _parser() -> FlagParser:
     add("input", nargs="?", default="-", metavar="FILE", help="the program; default: standard input")
     add_timing_flags(parser)
     add("--json", action="store_true", help="print the figures as JSON")
+    add("--compare", action="store_true", help="schedule a placed program by every policy, side by side")
     add("--trace", metavar="FILE", help="write a trace for Perfetto and pw-viz")
     add("-o", dest="output", default="-", metavar="FILE", help="default: standard output")
     return parser

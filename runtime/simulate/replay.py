@@ -38,7 +38,7 @@ def simulate(plan: Plan, times: Times | None = None, link: Link | None = None, t
 class _Replay:
     def __init__(self, plan: Plan, times: Times, link: Link) -> None:
         self.plan = plan
-        self.times = times
+        self.times = times.in_plan(plan)
         self.link = link
         # Each is a time, and the step that it stems from.
         self.made: dict[Slot, tuple[float, int | None]] = {}

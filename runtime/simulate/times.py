@@ -12,8 +12,8 @@ Durations are given as a mapping, which is also the form of a JSON file:
 All of it is optional, and the most specific entry counts: a launch by its label, its computation, the
 kinds of its placed calls at their stages, these kinds. A number counts time units, a string has a suffix
 and counts seconds; the two do not mix. Where nothing is stated, a placed call takes one unit and glue none;
-half of a split backward takes half of a backward, and a launch that several placed calls were fused into
-what they take together.
+half of a split backward takes half of a backward, the only half of one all of it, and a launch that several
+placed calls were fused into what they take together.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Times:
       stages: by stage and kind.
       computations: by name of the computation.
       launches: by label of the launch.
+      whole: stages with only one half of a backward, such as a first stage: it takes what a backward takes.
     """
 
     unit: str = UNITS
@@ -50,6 +51,14 @@ class Times:
     stages: Mapping[int, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     computations: Mapping[str, float] = dataclasses.field(default_factory=dict)
     launches: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    whole: frozenset[int | None] = frozenset()
+
+    def in_plan(self, plan: Plan) -> Times:
+        """The same times, with the halves that a program has."""
+        launches = [step for step in plan.steps if isinstance(step, Launch)]
+        halves = {(o.stage, o.part) for launch in launches for o in launch.origins if o.part is not None}
+        stages = [stage for stage, _ in halves]
+        return dataclasses.replace(self, whole=frozenset(s for s in stages if stages.count(s) == 1))
 
     @property
     def has_entries(self) -> bool:
@@ -71,6 +80,8 @@ class Times:
         return sum(self._of_call(origin, launch.label) for origin in launch.origins)
 
     def _of_call(self, call: Origin, label: str) -> float:
+        if call.stage in self.whole:
+            call = dataclasses.replace(call, part=None)
         at_stage = {} if call.stage is None else self.stages.get(call.stage, {})
         for table in (at_stage, self.kinds):
             if call.part is not None and f"{call.kind}.{call.part}" in table:
@@ -113,7 +124,7 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
         int(stage): _read_table(reader, table, f"stages, {stage}", "kind", KINDS)
         for stage, table in stages.items()
     }
-    return Times(reader.unit, stages=by_stage, **tables)
+    return Times(reader.unit, tables["kinds"], by_stage, tables["computations"], tables["launches"])
 
 
 def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
