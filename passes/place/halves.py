@@ -7,6 +7,7 @@ minimum cut of a flow network, whose capacities are the bytes that live between 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
@@ -112,7 +113,8 @@ class _Flow:
             not effect and self.is_repeated(op)
             for op, effect in zip(question.operations, effects, strict=True)
         ]
-        self.again = [count + sum(again[:n]) if repeat else n for n, repeat in enumerate(again)]
+        second = itertools.count(count)
+        self.again = [next(second) if repeat else n for n, repeat in enumerate(again)]
         """The node that stands for each operation in the second half."""
         self.size = count + sum(again)
 
