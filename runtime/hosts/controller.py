@@ -414,7 +414,7 @@ class Controller:
             try:
                 host.steps.send_frames(frame)
             except ConnectionEnded as error:
-                self._lose(host, str(error))
+                self._lose_ended(host, error)
                 # It may have been lost before the step was there to be told.
                 step.lose(host.index, host.error or str(error))
 
@@ -506,7 +506,7 @@ class Controller:
             with Whole():
                 send(*what)
         except ConnectionEnded as error:
-            self._lose(host, str(error))
+            self._lose_ended(host, error)
             raise HostError(host.error) from None
 
     def _make_room(self) -> None:
@@ -525,8 +525,8 @@ class Controller:
         """Hears what a worker has said of steps."""
         try:
             host.steps.act_on_some(functools.partial(self._hear, host))
-        except ConnectionEnded:
-            self._lose(host, "its process has ended" + host.ending())
+        except ConnectionEnded as error:
+            self._lose_ended(host, error)
         except MessageError as error:
             self._lose(host, str(error))
 
@@ -535,8 +535,8 @@ class Controller:
         try:
             while True:
                 self._hear(host, connection.receive())
-        except ConnectionEnded:
-            self._lose(host, "its process has ended" + host.ending())
+        except ConnectionEnded as error:
+            self._lose_ended(host, error)
         except MessageError as error:
             self._lose(host, str(error))
 
@@ -576,6 +576,12 @@ class Controller:
         step = self._steps.get(done.run)
         if step is not None and step.done(host.index, error, failed):
             self._steps.pop(done.run, None)
+
+    def _lose_ended(self, host: HostProcess, error: ConnectionEnded) -> None:
+        """Loses a worker whose connection has ended, which its process explains where it has ended, too."""
+        if host.error is None:
+            how = host.ending()
+            self._lose(host, f"its process has ended{how}" if how else str(error))
 
     def _lose_peer(self, host: HostProcess, peer: HostProcess, why: str) -> None:
         """Loses a worker that another one does not reach."""
@@ -664,8 +670,12 @@ class Controller:
 
     def _take_unused(self, host: int) -> tuple[int, ...]:
         """The arrays of a host that nobody holds, once."""
-        unused = self._unused[host]
-        return tuple(unused.popleft() for _ in range(len(unused)))
+        taken = []
+        # Another thread may take some at the same time.
+        with contextlib.suppress(IndexError):
+            while self._unused[host]:
+                taken.append(self._unused[host].popleft())
+        return tuple(taken)
 
     def _lose(self, host: HostProcess, why: str) -> None:
         """A host is gone: all that depends on it is an error from now on."""
