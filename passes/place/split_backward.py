@@ -49,7 +49,7 @@ class SplitBackward(Pass):
        halves: what is handed over, and what W alone keeps alive of the microbatch. Nothing is computed twice;
        broadcasts, constants and other work that only lays out values may be repeated.
     2. A `stablehlo.while` that makes both becomes two loops. The first one stacks what the second one reads.
-       A loop whose number of turns is not known stays whole, with a remark.
+       A loop whose number of turns is not known stays whole, and so does a branch, with a remark.
     3. Calls are inlined, and an `optimization_barrier` holds each of its values by itself.
 
     Where a forward is repeated (`jax.checkpoint`), a remark says how many bytes wait for W.
@@ -123,14 +123,14 @@ class _Halved:
       weight: the other one, which takes that behind its arguments.
       handed: for each value handed over, the result of the first half that it is.
       handed_bytes: their size.
-      whole_loops: how many loops stay whole.
+      whole: what stays in the first half as a whole, in words.
     """
 
     input: _Half
     weight: _Half
     handed: Sequence[int]
     handed_bytes: int
-    whole_loops: int
+    whole: tuple[str, ...]
 
 
 class _Splitter:
@@ -139,7 +139,7 @@ class _Splitter:
         self.computations = Computations(module, self.symbols)
         self.repeats = repeats
         self.effects: dict[str, bool] = {}
-        self.splits: dict[tuple[str, tuple[int, ...], tuple[int, ...]], _Halved | int] = {}
+        self.splits: dict[tuple[str, tuple[int, ...], tuple[int, ...]], _Halved | tuple[str, ...]] = {}
 
     def has_effect(self, op: ir.OpView) -> bool:
         """Whether an operation does more than compute its results."""
@@ -156,10 +156,9 @@ class _Splitter:
         if key not in self.splits:
             self.splits[key] = self.make(*key)
         split = self.splits[key]
-        whole_loops = split if isinstance(split, int) else split.whole_loops
-        if whole_loops:
-            remark(launch, "has a loop that is not cut in halves: the number of its turns is not known")
-        if isinstance(split, int):
+        for what in split if isinstance(split, tuple) else split.whole:
+            remark(launch, f"keeps {what} in the half that others wait for: it is not cut in halves")
+        if isinstance(split, tuple):
             _name(launch, "input")
             return list(launch.operands)
         return self.replace(launch, split)
@@ -197,8 +196,8 @@ class _Splitter:
         launch.operation.erase()
         return list(first.operands)
 
-    def make(self, callee: str, urgent: tuple[int, ...], costs: tuple[int, ...]) -> _Halved | int:
-        """Cuts a computation; where nothing is left for W, the number of loops that stay whole."""
+    def make(self, callee: str, urgent: tuple[int, ...], costs: tuple[int, ...]) -> _Halved | tuple[str, ...]:
+        """Cuts a computation; where nothing is left for W, what stays whole in words."""
         scratch = self.computations.variant(callee, f"{callee}_scratch")
         name = scratch.attributes["sym_name"].value
         try:
@@ -215,8 +214,8 @@ class _Splitter:
                 Question(operations, list(wanted), late, kept, self.has_effect, repeats=self.repeats)
             )
             if not halves.made_second:
-                return len(loops.whole)
-            return self.emit(callee, scratch, halves, len(loops.whole))
+                return tuple(loops.whole)
+            return self.emit(callee, scratch, halves, tuple(loops.whole))
         finally:
             del self.symbols[name]
             scratch.operation.erase()
@@ -245,7 +244,7 @@ class _Splitter:
                 old.replace_all_uses_with(alone.results[0])
             op.operation.erase()
 
-    def emit(self, callee: str, function: ir.OpView, halves: Halves, whole_loops: int) -> _Halved:
+    def emit(self, callee: str, function: ir.OpView, halves: Halves, whole: tuple[str, ...]) -> _Halved:
         """Makes the computations of both halves."""
         block = body_block(function)
         arguments = list(block.arguments)
@@ -288,7 +287,7 @@ class _Splitter:
             half(f"{callee}_weight", halves.second, of_second, halves.handed, []),
             [[*values, *added].index(v) for v in halves.handed],
             sum(byte_size(v.type) for v in halves.handed),
-            whole_loops,
+            whole,
         )
 
 
