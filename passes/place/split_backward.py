@@ -40,7 +40,7 @@ class SplitBackward(Pass):
     """Cuts backward launches into the half that others wait for and the half of the weights.
 
     It works on the loops over microbatches whose schedule has halves: by the option, else by their own
-    `schedule`. The first half, I, makes what other slices, other stages or the next microbatch wait for: the
+    `schedule`. The first half, I, makes what other slices, other stages or the next microbatch wait for, the
     gradients of inputs. The second half, W, makes what is only summed up, the gradients of weights. A
     backward that makes only one of these is that half as a whole.
 
@@ -49,7 +49,7 @@ class SplitBackward(Pass):
        halves: what is handed over, and what W alone keeps alive of the microbatch. Nothing is computed twice;
        broadcasts, constants and other work that only lays out values may be repeated.
     2. A `stablehlo.while` that makes both becomes two loops. The first one stacks what the second one reads.
-       A loop whose number of turns is not known stays whole, with a remark.
+       A loop whose number of turns is not known stays whole, and so does a branch, with a remark.
     3. Calls are inlined, and an `optimization_barrier` holds each of its values by itself.
 
     Where a forward is repeated (`jax.checkpoint`), a remark says how many bytes wait for W.
@@ -70,21 +70,25 @@ class SplitBackward(Pass):
         if not loops:
             return
         splitter = _Splitter(module, self.recompute)
-        urgent: set[ir.Value] = set()
+        waits = _Waits()
         # Readers first: what they wait for is known when their operands are met.
         for op in reversed(list(body_block(main).operations)):
             if not isinstance(op, LaunchOp):
                 if not isinstance(op, ReduceOp):
-                    urgent.update(op.operands)
+                    waits.urgent.update(op.operands)
             elif op.loop in loops and _is_backward(op):
-                urgent.update(splitter.split(op, urgent))
+                (stage,) = {origin.stage for origin in op.origins}
+                for half in splitter.split(op, waits.wanted(op, stage)):
+                    waits.read(half, {stage} if _is_weight(half) else None)
             elif (
                 op.loop not in loops
                 or any(origin.kind == "fwd" for origin in op.origins)
-                or not urgent.isdisjoint(op.results)
+                or not waits.urgent.isdisjoint(op.results)
                 or splitter.has_effect(splitter.symbols[op.callee])
             ):
-                urgent.update(op.operands)
+                waits.read(op, None)
+            else:
+                waits.read(op, set().union(*(waits.late.get(r, ()) for r in op.results)))
         erase_unused_functions(module)
 
     def is_wanted(self, op: ir.OpView) -> bool:
@@ -97,6 +101,40 @@ class SplitBackward(Pass):
 def _is_backward(launch: LaunchOp) -> bool:
     """Whether a launch is the whole backward of a stage."""
     return any(o.kind == "bwd" and o.stage is not None and o.part is None for o in launch.origins)
+
+
+def _is_weight(launch: LaunchOp) -> bool:
+    """Whether a launch is the half of the weights."""
+    return any(origin.part == "weight" for origin in launch.origins)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Waits:
+    """Who waits for values.
+
+    Attributes:
+      urgent: values for which another slice, a forward or the half of an input waits.
+      late: for each value the stages whose halves of weights it leads to.
+    """
+
+    urgent: set[ir.Value] = dataclasses.field(default_factory=set)
+    late: dict[ir.Value, set[int | None]] = dataclasses.field(default_factory=dict)
+
+    def wanted(self, launch: LaunchOp, stage: int | None) -> tuple[int, ...]:
+        """The results of a backward that others wait for, other stages on its slice included."""
+        return tuple(
+            n
+            for n, result in enumerate(launch.results)
+            if result in self.urgent or self.late.get(result, set()) - {stage}
+        )
+
+    def read(self, launch: LaunchOp, stages: set[int | None] | None) -> None:
+        """Notes that a launch reads its operands: for the weights of some stages, or, for None, urgently."""
+        for value in launch.operands:
+            if stages is None:
+                self.urgent.add(value)
+            else:
+                self.late.setdefault(value, set()).update(stages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,14 +161,14 @@ class _Halved:
       weight: the other one, which takes that behind its arguments.
       handed: for each value handed over, the result of the first half that it is.
       handed_bytes: their size.
-      whole_loops: how many loops stay whole.
+      whole: what stays in the first half as a whole, in words.
     """
 
     input: _Half
     weight: _Half
     handed: Sequence[int]
     handed_bytes: int
-    whole_loops: int
+    whole: tuple[str, ...]
 
 
 class _Splitter:
@@ -139,33 +177,36 @@ class _Splitter:
         self.computations = Computations(module, self.symbols)
         self.repeats = repeats
         self.effects: dict[str, bool] = {}
-        self.splits: dict[tuple[str, tuple[int, ...], tuple[int, ...]], _Halved | int] = {}
+        self.splits: dict[tuple[str, tuple[int, ...], tuple[int, ...]], _Halved | tuple[str, ...]] = {}
 
     def has_effect(self, op: ir.OpView) -> bool:
         """Whether an operation does more than compute its results."""
         return has_side_effect(op, self.symbols, self.effects)
 
-    def split(self, launch: LaunchOp, urgent: set[ir.Value]) -> list[ir.Value]:
-        """Replaces a launch by its halves; returns what others wait for of what they read."""
-        wanted = tuple(n for n, r in enumerate(launch.results) if r in urgent)
+    def split(self, launch: LaunchOp, wanted: tuple[int, ...]) -> list[LaunchOp]:
+        """Replaces a launch by its halves, which it returns.
+
+        Args:
+          launch: a whole backward.
+          wanted: its results that others wait for.
+        """
         if not wanted and not self.has_effect(self.symbols[launch.callee]):
             _name(launch, "weight")
-            return []
+            return [launch]
         costs = tuple(_bytes_kept(v, launch.loop) for v in launch.operands)
         key = (launch.callee, wanted, costs)
         if key not in self.splits:
             self.splits[key] = self.make(*key)
         split = self.splits[key]
-        whole_loops = split if isinstance(split, int) else split.whole_loops
-        if whole_loops:
-            remark(launch, "has a loop that is not cut in halves: the number of its turns is not known")
-        if isinstance(split, int):
+        for what in split if isinstance(split, tuple) else split.whole:
+            remark(launch, f"keeps {what} in the half that others wait for: it is not cut in halves")
+        if isinstance(split, tuple):
             _name(launch, "input")
-            return list(launch.operands)
+            return [launch]
         return self.replace(launch, split)
 
-    def replace(self, launch: LaunchOp, split: _Halved) -> list[ir.Value]:
-        """Launches both halves of a computation."""
+    def replace(self, launch: LaunchOp, split: _Halved) -> list[LaunchOp]:
+        """Launches both halves of a computation, which it returns."""
         if _is_repeated(launch, self.symbols[launch.callee]):
             kept = {launch.operands[n] for n in split.weight.arguments} - {
                 v for v in launch.operands if not _bytes_kept(v, launch.loop)
@@ -195,10 +236,10 @@ class _Splitter:
             for number, result in zip(results, made.results, strict=False):
                 launch.results[number].replace_all_uses_with(result)
         launch.operation.erase()
-        return list(first.operands)
+        return [first, second]
 
-    def make(self, callee: str, urgent: tuple[int, ...], costs: tuple[int, ...]) -> _Halved | int:
-        """Cuts a computation; where nothing is left for W, the number of loops that stay whole."""
+    def make(self, callee: str, urgent: tuple[int, ...], costs: tuple[int, ...]) -> _Halved | tuple[str, ...]:
+        """Cuts a computation; where nothing is left for W, what stays whole in words."""
         scratch = self.computations.variant(callee, f"{callee}_scratch")
         name = scratch.attributes["sym_name"].value
         try:
@@ -215,8 +256,8 @@ class _Splitter:
                 Question(operations, list(wanted), late, kept, self.has_effect, repeats=self.repeats)
             )
             if not halves.made_second:
-                return len(loops.whole)
-            return self.emit(callee, scratch, halves, len(loops.whole))
+                return tuple(loops.whole)
+            return self.emit(callee, scratch, halves, tuple(loops.whole))
         finally:
             del self.symbols[name]
             scratch.operation.erase()
@@ -245,7 +286,7 @@ class _Splitter:
                 old.replace_all_uses_with(alone.results[0])
             op.operation.erase()
 
-    def emit(self, callee: str, function: ir.OpView, halves: Halves, whole_loops: int) -> _Halved:
+    def emit(self, callee: str, function: ir.OpView, halves: Halves, whole: tuple[str, ...]) -> _Halved:
         """Makes the computations of both halves."""
         block = body_block(function)
         arguments = list(block.arguments)
@@ -288,7 +329,7 @@ class _Splitter:
             half(f"{callee}_weight", halves.second, of_second, halves.handed, []),
             [[*values, *added].index(v) for v in halves.handed],
             sum(byte_size(v.type) for v in halves.handed),
-            whole_loops,
+            whole,
         )
 
 

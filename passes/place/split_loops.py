@@ -19,6 +19,7 @@ from pathways.passes.place.halves import Question, copy_into, halve
 from pathways.passes.util.operations import byte_size, captured, captured_by_regions, zeros_of
 
 _WHILE = "stablehlo.while"
+_BRANCHES = ("stablehlo.case", "stablehlo.if")
 
 HasEffect = Callable[[ir.OpView], bool]
 
@@ -71,8 +72,8 @@ class LoopSplitter:
     def __init__(self, has_effect: HasEffect, repeats: bool) -> None:
         self.has_effect = has_effect
         self.repeats = repeats
-        self.whole: list[ir.OpView] = []
-        """Loops that stay whole since the number of their turns is not known."""
+        self.whole: dict[str, None] = {}
+        """What stays in the first half as a whole although it makes more, in words."""
 
     def split(self, block: ir.Block, urgent: Iterable[ir.Value], costs: Mapping[ir.Value, int]) -> None:
         """Cuts the loops of a block that make some of the values that others wait for, and more.
@@ -84,14 +85,14 @@ class LoopSplitter:
         """
         operations = list(block.operations)[:-1]
         needed = needed_values(operations, urgent)
-        costs = dict(costs)
-        for op in operations:
-            costs.update((r, byte_size(r.type)) for r in op.results)
         for op in operations:
             wanted = [n for n, r in enumerate(op.results) if r in needed]
-            is_loop = op.operation.name == _WHILE and not self.has_effect(op)
-            if is_loop and wanted and len(_carried_for(op, wanted)) < len(op.operands):
+            if not 0 < len(wanted) < len(op.results) or self.has_effect(op):
+                continue
+            if op.operation.name == _WHILE:
                 self.split_loop(op, wanted, costs)
+            elif op.operation.name in _BRANCHES:
+                self.whole["a branch that values choose"] = None
 
     def split_loop(self, loop: ir.OpView, wanted: Iterable[int], costs: Mapping[ir.Value, int]) -> None:
         """Replaces a loop by two, if there is something for the second one."""
@@ -106,10 +107,10 @@ class LoopSplitter:
             return
         turn = None if turns is None else _turn(turns)
         if turns is None or turn is None:
-            self.whole.append(loop)
+            self.whole["a loop whose number of turns is not known"] = None
             return
         per_turn = {
-            argument: -(-costs.get(loop.operands[n], 0) // turns.count)
+            argument: -(-_cost(loop.operands[n], costs) // turns.count)
             if n in constant
             else byte_size(argument.type)
             for n, argument in enumerate(body.arguments)
@@ -118,6 +119,11 @@ class LoopSplitter:
         first_returns = [returned[n] for n in sorted(urgent)]
         self.split(body, first_returns, per_turn)
         _Pair(self, loop, urgent, counters, constant, late, turn, turns.count).build(per_turn)
+
+
+def _cost(value: ir.Value, costs: Mapping[ir.Value, int]) -> int:
+    """The bytes of a value that only the second half would keep alive."""
+    return costs.get(value, 0) if isinstance(value, ir.BlockArgument) else byte_size(value.type)
 
 
 def _turn(turns: Turns) -> int | None:

@@ -144,7 +144,8 @@ class _ScheduleReader:
         actions = [a for a in parts_of(written) if a in self.work.needs]
         if not actions and not self.is_other_half(written):
             fail(self.why_missing(written))
-        for action in actions:
+        # B takes the place of both halves, also of one that the stage does not have.
+        for action in parts_of(written):
             if action in self.cells:
                 other_row, other_column = self.cells[action]
                 fail(f"stands in row {other_row}, column {other_column} already")

@@ -66,6 +66,15 @@ def test_forms_and_bundles_are_equal(written: list[dict[str, bytes]], program: s
         assert [name for name in first if other[name] != first[name]] == []
 
 
+def test_halves_are_equal() -> None:
+    examples = Path(__file__).parents[1] / "passes" / "place" / "split_backward.mlir"
+    pipeline = "pw-split-backward{policy=zb-h1},pw-propagate-shardings,pw-lower-transfers"
+    command = ("-m", "pathways.tools.pw_opt", examples, "--split-input-file", "-p", pipeline)
+    first, *others = (run(seed, *command).stdout for seed in SEEDS)
+    assert first.count('part = "weight"') == 6
+    assert others == [first] * 2
+
+
 def test_errors_are_equal() -> None:
     first, *others = (
         run(seed, "-m", "pathways.tools.pw_opt", "-", input=MOVES_FROM_TWO_SLICES).stderr for seed in SEEDS

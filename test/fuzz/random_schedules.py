@@ -121,7 +121,11 @@ def _examine_batch(seed: int, batch: range, folder: Path, note: Callable[[str], 
             case = case_of(seed, number)
             try:
                 outcome = examine(case, random.Random(number), context)
-                if number % EXECUTED == 0 and not case.line.split and case.faults is not None:
+                if (
+                    number % EXECUTED == 0
+                    and (not case.line.split or case.line.weight_first)
+                    and case.faults is not None
+                ):
                     outcome = _executed(case) or outcome
             except Exception as error:
                 outcome = "traceback", f"{error}\n{traceback.format_exc()}"

@@ -23,6 +23,7 @@ class Line:
       count: of microbatches.
       trained: the first stage with a backward; as many as there are stages for none.
       split: whether backwards are two halves.
+      weight_first: whether the first of them is W alone, since nobody waits for more, as in real programs.
     """
 
     owners: tuple[int, ...]
@@ -30,6 +31,7 @@ class Line:
     count: int
     trained: int
     split: bool = False
+    weight_first: bool = False
 
     @property
     def width(self) -> int:
@@ -45,7 +47,11 @@ class Line:
                 if stage < self.trained:
                     continue
                 behind = [other for other, read in enumerate(self.reads) if stage in read]
-                needs[stage, last, m] = {(stage, "F", m), *((other, last, m) for other in behind)}
+                first = {(stage, "F", m), *((other, last, m) for other in behind)}
+                if self.weight_first and stage == self.trained:
+                    needs[stage, "W", m] = first
+                    continue
+                needs[stage, last, m] = first
                 if self.split:
                     needs[stage, "W", m] = {(stage, "F", m), (stage, "I", m)}
         return needs
@@ -77,7 +83,8 @@ def random_line(rng: random.Random, largest: int = 5) -> Line:
         also = {stage - 1} | {rng.randrange(stage) for _ in range(rng.choice([0, 0, 0, 1, 2]))}
         reads.append(tuple(sorted(also)))
     trained = rng.choice([0, 0, 0, len(owners), rng.randint(0, len(owners))])
-    return Line(tuple(owners), tuple(reads), rng.randint(1, 4), trained, rng.random() < 0.2)
+    count, split = rng.randint(1, 4), rng.random() < 0.3
+    return Line(tuple(owners), tuple(reads), count, trained, split, split and rng.random() < 0.6)
 
 
 def random_case(rng: random.Random, line: Line) -> ScheduleCase:
@@ -114,7 +121,8 @@ def _rows(rng: random.Random, line: Line) -> list[list[str]]:
     if line.split and rng.random() < 0.5:
         # One word for both halves.
         for row in rows:
-            row[:] = [cell.replace("I", "B") for cell in row if "W" not in cell]
+            cells = [cell.replace("I", "B") for cell in row]
+            row[:] = [cell.replace("W", "B") for cell in cells if cell.replace("W", "B") not in cells]
     return rows
 
 
@@ -188,6 +196,7 @@ def faults_of(line: Line, rows: list[list[str]]) -> frozenset[str]:
         faults.add("rows")
     queues: list[list[Action]] = []
     seen: set[Action] = set()
+    claimed: set[Action] = set()
     for number, row in enumerate(rows):
         queues.append([])
         for cell in row:
@@ -197,14 +206,19 @@ def faults_of(line: Line, rows: list[list[str]]) -> frozenset[str]:
                 continue
             stage, kind, m = int(read[1]), read[2], int(read[3])
             kinds = "IW" if line.split and kind == "B" else kind
-            actions = [(stage, k, m) for k in kinds]
+            claims = [(stage, k, m) for k in kinds]
+            if line.weight_first and stage == line.trained and m < line.count:
+                actions = [(stage, k, m) for k in kinds if k != "I"]
+            else:
+                actions = claims
             if stage < len(line.owners) and line.owners[stage] != number:
                 faults.add("misplaced")
             if not all(action in needs for action in actions):
                 faults.add("unknown")
                 continue
-            if not seen.isdisjoint(actions):
+            if not claimed.isdisjoint(claims):
                 faults.add("doubled")
+            claimed.update(claims)
             seen.update(actions)
             queues[-1] += actions
     if seen != needs.keys():

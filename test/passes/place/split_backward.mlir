@@ -191,7 +191,7 @@ module @while attributes {pw.form = "placed"} {
   func.func @main(%x: !x {pw.slice = @s1}, %w: !w {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !w {pw.slice = @s1}) {
     %b = "pw.split"(%x) {loop = @l, slice = @s1} : (!x) -> !b
     // CHECK: "pw.launch"{{.*}} {callee = @b, {{.*}}part = "input"
-    // expected-remark@below {{has a loop that is not cut in halves: the number of its turns is not known}}
+    // expected-remark@below {{keeps a loop whose number of turns is not known in the half that others wait for}}
     %dw, %dx = "pw.launch"(%w, %b) {callee = @b, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s1} : (!w, !b) -> (!w, !b)
     %u = "pw.transfer"(%dx) {loop = @l, slice = @s0} : (!b) -> !b
     %rx = "pw.reduce"(%u) {kind = "concat", loop = @l, slice = @s0} : (!b) -> !x
@@ -214,5 +214,40 @@ module @while attributes {pw.form = "placed"} {
       stablehlo.return %4, %2, %1 : tensor<f32>, !b, !w
     }
     return %r#2, %r#1 : !w, !b
+  }
+}
+
+// -----
+
+// The first two stages are neighbours on a slice. The gradient that the second one hands to the first is for
+// another stage, and so part of its I, although it stays on the slice; the first stage is W as a whole.
+
+!x = tensor<8x4xf32>
+!b = tensor<2x4xf32>
+!w = tensor<4x4xf32>
+// CHECK-LABEL: module @neighbours
+module @neighbours attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "l", count = 4} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}, %w: !w {pw.slice = @s0}) -> (!w {pw.slice = @s0}, !w {pw.slice = @s0}) {
+    %b = "pw.split"(%x) {loop = @l, slice = @s0} : (!x) -> !b
+    // CHECK: %[[I:.*]] = "pw.launch"(%arg1, %{{.*}}) {callee = @b_input, {{.*}}part = "input", stage = 1
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @b_weight, {{.*}}part = "weight", stage = 1
+    %dw1, %dx = "pw.launch"(%w, %b) {callee = @b, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s0} : (!w, !b) -> (!w, !b)
+    // CHECK: "pw.launch"(%{{.*}}, %[[I]]) {callee = @first, {{.*}}part = "weight", stage = 0
+    %dw0 = "pw.launch"(%b, %dx) {callee = @first, loop = @l, origins = [{kind = "bwd", stage = 0}], slice = @s0} : (!b, !b) -> !w
+    %r0 = "pw.reduce"(%dw0) {kind = "sum", loop = @l, slice = @s0} : (!w) -> !w
+    %r1 = "pw.reduce"(%dw1) {kind = "sum", loop = @l, slice = @s0} : (!w) -> !w
+    return %r0, %r1 : !w, !w
+  }
+  func.func private @b(%w: !w, %d: !b) -> (!w, !b) {
+    %0 = stablehlo.dot_general %d, %d, contracting_dims = [0] x [0] : (!b, !b) -> !w
+    %1 = stablehlo.dot_general %d, %w, contracting_dims = [1] x [1] : (!b, !w) -> !b
+    return %0, %1 : !w, !b
+  }
+  func.func private @first(%x: !b, %d: !b) -> !w {
+    %0 = stablehlo.dot_general %x, %d, contracting_dims = [0] x [0] : (!b, !b) -> !w
+    return %0 : !w
   }
 }
