@@ -104,6 +104,11 @@ class Program[**P, R](OfProcess):
             filter_traceback(error)
             raise
 
+    @property
+    def calls(self) -> tuple[SignedCall, ...]:
+        """What it has been compiled for so far."""
+        return tuple(self._calls)
+
     @boundary
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces the program and takes it through all passes, without devices or data.

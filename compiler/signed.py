@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
+from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature, abstract
 from pathways.compiler.interface import Interface
 from pathways.runtime.local.load import Executable
@@ -60,6 +63,29 @@ class SignedCall(abc.ABC):
         if (own.tree, own.static, self.context) != (signature.tree, signature.static, signature.context):
             return False
         return all(own.takes(n, aval) for n, aval in enumerate(signature.avals))
+
+    def argument(self, name: str) -> tuple[range, Any]:
+        """The numbers of the leaves of an argument, and its structure.
+
+        Raises:
+          ValueError: there is no such argument, or it has no leaves.
+        """
+        names, first = [], 0
+        for tree in (part for group in self.tree.children() for part in group.children()):
+            numbers = range(first, first + tree.num_leaves)
+            first = numbers.stop
+            if not numbers:
+                continue
+            path, _ = jax.tree_util.tree_leaves_with_path(tree.unflatten(numbers))[0]
+            names.append(self.paths[numbers.start].removesuffix(jax.tree_util.keystr(path)))
+            if names[-1] == name:
+                return numbers, tree
+        raise ValueError(f"program '{self.name}' has no argument {name!r}, only {', '.join(names) or 'none'}")
+
+    def takes(self, numbers: Sequence[int], leaves: Sequence[Any]) -> bool:
+        """Whether some arguments, by their numbers, have the types that were compiled for."""
+        pairs = zip(numbers, leaves, strict=True)
+        return all(self._signature.takes(n, jax_internals.abstractify(leaf)) for n, leaf in pairs)
 
     @abc.abstractmethod
     def memory_analysis(self) -> MemoryAnalysis:

@@ -5,6 +5,8 @@ jit                       places a function on a slice
 program                   makes a program of a function that calls placed functions
 accumulate                runs a function on microbatches, which go through the stages as a pipeline
 load                      runs a program that was saved: `program.lower(*args).save(path)`
+prefetch                  puts batches where a program reads them, while the step before runs
+checkpoint                saves and restores trees of arrays: `save`, `restore`, `latest`
 connect, cluster          the devices of this process, or of hosts, until `disconnect`; `release` gives those
                           of a slice back
 trace                     records when what ran
@@ -33,12 +35,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathways.compiler import checkpoint
     from pathways.compiler.accumulate import accumulate
     from pathways.compiler.api import jit, program
     from pathways.compiler.backend import status
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.lowering import ProgramError
     from pathways.compiler.notices import PathwaysWarning
+    from pathways.compiler.prefetch import prefetch
     from pathways.compiler.program import Program
     from pathways.compiler.stages import Compiled, Lowered
     from pathways.runtime.bundle.manifest import BundleError
@@ -69,12 +73,14 @@ __all__ = [
     "VirtualSlice",
     "__version__",
     "accumulate",
+    "checkpoint",
     "cluster",
     "connect",
     "disconnect",
     "jit",
     "load",
     "make_virtual_device_set",
+    "prefetch",
     "program",
     "release",
     "status",
@@ -98,12 +104,14 @@ _MODULES = {
     "VirtualDeviceSet": "runtime.resources.virtual",
     "VirtualSlice": "runtime.resources.virtual",
     "accumulate": "compiler.accumulate",
+    "checkpoint": "compiler.checkpoint",
     "cluster": "runtime.local.devices",
     "connect": "runtime.hosts.connect",
     "disconnect": "runtime.hosts.connect",
     "jit": "compiler.api",
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",
+    "prefetch": "compiler.prefetch",
     "program": "compiler.api",
     "release": "runtime.local.devices",
     "status": "compiler.backend",
@@ -133,7 +141,8 @@ _tell_jax()
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    value = module if name == "checkpoint" else getattr(module, name)
     globals()[name] = value
     return value
 

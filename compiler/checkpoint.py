@@ -1,0 +1,377 @@
+"""Checkpoints: trees of arrays in folders of Orbax, one for each step.
+
+`save` writes `path/<step>` in the background and `restore` reads it, straight onto the slices of a program.
+Orbax reads and writes the same folders without us. It is an extra: `pip install pathways-mlir[checkpoint]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Iterator
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from pathways.runtime.hosts.array import Array
+from pathways.runtime.xla import pjrt
+from pathways.runtime.xla.tracebacks import boundary
+
+_STATE, _DATA = "state", "data"
+"""Under which names Orbax has the tree and the position of the input."""
+
+_AS_ARRAYS = (bool, complex, np.generic)
+"""Numbers that are kept as arrays without dimensions: Orbax refuses them, or does not know their types."""
+
+log = logging.getLogger("pathways")
+
+
+class Saving:
+    """A save that is under way.
+
+    Attributes:
+      step: the step that is saved.
+      path: the folder that is there when it is done.
+    """
+
+    def __init__(self, step: int, path: str, response: Any) -> None:
+        self.step = step
+        self.path = path
+        self._response = response
+
+    def __repr__(self) -> str:
+        return f"<checkpoint of step {self.step} in {self.path}>"
+
+    def wait(self) -> None:
+        """Waits until it is written.
+
+        Raises:
+          OSError: it cannot be written; there is no checkpoint of this step then.
+        """
+        try:
+            self._response.result()
+        except Exception as error:
+            raise OSError(
+                f"the checkpoint of step {self.step} in {self.path} was not saved: {error}"
+            ) from error
+
+
+@boundary
+def save(path: str | os.PathLike[str], state: Any, step: int, *, data: Any = None) -> Saving:
+    """Writes a checkpoint to `path/<step>`, and returns before it is written.
+
+    The folder appears at once when all of it is written; a process that ends on the way, however it does,
+    leaves what was there. The end of the program waits for what is under way, and so does the next save. The
+    arrays may be donated and deleted at once. On CPU a step that donates them while they are written copies
+    them, which takes its time and, for as long as the save, their memory once more.
+
+    Args:
+      path: the folder of all checkpoints of a run.
+      state: a tree of arrays, typed keys, numbers and strings. Arrays on hosts are fetched first, one after
+        the other, by this process.
+      step: the number of the checkpoint.
+      data: an iterator whose position belongs to it: one of Grain, or `pw.prefetch` of one. Anything with
+        `get_state()` that JSON can write.
+
+    Returns:
+      What is under way; `wait` says when it is done.
+
+    Raises:
+      ImportError: Orbax is not installed.
+      TypeError: a leaf is nothing that can be saved; names it. Or `data` has no position.
+      ValueError: a leaf has no elements, the tree has no leaves, or the step is negative.
+      FileExistsError: there is such a checkpoint.
+      OSError: an earlier save failed.
+    """
+    orbax = _orbax()
+    if step < 0:
+        raise ValueError(f"pw.checkpoint: the step must not be negative, got {step}")
+    folder = _folder(path) / str(int(step))
+    items: dict[str, Any] = {_STATE: jax.tree_util.tree_map_with_path(_saved, state)}
+    if not jax.tree.leaves(state):
+        raise ValueError("pw.checkpoint: the tree to save has no leaves")
+    if data is not None:
+        items[_DATA] = _InputPosition(data)
+    _pending.wait()
+    if folder.exists():
+        raise FileExistsError(f"pw.checkpoint: there is a checkpoint of step {step} already: {folder}")
+    # Otherwise a folder that cannot be made is an error after minutes.
+    context = orbax.Context()
+    context.asynchronous.create_directories_asynchronously = False
+    with context:
+        saving = Saving(int(step), str(folder), orbax.save_checkpointables_async(folder, items))
+    _pending.add(saving)
+    return saving
+
+
+@boundary
+def restore(path: str | os.PathLike[str], like: Any, *, step: int | None = None, data: Any = None) -> Any:
+    """Reads a checkpoint onto the devices where a program wants it.
+
+    Each device gets its part from the file, whatever lay where when it was saved.
+
+    Args:
+      path: the folder of all checkpoints of a run.
+      like: a tree of the same structure, of arrays or of `jax.ShapeDtypeStruct`s with shardings, such as the
+        `out_info` of a compiled program. What has no sharding of this process, such as an array of NumPy or
+        on hosts, becomes an array of NumPy: put it where it belongs with `place` of a program.
+      step: which; the latest unless given.
+      data: an iterator that is put to the position of the checkpoint.
+
+    Returns:
+      The tree.
+
+    Raises:
+      ImportError: Orbax is not installed.
+      FileNotFoundError: there is no such checkpoint.
+      ValueError: it has other leaves than `like`, of other shapes or types, names the first; or no position.
+      TypeError: `data` has no position.
+    """
+    orbax = _orbax()
+    if data is not None and not hasattr(data, "set_state"):
+        raise TypeError(
+            f"pw.checkpoint: {type(data).__name__} has no set_state(); restore the position of the input of "
+            "pw.prefetch before it is made"
+        )
+    _pending.wait()
+    folder = _folder(path) / str(_chosen(path, step))
+    _check_alike(orbax.metadata(folder).metadata, like, str(folder))
+    items = {_STATE: jax.tree.map(_wanted, like)}
+    tree = orbax.load(folder, items[_STATE])
+    if data is not None:
+        if not (folder / _DATA).exists():
+            raise ValueError(f"pw.checkpoint: {folder} has no position of an input")
+        orbax.load_checkpointables(folder, {_DATA: _InputPosition(data)})
+    return jax.tree.map(_restored, like, tree)
+
+
+@boundary
+def latest(path: str | os.PathLike[str]) -> int | None:
+    """The last step with a complete checkpoint; None when there is none.
+
+    Args:
+      path: the folder of all checkpoints of a run, which need not exist.
+
+    Raises:
+      ImportError: Orbax is not installed.
+    """
+    return max(_steps(path), default=None)
+
+
+class _HasState(Protocol):
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any) -> None: ...
+
+
+class _InputPosition:
+    """The position of an iterator as Orbax saves and loads it, in the files of Grain."""
+
+    def __init__(self, data: _HasState) -> None:
+        self._data = data
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Takes the position; what is returned writes it."""
+        text = _text(self._data)
+
+        async def write() -> None:
+            folder = await directory.await_creation()
+            await asyncio.to_thread((folder / self._name()).write_text, text)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """What is returned moves the iterator there."""
+
+        async def read() -> None:
+            text = await asyncio.to_thread((directory / self._name()).read_text)
+            # A DataLoader of Grain has its position as bytes.
+            is_bytes = isinstance(self._data.get_state(), bytes)
+            self._data.set_state(text.encode() if is_bytes else json.loads(text))
+
+        return read()
+
+    def _name(self) -> str:
+        return f"process_{jax.process_index()}-of-{jax.process_count()}.json"
+
+
+class _Pending:
+    """The save that is under way, of which there is one at most."""
+
+    def __init__(self) -> None:
+        self._saving: Saving | None = None
+        self._waits_at_exit = False
+
+    def wait(self) -> None:
+        """Waits for it.
+
+        Raises:
+          OSError: it failed.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+
+    def add(self, saving: Saving) -> None:
+        """Notes one."""
+        self._saving = saving
+        if not self._waits_at_exit:
+            self._waits_at_exit = True
+            # Orbax starts threads while it writes, and at `atexit` Python starts none any more.
+            threading._register_atexit(self._wait_at_exit)  # type: ignore[attr-defined]
+
+    def _wait_at_exit(self) -> None:
+        try:
+            self.wait()
+        except OSError as error:
+            log.error("%s", error)
+
+
+_pending = _Pending()
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint.experimental.v1 as orbax
+    except ImportError as error:
+        raise ImportError(
+            "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]"
+        ) from error
+    return orbax
+
+
+def _folder(path: str | os.PathLike[str]) -> Any:
+    """The folder, here or where Orbax writes too, such as gs://."""
+    from etils import epath
+
+    folder = epath.Path(path)
+    return folder if "://" in os.fspath(path) else folder.absolute()
+
+
+def _steps(path: str | os.PathLike[str]) -> list[int]:
+    orbax = _orbax()
+    folder = _folder(path)
+    if not folder.exists():
+        return []
+    return sorted(
+        int(file.name)
+        for file in folder.iterdir()
+        if file.name.isdecimal() and orbax.is_orbax_checkpoint(file)
+    )
+
+
+def _chosen(path: str | os.PathLike[str], step: int | None) -> int:
+    steps = _steps(path)
+    if not steps:
+        raise FileNotFoundError(f"pw.checkpoint: there is no checkpoint in {_folder(path)}")
+    if step is None:
+        return steps[-1]
+    if step not in steps:
+        raise FileNotFoundError(
+            f"pw.checkpoint: there is no checkpoint of step {step} in {_folder(path)}, only of "
+            f"{', '.join(map(str, steps))}"
+        )
+    return step
+
+
+def _text(data: Any) -> str:
+    """The position of an iterator as JSON."""
+    if not hasattr(data, "get_state"):
+        raise TypeError(
+            f"pw.checkpoint: {type(data).__name__} has no get_state(), so its position cannot be saved"
+        )
+    position = data.get_state()
+    try:
+        return position.decode() if isinstance(position, bytes) else json.dumps(position, indent=4)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"pw.checkpoint: the position of {type(data).__name__} is no JSON: {error}") from None
+
+
+def _saved(path: Any, leaf: Any) -> Any:
+    """A leaf as Orbax takes it."""
+    where = f"pw.checkpoint: state{jax.tree_util.keystr(path)}"
+    if isinstance(leaf, Array | jax.Array) and leaf.is_deleted():
+        raise ValueError(f"{where} has been deleted; it was donated to an earlier call")
+    if isinstance(leaf, Array):
+        # A copy of keys is an array of this process; NumPy has none.
+        leaf = copy.copy(leaf) if _is_key(leaf.dtype) else leaf.fetch()
+    elif isinstance(leaf, _AS_ARRAYS):
+        leaf = np.asarray(leaf)
+    if isinstance(leaf, jax.Array | np.ndarray):
+        if not leaf.size:
+            raise ValueError(f"{where} of shape {leaf.shape} has no elements, and Orbax saves none")
+        if _is_key(leaf.dtype) or leaf.dtype == bool or jax.dtypes.issubdtype(leaf.dtype, np.number):
+            return leaf
+        raise TypeError(f"{where} has the dtype {leaf.dtype}, which is no number")
+    if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
+        raise ValueError(f"{where} is {leaf}, which has more than 64 bits")
+    if isinstance(leaf, int | float | str):
+        return leaf
+    raise TypeError(f"{where} is a {type(leaf).__name__}, not an array or a number")
+
+
+def _wanted(leaf: Any) -> Any:
+    """A leaf as Orbax asks what to make of it."""
+    if isinstance(leaf, _AS_ARRAYS):
+        return np.asarray(leaf)
+    if not hasattr(leaf, "shape"):
+        return leaf
+    sharding = None if isinstance(leaf, Array) else getattr(leaf, "sharding", None)
+    if sharding is None and not _is_key(leaf.dtype):
+        # Of this shape, without its memory.
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    here = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
+
+
+def _restored(like: Any, leaf: Any) -> Any:
+    """What Orbax made of a leaf, as it was saved."""
+    if isinstance(like, np.generic):
+        return leaf[()]
+    if isinstance(like, _AS_ARRAYS):
+        return type(like)(leaf)
+    if isinstance(leaf, jax.Array) and getattr(like, "weak_type", False):
+        # Programs tell it from another, and files do not.
+        aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=True)
+        return pjrt.rewrap(aval, leaf.sharding)(leaf)
+    return leaf
+
+
+def _check_alike(there: Any, like: Any, folder: str) -> None:
+    """Refuses to restore other leaves than there are."""
+    if there is None:
+        return  # Written by others, with leaves that Orbax cannot describe.
+    types, wanted = dict(_types(there)), dict(_types(like))
+    for name in [*wanted, *types]:
+        if name not in types:
+            known = ", ".join([*list(types)[:8], *(["..."] if types.keys() - list(types)[:8] else [])])
+            raise ValueError(f"pw.checkpoint: {folder} has no leaf {name}, only {known}")
+        if name not in wanted:
+            raise ValueError(f"pw.checkpoint: {folder} has the leaf {name}, which `like` has not")
+        if None not in (types[name], wanted[name]) and types[name] != wanted[name]:
+            (dtype, shape), (asked, form) = types[name], wanted[name]
+            raise ValueError(
+                f"pw.checkpoint: {name} in {folder} is {dtype}{list(shape)}, but `like` has "
+                f"{asked}{list(form)}"
+            )
+
+
+def _types(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Name, and dtype and shape where it has one, of each leaf; keys by their data, as Orbax has them."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        # Orbax has tuples as lists, and what has names as dictionaries.
+        name = "/".join(jax.tree_util.keystr((key,), simple=True) for key in path)
+        if isinstance(leaf, _AS_ARRAYS):
+            leaf = np.asarray(leaf)
+        elif _is_key(getattr(leaf, "dtype", None)):
+            leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        has_type = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        yield name, (np.dtype(leaf.dtype), tuple(leaf.shape)) if has_type else None
+
+
+def _is_key(dtype: Any) -> bool:
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)

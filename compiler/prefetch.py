@@ -1,0 +1,292 @@
+"""Batches of an input, put on the slices that read them while the step before runs."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import copy
+import itertools
+import logging
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.compiler.jax_internals import flatten, unflatten
+from pathways.compiler.program import Program
+from pathways.compiler.signed import SignedCall
+from pathways.compiler.stages import Bound
+
+_LAST_WAIT = 5.0
+"""Seconds that closing waits for an input that is in the middle of a batch."""
+
+log = logging.getLogger("pathways")
+
+
+class Prefetched[T](Iterator[T]):
+    """An iterator over batches that are on their slices; made by `prefetch`.
+
+    As a context manager it is closed at the end of the block; otherwise when it ends, when nobody has it any
+    more, or with the process.
+
+    Attributes:
+      waited: the seconds that `next` has waited for the input in all; next to the time of the steps it says
+        whether the input keeps up.
+    """
+
+    def __init__(self, reader: _Reader, stall_report: float | None) -> None:
+        self.waited = 0.0
+        self._reader = reader
+        self._stall_report = stall_report
+        self._state = reader.state()
+        self._error: BaseException | None = None
+        # The thread knows nothing of this object, and ends when it is gone.
+        weakref.finalize(self, reader.stop).atexit = False
+        reader.start()
+
+    def __next__(self) -> T:
+        """The next batch.
+
+        Raises:
+          StopIteration: the input has ended, or this was closed.
+          Exception: what the input raised, with a note of the batch. It is raised again by later calls.
+        """
+        if self._error is not None:
+            raise self._error
+        began = time.monotonic()
+        try:
+            batch, self._state = self._reader.take(self._stall_report)
+        except StopIteration:
+            self.close()
+            raise
+        except Exception as error:
+            self._error = error
+            raise
+        finally:
+            self.waited += time.monotonic() - began
+        return batch
+
+    def __enter__(self) -> Prefetched[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread, and frees the batches that it has put on slices.
+
+        Where the input is in the middle of a batch, it waits for that for up to 5 seconds.
+        """
+        self._reader.stop()
+        self._reader.join()
+
+    def get_state(self) -> Any:
+        """The position of the input behind the last batch that was handed out, not behind those read ahead.
+
+        `checkpoint.save(..., data=...)` saves it.
+
+        Raises:
+          TypeError: the input has no positions: no `get_state`, which iterators of Grain have.
+        """
+        if self._state is None:
+            raise TypeError(
+                f"pw.prefetch: the input has no position to save: {self._reader.kind} has no get_state(), "
+                "which iterators of Grain have"
+            )
+        return copy.deepcopy(self._state)
+
+
+def prefetch[T](
+    iterable: Iterable[T],
+    step: Bound | Program[..., Any],
+    argument: str,
+    depth: int = 2,
+    *,
+    count: int | None = None,
+    stall_report: float | None = 60.0,
+) -> Prefetched[T]:
+    """Reads batches in a thread, and puts them where a step wants an argument, while steps before them run.
+
+    Args:
+      iterable: the input: trees of arrays or numbers. Arrays of NumPy are copied, so the input may use
+        their memory again.
+      step: the compiled program that takes them. A program that is not compiled takes the batches as they
+        are, until its first call has compiled it.
+      argument: the name of the argument of the step that they are.
+      depth: how many batches are ready or being read at most; each takes memory on its slices.
+      count: how many batches to read. No more are read then, and an input that ends before is an error.
+      stall_report: seconds after which a wait for the input is reported on the logger `pathways`, and again
+        whenever they have doubled; None for never.
+
+    Returns:
+      An iterator over the batches. Where a checkpoint keeps the position of the input, restore it before
+      this is called.
+
+    Raises:
+      ValueError: a step without such an argument, or a depth or count out of range.
+      TypeError: no input or no program; from `next`, a batch of a type that the step was not compiled for.
+
+    Example:
+      ```python
+      with pw.prefetch(batches, step, "batch") as ready:
+          for batch in ready:
+              state, loss = step(state, batch)
+      ```
+    """
+    if not isinstance(step, Bound | Program):
+        raise TypeError(f"pw.prefetch: step must be a program, got {type(step).__name__}")
+    if depth < 1:
+        raise ValueError(f"pw.prefetch: depth must be at least 1, got {depth}")
+    if count is not None and count < 0:
+        raise ValueError(f"pw.prefetch: count must not be negative, got {count}")
+    for call in _calls(step):
+        call.argument(argument)
+    return Prefetched(_Reader(iter(iterable), step, argument, depth, count), stall_report)
+
+
+class _Reader:
+    """The thread that reads, and the batches that are ready."""
+
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        step: Bound | Program[..., Any],
+        argument: str,
+        depth: int,
+        count: int | None,
+    ) -> None:
+        self.kind = type(iterator).__name__
+        self._iterator = iterator
+        self._step = step
+        self._argument = argument
+        self._depth = depth
+        self._count = count
+        self._x64 = jax.config.jax_enable_x64
+        self._ready: collections.deque[tuple[Any, Any]] = collections.deque()
+        self._number = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        # Its lock can be taken twice by a thread: the garbage collector may call `stop` anywhere.
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, name="pathways prefetch", daemon=True)
+
+    def start(self) -> None:
+        """Starts to read."""
+        # In front of JAX's own, which takes the devices away.
+        atexit.register(self._exit)
+        self._thread.start()
+
+    def state(self) -> Any:
+        """The position of the input; None where it has none."""
+        get_state = getattr(self._iterator, "get_state", None)
+        return None if get_state is None else copy.deepcopy(get_state())
+
+    def take(self, stall_report: float | None) -> tuple[Any, Any]:
+        """The next batch, and the position of the input behind it.
+
+        Raises:
+          StopIteration: there is none.
+          Exception: what the input raised.
+        """
+        began, report = time.monotonic(), stall_report
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._ready or self._ended, _left(began, report)):
+                assert report is not None
+                log.warning("%s", self._stalled(time.monotonic() - began))
+                report *= 2
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+        if self._error is not None:
+            raise self._error
+        raise StopIteration
+
+    def stop(self) -> None:
+        """Ends the reading, and frees what is ready."""
+        with self._changed:
+            self._ended = True
+            self._ready.clear()
+            self._changed.notify_all()
+        atexit.unregister(self._exit)
+
+    def join(self) -> None:
+        """Waits for the thread, unless the input keeps it."""
+        self._thread.join(_LAST_WAIT)
+
+    def _exit(self) -> None:
+        self.stop()
+        self.join()
+
+    def _read(self) -> None:
+        try:
+            # Settings of JAX belong to threads.
+            with jax.enable_x64(self._x64):
+                self._read_all()
+        except BaseException as error:
+            error.add_note(f"pw.prefetch: batch {self._number} of the input")
+            self._error = error
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _read_all(self) -> None:
+        for number in itertools.count() if self._count is None else range(self._count):
+            self._number = number
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._ready) < self._depth or self._ended)
+            if self._ended:
+                return
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                if self._count is not None:
+                    raise ValueError(
+                        f"pw.prefetch: the input ended after {number} of {self._count} batches"
+                    ) from None
+                return
+            item = _placed(batch, self._step, self._argument), self.state()
+            with self._changed:
+                if self._ended:
+                    return
+                self._ready.append(item)
+                self._changed.notify_all()
+
+    def _stalled(self, seconds: float) -> str:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        at = traceback.extract_stack(frame)[-1] if frame is not None else None
+        where = f"; it is in {at.name} at {at.filename}:{at.lineno}" if at is not None else ""
+        return (
+            f"pw.prefetch: the steps wait for the input, which has given no batch {self._number} for "
+            f"{seconds:.1f} seconds{where}"
+        )
+
+
+def _left(began: float, report: float | None) -> float | None:
+    return None if report is None else max(0.0, began + report - time.monotonic())
+
+
+def _calls(step: Bound | Program[..., Any]) -> tuple[SignedCall, ...]:
+    return (step.call,) if isinstance(step, Bound) else step.calls
+
+
+def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
+    """A batch where the step wants it; as it is where a program is not compiled for such batches."""
+    leaves, tree = flatten(batch)
+    # JAX reads memory of NumPy later, or for as long as the array lives.
+    leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    for call in _calls(step):
+        numbers, wanted = call.argument(argument)
+        if tree != wanted and isinstance(step, Bound):
+            raise TypeError(
+                f"program '{call.name}' was compiled for {argument} of structure {wanted}, got {tree}"
+            )
+        if tree == wanted and (isinstance(step, Bound) or call.takes(numbers, leaves)):
+            placed = call.place(dict(zip(numbers, leaves, strict=True)))
+            return unflatten(tree, list(placed.values()))
+    return unflatten(tree, leaves)

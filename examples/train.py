@@ -1,0 +1,184 @@
+"""Trains a small language model over two stages, and goes on where it was when it is started again.
+
+Parameters are born on their slices. Grain cuts excerpts out of a text, shuffled; `pw.prefetch` puts the next
+batches on the slices while a step runs. Orbax writes the state, with the position of the input, every few
+steps in the background. The learning rate warms up and decays. The loss on held-out text is measured now and
+then, and all of it goes to metrics.jsonl, one line of JSON for each step. Kill it, start it again with the
+same flags, and it ends with the same losses, bit for bit.
+
+    .venv/bin/python examples/train.py --out build/train --steps 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from _devices import connect
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+VOCABULARY, WIDTH, LENGTH, BATCH, MICROBATCHES = 128, 64, 32, 16, 4
+TEXT = "".join(Path(__file__).with_name(name).read_text() for name in ("char_lm.py", "train.py"))
+
+
+# The input: excerpts of a text, in an order that the seed says, without end.
+
+
+def excerpts(text: str, seed: int) -> grain.IterDataset:
+    """Batches of inputs and of the characters that follow them, int32 of shape (BATCH, LENGTH)."""
+    codes = np.minimum(np.frombuffer(text.encode(), np.uint8), VOCABULARY - 1).astype(np.int32)
+
+    def excerpt(start: int) -> dict[str, np.ndarray]:
+        return {"inputs": codes[start : start + LENGTH], "targets": codes[start + 1 : start + LENGTH + 1]}
+
+    starts = grain.MapDataset.range(len(codes) - LENGTH).seed(seed).shuffle().repeat()
+    return starts.map(excerpt).batch(BATCH, drop_remainder=True).to_iter_dataset()
+
+
+# The model: two stages, a small network over the last characters each.
+
+
+def init_front(key: jax.Array) -> dict[str, jax.Array]:
+    embed, mix = jax.random.split(key)
+    return {
+        "embed": 0.1 * jax.random.normal(embed, (VOCABULARY, WIDTH)),
+        "mix": jax.random.normal(mix, (4 * WIDTH, WIDTH)) / (4 * WIDTH) ** 0.5,
+    }
+
+
+def init_back(key: jax.Array) -> dict[str, jax.Array]:
+    hidden, head = jax.random.split(key)
+    return {
+        "hidden": jax.random.normal(hidden, (WIDTH, 4 * WIDTH)) / WIDTH**0.5,
+        "head": 0.1 * jax.random.normal(head, (4 * WIDTH, VOCABULARY)),
+    }
+
+
+def front(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
+    """From characters (batch, LENGTH) to what the last four say, (batch, LENGTH, WIDTH)."""
+    x = params["embed"][inputs]
+    before = [jnp.pad(x, ((0, 0), (n, 0), (0, 0)))[:, :LENGTH] for n in range(4)]
+    return jnp.tanh(jnp.concatenate(before, -1) @ params["mix"])
+
+
+def back(params: dict[str, jax.Array], x: jax.Array, targets: jax.Array) -> jax.Array:
+    """The mean cross-entropy of the next character, in nats."""
+    logits = jax.nn.gelu(x @ params["hidden"]) @ params["head"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+def main() -> int:
+    options = parse_options()
+    shape, overlap = connect(slices=2, shape=(1,))
+    devices = pw.make_virtual_device_set()
+    s0, s1 = (devices.add_slice(shape, ("data",), overlap=overlap) for _ in range(2))
+    placed_front = pw.jit(front, devices=s0, in_shardings=(P(), P("data")))
+    placed_back = pw.jit(back, devices=s1, in_shardings=(P(), P("data"), P("data")))
+    born_front, born_back = pw.jit(init_front, devices=s0), pw.jit(init_back, devices=s1)
+    rate = optax.warmup_cosine_decay_schedule(0.0, 1e-2, options.steps // 10 + 1, options.steps + 1)
+    optimizer = optax.adamw(rate)
+
+    def loss_of(params: Any, batch: Any) -> jax.Array:
+        return placed_back(params["back"], placed_front(params["front"], batch["inputs"]), batch["targets"])
+
+    @pw.program
+    def init(key: jax.Array) -> Any:
+        keys = jax.random.split(key)
+        params = {"front": born_front(keys[0]), "back": born_back(keys[1])}
+        return {"params": params, "moments": optimizer.init(params)}
+
+    @pw.program(schedule="1f1b", donate_argnums=0)
+    def train_step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        gradient = pw.accumulate(jax.value_and_grad(loss_of), MICROBATCHES)
+        loss, grads = gradient(state["params"], batch)
+        updates, moments = optimizer.update(grads, state["moments"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, loss
+
+    evaluate = pw.program(loss_of)
+
+    held_out = iter(excerpts(TEXT[: len(TEXT) // 10], seed=0))
+    held_out = [next(held_out) for _ in range(4)]
+    batches = iter(excerpts(TEXT[len(TEXT) // 10 :], options.seed))
+    key = jax.random.key(options.seed)
+
+    folder = options.out / "checkpoints"
+    done = pw.checkpoint.latest(folder) or 0
+    if done:
+        state = pw.checkpoint.restore(folder, init.lower(key).compile().out_info, data=batches)
+    else:
+        state = init(key)
+    step = train_step.lower(state, held_out[0]).compile()
+
+    with Metrics(options.out / "metrics.jsonl", done) as metrics:
+        with pw.prefetch(batches, step, "batch", count=options.steps - done) as ready:
+            for n, batch in enumerate(ready, done + 1):
+                began = time.perf_counter()
+                state, loss = step(state, batch)
+                line = {"step": n, "loss": float(loss), "learning_rate": float(rate(n - 1))}
+                if n % options.every == 0 or n == options.steps:
+                    losses = [float(evaluate(state["params"], batch)) for batch in held_out]
+                    line["held_out"] = float(np.mean(losses))
+                    metrics.write({**line, "seconds": time.perf_counter() - began})
+                    # Behind the metrics: what a checkpoint says is done is in them.
+                    pw.checkpoint.save(folder, state, n, data=ready)
+                else:
+                    metrics.write({**line, "seconds": time.perf_counter() - began})
+        print(f"{options.steps - done} steps from step {done}; waited {ready.waited:.2f} s for the input")
+    return 0
+
+
+class Metrics:
+    """A file of JSON lines, one for each step. Steps behind the checkpoint are taken again, and so are lines.
+
+    Args:
+      path: the file.
+      done: the step of the checkpoint.
+    """
+
+    def __init__(self, path: Path, done: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The last line may have been cut in two.
+        lines = path.read_text().splitlines(keepends=True)[:done] if path.exists() else []
+        new = path.with_suffix(".new")
+        new.write_text("".join(lines))
+        new.replace(path)
+        self._file = path.open("a")
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a language model that can be killed at any time.")
+    parser.add_argument("--out", type=Path, default=Path("build/train"), help="folder (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="train steps (default: %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=20, help="steps from checkpoint to checkpoint (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and input (default: %(default)s)")
+    options = parser.parse_args()
+    if options.steps < 1 or options.every < 1:
+        parser.error("--steps and --every must be at least 1")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Batches are on their slices before the step asks for them; what goes wrong with the input is said once."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+BATCH = {"x": np.ones((4, 8), np.float32), "y": np.zeros(4, np.float32)}
+
+
+@pytest.fixture(scope="module")
+def step() -> pw.Program:
+    """Two slices: the inputs of a batch are read by the first, over its axis, the targets by the second."""
+    devices = pw.make_virtual_device_set()
+    first, second = devices.add_slice((2,), ("data",)), devices.add_slice((1,), ("x",))
+    front = pw.jit(lambda w, x: x @ w, devices=first, in_shardings=(P(), P("data")))
+    back = pw.jit(lambda h, y: ((h.sum(1) - y) ** 2).mean(), devices=second)
+
+    @pw.program
+    def step(w, batch):
+        return back(front(w, batch["x"]), batch["y"])
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def compiled(step: pw.Program) -> pw.Compiled:
+    return step.lower(np.ones((8, 8), np.float32), BATCH).compile()
+
+
+def numbered(count: int) -> Iterator[dict[str, np.ndarray]]:
+    """Batches of their own numbers, all in the same memory, as loaders do that reuse it."""
+    x, y = np.empty((4, 8), np.float32), np.empty(4, np.float32)
+    for n in range(count):
+        x[:], y[:] = n, n
+        yield {"x": x, "y": y}
+
+
+class Counter:
+    """An input with positions, as iterators of Grain are."""
+
+    def __init__(self) -> None:
+        self.number = -1
+
+    def __iter__(self) -> Counter:
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        self.number += 1
+        return {"x": np.full((4, 8), self.number, np.float32), "y": np.zeros(4, np.float32)}
+
+    def get_state(self) -> dict[str, int]:
+        return {"number": self.number}
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "pathways prefetch"]
+
+
+def test_batches_are_where_the_step_wants_them(compiled: pw.Compiled) -> None:
+    (_, wanted), _ = compiled.input_shardings
+    with pw.prefetch(numbered(5), compiled, "batch") as batches:
+        seen = list(batches)
+    assert [jax.tree.map(lambda a: a.sharding, batch) for batch in seen] == [wanted] * 5
+    assert [float(batch["x"].max()) for batch in seen] == [0, 1, 2, 3, 4]
+    assert [float(batch["y"].min()) for batch in seen] == [0, 1, 2, 3, 4]
+    assert threads() == []
+
+
+def test_gives_the_results_of_the_batches_themselves(compiled: pw.Compiled) -> None:
+    w = np.ones((8, 8), np.float32)
+    with pw.prefetch(numbered(3), compiled, "batch", depth=1) as batches:
+        ours = [float(compiled(w, batch)) for batch in batches]
+    assert ours == [float(compiled(w, batch)) for batch in numbered(3)]
+
+
+def test_a_program_takes_batches_as_they_are_until_it_is_compiled(step: pw.Program) -> None:
+    fresh = step.with_options()
+    w = np.ones((8, 8), np.float32)
+    with pw.prefetch(Counter(), fresh, "batch", depth=1) as batches:
+        assert isinstance(next(batches)["x"], np.ndarray)
+        fresh(w, next(batches))
+        next(batches)  # It may have been read before the program was compiled.
+        assert len(next(batches)["x"].sharding.device_set) == 2
+
+
+def test_reads_no_more_than_depth_ahead_and_no_more_than_count(compiled: pw.Compiled) -> None:
+    counter = Counter()
+    with pw.prefetch(counter, compiled, "batch", depth=2, count=4) as batches:
+        next(batches)
+        assert counter.number <= 2
+        assert len(list(batches)) == 3
+    assert counter.number == 3
+
+
+def test_the_position_is_that_behind_the_last_batch_handed_out(compiled: pw.Compiled) -> None:
+    with pw.prefetch(Counter(), compiled, "batch", depth=3) as batches:
+        assert batches.get_state() == {"number": -1}
+        for n in range(3):
+            next(batches)
+            assert batches.get_state() == {"number": n}
+    with (
+        pw.prefetch(numbered(1), compiled, "batch") as batches,
+        pytest.raises(TypeError, match=r"generator has no get_state\(\), which iterators of Grain have"),
+    ):
+        batches.get_state()
+
+
+def test_an_error_of_the_input_comes_behind_the_batches_before_it(compiled: pw.Compiled) -> None:
+    def broken() -> Iterator[dict[str, np.ndarray]]:
+        yield from numbered(2)
+        raise OSError("no such shard: 7")
+
+    batches = pw.prefetch(broken(), compiled, "batch")
+    assert len([next(batches), next(batches)]) == 2
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such shard: 7") as raised:
+            next(batches)
+        assert raised.value.__notes__ == ["pw.prefetch: batch 2 of the input"]
+    batches.close()
+    assert threads() == []
+
+
+def test_an_input_that_ends_early_is_an_error_where_a_count_is_asked_for(compiled: pw.Compiled) -> None:
+    batches = pw.prefetch(numbered(3), compiled, "batch", count=10)
+    with pytest.raises(ValueError, match="the input ended after 3 of 10 batches"):
+        list(batches)
+
+
+def test_a_batch_of_another_type_is_refused(compiled: pw.Compiled) -> None:
+    odd = {**BATCH, "y": np.zeros(3, np.float32)}
+    with pytest.raises(TypeError, match=r"compiled for batch\['y'\] of type float32\[4\], got float32\[3\]"):
+        next(pw.prefetch([odd], compiled, "batch"))
+    with pytest.raises(TypeError, match="compiled for batch of structure"):
+        next(pw.prefetch([BATCH["x"]], compiled, "batch"))
+
+
+def test_refuses_what_it_cannot_do(compiled: pw.Compiled) -> None:
+    with pytest.raises(ValueError, match="program 'step' has no argument 'data', only w, batch"):
+        pw.prefetch([], compiled, "data")
+    with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
+        pw.prefetch([], compiled, "batch", depth=0)
+    with pytest.raises(TypeError, match="step must be a program, got function"):
+        pw.prefetch([], lambda batch: batch, "batch")
+    assert threads() == []
+
+
+def test_a_slow_input_is_named_while_a_step_waits(compiled: pw.Compiled, caplog) -> None:
+    go_on = threading.Event()
+
+    def slow() -> Iterator[dict[str, np.ndarray]]:
+        go_on.wait()
+        yield BATCH
+
+    class Seen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            go_on.set()
+
+    seen = Seen()
+    logging.getLogger("pathways").addHandler(seen)
+    try:
+        with pw.prefetch(slow(), compiled, "batch", stall_report=0.01) as batches:
+            next(batches)
+            assert batches.waited >= 0.01
+    finally:
+        logging.getLogger("pathways").removeHandler(seen)
+    assert "the steps wait for the input, which has given no batch 0 for" in caplog.text
+    assert "it is in wait at" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["close", "forget", "stop in the middle"])
+def test_leaves_no_thread(compiled: pw.Compiled, how: str) -> None:
+    batches = pw.prefetch(Counter(), compiled, "batch")
+    if how == "stop in the middle":
+        for _ in batches:
+            break
+    if how == "close":
+        batches.close()
+        assert list(batches) == []
+    del batches
+    gc.collect()
+    while threads():
+        time.sleep(0.01)  # The timeout of the test ends it.

@@ -1,0 +1,278 @@
+"""What was saved comes back to the last bit, wherever it is wanted, also after a process was killed."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+ocp = pytest.importorskip("orbax.checkpoint.experimental.v1", reason="orbax-checkpoint is not installed")
+
+LAYERS, WIDTH = 4, 16
+OPTIMIZER = optax.adamw(1e-2)
+
+
+def make_programs(stages: int, shape: int) -> tuple[pw.Program, pw.Program]:
+    """Programs that make the state of a model of four layers, and train it, over so many slices."""
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice((shape,), ("x",)) for _ in range(stages)]
+    places = [slices[n * stages // LAYERS] for n in range(LAYERS)]
+
+    def born(key):
+        return jax.random.normal(key, (WIDTH, WIDTH)) / 4
+
+    makers = [pw.jit(born, devices=place, out_shardings=P("x")) for place in places]
+    layers = [
+        pw.jit(lambda w, x: jnp.tanh(x @ w), devices=place, in_shardings=(P("x"), None)) for place in places
+    ]
+
+    @pw.program
+    def init(key):
+        keys = jax.random.split(key, LAYERS + 1)
+        params = [maker(k) for maker, k in zip(makers, keys[1:], strict=True)]
+        return {"params": params, "moments": OPTIMIZER.init(params), "key": keys[0]}
+
+    @pw.program(donate_argnums=0)
+    def step(state, x):
+        key, noise = jax.random.split(state["key"])
+
+        def loss(params):
+            h = x + 0.1 * jax.random.normal(noise, x.shape)
+            for layer, w in zip(layers, params, strict=True):
+                h = layer(w, h)
+            return (h**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(state["params"])
+        updates, moments = OPTIMIZER.update(grads, state["moments"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        return {"params": params, "moments": moments, "key": key}, value
+
+    return init, step
+
+
+X = np.linspace(-1, 1, 8 * WIDTH, dtype=np.float32).reshape(8, WIDTH)
+TWO_STAGES = (2, 2)
+
+
+@pytest.fixture(scope="module")
+def programs() -> tuple[pw.Program, pw.Program]:
+    return make_programs(*TWO_STAGES)
+
+
+def plain(tree: Any) -> Any:
+    """A tree as arrays of NumPy, keys as their data."""
+    return jax.tree.map(
+        lambda a: np.asarray(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a),
+        tree,
+    )
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, plain(ours), plain(theirs))
+
+
+def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(programs, tmp_path: Path) -> None:
+    init, step = programs
+    state = init(jax.random.key(0))
+    losses = []
+    for n in range(6):
+        if n == 3:
+            pw.checkpoint.save(tmp_path, state, n)  # The next step takes the arrays over at once.
+        state, loss = step(state, X)
+        losses.append(float(loss))
+
+    like = init.lower(jax.random.key(0)).compile().out_info
+    again = pw.checkpoint.restore(tmp_path, like)
+    assert jax.tree.map(lambda a: a.sharding, again) == jax.tree.map(lambda a: a.sharding, like)
+    rest = []
+    for _ in range(3):
+        again, loss = step(again, X)
+        rest.append(float(loss))
+    assert rest == losses[3:]
+    assert_same(again, state)
+
+
+def test_comes_back_onto_other_meshes_and_other_stages(programs, tmp_path: Path) -> None:
+    state = programs[0](jax.random.key(0))
+    pw.checkpoint.save(tmp_path, state, 1)
+    for stages, shape in ((4, 1), (1, 4), (2, 4)):
+        init, _ = make_programs(stages, shape)
+        like = init.lower(jax.random.key(0)).compile().out_info
+        moved = pw.checkpoint.restore(tmp_path, like)
+        first, last = moved["params"][0].sharding, moved["params"][-1].sharding
+        assert (first.num_devices, first == last) == (shape, stages == 1)
+        assert_same(moved, state)
+
+
+def test_leaves_of_all_kinds_come_back_as_they_were(tmp_path: Path) -> None:
+    state = {
+        "bf16": jnp.arange(4, dtype=jnp.bfloat16),
+        "keys": jax.random.split(jax.random.key(1), 3),
+        "weak": jnp.asarray(2.0) * 1,
+        "numpy": np.arange(3, dtype=np.int8),
+        "of numpy": [np.float32(3), np.bool_(True)],
+        "of Python": (7, 2.5, True, 1j, "adamw", None),
+    }
+    pw.checkpoint.save(tmp_path, state, 0)
+    back = pw.checkpoint.restore(tmp_path, state)
+    assert jax.tree.map(type, back) == jax.tree.map(type, state)
+    assert back["of Python"] == state["of Python"]
+    arrays = ("bf16", "keys", "weak", "numpy")
+    assert [back[k].dtype for k in arrays] == [state[k].dtype for k in arrays]
+    assert back["weak"].weak_type == state["weak"].weak_type
+    assert_same({k: back[k] for k in arrays}, {k: state[k] for k in arrays})
+    without = {
+        **state,
+        "keys": jax.ShapeDtypeStruct((3,), state["keys"].dtype),
+        "bf16": np.zeros(4, jnp.bfloat16),
+    }
+    assert isinstance(pw.checkpoint.restore(tmp_path, without)["bf16"], np.ndarray)
+
+
+def test_orbax_reads_what_we_write_and_we_read_what_it_writes(programs, tmp_path: Path) -> None:
+    import orbax.checkpoint as v0
+
+    params = programs[0](jax.random.key(0))["params"]
+    pw.checkpoint.save(tmp_path / "ours", {"params": params}, 3).wait()
+    mesh = Mesh(jax.devices()[:4], ("m",))
+    everywhere = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P(None, "m")))
+    like = {"params": [everywhere] * LAYERS}
+    with ocp.training.Checkpointer(tmp_path / "ours") as checkpointer:
+        assert checkpointer.latest.step == 3
+        assert_same(checkpointer.load(3, like)["params"], params)
+    with v0.CheckpointManager(tmp_path / "ours") as manager:
+        kept = manager.restore(3, args=v0.args.Composite(state=v0.args.StandardRestore(like)))
+        assert_same(kept.state["params"], params)
+
+    theirs = jax.tree.map(lambda a: jax.device_put(np.asarray(a), everywhere.sharding), {"params": params})
+    with ocp.training.Checkpointer(tmp_path / "v1") as checkpointer:
+        checkpointer.save(8, theirs)
+    with v0.CheckpointManager(tmp_path / "v0") as manager:
+        manager.save(8, args=v0.args.StandardSave(theirs))
+    for folder in ("v1", "v0"):
+        assert pw.checkpoint.latest(tmp_path / folder) == 8
+        back = pw.checkpoint.restore(tmp_path / folder, {"params": params})["params"]
+        assert [a.sharding for a in back] == [a.sharding for a in params]
+        assert_same(back, params)
+
+
+def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
+    def refused(kind: type[Exception], message: str, state: Any, step: int = 1, **options: Any) -> None:
+        with pytest.raises(kind, match=message):
+            pw.checkpoint.save(tmp_path, state, step, **options)
+
+    gone = jnp.ones(3)
+    gone.delete()
+    refused(TypeError, r"state\['f'\]\[1\] is a function, not an array", {"f": [1, plain]})
+    refused(TypeError, r"state\['names'\] has the dtype <U1", {"names": np.array(["a"])})
+    refused(ValueError, r"state\['w'\] of shape \(0, 2\) has no elements", {"w": jnp.ones((0, 2))})
+    refused(ValueError, r"state\['w'\] has been deleted; it was donated", {"w": gone})
+    refused(ValueError, "more than 64 bits", {"n": 2**64})
+    refused(ValueError, "has no leaves", {})
+    refused(ValueError, "must not be negative, got -1", {"n": 1}, -1)
+    refused(TypeError, r"list_iterator has no get_state\(\)", {"n": 1}, data=iter([1]))
+    assert pw.checkpoint.latest(tmp_path) is None
+    pw.checkpoint.save(tmp_path, {"n": 1}, 1)
+    refused(FileExistsError, "there is a checkpoint of step 1 already", {"n": 1})
+
+
+def test_what_is_not_like_the_checkpoint_is_named(tmp_path: Path) -> None:
+    state = {"w": jnp.ones((2, 3)), "moments": OPTIMIZER.init({"w": jnp.ones((2, 3))})}
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
+        pw.checkpoint.restore(tmp_path, state)
+    pw.checkpoint.save(tmp_path, state, 1)
+    for like, message in (
+        ({**state, "w": jnp.ones((3, 2))}, r"w in .* is float32\[2, 3\], but `like` has float32\[3, 2\]"),
+        ({**state, "w": jnp.ones((2, 3), jnp.int32)}, r"w in .* but `like` has int32\[2, 3\]"),
+        ({**state, "v": state["w"]}, "has no leaf v, only moments/0/count, moments/0/mu/w"),
+        ({"w": state["w"]}, "has the leaf moments/0/count, which `like` has not"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pw.checkpoint.restore(tmp_path, like)
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 2 in .*, only of 1"):
+        pw.checkpoint.restore(tmp_path, state, step=2)
+    with pytest.raises(ValueError, match="has no position of an input"):
+        pw.checkpoint.restore(tmp_path, state, data=Position())
+
+
+class Position:
+    def get_state(self) -> dict[str, int]:
+        return {"n": 0}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        raise AssertionError
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(NotADirectoryError):
+        pw.checkpoint.save(tmp_path / "file", {"n": 1}, 1)
+
+
+WITHOUT = """
+import sys
+sys.modules["orbax"] = None
+import pathways as pw
+try:
+    pw.checkpoint.latest("/tmp")
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_says_what_to_install_where_orbax_is_missing() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    assert done.stdout == "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]\n"
+
+
+SAVES = """
+import sys
+import jax.numpy as jnp
+import pathways as pw
+
+path, steps = sys.argv[1], int(sys.argv[2])
+for step in range(pw.checkpoint.latest(path) or 0, steps):
+    saving = pw.checkpoint.save(path, {"w": jnp.full((256, 1024), float(step + 1)), "n": step + 1}, step + 1)
+    print(step + 1, flush=True)
+"""
+
+
+def saved(folder: Path, step: int) -> int:
+    """The number that a checkpoint holds, of which all is there."""
+    back = pw.checkpoint.restore(folder, {"w": np.zeros((256, 1024), np.float32), "n": 0}, step=step)
+    assert (back["w"] == back["n"]).all()
+    return back["n"]
+
+
+def test_a_process_that_is_killed_leaves_what_it_had(tmp_path: Path) -> None:
+    for _ in range(3):
+        command = [sys.executable, "-W", "ignore", "-c", SAVES, str(tmp_path), "100000"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            started = int(process.stdout.readline())
+            time.sleep(random.uniform(0, 0.3))
+            process.kill()
+            started = int(([started, *process.stdout.read().split()])[-1])
+        # Each save waits for the one before.
+        last = pw.checkpoint.latest(tmp_path)
+        assert last in (None, started) if started == 1 else last in (started - 1, started)
+        assert last is None or saved(tmp_path, last) == last
+
+
+def test_the_end_of_a_program_waits_for_its_save(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", SAVES, str(tmp_path), "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("1\n2\n", "")
+    assert saved(tmp_path, 2) == 2

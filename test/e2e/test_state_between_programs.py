@@ -1,0 +1,139 @@
+"""What a program returns is an argument of another: on the same slices it stays, else it moves once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+
+WIDTH = 16
+X = np.linspace(-1, 1, 8 * WIDTH, dtype=np.float32).reshape(8, WIDTH)
+
+
+def born(key: jax.Array) -> jax.Array:
+    return jax.random.normal(key, (WIDTH, WIDTH)) / 4
+
+
+def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w)
+
+
+class Model:
+    """Two layers on slices of their own, of two devices each."""
+
+    def __init__(self) -> None:
+        devices = pw.make_virtual_device_set()
+        self.slices = [devices.add_slice((2,), ("x",)) for _ in range(2)]
+        self.actor = devices.add_slice((1,), ("x",))
+        makers = [pw.jit(born, devices=s, out_shardings=P("x")) for s in self.slices]
+        layers = [pw.jit(layer, devices=s, in_shardings=(P("x"), None)) for s in self.slices]
+
+        def forward(params: list[Any], x: Any) -> Any:
+            for one, w in zip(layers, params, strict=True):
+                x = one(w, x)
+            return x
+
+        @pw.program
+        def init(key):
+            return [make(k) for make, k in zip(makers, jax.random.split(key), strict=True)]
+
+        @pw.program(donate_argnums=0)
+        def train(params, x):
+            value, grads = jax.value_and_grad(lambda p: (forward(p, x) ** 2).mean())(params)
+            return [w - 0.1 * g for w, g in zip(params, grads, strict=True)], value
+
+        self.init, self.train, self.forward = init, train, pw.program(forward)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model()
+
+
+def assert_taken_in_place(program: pw.Program, *arguments: Any) -> None:
+    """No argument has to move for a call."""
+    placed = program.place(*arguments)
+    for given, there in zip(jax.tree.leaves(arguments), jax.tree.leaves(placed), strict=True):
+        assert there is given
+
+
+def test_init_is_that_of_jax_and_born_in_parts(model: Model) -> None:
+    key = jax.random.key(7)
+    compiled = model.init.lower(key).compile()
+    params = compiled(key)
+    for w, k in zip(params, jax.random.split(key), strict=True):
+        np.testing.assert_array_equal(w, jax.jit(born)(k))
+        assert {shard.data.shape for shard in w.addressable_shards} == {(WIDTH // 2, WIDTH)}
+    # Nowhere is a parameter whole: what a slice takes in all is far less than that for each of its devices.
+    whole = WIDTH * WIDTH * 4
+    sizes = compiled.memory_analysis()
+    assert [sizes[s.name].output_size_in_bytes for s in model.slices] == [whole, whole]
+    # Only keys move.
+    assert compiled.cost_analysis()["bytes transferred"] <= 64
+
+
+def test_what_is_trained_is_evaluated_where_it_is(model: Model) -> None:
+    params, _ = model.train(model.init(jax.random.key(0)), X)
+    before = [np.asarray(w) for w in params]
+    assert_taken_in_place(model.forward, params, model.forward.place(params, X)[1])
+    y = model.forward(params, X)
+    np.testing.assert_allclose(y, layer(before[1], layer(before[0], X)), rtol=1e-5, atol=1e-6)
+    again, _ = model.train(params, X)
+    assert_taken_in_place(model.train, again, model.train.place(again, X)[1])
+
+
+def test_generates_in_a_loop_with_trained_parameters(model: Model) -> None:
+    params, _ = model.train(model.init(jax.random.key(0)), X)
+
+    @pw.program
+    def generate(params, x):
+        return jax.lax.scan(lambda x, _: (model.forward(params, x),) * 2, x, length=3)[1]
+
+    assert_taken_in_place(generate, params, generate.place(params, X)[1])
+    tokens = generate(params, X)
+    for n in range(3):
+        np.testing.assert_allclose(tokens[n], model.forward(params, tokens[n - 1] if n else X), rtol=1e-6)
+
+
+def test_an_average_of_parameters_lives_beside_them(model: Model) -> None:
+    # How arguments lie is said by programs, not by what is passed to them.
+    halves = (P("x"), P("x"))
+    blend = [pw.jit(lambda a, w: 0.9 * a + 0.1 * w, devices=s, in_shardings=halves) for s in model.slices]
+
+    @pw.program(donate_argnums=0)
+    def average(ema, params):
+        return [f(a, w) for f, a, w in zip(blend, ema, params, strict=True)]
+
+    params = model.init(jax.random.key(0))
+    ema = model.init(jax.random.key(1))
+    wanted = [0.9 * np.asarray(a) + 0.1 * np.asarray(w) for a, w in zip(ema, params, strict=True)]
+    compiled = average.lower(ema, params).compile()
+    assert compiled.cost_analysis()["transfers"] == 0
+    assert_taken_in_place(average, ema, params)
+    ema = compiled(ema, params)
+    assert [a.sharding for a in ema] == [w.sharding for w in params]
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-6), ema, wanted)
+
+
+def test_an_actor_gets_the_weights_of_a_learner_by_one_transfer(model: Model) -> None:
+    @pw.program
+    def act(params, x):
+        return pw.jit(lambda ws, x: layer(ws[1], layer(ws[0], x)), devices=model.actor)(params, x)
+
+    params = model.init(jax.random.key(0))
+    before = [np.asarray(w) for w in params]
+    weights, x = act.place(params, X)
+    assert [w.devices() for w in weights] == [x.devices()] * 2
+    assert all(w.devices().isdisjoint(p.devices()) for w, p in zip(weights, params, strict=True))
+    assert_taken_in_place(act, weights, x)
+    # Both go on by themselves: the learner gives its own up, the actor keeps what it has.
+    params, _ = model.train(params, X)
+    np.testing.assert_allclose(act(weights, x), layer(before[1], layer(before[0], X)), rtol=1e-5, atol=1e-6)
+    weights, _ = act.place(params, X)
+    np.testing.assert_allclose(act(weights, x), model.forward(params, X), rtol=1e-5, atol=1e-6)

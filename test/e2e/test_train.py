@@ -1,0 +1,43 @@
+"""`examples/train.py` ends with the same losses, killed on the way or not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("grain", reason="grain is not installed")
+pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
+
+
+def command(folder: Path) -> list[str]:
+    return [sys.executable, str(EXAMPLE), "--out", str(folder), "--steps", "24", "--every", "4"]
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """What each step said, but for how long it took."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def test_ends_with_the_same_losses_when_it_is_killed_and_started_again(tmp_path: Path) -> None:
+    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
+    whole = metrics(tmp_path / "whole")
+    assert [line["step"] for line in whole] == list(range(1, 25))
+    assert whole[-1]["held_out"] < whole[3]["held_out"]
+
+    cut = tmp_path / "cut"
+    with subprocess.Popen(command(cut), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not (cut / "metrics.jsonl").exists() or len((cut / "metrics.jsonl").read_text()) < 1000:
+            assert process.poll() is None
+        process.kill()
+    steps = sorted(int(file.name) for file in (cut / "checkpoints").iterdir() if file.name.isdecimal())
+    assert steps[-1] < 24
+    done = subprocess.run(command(cut), check=True, capture_output=True, text=True)
+    assert f"from step {steps[-1]};" in done.stdout
+    assert metrics(cut) == whole
