@@ -7,7 +7,6 @@ Orbax reads and writes the same folders without us. It is an extra: `pip install
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import logging
 import os
@@ -66,9 +65,10 @@ def save(path: str | os.PathLike[str], state: Any, step: int, *, data: Any = Non
     """Writes a checkpoint to `path/<step>`, and returns before it is written.
 
     The folder appears at once when all of it is written; a process that ends on the way, however it does,
-    leaves what was there. The end of the program waits for what is under way, and so does the next save. The
-    arrays may be donated and deleted at once. On CPU a step that donates them while they are written copies
-    them, which takes its time and, for as long as the save, their memory once more.
+    leaves what was there. The end of the program waits for what is under way, and so do the next save,
+    `restore` and `latest`. The arrays may be donated and deleted at once. On CPU a step that donates them
+    while they are written copies them, which takes its time and, for as long as the save, their memory once
+    more.
 
     Args:
       path: the folder of all checkpoints of a run.
@@ -96,7 +96,8 @@ def save(path: str | os.PathLike[str], state: Any, step: int, *, data: Any = Non
     if not jax.tree.leaves(state):
         raise ValueError("pw.checkpoint: the tree to save has no leaves")
     if data is not None:
-        items[_DATA] = _InputPosition(data)
+        # Before anything is written: what fails in the middle leaves threads that write on.
+        items[_DATA] = _InputPosition(data, _text(data))
     _pending.wait()
     if folder.exists():
         raise FileExistsError(f"pw.checkpoint: there is a checkpoint of step {step} already: {folder}")
@@ -129,6 +130,7 @@ def restore(path: str | os.PathLike[str], like: Any, *, step: int | None = None,
     Raises:
       ImportError: Orbax is not installed.
       FileNotFoundError: there is no such checkpoint.
+      OSError: an earlier save failed.
       ValueError: it has other leaves than `like`, of other shapes or types, names the first; or no position.
       TypeError: `data` has no position.
     """
@@ -154,12 +156,16 @@ def restore(path: str | os.PathLike[str], like: Any, *, step: int | None = None,
 def latest(path: str | os.PathLike[str]) -> int | None:
     """The last step with a complete checkpoint; None when there is none.
 
+    It waits for a save that is under way.
+
     Args:
       path: the folder of all checkpoints of a run, which need not exist.
 
     Raises:
       ImportError: Orbax is not installed.
+      OSError: an earlier save failed.
     """
+    _pending.wait()
     return max(_steps(path), default=None)
 
 
@@ -169,18 +175,22 @@ class _HasState(Protocol):
 
 
 class _InputPosition:
-    """The position of an iterator as Orbax saves and loads it, in the files of Grain."""
+    """The position of an iterator as Orbax saves and loads it, in the files of Grain.
 
-    def __init__(self, data: _HasState) -> None:
+    Args:
+      data: the iterator.
+      text: the position to save.
+    """
+
+    def __init__(self, data: _HasState, text: str = "") -> None:
         self._data = data
+        self._text = text
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Takes the position; what is returned writes it."""
-        text = _text(self._data)
-
+        """What is returned writes the position."""
         async def write() -> None:
             folder = await directory.await_creation()
-            await asyncio.to_thread((folder / self._name()).write_text, text)
+            await asyncio.to_thread((folder / self._name()).write_text, self._text)
 
         return write()
 
@@ -297,8 +307,9 @@ def _saved(path: Any, leaf: Any) -> Any:
     if isinstance(leaf, Array | jax.Array) and leaf.is_deleted():
         raise ValueError(f"{where} has been deleted; it was donated to an earlier call")
     if isinstance(leaf, Array):
-        # A copy of keys is an array of this process; NumPy has none.
-        leaf = copy.copy(leaf) if _is_key(leaf.dtype) else leaf.fetch()
+        data = leaf.fetch()
+        # NumPy has no keys.
+        leaf = _with_type(leaf.aval, jax.numpy.asarray(data)) if _is_key(leaf.dtype) else data
     elif isinstance(leaf, _AS_ARRAYS):
         leaf = np.asarray(leaf)
     if isinstance(leaf, jax.Array | np.ndarray):
@@ -336,9 +347,13 @@ def _restored(like: Any, leaf: Any) -> Any:
         return type(like)(leaf)
     if isinstance(leaf, jax.Array) and getattr(like, "weak_type", False):
         # Programs tell it from another, and files do not.
-        aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=True)
-        return pjrt.rewrap(aval, leaf.sharding)(leaf)
+        return _with_type(jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=True), leaf)
     return leaf
+
+
+def _with_type(aval: Any, array: jax.Array) -> Any:
+    """An array with the same buffers, as typed keys or weakly typed."""
+    return pjrt.rewrap(aval, array.sharding)(array)
 
 
 def _check_alike(there: Any, like: Any, folder: str) -> None:

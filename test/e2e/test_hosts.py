@@ -771,3 +771,45 @@ pw.connect(hosts=3)
 assert isinstance(program(np.float32(0)), pw.Array) and float(program(np.float32(2))) == 4
 """
     )
+
+
+def test_input_and_checkpoints_of_programs_on_hosts(tmp_path):
+    """Batches wait on the hosts, arrays are fetched to be saved, and what is restored is sent again."""
+    pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
+    run(f"""
+pw.connect(hosts=2)
+a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))
+
+
+@pw.program(donate_argnums=0)
+def step(state, x):
+    key, noise = jax.random.split(state["key"])
+    loss = lambda w: (b(w[1], a(w[0], x + jax.random.normal(noise, x.shape))) ** 2).mean()
+    value, grads = jax.value_and_grad(loss)(state["w"])
+    return {{"w": [w - 0.1 * g for w, g in zip(state["w"], grads)], "key": key}}, value
+
+
+def batches():
+    return (X + n for n in range(4))
+
+
+first = {{"w": [W, W + 1], "key": jax.random.key(3)}}
+compiled = step.lower(first, X).compile()
+state, losses = first, []
+with pw.prefetch(batches(), compiled, "x") as ready:
+    for n, x in enumerate(ready):
+        assert isinstance(x, pw.Array)
+        if n == 2:
+            pw.checkpoint.save({str(tmp_path)!r}, state, n)
+        state, value = compiled(state, x)
+        losses.append(float(value))
+
+state, _ = compiled.out_info
+state = pw.checkpoint.restore({str(tmp_path)!r}, state)
+assert isinstance(state["w"][0], np.ndarray)
+rest = []
+for x in list(batches())[2:]:
+    state, value = compiled(state, x)
+    rest.append(float(value))
+assert rest == losses[2:], (rest, losses)
+""")

@@ -1,4 +1,4 @@
-"""The programs and commands that README.md and docs/pipelining.md show run, and print what comments say."""
+"""The programs and commands that README.md and two pages show run, and print what comments say."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ def run(*command: str, folder: Path) -> str:
     "program",
     [
         pytest.param(program, id=f"{page}-{number}")
-        for page in ("README.md", "docs/pipelining.md")
+        for page in ("README.md", "docs/pipelining.md", "docs/training.md")
         for number, program in enumerate(programs(page))
     ],
 )
