@@ -188,6 +188,7 @@ class _InputPosition:
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """What is returned writes the position."""
+
         async def write() -> None:
             folder = await directory.await_creation()
             await asyncio.to_thread((folder / self._name()).write_text, self._text)
