@@ -74,7 +74,7 @@ class Schedule(Pass):
     file: str = option("", "a CSV file with the order of the program's only loop, in place of a policy")
     max_live: int = option(
         0,
-        "on how many microbatches a stage may work at once, by eager and zb policies; 0 for any number",
+        "on how many microbatches a stage may work at once, by eager, zb-h1 and zb-h2; 0 for any number",
     )
 
     def __post_init__(self) -> None:

@@ -153,6 +153,20 @@ def test_a_file_that_writes_halves(tmp_path: Path):
     assert error(step(params, batch()), jax.jit(step_of([dense] * 2))(params, batch())) < 1e-6
 
 
+def test_what_waits_for_weights_counts_as_memory():
+    """The last of three slices keeps one microbatch with 1f1b, and residuals of three with zb-h1."""
+    params = [parameters(block, 10 * n) for n in range(3)]
+    peaks = []
+    for schedule in ("1f1b", "zb-h1"):
+        stages = [on(block) for on in places(3)]
+        compiled = pw.program(step_of(stages), schedule=schedule).lower(params, batch()).compile()
+        timeline = compiled.timeline()
+        peaks.append([timeline.peak_bytes(name) for name in timeline.slices])
+    whole, halves = peaks
+    assert halves[0] == whole[0]
+    assert halves[2] > whole[2]
+
+
 def test_a_repeated_forward_says_what_is_handed_over():
     params = [parameters(scanned_again, 10 * n) for n in range(2)]
     step = pw.program(step_of([on(scanned_again) for on in places(2)]), schedule="zb-h1")

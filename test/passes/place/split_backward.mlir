@@ -1,12 +1,14 @@
 // RUN: pw-opt %s --split-input-file -p 'pw-split-backward{policy=zb-h1}' | filecheck %s
 // RUN: pw-opt %s --split-input-file -p 'pw-split-backward{policy=zb-h1}' --verify-diagnostics
 // RUN: pw-opt %s --split-input-file -p 'pw-split-backward{policy=1f1b}' | filecheck %s --check-prefix=WHOLE
+// RUN: pw-opt %s --split-input-file -p 'pw-split-backward{policy=zb-h1 recompute=true}' | filecheck %s --check-prefix=AGAIN
 
 // Policies without halves leave every backward whole.
 // WHOLE-NOT: part =
 
 // y = tanh(x w). The gradient of x leaves the slice, that of w is only summed up: one product each. The
-// gradient of tanh, which both read, is handed over; it is worked out once.
+// gradient of tanh, which both read, is handed over; it is worked out once. With `recompute` it is worked out
+// again, and nothing is handed over.
 
 !x = tensor<8x4xf32>
 !b = tensor<2x4xf32>
@@ -36,6 +38,11 @@ module @halves attributes {pw.form = "placed"} {
     %1 = stablehlo.tanh %0 : !b
     return %1 : !b
   }
+  // AGAIN-LABEL: func.func private @b_input(
+  // AGAIN-SAME: -> tensor<2x4xf32>
+  // AGAIN-LABEL: func.func private @b_weight(
+  // AGAIN: stablehlo.subtract
+  // AGAIN-NEXT: stablehlo.dot_general
   // CHECK-LABEL: func.func private @b_input(
   // CHECK: %[[D:.*]] = stablehlo.subtract
   // CHECK: %[[DX:.*]] = stablehlo.dot_general %[[D]], %arg0
