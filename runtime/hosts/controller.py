@@ -510,16 +510,12 @@ class Controller:
             raise HostError(host.error) from None
 
     def _make_room(self) -> None:
-        """Waits until fewer steps are on their way than may be."""
+        """Waits until fewer steps are on their way than may be; under `order`, as all that issues steps."""
         while len(self._running) >= self.settings.ahead:
-            # Another thread may make room at the same time.
-            with contextlib.suppress(IndexError):
-                oldest = self._running[0]
-                if not oldest.is_done():
-                    self._answers.wait(oldest.is_done)
-                with self._lock:
-                    if self._running[0] is oldest:
-                        self._running.popleft()
+            oldest = self._running[0]
+            if not oldest.is_done():
+                self._answers.wait(oldest.is_done)
+            self._running.popleft()
 
     def _hear_some(self, host: HostProcess) -> None:
         """Hears what a worker has said of steps."""
@@ -568,13 +564,17 @@ class Controller:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
     def _end_step(self, host: HostProcess, done: Done) -> None:
-        error = None if done.error is None else f"{host}: {done.error}"
-        failed = {position: f"{host}: {what}" for position, what in done.failed.items()}
-        if error is not None or failed:
-            self._find_ended()
-        host.progressed = time.monotonic()
+        host.progressed = host.heard
         step = self._steps.get(done.run)
-        if step is not None and step.done(host.index, error, failed):
+        if step is None:
+            return
+        if done.error is None and not done.failed:
+            is_last = step.done(host.index, None)
+        else:
+            self._find_ended()
+            failed = {position: f"{host}: {what}" for position, what in done.failed.items()}
+            is_last = step.done(host.index, done.error and f"{host}: {done.error}", failed)
+        if is_last:
             self._steps.pop(done.run, None)
 
     def _lose_ended(self, host: HostProcess, error: ConnectionEnded) -> None:
@@ -670,11 +670,14 @@ class Controller:
 
     def _take_unused(self, host: int) -> tuple[int, ...]:
         """The arrays of a host that nobody holds, once."""
+        unused = self._unused[host]
+        if not unused:
+            return ()
         taken = []
         # Another thread may take some at the same time.
         with contextlib.suppress(IndexError):
-            while self._unused[host]:
-                taken.append(self._unused[host].popleft())
+            while unused:
+                taken.append(unused.popleft())
         return tuple(taken)
 
     def _lose(self, host: HostProcess, why: str) -> None:

@@ -116,12 +116,16 @@ class Connection[Received]:
         while True:
             if self._unread == len(self._buffer):
                 self._buffer += bytes(len(self._buffer))
-            # A view would keep the buffer from growing.
-            with memoryview(self._buffer) as buffer:
-                self._unread += self._read(buffer[self._unread :])
+            if self._unread:
+                # A view would keep the buffer from growing.
+                with memoryview(self._buffer) as buffer:
+                    self._unread += self._read(buffer[self._unread :])
+            else:
+                self._unread = self._read(self._buffer)
             received, end = self._whole(self._unread)
             if received:
-                self._buffer[: self._unread - end] = self._buffer[end : self._unread]
+                if end < self._unread:
+                    self._buffer[: self._unread - end] = self._buffer[end : self._unread]
                 self._unread -= end
                 return received
 

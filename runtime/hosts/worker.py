@@ -68,6 +68,8 @@ from pathways.runtime.resources.cluster import Device
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.xla import pjrt
 
+_NOTHING: dict[int, str] = {}
+
 
 @dataclasses.dataclass(frozen=True)
 class Hosted:
@@ -181,14 +183,15 @@ class Worker:
         connection = self.connections["steps"]
         while True:
             for message in connection.receive_some():
-                self.take_turn(message)
+                # Most are steps.
+                if type(message) is Run:
+                    self.run(message)
+                else:
+                    self.take_turn(message)
 
     def take_turn(self, message: object) -> None:
-        """Does what a message of the dispatch thread says."""
+        """Does what a message of the dispatch thread says that is no step."""
         match message:
-            case Run():
-                self.store.free(message.free)
-                self.run(message)
             case Free():
                 self.store.free(message.arrays)
             case Fetch():
@@ -277,12 +280,17 @@ class Worker:
             # The controller was interrupted, and did not know whether it had asked.
             return
         self.last = message.run
+        self.store.free(message.free)
         program = self.programs[message.program]
         taken = [self.store.get(number) for number in message.arguments]
-        wrong = next((array.error for array in taken if isinstance(array, Poison)), None)
-        results: list[Any] = []
+        wrong = None
+        for array in taken:
+            if isinstance(array, Poison):
+                wrong = array.error
+                break
         self.tracing.run = message
         program.target.begin(message.run, self.underway.begin(program.name, message.run))
+        results: list[Any] = []
         if wrong is None:
             try:
                 results = program.executable.run(taken)
@@ -295,10 +303,11 @@ class Worker:
             return
         self.store.add(message.run + 1, results)
         self.underway.issued(message.run)
-        if all(array.is_ready() for array in results):
-            self.done(message.run, None, _wait(program.executable, results))
-        else:
-            self.waiting.put((message.run, program.executable, results))
+        for array in results:
+            if not array.is_ready():
+                self.waiting.put((message.run, program.executable, results))
+                return
+        self.done(message.run, None, _wait(program.executable, results) if results else _NOTHING)
 
     def done(self, run: int, wrong: str | None, failed: dict[int, str]) -> None:
         """Tells the controller that a step is done."""

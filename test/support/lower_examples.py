@@ -38,6 +38,28 @@ def figure2() -> Any:
     return _lower("figure2.py:f", jax.ShapeDtypeStruct((2,), "float32"))
 
 
+def train() -> Any:
+    """A step of gradient descent of its model."""
+    import train as example
+
+    devices = pw.make_virtual_device_set()
+    s0, s1 = (devices.add_slice((1,), ("data",)) for _ in range(2))
+    front, back = pw.jit(example.front, devices=s0), pw.jit(example.back, devices=s1)
+    keys = jax.random.split(jax.random.key(0))
+    params = jax.device_get({"front": example.init_front(keys[0]), "back": example.init_back(keys[1])})
+
+    def loss_of(params: Any, batch: Any) -> Any:
+        return back(params["back"], front(params["front"], batch["inputs"]), batch["targets"])
+
+    @pw.program(schedule="1f1b", donate_argnums=0)
+    def train_step(params: Any, batch: Any) -> Any:
+        grads = pw.accumulate(jax.grad(loss_of), example.MICROBATCHES)(params, batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    tokens = np.zeros((example.BATCH, example.LENGTH), np.int32)
+    return train_step.lower(params, {"inputs": tokens, "targets": tokens})
+
+
 def transformer_sharded() -> Any:
     """The step of AdamW."""
     import transformer_sharded as example
@@ -59,7 +81,7 @@ def two_slices() -> Any:
     return _lower("two_slices.mlir")
 
 
-PROGRAMS = (char_lm, figure2, transformer_sharded, two_slices)
+PROGRAMS = (char_lm, figure2, train, transformer_sharded, two_slices)
 
 
 def _lower(name: str, *arguments: Any) -> Any:
