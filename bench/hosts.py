@@ -44,7 +44,8 @@ from pipeline import Size, another_process, layer, loss_of_layer, step_of
 
 import pathways
 from pathways.runtime.hosts.connect import controller
-from pathways.runtime.hosts.controller import Controller, HostedProgram, HostPart
+from pathways.runtime.hosts.controller import Controller
+from pathways.runtime.hosts.hosted import HostedProgram, HostPart
 
 BATCHES = 5
 WARM_UP = 5

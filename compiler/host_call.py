@@ -16,8 +16,9 @@ from pathways.compiler.call import UNLIKE
 from pathways.compiler.interface import Interface
 from pathways.compiler.signed import SignedCall, describe
 from pathways.runtime.hosts.array import Array
-from pathways.runtime.hosts.controller import Controller, HostedProgram, Location
+from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.describing import HostFacts
+from pathways.runtime.hosts.hosted import HostedProgram, Location
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan

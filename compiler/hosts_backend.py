@@ -19,7 +19,8 @@ from pathways.passes.bind.bind_slices import BindSlices
 from pathways.passes.bind.split_hosts import SplitHosts
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
-from pathways.runtime.hosts.controller import Controller, HostPart, HostPort
+from pathways.runtime.hosts.controller import Controller
+from pathways.runtime.hosts.hosted import HostPart, HostPort
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.plan.lower import host_plans_of

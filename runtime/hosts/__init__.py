@@ -1,8 +1,14 @@
 """Programs on several hosts: one controller, and a worker on each host that runs its part of each step.
 
-`worker.py` is the process, and `target.py` what its steps are bound to; `controller.py` speaks to all of
-them over `wire.py`, in `messages.py`; `array.py` is what the user holds. `tracing.py` and
-`worker_tracing.py` are the two ends of a trace.
+- What both say: `messages.py`, as bytes `frames.py`, over `wire.py`; arrays in pieces: `shards.py` and
+  `coming.py`.
+- The controller: `connect.py`, `settings.py` and `starting.py` start workers; `controller.py` speaks to them,
+  of which `host.py` is one; `hosted.py` programs and `step.py` runs; `answers.py`, `fetching.py` what comes
+  back; `garbage.py` what nobody holds; `stalls.py` what does not end; `array.py` is what the user holds.
+- A worker: `worker.py` is the process, `target.py` what its steps are bound to, `store.py` its arrays,
+  `underway.py` what it is at, `probing.py` whether other workers live.
+- Traces: `tracing.py` and `worker_tracing.py` are their two ends, `clocks.py` and `merging.py` put them
+  together; `describing.py` tells what XLA made of programs.
 
 Imports jax, and all rooms of the runtime.
 """

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from pathways.runtime.hosts.controller import Controller, Location
+from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.host import HostError
+from pathways.runtime.hosts.hosted import Location
 from pathways.runtime.hosts.shards import different_shards
 from pathways.runtime.hosts.step import Step
 from pathways.runtime.xla import pjrt

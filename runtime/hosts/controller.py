@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -20,14 +19,14 @@ import numpy as np
 from pathways.runtime.hosts.answers import Answers
 from pathways.runtime.hosts.describing import HostFacts, Questions, facts_of
 from pathways.runtime.hosts.fetching import Fetched, Fetches
+from pathways.runtime.hosts.frames import CHUNK, encode
+from pathways.runtime.hosts.garbage import Garbage
 from pathways.runtime.hosts.host import HostError, HostProcess
+from pathways.runtime.hosts.hosted import HostedProgram, HostPart, Location
 from pathways.runtime.hosts.interrupts import Whole
 from pathways.runtime.hosts.messages import (
-    CHUNK,
     Chunk,
     ClockTime,
-    DeclaredComputation,
-    DeclaredConstant,
     Describe,
     Described,
     DeviceLayout,
@@ -49,7 +48,6 @@ from pathways.runtime.hosts.messages import (
     TraceDone,
     TraceStarted,
     Unload,
-    encode,
 )
 from pathways.runtime.hosts.settings import Settings
 from pathways.runtime.hosts.shards import cut
@@ -57,7 +55,6 @@ from pathways.runtime.hosts.stalls import Reports, Stalls
 from pathways.runtime.hosts.step import Step
 from pathways.runtime.hosts.tracing import HostTraces
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
-from pathways.runtime.plan.lower import StoredComputation
 from pathways.runtime.resources import cluster as resources
 from pathways.runtime.resources.status import HostStatus, StepStatus
 
@@ -68,81 +65,6 @@ DEADLINE_SECONDS = 10.0
 _FREE_SECONDS = 0.05
 
 log = logging.getLogger("pathways")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Location:
-    """Where arrays lie. There is one object for each, so that comparing them takes no time.
-
-    Attributes:
-      controller: the controller of the host.
-      host: the host.
-      placement: how they lie there.
-    """
-
-    controller: Controller
-    host: int
-    placement: DeviceLayout
-
-
-@dataclasses.dataclass(frozen=True)
-class HostPort:
-    """Where one array enters or leaves a program on a host.
-
-    Attributes:
-      number: the number of the argument or result in the program.
-      location: where it lies.
-    """
-
-    number: int
-    location: Location
-
-
-@dataclasses.dataclass(frozen=True)
-class HostPart:
-    """What a host gets of a program.
-
-    Attributes:
-      module: bytecode of the module in the form `host`, with the function of this host alone.
-      inputs: what its function takes, in order.
-      outputs: what it returns, in order.
-      argument_names: what the caller calls its arguments, for messages.
-      weak_results: for each of its results whether it is weakly typed.
-      computations: those that the module only declares, by name.
-      constants: the arrays of those that the module only declares, by name.
-    """
-
-    module: bytes
-    inputs: tuple[HostPort, ...]
-    outputs: tuple[HostPort, ...]
-    argument_names: tuple[str, ...]
-    weak_results: tuple[bool, ...]
-    computations: Mapping[str, StoredComputation]
-    constants: Mapping[str, np.ndarray[Any, Any]]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class HostedProgram:
-    """A program that is loaded on its hosts.
-
-    Attributes:
-      number: its number.
-      name: its name.
-      hosts: the hosts that have a part of it.
-      inputs: what each part takes, in order.
-      outputs: what each part returns, in order.
-    """
-
-    number: int
-    name: str
-    hosts: tuple[int, ...]
-    inputs: Mapping[int, tuple[HostPort, ...]]
-    outputs: Mapping[int, tuple[HostPort, ...]]
-
-    @functools.cached_property
-    def most_outputs(self) -> int:
-        """How many arrays one part makes at most."""
-        return max(map(len, self.outputs.values()), default=0)
 
 
 class Controller:
@@ -177,9 +99,7 @@ class Controller:
         self._fetches = Fetches()
         self._locations: dict[tuple[int, DeviceLayout], Location] = {}
         self._answers = Answers(self.hosts, self._hear_some)
-        # Appended to by finalizers, which may run anywhere: nothing else is done there.
-        self._unused: list[collections.deque[int]] = [collections.deque() for _ in self.hosts]
-        self._unneeded: collections.deque[HostedProgram] = collections.deque()
+        self._garbage = Garbage(len(self.hosts))
         self._closed = threading.Event()
         self.traces = HostTraces(self.hosts, self.tell_all)
         self._reports = Reports(self.hosts)
@@ -278,8 +198,8 @@ class Controller:
                 number,
                 name,
                 part.module,
-                {n: DeclaredComputation(c.module, c.local, c.effects) for n, c in part.computations.items()},
-                {n: DeclaredConstant(v.dtype.name, v.shape, v.tobytes()) for n, v in part.constants.items()},
+                part.declared_computations(),
+                part.declared_constants(),
                 host,
                 dict(devices),
                 peers,
@@ -330,11 +250,11 @@ class Controller:
 
     def unload(self, program: HostedProgram) -> None:
         """Notes that nobody runs a program any more; may be called by finalizers."""
-        self._unneeded.append(program)
+        self._garbage.add_program(program)
 
     def location(self, host: int, placement: DeviceLayout) -> Location:
         """Where arrays lie on a host."""
-        return self._locations.setdefault((host, placement), Location(self, host, placement))
+        return self._locations.setdefault((host, placement), Location(host, placement))
 
     def put(self, value: np.ndarray[Any, Any], location: Location) -> int:
         """Sends an array to a host; returns its number there.
@@ -384,7 +304,7 @@ class Controller:
                         program.number,
                         step.number,
                         tuple(arguments[host]),
-                        self._take_unused(host),
+                        self._garbage.take_arrays(host),
                     )
                 )
                 for host in program.hosts
@@ -466,7 +386,7 @@ class Controller:
 
     def forget(self, host: int, number: int) -> None:
         """Notes that nobody holds an array any more; may be called by finalizers."""
-        self._unused[host].append(number)
+        self._garbage.add_array(host, number)
 
     def check(self, host: int) -> None:
         """Checks that a host, and with it what it has, is there.
@@ -630,55 +550,24 @@ class Controller:
         """How all hosts are, and the steps that are not done."""
         reports = self._reports.ask(range(len(self.hosts)))
         self._answers.poll()
-        now = time.monotonic()
-        hosts = []
-        for host in self.hosts:
-            report = reports.get(host.index)
-            hosts.append(
-                HostStatus(
-                    host.index,
-                    host.island,
-                    host.process.pid,
-                    host.hello.platform,
-                    len(host.hello.devices),
-                    None if report is None else report.arrays,
-                    None if report is None else report.bytes,
-                    () if report is None else report.programs,
-                    host.error,
-                )
-            )
-        steps = (
-            StepStatus(step.program, step.number, now - step.began, step.pending())
-            for step in self._unfinished()
+        return (
+            tuple(host.status(reports.get(host.index)) for host in self.hosts),
+            tuple(step.status() for step in self._unfinished()),
         )
-        return tuple(hosts), tuple(steps)
 
     def _free(self) -> None:
         """Frees what nobody holds, in batches, where no step does so."""
         while not self._closed.wait(_FREE_SECONDS):
             for host in self.hosts:
-                unused = self._take_unused(host.index)
+                unused = self._garbage.take_arrays(host.index)
                 if unused:
                     with contextlib.suppress(HostError):
                         self._send(host.index, Free(unused))
-            while self._unneeded:
-                program = self._unneeded.popleft()
+            for program in self._garbage.take_programs():
                 for index in program.hosts:
                     # Steps that were issued still run.
                     with contextlib.suppress(HostError):
                         self._send(index, Unload(program.number))
-
-    def _take_unused(self, host: int) -> tuple[int, ...]:
-        """The arrays of a host that nobody holds, once."""
-        unused = self._unused[host]
-        if not unused:
-            return ()
-        taken = []
-        # Another thread may take some at the same time.
-        with contextlib.suppress(IndexError):
-            while unused:
-                taken.append(unused.popleft())
-        return tuple(taken)
 
     def _lose(self, host: HostProcess, why: str) -> None:
         """A host is gone: all that depends on it is an error from now on."""

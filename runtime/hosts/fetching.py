@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from pathways.runtime.hosts.coming import Coming
 from pathways.runtime.hosts.messages import Chunk, Failed, MessageError
 
 Key = tuple[int, int]
@@ -20,33 +21,21 @@ class Fetched:
     Attributes:
       shards: what has come of them.
       error: why nothing more comes; None while it may.
+      coming: where it goes.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.shards = [bytearray(size) for size in sizes]
         self.error: str | None = None
-        self._missing = sum(sizes)
+        self.coming = Coming([memoryview(shard) for shard in self.shards])
         self._ready = threading.Event()
-        if not self._missing:
+        if self.coming.is_complete():
             self._ready.set()
-
-    def place(self, chunk: Chunk, size: int) -> memoryview:
-        """Where some bytes go.
-
-        Raises:
-          MessageError: they are not of this array.
-        """
-        if not 0 <= chunk.shard < len(self.shards) or chunk.size != size:
-            raise MessageError(f"array {chunk.array} has no shard {chunk.shard}")
-        shard = self.shards[chunk.shard]
-        if chunk.offset < 0 or chunk.offset + size > len(shard):
-            raise MessageError(f"array {chunk.array} is smaller than what comes of it")
-        return memoryview(shard)[chunk.offset : chunk.offset + size]
 
     def take(self, chunk: Chunk) -> None:
         """Notes that some bytes are in their place."""
-        self._missing -= chunk.size
-        if self._missing <= 0:
+        self.coming.take(chunk)
+        if self.coming.is_complete():
             self._ready.set()
 
     def fail(self, error: str) -> None:
@@ -94,7 +83,7 @@ class Fetches:
             raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
         fetched = self._fetches.get((host, message.array))
         # Nobody waits for it any more.
-        return memoryview(bytearray(size)) if fetched is None else fetched.place(message, size)
+        return memoryview(bytearray(size)) if fetched is None else fetched.coming.place(message, size)
 
     def hear(self, host: int, message: Chunk | Failed) -> None:
         """Notes what a host says of an array."""

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.runtime.hosts.messages import Hello
+from pathways.runtime.hosts.messages import Hello, Report
 from pathways.runtime.hosts.wire import Connection
+from pathways.runtime.resources.status import HostStatus
 
 
 class HostError(RuntimeError):
@@ -52,6 +53,20 @@ class HostProcess:
 
     def __str__(self) -> str:
         return f"host {self.index} ({self.island})"
+
+    def status(self, report: Report | None) -> HostStatus:
+        """How it is; `report` is what it says of itself, None when it does not."""
+        return HostStatus(
+            self.index,
+            self.island,
+            self.process.pid,
+            self.hello.platform,
+            len(self.hello.devices),
+            None if report is None else report.arrays,
+            None if report is None else report.bytes,
+            () if report is None else report.programs,
+            self.error,
+        )
 
     def leave(self) -> None:
         """Forgets the connections, which another process goes on with."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from pathways.runtime.hosts.host import HostError
+from pathways.runtime.resources.status import StepStatus
 
 _NOTHING: Mapping[int, str] = {}
 
@@ -74,6 +75,10 @@ class Step:
         """The hosts that are not done."""
         with self._lock:
             return tuple(sorted(self._pending))
+
+    def status(self) -> StepStatus:
+        """What is known of it."""
+        return StepStatus(self.program, self.number, time.monotonic() - self.began, self.pending())
 
     def check(self, host: int | None = None, number: int | None = None) -> None:
         """Checks that what a host, or every host, has done went well.

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pathways.runtime.hosts.coming import Coming
 from pathways.runtime.hosts.messages import Chunk, DeviceLayout, MessageError, Put
 
 
@@ -27,6 +28,10 @@ class Incoming:
     Args:
       put: what the controller said of it.
       handles: JAX's devices, by their ids.
+
+    Attributes:
+      put: what the controller said of it.
+      coming: where its bytes go.
     """
 
     def __init__(self, put: Put, handles: Mapping[int, jax.Device]) -> None:
@@ -38,29 +43,7 @@ class Incoming:
         dtype = jax.numpy.dtype(put.dtype)
         shape = self._sharding.shard_shape(put.shape)
         self._shards = [np.empty(shape, dtype) for _ in range(max(put.shards, default=-1) + 1)]
-        self._bytes = [memoryview(shard.reshape(-1).view(np.uint8)) for shard in self._shards]
-        self._missing = sum(shard.nbytes for shard in self._shards)
-
-    def place(self, chunk: Chunk, size: int) -> memoryview:
-        """Where some bytes go.
-
-        Raises:
-          MessageError: they are not of this array.
-        """
-        if not 0 <= chunk.shard < len(self._shards) or chunk.size != size:
-            raise MessageError(f"array {chunk.array} has no shard {chunk.shard}")
-        shard = self._bytes[chunk.shard]
-        if chunk.offset < 0 or chunk.offset + size > len(shard):
-            raise MessageError(f"array {chunk.array} is smaller than what comes of it")
-        return shard[chunk.offset : chunk.offset + size]
-
-    def take(self, size: int) -> None:
-        """Notes that some bytes are in their place."""
-        self._missing -= size
-
-    def is_complete(self) -> bool:
-        """Whether all of it is there."""
-        return self._missing <= 0
+        self.coming = Coming([memoryview(shard.reshape(-1).view(np.uint8)) for shard in self._shards])
 
     def array(self) -> jax.Array:
         """The array, on its devices."""
@@ -139,12 +122,12 @@ class Store:
             if isinstance(self._arrays.get(message.array), Poison):
                 return memoryview(bytearray(size))
             raise MessageError(f"array {message.array} was not announced")
-        return incoming.place(message, size)
+        return incoming.coming.place(message, size)
 
     def take(self, chunk: Chunk) -> None:
         """Notes that some bytes are in their place."""
         if chunk.array in self._incoming:
-            self._incoming[chunk.array].take(chunk.size)
+            self._incoming[chunk.array].coming.take(chunk)
             self._finish_if_complete(chunk.array)
 
     def give_up(self, numbers: Iterable[int]) -> None:
@@ -154,7 +137,7 @@ class Store:
 
     def _finish_if_complete(self, number: int) -> None:
         incoming = self._incoming[number]
-        if not incoming.is_complete():
+        if not incoming.coming.is_complete():
             return
         del self._incoming[number]
         try:

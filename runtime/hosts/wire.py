@@ -10,19 +10,21 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
+from pathways.runtime.hosts.frames import (
+    HEADER_BYTES,
+    decode_for_controller,
+    decode_for_worker,
+    encode,
+    lengths,
+)
 from pathways.runtime.hosts.messages import (
     CHANNELS,
-    HEADER_BYTES,
     PROTOCOL,
     Challenge,
     Hello,
     Message,
     MessageError,
     Welcome,
-    decode_for_controller,
-    decode_for_worker,
-    encode,
-    lengths,
 )
 
 HANDSHAKE_SECONDS = 10.0

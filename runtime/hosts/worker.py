@@ -28,9 +28,9 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
 from pathways.runtime.hosts.describing import answers
+from pathways.runtime.hosts.frames import CHUNK
 from pathways.runtime.hosts.messages import (
     CHANNELS,
-    CHUNK,
     Ask,
     Chunk,
     Describe,

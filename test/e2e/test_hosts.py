@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.runtime.hosts import controller as hosts_controller
 from pathways.runtime.hosts.connect import controller
 from pathways.runtime.hosts.host import HostError
 
@@ -148,30 +149,27 @@ for schedule in ("gpipe", "1f1b"):
 """)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "np.zeros((0, 3), np.float32)",
-        "np.array([True, False])",
-        "3",
-        "2.5",
-        "jnp.ones(3, jnp.bfloat16)",
-        "np.arange(3).astype(np.complex64)",
-        "jnp.ones(2, jnp.float8_e5m2)",
-        "jnp.arange(4, dtype=jnp.uint8)",
-    ],
-)
-def test_all_kinds_of_values_travel(value):
-    run(f"""
+def test_all_kinds_of_values_travel():
+    run("""
 pw.connect(hosts=2)
 f, g = (
     pw.jit(lambda x: jnp.stack([x, x]), devices=devices.add_slice((1,), ("x",))) for _ in range(2)
 )
-value = {value}
-ours = pw.program(lambda x: g(f(x)))(value)
-theirs = jax.jit(lambda x: jnp.stack([jnp.stack([x, x])] * 2))(value)
-assert (ours.shape, ours.dtype, ours.weak_type) == (theirs.shape, theirs.dtype, theirs.weak_type)
-np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+program = pw.program(lambda x: g(f(x)))
+for value in (
+    np.zeros((0, 3), np.float32),
+    np.array([True, False]),
+    3,
+    2.5,
+    jnp.ones(3, jnp.bfloat16),
+    np.arange(3).astype(np.complex64),
+    jnp.ones(2, jnp.float8_e5m2),
+    jnp.arange(4, dtype=jnp.uint8),
+):
+    ours = program(value)
+    theirs = jax.jit(lambda x: jnp.stack([jnp.stack([x, x])] * 2))(value)
+    assert (ours.shape, ours.dtype, ours.weak_type) == (theirs.shape, theirs.dtype, theirs.weak_type)
+    np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 """)
 
 
@@ -374,6 +372,7 @@ assert_equal(program(np.float32(0)), (1, 2))
 def test_a_worker_that_is_stopped():
     """It does not answer, and is given up in the middle of a step."""
     run("""
+hosts_controller.DEADLINE_SECONDS = 3
 pw.connect(hosts=2)
 a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
 program = pw.program(lambda x: a(b(a(x))))
@@ -391,9 +390,7 @@ def test_a_controller_that_is_stopped():
     run("""
 import subprocess
 
-import pathways.runtime.hosts.controller as module
-
-module.DEADLINE_SECONDS = 2
+hosts_controller.DEADLINE_SECONDS = 2
 pw.connect(hosts=2)
 a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
 program = pw.program(lambda x: a(b(a(x))))
@@ -549,27 +546,32 @@ assert_equal(loaded(placed["w"], X), expected)
 """)
 
 
-def test_a_worker_that_is_stopped_while_it_is_sent_something_large():
-    """Its buffers are full, so that whoever sends waits; it is given up nevertheless, and can be closed."""
-    run("""
+STOPPED = """
 pw.connect(hosts=1)
 program = pw.program(pw.jit(jnp.sum, devices=devices.add_slice((1,), ("x",))))
 large = np.ones(1 << 23, np.float32)
 float(program(large))
 os.kill(controller().hosts[0].process.pid, signal.SIGSTOP)
+"""
+
+
+def test_a_worker_that_is_stopped_while_it_is_sent_something_large():
+    """Its buffers are full, so that whoever sends waits; it is given up nevertheless, and can be closed."""
+    run(
+        "hosts_controller.DEADLINE_SECONDS = 3\n"
+        + STOPPED
+        + """
 with refused(HostError, "host 0 (island0) is lost: it has said nothing for"):
     while True:
         program(large)
-""")
+"""
+    )
 
 
 def test_closing_does_not_wait_for_a_worker_that_is_stopped():
-    run("""
-pw.connect(hosts=1)
-program = pw.program(pw.jit(jnp.sum, devices=devices.add_slice((1,), ("x",))))
-large = np.ones(1 << 23, np.float32)
-float(program(large))
-os.kill(controller().hosts[0].process.pid, signal.SIGSTOP)
+    run(
+        STOPPED
+        + """
 thread = threading.Thread(target=lambda: [program(large) for _ in range(9)], daemon=True)
 threading.excepthook = lambda arguments: None
 thread.start()
@@ -578,7 +580,8 @@ began = time.monotonic()
 controller().close()
 assert time.monotonic() - began < 8
 thread.join()
-""")
+"""
+    )
 
 
 def test_ctrl_c_leaves_workers_as_they_are():

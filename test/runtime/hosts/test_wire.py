@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways.runtime.hosts import messages
+from pathways.runtime.hosts import frames, messages
 from pathways.runtime.hosts.messages import Challenge, Hello, MessageError, Ping, Pong, Run
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller, greet_worker
 
@@ -67,7 +67,7 @@ def test_a_controller_that_does_not_know_the_secret_is_refused(pair):
     ours, theirs = pair
 
     def controller() -> None:
-        connection: Connection = Connection(ours, messages.decode_for_controller)
+        connection: Connection = Connection(ours, frames.decode_for_controller)
         connection.send(Challenge(messages.PROTOCOL, b"n" * 32))
         connection.receive()
         connection.send(messages.Welcome(b"x" * 32))
@@ -85,7 +85,7 @@ def test_a_proof_cannot_be_used_again(pair):
     recorded: list[bytes] = []
 
     def record(proof: bytes, nonce: bytes) -> Hello:
-        recorded.append(messages.encode(hello(proof, nonce)))
+        recorded.append(frames.encode(hello(proof, nonce)))
         return hello(proof, nonce)
 
     thread = threading.Thread(target=lambda: greet_controller(theirs, SECRET, record))
@@ -114,11 +114,11 @@ def test_what_is_no_message_is_refused(pair, sent, message):
     ours, theirs = pair
     theirs.sendall(sent)
     with pytest.raises(MessageError, match=message):
-        Connection(ours, messages.decode_for_controller).receive()
+        Connection(ours, frames.decode_for_controller).receive()
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_harm_a_reader(body):
-    for decode in (messages.decode_for_worker, messages.decode_for_controller):
+    for decode in (frames.decode_for_worker, frames.decode_for_controller):
         with contextlib.suppress(MessageError):
             decode(body)
