@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.runtime.timelines.events import SECONDS, UNITS
+SECONDS = "s"
+UNITS = "units"
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _RATES = {
