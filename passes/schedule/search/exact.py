@@ -19,7 +19,12 @@ class NoSolverError(ImportError):
     """OR-tools is not installed; the message says how it is."""
 
 
-def _cp_model() -> Any:
+def cp_model_or_fail() -> Any:
+    """OR-tools' module for CP-SAT.
+
+    Raises:
+      NoSolverError: OR-tools is not installed.
+    """
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
@@ -42,7 +47,7 @@ def solve(
     Raises:
       NoSolverError: OR-tools is not installed.
     """
-    cp_model = _cp_model()
+    cp_model = cp_model_or_fail()
     run = replay(problem, orders)
     assert run is not None
     unit = run.step_time / _TICKS or 1.0

@@ -96,7 +96,10 @@ def search(
 
     Raises:
       NothingFitsError: no order was found that keeps to the limits.
+      NoSolverError: the solver that is asked for is not installed.
     """
+    if budget.solver:
+        exact.cp_model_or_fail()
     deadline = clock() + budget.seconds if budget.seconds else None
     seeker = _Seeker(problem, random.Random(budget.seed))
     best = seeker.start(named)
