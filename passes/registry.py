@@ -9,6 +9,7 @@ from pathways.passes.base import Pass
 MODULES = {
     "pw-import": "import_.import_",
     "pw-infer-placement": "place.infer_placement",
+    "pw-insert-all-reduces": "place.insert_all_reduces",
     "pw-sink-loop-reductions": "place.sink_loop_reductions",
     "pw-outline": "place.outline",
     "pw-cse": "place.cse",
@@ -18,6 +19,8 @@ MODULES = {
     "pw-split-backward": "place.split_backward",
     "pw-propagate-shardings": "shard.propagate_shardings",
     "pw-lower-transfers": "shard.lower_transfers",
+    "pw-replicate": "replicate.replicate",
+    "pw-lower-all-reduces": "replicate.lower_all_reduces",
     "pw-unroll-microbatches": "schedule.unroll_microbatches",
     "pw-schedule": "schedule.schedule",
     "pw-accumulate": "schedule.accumulate",
