@@ -56,15 +56,24 @@ def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
 
 
 def _by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
-    """The median time of each kind of call of each stage, of the launches that are one call."""
-    measured: dict[tuple[int, str], list[float]] = {}
+    """The median time of each kind of call of each stage, of the launches that are of one call.
+
+    Where a call was cut into several launches, the medians of their computations count together.
+    """
+    measured: dict[tuple[int, str], dict[str, list[float]]] = {}
+    pieces: dict[tuple[int, str], int] = {}
     for event, time in taken:
         if len(event.origins) == 1 and event.origins[0].stage is not None:
             (call,) = event.origins
-            measured.setdefault((event.origins[0].stage, kind_of(call)), []).append(time)
+            key = event.origins[0].stage, kind_of(call)
+            computation = "" if call.pieces is None else event.label.partition("[")[0]
+            measured.setdefault(key, {}).setdefault(computation, []).append(time)
+            pieces[key] = call.pieces or 1
     stages: dict[int, dict[str, float]] = {}
-    for (stage, kind), times in sorted(measured.items()):
-        stages.setdefault(stage, {})[kind] = statistics.median(times)
+    for (stage, kind), by_computation in sorted(measured.items()):
+        # Some of its pieces are of another call, too.
+        if len(by_computation) == pieces[stage, kind]:
+            stages.setdefault(stage, {})[kind] = sum(map(statistics.median, by_computation.values()))
     for kinds in stages.values():
         halves = [time for kind, time in kinds.items() if kind.startswith("bwd.")]
         if halves:
