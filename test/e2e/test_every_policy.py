@@ -110,15 +110,15 @@ def test_double_precision_in_a_v(policy: str):
 
 
 def test_bytes_that_a_search_may_have_bound_the_peak():
-    """The first slice holds what the backward reads of each microbatch that is under way."""
+    """Slices hold what backwards read of each microbatch that is under way, most of it the later ones."""
     arrays = arguments(3, 6)
     peaks = []
-    for limit in (1024, 256, 128):
+    for limit in (256, 192, 128):
         step = program_of([0, 1, 2], 6, f"search(max-bytes={limit}, iterations=40)")
         compiled = step.lower(*arrays).compile()
         assert error(compiled(*arrays), expected(3, 6)) < 1e-6
         timeline = compiled.timeline()
-        peaks.append(timeline.peak_bytes(timeline.slices[0]))
+        peaks.append(sum(map(timeline.peak_bytes, timeline.slices)))
     assert peaks[0] > peaks[1] > peaks[2]
     with pytest.raises(pw.ProgramError, match=r"needs at least \d+ bytes of microbatches on @.*may have 8"):
         program_of([0, 1, 2], 6, "search(max-bytes=8)").lower(*arrays)
