@@ -13,9 +13,9 @@ from pathways.passes.schedule.times import Times
 from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch
-from pathways.runtime.simulate.links import read_link
-from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import measured_times, read_times
+from pathways.runtime.simulate.links import Link, read_link
+from pathways.runtime.simulate.replay import simulate, steady_step_time
+from pathways.runtime.simulate.times import measured_durations, measured_times, read_times
 from pathways.runtime.timelines.events import EventLog, TimelineEvent
 
 
@@ -123,3 +123,32 @@ def test_json_of_the_documentation_is_valid():
 
     text = times.__doc__.partition("{")[2].rpartition("}")[0]
     assert set(json.loads(f"{{{text}}}")) == set(times.SECTIONS)
+
+
+def test_measured_halves_are_durations_of_stages(plan):
+    """What a run shows is read again, for the same program and for others."""
+    run = simulate(plan, read_times({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, plan))
+    halves = [
+        dataclasses.replace(
+            event,
+            origins=tuple(
+                dataclasses.replace(origin, part="input") if origin.kind == "bwd" else origin
+                for origin in event.origins
+            ),
+        )
+        for event in run.events
+    ]
+    whole = measured_durations([run])
+    assert whole == {"stages": {str(n): {"fwd": "0.001s", "bwd": "0.002s"} for n in range(2)}}
+    assert simulate(plan, read_times(whole, plan)).step_time == pytest.approx(run.step_time)
+    # A backward that is measured in halves takes what they take together.
+    split = measured_durations([dataclasses.replace(run, events=tuple(halves))])
+    assert split["stages"]["1"] == {"fwd": "0.001s", "bwd.input": "0.002s", "bwd": "0.002s"}
+
+
+def test_steps_that_follow_each_other(plan):
+    """Slices begin the next step when they are done, whatever others are at."""
+    times = read_times({"kinds": {"fwd": 1, "bwd": 2}}, plan)
+    alone = simulate(plan, times).step_time
+    busiest = max(simulate(plan, times).busy(name) for name in simulate(plan, times).slices)
+    assert busiest <= steady_step_time(plan, times, Link(), 5) <= alone
