@@ -9,6 +9,7 @@ import sys
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.dialect.pretty import pretty
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import Item, PipelineError, parse_pipeline
@@ -115,6 +116,8 @@ def _text(module: ir.Module, options: argparse.Namespace) -> bytes:
         print_generic_op_form=options.generic or options.irdl is not None,
         large_elements_limit=options.elide,
     )
+    if options.pretty:
+        text = pretty(text.decode()).encode()
     return text.rstrip(b"\n") + b"\n"
 
 

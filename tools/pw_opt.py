@@ -65,6 +65,7 @@ class _OptParser(FlagParser):
             help="print the IR into files below DIR; goes with the flags --mlir-print-ir-*",
         )
         switch("--mlir-print-op-generic", dest="generic", help="print the generic form of all ops")
+        switch("--pretty", help="print pw operations for people; what is read is MLIR's generic form")
         switch("--mlir-print-debuginfo", dest="debuginfo", help="print locations")
         add(
             "--mlir-elide-elementsattrs-if-larger",
@@ -119,6 +120,9 @@ class _OptParser(FlagParser):
             arguments.append(argument)
         options = super().parse_args(arguments, namespace)
         self.check_irdl(options)
+        for flag in _OTHER_FORMATS if options.pretty else ():
+            if getattr(options, self.destinations[flag]):
+                self.error(f"--pretty does not go with {flag}")
         if options.split_input_file and (options.reproducer is not None or options.run_reproducer):
             flag = "--run-reproducer" if options.run_reproducer else "--mlir-pass-pipeline-crash-reproducer"
             self.error(f"{flag} does not go with --split-input-file")
@@ -147,6 +151,9 @@ class _OptParser(FlagParser):
             return
         passes = [f"--{name}" for name in (*MODULES, *BUILTIN_PASSES)]
         self.error(f"unknown flag '{flag}'{hint(flag, [*self.flags, *passes])}")
+
+
+_OTHER_FORMATS = ("--mlir-print-op-generic", "--emit-bytecode", "--emit-irdl", "--emit-schedule")
 
 
 def _prints_ir(options: argparse.Namespace) -> bool:
