@@ -293,7 +293,7 @@ class Bound(OfProcess):
 
         Args:
           times: how long launches take, as `{"kinds": {"fwd": "1ms", "bwd": "2ms"}}`; see
-            `runtime.simulate.times` for all of the form. By default one unit of time for each placed call.
+            `passes.schedule.times` for all of the form. By default one unit of time for each placed call.
           latency: of links between slices, such as `5us`; none by default.
           bandwidth: of links between slices, such as `10GB/s`; no limit by default.
 

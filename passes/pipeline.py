@@ -12,6 +12,7 @@ from pathways.passes.place.infer_placement import InferPlacement
 from pathways.passes.place.insert_all_reduces import InsertAllReduces
 from pathways.passes.place.insert_transfers import InsertTransfers
 from pathways.passes.place.outline import Outline
+from pathways.passes.place.sink_constants import SinkConstants
 from pathways.passes.place.sink_loop_reductions import SinkLoopReductions
 from pathways.passes.place.split_backward import SplitBackward
 from pathways.passes.place.verify_placed import VerifyPlaced
@@ -21,6 +22,7 @@ from pathways.passes.schedule.accumulate import Accumulate
 from pathways.passes.schedule.fuse_launches import FuseLaunches
 from pathways.passes.schedule.plan_memory import PlanMemory
 from pathways.passes.schedule.schedule import Schedule
+from pathways.passes.schedule.share_loops import ShareLoops
 from pathways.passes.schedule.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.passes.shard.lower_transfers import LowerTransfers
@@ -66,6 +68,8 @@ def phases(options: Options) -> list[Phase]:
                 Outline(),
                 # Outlining has merged equal glue, so that equal launches now look equal.
                 Cse(),
+                # Behind it results are left over that nobody reads.
+                SinkConstants(),
                 # Before transfers: a launch that nobody needs must not pull its operands over.
                 Dce(),
                 InsertTransfers(),
@@ -97,6 +101,8 @@ def phases(options: Options) -> list[Phase]:
                 Accumulate(),
                 # After the order is known: only neighbours on a slice may become one.
                 FuseLaunches(options.fuse),
+                # After fusion: stages are told apart by what was fused with them, not by their loops.
+                *([] if options.fuse else [ShareLoops()]),
                 # After fusion: what used to be an intermediate is inside a computation now.
                 PlanMemory(),
                 # Last: the proof is of exactly what runs.
