@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -381,6 +382,22 @@ class TestBatches:
 
         got, want = pw.program(steps(layers))(params, batch), jax.jit(steps([layer] * 2))(params, batch)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_bundle_runs_as_replicas(tmp_path: Path, trust: bool) -> None:
+    params, batch = inputs(2)
+    slices = [*stages(2, count=1), *stages(2, count=1, shape=(2,))]
+    compiled = pw.program(step_of(placed(slices)), donate_argnums=0).lower(params, batch).compile()
+    compiled.save(tmp_path / "step.pwb")
+    loaded = pw.load(tmp_path / "step.pwb", trust=trust)
+    value, new = loaded(params, batch)
+    expected = compiled(params, batch)
+    np.testing.assert_array_equal(value, expected[0])
+    for got, want in zip(new, expected[1], strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert got.sharding.mesh.axis_names == ("replica", "x")
+    loaded(new, batch)
 
 
 class TestRefusals:
