@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathways.runtime.hosts.connect import connect
     from pathways.runtime.local.devices import bind, release
     from pathways.runtime.local.load import Executable, Port, load
-    from pathways.runtime.resources.cluster import Cluster, Device, Host, Island
+    from pathways.runtime.resources.cluster import Cluster, Device, DeviceIsland, Host
     from pathways.runtime.resources.manager import Binding, ResourceError, ResourceManager
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
     from pathways.runtime.xla.compile_cache import CompileError
@@ -21,7 +21,7 @@ _MODULES = {
     "Device": "resources.cluster",
     "Executable": "local.load",
     "Host": "resources.cluster",
-    "Island": "resources.cluster",
+    "DeviceIsland": "resources.cluster",
     "Port": "local.load",
     "ResourceError": "resources.manager",
     "ResourceManager": "resources.manager",
@@ -39,9 +39,9 @@ __all__ = [
     "Cluster",
     "CompileError",
     "Device",
+    "DeviceIsland",
     "Executable",
     "Host",
-    "Island",
     "Port",
     "ResourceError",
     "ResourceManager",

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pathways.runtime.hosts.array import Array
     from pathways.runtime.hosts.connect import connect, disconnect
     from pathways.runtime.hosts.host import HostError
+    from pathways.runtime.hosts.settings import Island
     from pathways.runtime.local.devices import cluster, release
     from pathways.runtime.local.tracing import trace
     from pathways.runtime.resources.manager import ResourceError
@@ -63,6 +64,7 @@ __all__ = [
     "CompileError",
     "Compiled",
     "HostError",
+    "Island",
     "LoadedProgram",
     "Lowered",
     "PathwaysWarning",
@@ -95,6 +97,7 @@ _MODULES = {
     "CompileError": "runtime.xla.compile_cache",
     "Compiled": "compiler.stages",
     "HostError": "runtime.hosts.host",
+    "Island": "runtime.hosts.settings",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
     "PathwaysWarning": "compiler.notices",

@@ -6,10 +6,13 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Sequence
 
+from pathways.runtime.hosts.children import Spawner
 from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.settings import Settings
-from pathways.runtime.hosts.starting import start
+from pathways.runtime.hosts.launching import Launcher
+from pathways.runtime.hosts.settings import Island, Network, Settings, islands_of
+from pathways.runtime.hosts.starting import Starter
 from pathways.runtime.local import devices, stalls, tracing
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.xla.tracebacks import boundary
@@ -20,14 +23,20 @@ _controller: Controller | None = None
 
 @boundary
 def connect(
+    launcher: str | None = None,
+    /,
     *,
     hosts: int | None = None,
     devices_per_host: int = 1,
+    islands: int | Sequence[Island] | None = None,
     ahead: int = 4,
     stall_report: float | None = 60.0,
     step_deadline: float | None = None,
+    heartbeat: float = 10.0,
+    bind: str | None = None,
+    advertise: str | None = None,
+    ports: tuple[int, int] | None = None,
     cpu_devices: int | None = None,
-    islands: int | None = None,
     platform: str | None = None,
     device_memory: int | None = None,
 ) -> Cluster:
@@ -40,6 +49,8 @@ def connect(
         devices: each is an island. They end with this process, or when it connects to other devices, or
         at `disconnect`.
       devices_per_host: the number of CPU devices of each worker.
+      islands: a list of `Island`s: start the workers of each. A number: divide the devices of this process
+        into so many equal consecutive islands, one by default.
       ahead: how many steps on hosts may be issued and not done. Hosts issue steps before their data is there;
         each one more takes the memory of what a step sends and receives.
       stall_report: seconds without progress after which a step on hosts, or an array of this process, is
@@ -47,10 +58,14 @@ def connect(
         None for never.
       step_deadline: seconds without progress after which a step on hosts is ended: hosts that others wait
         for are killed, and their arrays are errors. None for never: what is slow is not told from what hangs.
+      heartbeat: seconds that a worker may say nothing to this process, or to another worker that exchanges
+        arrays with it; then it is killed, and what it had is lost.
+      bind: the IPv4 address on which this process listens for workers, which connect over TCP and listen at
+        the address from which they reach it. By default a socket in a folder that only this user may enter.
+      advertise: the address at which workers find it; by default `bind`.
+      ports: the first and the last port that it and its workers may listen on; by default any.
       cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
         yet.
-      islands: divide the devices of this process into this number of equal consecutive islands, one by
-        default.
       platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given.
       device_memory: bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
         that takes more is refused when it is compiled. By default what JAX says (`bytes_limit` of
@@ -65,19 +80,27 @@ def connect(
       HostError: a worker does not start.
     """
     with _lock:
-        if hosts is None:
+        if launcher is not None:
+            raise ValueError(f"connect({launcher!r}): there is no such launcher")
+        if hosts is None and (islands is None or isinstance(islands, int)):
             found = devices.connect(
                 cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
             )
             _close()
             stalls.watch.set(stall_report)
             return found
-        if any(setting is not None for setting in (cpu_devices, islands, platform, device_memory)):
+        if any(setting is not None for setting in (cpu_devices, platform, device_memory)) or (
+            hosts is not None and islands is not None
+        ):
             raise ValueError(
-                "connect: cpu_devices, islands, platform and device_memory are for the devices of this "
-                "process; with hosts= say devices_per_host="
+                "connect: cpu_devices, platform, device_memory and islands=2 are for the devices of this "
+                "process; with hosts= say devices_per_host=, or islands=[pathways.Island(...)] alone"
             )
-        return _connect_hosts(Settings(hosts, devices_per_host, ahead, stall_report, step_deadline))
+        asked = islands_of(islands, hosts, devices_per_host)
+        network = Network(bind, advertise, ports)
+        return _connect_hosts(
+            Settings(asked, ahead, stall_report, step_deadline, heartbeat, network), Spawner()
+        )
 
 
 @boundary
@@ -97,7 +120,7 @@ def controller() -> Controller | None:
     return _controller
 
 
-def _connect_hosts(settings: Settings) -> Cluster:
+def _connect_hosts(settings: Settings, launcher: Launcher) -> Cluster:
     global _controller
     if _controller is not None and _controller.is_whole() and _controller.settings == settings:
         return _controller.cluster
@@ -108,7 +131,7 @@ def _connect_hosts(settings: Settings) -> Cluster:
         )
     _close()
     print(f"pathways: starting {settings.hosts} hosts ...", file=sys.stderr, flush=True)
-    started = start(settings)
+    started = Controller(Starter(settings, launcher), settings)
     try:
         tracing.register(started.traces)
         cluster = devices.session.connect(lambda: started.cluster)

@@ -8,7 +8,6 @@ import functools
 import itertools
 import logging
 import secrets
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,15 +51,15 @@ from pathways.runtime.hosts.messages import (
 from pathways.runtime.hosts.settings import Settings
 from pathways.runtime.hosts.shards import cut
 from pathways.runtime.hosts.stalls import Reports, Stalls
+from pathways.runtime.hosts.starting import Starter
 from pathways.runtime.hosts.step import Step
 from pathways.runtime.hosts.tracing import HostTraces
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.resources import cluster as resources
 from pathways.runtime.resources.status import HostStatus, StepStatus
 
-HEARTBEAT_SECONDS = 0.5
-DEADLINE_SECONDS = 10.0
-"""How long a worker may say nothing; then it is killed, and what it had is lost."""
+_PAUSE = 0.5
+"""The most seconds from one look at all workers to the next."""
 
 _FREE_SECONDS = 0.05
 
@@ -71,7 +70,7 @@ class Controller:
     """All workers of a cluster.
 
     Args:
-      hosts: the workers.
+      starter: starts the workers.
       settings: what the user says of them.
 
     Attributes:
@@ -84,8 +83,11 @@ class Controller:
       asking: the same for numbers that are sent to fetch an array. Nobody waits under it.
     """
 
-    def __init__(self, hosts: Sequence[HostProcess], settings: Settings) -> None:
-        self.hosts = list(hosts)
+    def __init__(self, starter: Starter, settings: Settings) -> None:
+        self._closed = threading.Event()
+        self._starter = starter
+        islands = starter.start(range(len(settings.islands)), self._closed)
+        self.hosts = [host for island in islands for host in island]
         self.settings = settings
         self.cluster = _cluster(self.hosts)
         self._next = 1
@@ -100,7 +102,6 @@ class Controller:
         self._locations: dict[tuple[int, DeviceLayout, int, int], Location] = {}
         self._answers = Answers(self.hosts, self._hear_some)
         self._garbage = Garbage(len(self.hosts))
-        self._closed = threading.Event()
         self.traces = HostTraces(self.hosts, self.tell_all)
         self._reports = Reports(self.hosts)
         self._stalls = Stalls(
@@ -133,11 +134,10 @@ class Controller:
             # gone.
             self._lose(host, "")
         for host in self.hosts:
-            try:
-                host.process.wait(timeout=2)
-            except subprocess.TimeoutExpired:
+            if host.process.ending(2.0) is None:
                 host.process.kill()
-                host.process.wait()
+                host.process.ending(2.0)
+        self._starter.close()
 
     def leave(self) -> None:
         """Lets go of the workers in a process that was forked from the one that they belong to.
@@ -188,8 +188,8 @@ class Controller:
         number = self._number()
         # Nobody can guess what is sent under which number.
         base = secrets.randbelow(1 << 61)
-        peers = {host.index: host.hello.data_address for host in self.hosts}
-        probes = {host.index: host.hello.probe_address for host in self.hosts}
+        peers = {host.index: host.ready.data_address for host in self.hosts}
+        probes = {host.index: host.ready.probe_address for host in self.hosts}
         answers = {host: _Answer() for host in parts}
         with self._lock:
             self._loading.update(((host, number), answer) for host, answer in answers.items())
@@ -502,29 +502,28 @@ class Controller:
     def _lose_ended(self, host: HostProcess, error: ConnectionEnded) -> None:
         """Loses a worker whose connection has ended, which its process explains where it has ended, too."""
         if host.error is None:
-            how = host.ending()
-            self._lose(host, f"its process has ended{how}" if how else str(error))
+            self._lose(host, host.ending() or str(error))
 
     def _lose_peer(self, host: HostProcess, peer: HostProcess, why: str) -> None:
         """Loses a worker that another one does not reach."""
         # Waits a little: that a process has ended is seen later than that its connections have.
-        how = peer.ending()
-        self._lose(peer, "its process has ended" + how if how else f"{host} does not reach it: {why}")
+        self._lose(peer, peer.ending() or f"{host} does not reach it: {why}")
 
     def _find_ended(self) -> None:
         """Finds workers that have just ended, which is why others fail."""
         for host in self.hosts:
-            if host.error is None and host.process.poll() is not None:
-                self._lose(host, "its process has ended" + host.ending())
+            if host.error is None and (how := host.ending(0)):
+                self._lose(host, how)
 
     def _watch(self) -> None:
         """Asks all workers whether they live."""
+        pause = min(_PAUSE, self.settings.heartbeat / 4)
         asked = time.monotonic()
         for number in itertools.count():
-            if self._closed.wait(HEARTBEAT_SECONDS):
+            if self._closed.wait(pause):
                 return
             # When this process did not run, as after Ctrl-Z, nobody could be heard.
-            late = time.monotonic() - asked - HEARTBEAT_SECONDS
+            late = time.monotonic() - asked - pause
             asked = time.monotonic()
             self._answers.poll()
             for host in self.hosts:
@@ -532,7 +531,7 @@ class Controller:
                 if host.error is not None:
                     continue
                 silent = time.monotonic() - host.heard
-                if silent > DEADLINE_SECONDS:
+                if silent > self.settings.heartbeat:
                     self._lose(host, f"it has said nothing for {silent:.0f} seconds")
                     continue
                 # Never more than the system keeps for a worker that does not read: the deadline is before.
@@ -541,7 +540,7 @@ class Controller:
 
     def _look_for_stalls(self) -> None:
         """Reports steps that do not end, and ends them."""
-        while not self._closed.wait(HEARTBEAT_SECONDS):
+        while not self._closed.wait(_PAUSE):
             self._stalls.look()
 
     def _unfinished(self) -> list[Step]:
@@ -618,18 +617,18 @@ def _cluster(hosts: Sequence[HostProcess]) -> resources.Cluster:
     positions = itertools.count()
     return resources.Cluster(
         tuple(
-            resources.Island(
+            resources.DeviceIsland(
                 host.island,
                 tuple(
                     resources.Device(
                         next(positions),
                         device,
-                        host.hello.platform,
+                        host.ready.platform,
                         resources.Host(host.index),
                         host.island,
                         memory,
                     )
-                    for device, memory in zip(host.hello.devices, host.hello.memory, strict=True)
+                    for device, memory in zip(host.ready.devices, host.ready.memory, strict=True)
                 ),
             )
             for host in hosts

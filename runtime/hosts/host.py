@@ -1,13 +1,13 @@
-"""A worker, as the controller sees it."""
+"""Workers, as the controller sees them."""
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.hosts.messages import Hello, Report
+from pathways.runtime.hosts.launching import WorkerProcess
+from pathways.runtime.hosts.messages import Ready, Report
 from pathways.runtime.hosts.wire import Connection
 from pathways.runtime.resources.status import HostStatus
 
@@ -23,12 +23,12 @@ class HostProcess:
 
     Args:
       index: its number.
+      island: the name of its island.
       process: its process.
       connections: to it, by the names of `messages.CHANNELS`.
-      hello: what it said of itself.
+      ready: what it said of itself.
 
     Attributes:
-      island: the name of its island.
       error: why it is gone; None while it is not.
       heard: when it said something last, by `time.monotonic`.
       progressed: when it was done with a step last.
@@ -37,17 +37,18 @@ class HostProcess:
     def __init__(
         self,
         index: int,
-        process: subprocess.Popen[bytes],
+        island: str,
+        process: WorkerProcess,
         connections: Mapping[str, Connection[Any]],
-        hello: Hello,
+        ready: Ready,
     ) -> None:
         self.index = index
+        self.island = island
         self.process = process
         self.steps = connections["steps"]
         self.arrays = connections["arrays"]
         self.watch = connections["watch"]
-        self.hello = hello
-        self.island = f"island{index}"
+        self.ready = ready
         self.error: str | None = None
         self.heard = self.progressed = time.monotonic()
 
@@ -60,8 +61,8 @@ class HostProcess:
             self.index,
             self.island,
             self.process.pid,
-            self.hello.platform,
-            len(self.hello.devices),
+            self.ready.platform,
+            len(self.ready.devices),
             None if report is None else report.arrays,
             None if report is None else report.bytes,
             () if report is None else report.programs,
@@ -78,15 +79,14 @@ class HostProcess:
         for connection in (self.steps, self.arrays, self.watch):
             connection.close()
 
-    def ending(self) -> str:
-        """How its process ended, as the end of a sentence."""
-        return ending(self.process)
+    def ending(self, seconds: float = 1.0) -> str | None:
+        """That its process has ended, and how, if it has after so many seconds; None if it runs."""
+        how = self.process.ending(seconds)
+        return (
+            None if how is None else f"its process has ended ({how}){last_words(self.process.last_lines())}"
+        )
 
 
-def ending(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended, as the end of a sentence."""
-    try:
-        code = process.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        return ""
-    return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
+def last_words(lines: Sequence[str]) -> str:
+    """What a worker has written last, as the end of a message; nothing when it wrote nothing."""
+    return "".join(f"\n  | {line}" for line in lines)

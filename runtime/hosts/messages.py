@@ -12,7 +12,7 @@ import sys
 import jaxlib
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -63,37 +63,62 @@ class Challenge(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """A worker answers with the code of the nonce under the shared secret, and says what it is.
+    """A worker answers with the code of the nonce under the shared secret, and says who it is.
 
     Attributes:
       proof: HMAC-SHA256 of the nonce.
       nonce: its own, for the controller to prove itself.
       versions: of pathways, jaxlib and Python.
-      platform: the platform of its devices.
-      devices: their ids.
-      memory: bytes of memory of each, None where that is not known.
-      data_address: where other workers pull arrays from.
-      pid: its process.
+      host: its number.
+      epoch: how often workers were started before it.
       channel: which of `CHANNELS` this connection is, or `PEER`.
-      probe_address: where other workers ask whether it lives.
     """
 
     proof: bytes
     nonce: bytes
     versions: tuple[str, str, str]
-    platform: str
-    devices: tuple[int, ...]
-    memory: tuple[int | None, ...]
-    data_address: str
-    pid: int
+    host: int
+    epoch: int
     channel: str
-    probe_address: str
 
 
 class Welcome(Message, frozen=True):
     """The controller's proof."""
 
     proof: bytes
+
+
+# The start of a worker, on `watch`.
+
+
+class Coordinator(Message, frozen=True):
+    """The first host of an island says where its other hosts find it: an address and a port."""
+
+    address: str
+
+
+class Join(Message, frozen=True):
+    """The controller tells the hosts of an island where its first one is, as that one has said."""
+
+    address: str
+
+
+class Ready(Message, frozen=True):
+    """A worker has its devices, and may be told to run programs.
+
+    Attributes:
+      platform: the platform of its devices.
+      devices: their ids, which no other host of its island has.
+      memory: bytes of memory of each, None where that is not known.
+      data_address: where other workers pull arrays from.
+      probe_address: where other workers ask whether it lives.
+    """
+
+    platform: str
+    devices: tuple[int, ...]
+    memory: tuple[int | None, ...]
+    data_address: str
+    probe_address: str
 
 
 # From the controller.
@@ -434,6 +459,7 @@ FromTracing = TraceStarted | RunTimes | TraceDone | ClockTime
 ToWorker = (
     Challenge
     | Welcome
+    | Join
     | Load
     | Put
     | Chunk
@@ -448,4 +474,17 @@ ToWorker = (
     | Ask
     | Describe
 )
-ToController = Hello | LoadDone | Done | Failed | Chunk | Pong | FromTracing | Report | PeerLost | Described
+ToController = (
+    Hello
+    | Coordinator
+    | Ready
+    | LoadDone
+    | Done
+    | Failed
+    | Chunk
+    | Pong
+    | FromTracing
+    | Report
+    | PeerLost
+    | Described
+)

@@ -18,9 +18,8 @@ from typing import Any
 from pathways.runtime.hosts.messages import PEER, Hello, MessageError, Ping, Pong
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller, greet_worker
 
-HEARTBEAT_SECONDS = 0.5
-DEADLINE_SECONDS = 10.0
-"""How long a peer may say nothing."""
+_PAUSE = 0.5
+"""The most seconds from one question to the next."""
 
 MakeHello = Callable[[bytes, bytes, str], Hello]
 """Makes the answer to a challenge, of the proof, a nonce, and the name of the connection."""
@@ -30,7 +29,7 @@ class Probes:
     """The connections of a worker to those that it exchanges arrays with.
 
     Args:
-      address: the address to listen on, without a port.
+      server: the socket to listen on.
       secret: what all workers of the cluster know.
       hello: says who this worker is.
       lost: is called when a peer does not answer, with its number and why; once for each.
@@ -39,11 +38,11 @@ class Probes:
 
     def __init__(
         self,
-        address: str,
+        server: socket.socket,
         secret: bytes,
         hello: MakeHello,
         lost: Callable[[int, str], None],
-        deadline: float = DEADLINE_SECONDS,
+        deadline: float,
     ) -> None:
         self._secret = secret
         self._hello = hello
@@ -51,7 +50,7 @@ class Probes:
         self._deadline = deadline
         self._known: set[int] = set()
         self._lock = threading.Lock()
-        self._server = socket.create_server((address, 0))
+        self._server = server
         host, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
         _start(self._accept)
@@ -100,7 +99,7 @@ class Probes:
         for number in itertools.count():
             connection.send(Ping(number))
             connection.receive()
-            time.sleep(HEARTBEAT_SECONDS)
+            time.sleep(min(_PAUSE, self._deadline / 4))
 
 
 def _start(work: Callable[..., None], *args: Any) -> None:

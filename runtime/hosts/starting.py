@@ -1,146 +1,246 @@
-"""Starts workers as children of the controller, and lets nobody else in."""
+"""Starts the workers of islands, and lets nobody else in."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import logging
-import os
 import queue
 import secrets
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import HostError, HostProcess, ending
-from pathways.runtime.hosts.messages import CHANNELS, Hello, MessageError, versions
+from pathways.runtime.hosts.host import HostError, HostProcess, last_words
+from pathways.runtime.hosts.launching import START_SECONDS, Launcher, WorkerConfig, WorkerProcess
+from pathways.runtime.hosts.listening import Address, controller_socket
+from pathways.runtime.hosts.messages import (
+    CHANNELS,
+    Coordinator,
+    Hello,
+    Join,
+    MessageError,
+    Ready,
+    versions,
+)
 from pathways.runtime.hosts.settings import Settings
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_worker
 
 log = logging.getLogger("pathways")
 
 _Greeted = tuple[Connection[Any], Hello]
+_Channels = dict[str, Connection[Any]]
 _MOST_STRANGERS = 64
 """Connections that may be greeted at the same time."""
 
-_START_SECONDS = 120.0
-"""How long workers may take to start."""
 
-
-def start(settings: Settings) -> Controller:
-    """Starts workers as children of this process, each with its own JAX.
+class Starter:
+    """Starts the workers of islands.
 
     Args:
-      settings: how many, and what of each.
-
-    Raises:
-      HostError: one of them does not start; says which and why.
+      settings: what the user says of them.
+      launcher: gets them to run.
     """
-    secret = secrets.token_bytes(32)
-    processes: list[subprocess.Popen[bytes]] = []
-    with _server() as server:
+
+    def __init__(self, settings: Settings, launcher: Launcher) -> None:
+        self._settings = settings
+        self._launcher = launcher
+        self._secret = secrets.token_bytes(32)
+        self._epochs = itertools.count()
+        firsts = itertools.accumulate((island.hosts for island in settings.islands), initial=0)
+        self._numbers = [
+            range(first, first + island.hosts)
+            for first, island in zip(firsts, settings.islands, strict=False)
+        ]
+
+    def start(self, islands: Sequence[int], stop: threading.Event) -> list[list[HostProcess]]:
+        """Starts all workers of some islands, and waits until they are ready.
+
+        Args:
+          islands: the numbers of the islands.
+          stop: gives up when it is set.
+
+        Returns:
+          The workers of each island.
+
+        Raises:
+          HostError: one of them does not start; says which and why. None of them is left.
+        """
+        processes: dict[int, WorkerProcess] = {}
         try:
-            for _ in range(settings.hosts):
-                processes.append(_spawn(server.getsockname(), secret, settings.devices_per_host))
-            hosts = _greet_all(server, secret, processes)
-        except BaseException:
-            for process in processes:
+            with controller_socket(self._settings.network) as (server, address):
+                start = _Start(server, self._secret, next(self._epochs), stop, processes)
+                try:
+                    for island in islands:
+                        configs = self._configs(island, address, start.epoch)
+                        started = self._launcher.launch(configs)
+                        processes.update(zip(self._numbers[island], started, strict=True))
+                    channels = start.greet_all(self._settings.heartbeat)
+                finally:
+                    # Closing it does not wake who accepts.
+                    server.shutdown(socket.SHUT_RDWR)
+            for island in islands:
+                start.introduce([channels[host] for host in self._numbers[island]], self._numbers[island])
+            return [
+                [
+                    HostProcess(
+                        host, f"island{island}", processes[host], channels[host], start.ready(host, channels)
+                    )
+                    for host in self._numbers[island]
+                ]
+                for island in islands
+            ]
+        except BaseException as error:
+            for process in processes.values():
                 process.kill()
-                process.wait()
+            for process in processes.values():
+                process.ending(2.0)
+            if isinstance(error, OSError):
+                raise HostError(f"cannot listen for workers: {error}") from None
             raise
-        finally:
-            # Closing it does not wake who accepts.
-            server.shutdown(socket.SHUT_RDWR)
-    return Controller(hosts, settings)
 
+    def close(self) -> None:
+        """Gives back what the launcher holds."""
+        self._launcher.close()
 
-@contextlib.contextmanager
-def _server() -> Iterator[socket.socket]:
-    """A socket in a folder that nobody else may enter: faster than a port, and less open."""
-    # Paths of sockets are short, and the folder that the user chose for temporary files may be deep.
-    with (
-        tempfile.TemporaryDirectory(prefix="pathways-", dir="/tmp") as folder,
-        socket.socket(socket.AF_UNIX) as server,
-    ):
-        server.bind(f"{folder}/controller")
-        server.listen(_MOST_STRANGERS)
-        yield server
-
-
-def _spawn(address: str, secret: bytes, devices: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    # The controller writes what its workers record.
-    environment.pop("PW_TRACE", None)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "pathways.runtime.hosts.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env=environment,
-    )
-    config = {"address": address, "secret": secret.hex(), "cpu_devices": devices}
-    assert process.stdin is not None
-    # Not on the command line, which everyone may read.
-    process.stdin.write(json.dumps(config).encode() + b"\n")
-    process.stdin.flush()
-    return process
-
-
-def _greet_all(
-    server: socket.socket, secret: bytes, processes: Sequence[subprocess.Popen[bytes]]
-) -> list[HostProcess]:
-    """Waits until all workers have all their connections; they are numbered as they were started."""
-    greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
-    threading.Thread(target=_accept, args=(server, secret, greeted), daemon=True).start()
-    by_pid = {process.pid: n for n, process in enumerate(processes)}
-    connections: list[dict[str, Connection[Any]]] = [{} for _ in processes]
-    hellos: dict[int, Hello] = {}
-    deadline = time.monotonic() + _START_SECONDS
-    while any(len(of_host) < len(CHANNELS) for of_host in connections):
-        for n, process in enumerate(processes):
-            if process.poll() is not None:
-                raise HostError(f"host {n} did not start{ending(process)}")
-        if time.monotonic() > deadline:
-            missing = next(n for n, of_host in enumerate(connections) if len(of_host) < len(CHANNELS))
-            raise HostError(f"host {missing} did not connect in {_START_SECONDS:.0f} seconds")
-        try:
-            connection, hello = greeted.get(timeout=0.2)
-        except queue.Empty:
-            continue
-        index = by_pid.get(hello.pid)
-        if index is None or hello.channel in connections[index]:
-            connection.close()
-            continue
-        if hello.versions != versions():
-            raise HostError(
-                f"host {index} runs pathways {hello.versions[0]}, jaxlib {hello.versions[1]} and Python "
-                f"{hello.versions[2]}, but the controller {', '.join(versions())}"
+    def _configs(self, island: int, address: Address, epoch: int) -> list[WorkerConfig]:
+        asked = self._settings.islands[island]
+        return [
+            WorkerConfig(
+                address,
+                self._secret.hex(),
+                host,
+                epoch,
+                rank,
+                asked.hosts,
+                asked.devices_per_host,
+                self._settings.heartbeat,
+                self._settings.network.ports,
             )
-        connections[index][hello.channel] = connection
-        hellos[index] = hello
-    return [HostProcess(n, process, connections[n], hellos[n]) for n, process in enumerate(processes)]
+            for rank, host in enumerate(self._numbers[island])
+        ]
 
 
-def _accept(server: socket.socket, secret: bytes, greeted: queue.SimpleQueue[_Greeted]) -> None:
-    """Greets whoever connects, each in a thread: one that says nothing holds up nobody else."""
-    strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+class _Start:
+    """One start of some workers.
 
-    def greet(sock: socket.socket) -> None:
-        try:
-            greeted.put(greet_worker(sock, secret))
-        except (MessageError, ConnectionEnded) as error:
-            log.warning("refused a connection: %s", error)
-            sock.close()
-        strangers.release()
+    Args:
+      server: where they connect.
+      secret: what they know.
+      epoch: tells them from earlier ones.
+      stop: ends the start.
+      processes: theirs, by their numbers; those that are started.
+    """
 
-    # Ends when the socket is shut down.
-    with contextlib.suppress(OSError):
+    def __init__(
+        self,
+        server: socket.socket,
+        secret: bytes,
+        epoch: int,
+        stop: threading.Event,
+        processes: Mapping[int, WorkerProcess],
+    ) -> None:
+        self._secret = secret
+        self.epoch = epoch
+        self._stop = stop
+        self._processes = processes
+        self._deadline = time.monotonic() + START_SECONDS
+        self._greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
+        threading.Thread(target=self._accept, args=(server,), name="pathways accept", daemon=True).start()
+
+    def greet_all(self, heartbeat: float) -> dict[int, _Channels]:
+        """Waits until all workers have all their connections."""
+        channels: dict[int, _Channels] = {host: {} for host in self._processes}
+        while missing := [host for host, connected in channels.items() if len(connected) < len(CHANNELS)]:
+            for host in missing:
+                self._check_running(host)
+            if time.monotonic() > self._deadline:
+                raise self._failed(missing[0], f"did not connect in {START_SECONDS:.0f} seconds")
+            try:
+                connection, hello = self._greeted.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if hello.epoch != self.epoch or hello.channel in channels.get(hello.host, {hello.channel: None}):
+                connection.close()
+                continue
+            if hello.versions != versions():
+                raise HostError(
+                    f"host {hello.host} runs pathways {hello.versions[0]}, jaxlib {hello.versions[1]} and "
+                    f"Python {hello.versions[2]}, but the controller {', '.join(versions())}"
+                )
+            connection.keep_alive(heartbeat)
+            channels[hello.host][hello.channel] = connection
+        return channels
+
+    def introduce(self, island: Sequence[_Channels], hosts: Sequence[int]) -> None:
+        """Tells the hosts of an island where its first one is."""
+        if len(island) == 1:
+            return
+        said = self._hear(hosts[0], island[0]["watch"])
+        if not isinstance(said, Coordinator):
+            raise self._failed(hosts[0], f"did not start: it said {type(said).__name__}")
+        for host, channels in zip(hosts, island, strict=True):
+            try:
+                channels["watch"].send(Join(said.address))
+            except ConnectionEnded as error:
+                raise self._failed(host, f"did not start: {error}") from None
+
+    def ready(self, host: int, channels: Mapping[int, _Channels]) -> Ready:
+        """Waits until a worker is ready."""
+        said = self._hear(host, channels[host]["watch"])
+        if not isinstance(said, Ready):
+            raise self._failed(host, f"did not start: it said {type(said).__name__}")
+        return said
+
+    def _hear(self, host: int, connection: Connection[Any]) -> object:
         while True:
-            sock, _ = server.accept()
-            strangers.acquire()
-            threading.Thread(target=greet, args=(sock,), daemon=True).start()
+            if connection.wait(0.2):
+                try:
+                    connection.limit(max(0.1, self._deadline - time.monotonic()))
+                    message = connection.receive()
+                    connection.limit(None)
+                except (ConnectionEnded, MessageError) as error:
+                    raise self._failed(host, f"did not start: {error}") from None
+                return message
+            # One that has ended is why others of its island wait.
+            for other in self._processes:
+                self._check_running(other)
+            if time.monotonic() > self._deadline:
+                raise self._failed(host, f"was not ready in {START_SECONDS:.0f} seconds")
+
+    def _check_running(self, host: int) -> None:
+        if self._stop.is_set():
+            raise HostError(f"host {host} is closed")
+        if self._processes[host].ending(0) is not None:
+            raise self._failed(host, "did not start")
+
+    def _failed(self, host: int, why: str) -> HostError:
+        process = self._processes[host]
+        # Its end explains why its connection has ended.
+        how = process.ending(0.5)
+        if how is None:
+            process.kill()
+        else:
+            why = f"did not start ({how})"
+        return HostError(f"host {host} {why}{last_words(process.last_lines())}")
+
+    def _accept(self, server: socket.socket) -> None:
+        """Greets whoever connects, each in a thread: one that says nothing holds up nobody else."""
+        strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+
+        def greet(sock: socket.socket) -> None:
+            try:
+                self._greeted.put(greet_worker(sock, self._secret))
+            except (MessageError, ConnectionEnded) as error:
+                log.warning("refused a connection: %s", error)
+                sock.close()
+            strangers.release()
+
+        # Ends when the socket is shut down.
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = server.accept()
+                strangers.acquire()
+                threading.Thread(target=greet, args=(sock,), daemon=True).start()

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from pathways.runtime.hosts.listening import free_port
 from pathways.runtime.hosts.underway import Asked
 from pathways.runtime.local.codegen import Arrays
 from pathways.runtime.local.target import LocalTarget
@@ -24,10 +25,13 @@ class Peers:
 
     Args:
       client: the client of JAX whose devices give and take.
+      address: that of this machine.
+      ports: the first and the last port to listen on; None for any.
     """
 
-    def __init__(self, client: Any) -> None:
-        self.server = transfer.start_server(client)
+    def __init__(self, client: Any, address: str, ports: tuple[int, int] | None) -> None:
+        port = 0 if ports is None else free_port(address, ports)
+        self.server = transfer.start_server(client, f"{address}:{port}")
         self.address: str = self.server.address()
         self._connections: dict[tuple[str, bool], Any] = {}
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from pathways.runtime.hosts.frames import (
     encode,
     lengths,
 )
+from pathways.runtime.hosts.listening import keep_alive
 from pathways.runtime.hosts.messages import (
     CHANNELS,
     PROTOCOL,
@@ -177,6 +179,16 @@ class Connection[Received]:
     def _fill(self, view: memoryview) -> None:
         while view:
             view = view[self._read(view) :]
+
+    def wait(self, seconds: float) -> bool:
+        """Whether there is something to receive, after so many seconds at most."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1e3))
+
+    def keep_alive(self, heartbeat: float) -> None:
+        """Ends when the machine of the other side has not answered for so many seconds."""
+        keep_alive(self._socket, heartbeat)
 
     def limit(self, seconds: float | None) -> None:
         """Lets sending and receiving take no longer; None for any time."""

@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -29,16 +27,20 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.runtime.hosts.describing import answers
 from pathways.runtime.hosts.frames import CHUNK
+from pathways.runtime.hosts.launching import START_SECONDS, WorkerConfig
+from pathways.runtime.hosts.listening import connect_to, free_port, own_address, server_socket
 from pathways.runtime.hosts.messages import (
     CHANNELS,
     Ask,
     Chunk,
+    Coordinator,
     Describe,
     Done,
     Failed,
     Fetch,
     Free,
     Hello,
+    Join,
     Load,
     LoadDone,
     MessageError,
@@ -47,6 +49,7 @@ from pathways.runtime.hosts.messages import (
     Pong,
     Put,
     ReadClock,
+    Ready,
     Report,
     Run,
     StartTrace,
@@ -64,9 +67,9 @@ from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.slots import aval_of
 from pathways.runtime.plan.lower import Stored, StoredComputation, host_plans_of
-from pathways.runtime.resources.cluster import Device
+from pathways.runtime.resources.cluster import Cluster, Device
 from pathways.runtime.resources.manager import Binding
-from pathways.runtime.xla import pjrt
+from pathways.runtime.xla import distributed, pjrt
 
 _NOTHING: dict[int, str] = {}
 
@@ -399,41 +402,62 @@ def main() -> int:
     """Runs a worker; what it has to know comes as a line of JSON on standard input."""
     # Ctrl-C is for the controller, whose end is that of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    config = json.loads(sys.stdin.readline())
-    cluster = discover(cpu_devices=config["cpu_devices"])
-    peers = Peers(jax.devices()[0].client)
-    secret = bytes.fromhex(config["secret"])
+    config = WorkerConfig.from_json(sys.stdin.readline())
+    secret = bytes.fromhex(config.secret)
 
     def hello(proof: bytes, nonce: bytes, channel: str) -> Hello:
-        return Hello(
-            proof,
-            nonce,
-            versions(),
-            cluster.platform,
-            tuple(device.id for device in cluster.devices),
-            tuple(device.memory for device in cluster.devices),
-            peers.address,
-            os.getpid(),
-            channel,
-            probes.address,
-        )
+        return Hello(proof, nonce, versions(), config.host, config.epoch, channel)
 
-    # Nobody has its address before the controller has it.
-    probes = Probes("127.0.0.1", secret, hello, lambda host, why: worker.lose_peer(host, why))
-
-    def connect(channel: str) -> Connection[Any]:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(config["address"])
-        return greet_controller(sock, secret, lambda proof, nonce: hello(proof, nonce, channel))
+    def connect(channel: str) -> tuple[Connection[Any], str]:
+        sock = connect_to(config.controller, config.heartbeat)
+        greeted = greet_controller(sock, secret, lambda proof, nonce: hello(proof, nonce, channel))
+        return greeted, own_address(sock)
 
     try:
-        connections = {channel: connect(channel) for channel in CHANNELS}
+        connected = {channel: connect(channel) for channel in CHANNELS}
+        connections = {channel: connection for channel, (connection, _) in connected.items()}
+        # What reaches the controller is what other workers shall reach.
+        address = connected["watch"][1]
+        cluster = _devices(config, address, connections["watch"])
+        peers = Peers(jax.devices()[0].client, address, config.ports)
+        server = server_socket(address, config.ports)
     except (OSError, MessageError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1
-    worker = Worker(connections, peers, cluster.devices, probes)
+    probes = Probes(server, secret, hello, lambda host, why: worker.lose_peer(host, why), config.heartbeat)
+    own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
+    worker = Worker(connections, peers, own, probes)
+    connections["watch"].send(
+        Ready(
+            cluster.platform,
+            tuple(device.id for device in own),
+            tuple(device.memory for device in own),
+            peers.address,
+            probes.address,
+        )
+    )
     worker.serve()
     return 0
+
+
+def _devices(config: WorkerConfig, address: str, watch: Connection[Any]) -> Cluster:
+    """The devices of all hosts of the island, with which this one joins them."""
+    if config.size == 1:
+        return discover(cpu_devices=config.cpu_devices)
+    if config.rank == 0:
+        watch.send(Coordinator(f"{address}:{free_port(address, config.ports)}"))
+    told = watch.receive()
+    if not isinstance(told, Join):
+        raise _unexpected(told)
+    distributed.join(
+        told.address,
+        address,
+        rank=config.rank,
+        size=config.size,
+        cpu_devices=config.cpu_devices,
+        start_seconds=round(START_SECONDS),
+    )
+    return discover()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
-from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, Host, Island
+from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland, Host
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.resources.session import Discover, Session
 from pathways.runtime.resources.status import SliceStatus
@@ -94,7 +94,7 @@ def discover(
         for position, handle in enumerate(handles)
     ]
     groups = [devices[start : start + size] for start in range(0, len(devices), size)]
-    return Cluster(tuple(Island(group[0].island, tuple(group)) for group in groups))
+    return Cluster(tuple(DeviceIsland(group[0].island, tuple(group)) for group in groups))
 
 
 def devices_of(binding: Binding) -> tuple[jax.Device, ...]:

@@ -41,7 +41,7 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
-class Island:
+class DeviceIsland:
     """Devices joined by a fast interconnect; a slice lies within one island."""
 
     name: str
@@ -52,7 +52,7 @@ class Island:
 class Cluster:
     """All devices that programs may use, grouped into islands."""
 
-    islands: tuple[Island, ...]
+    islands: tuple[DeviceIsland, ...]
 
     @property
     def devices(self) -> tuple[Device, ...]:

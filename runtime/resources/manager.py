@@ -10,7 +10,7 @@ import types
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
-from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, Island
+from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
@@ -269,7 +269,7 @@ def _need(slice: VirtualSlice) -> str:
     return f"{slice.name}: {slice.size}" + ("" if slice.island is None else f" on {slice.island}")
 
 
-def _room(island: Island) -> str:
+def _room(island: DeviceIsland) -> str:
     return f"{island.name}: {len(island.devices)}"
 
 

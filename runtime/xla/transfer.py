@@ -16,14 +16,18 @@ _CHUNK = 4 << 20
 device_list = pjrt.device_list
 
 
-def start_server(client: Any) -> Any:
-    """Starts a server on loopback: its own default listens on every interface.
+def start_server(client: Any, address: str) -> Any:
+    """Starts a server on an address: its own default listens on every interface.
 
-    Without transport addresses the process aborts at the first pull.
+    Without transport addresses the process aborts at the first pull. Each connection binds to them anew, so
+    that they can have no port of their own.
+
+    Args:
+      client: the client of JAX whose devices give and take.
+      address: address and port.
     """
-    return jax_transfer.start_transfer_server(
-        client, "127.0.0.1:0", ["127.0.0.1:0"] * 2, transfer_size=_CHUNK
-    )
+    transport = address.rpartition(":")[0] + ":0"
+    return jax_transfer.start_transfer_server(client, address, [transport] * 2, transfer_size=_CHUNK)
 
 
 def error_array(shape: jax.ShapeDtypeStruct, message: str) -> Any:

@@ -20,7 +20,6 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime.hosts import controller as hosts_controller
 from pathways.runtime.hosts.connect import controller
 from pathways.runtime.hosts.host import HostError
 
@@ -372,8 +371,7 @@ assert_equal(program(np.float32(0)), (1, 2))
 def test_a_worker_that_is_stopped():
     """It does not answer, and is given up in the middle of a step."""
     run("""
-hosts_controller.DEADLINE_SECONDS = 3
-pw.connect(hosts=2)
+pw.connect(hosts=2, heartbeat=3)
 a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
 program = pw.program(lambda x: a(b(a(x))))
 assert float(program(np.float32(0))) == 3
@@ -390,8 +388,7 @@ def test_a_controller_that_is_stopped():
     run("""
 import subprocess
 
-hosts_controller.DEADLINE_SECONDS = 2
-pw.connect(hosts=2)
+pw.connect(hosts=2, heartbeat=2)
 a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
 program = pw.program(lambda x: a(b(a(x))))
 assert float(program(np.float32(0))) == 3
@@ -558,8 +555,7 @@ os.kill(controller().hosts[0].process.pid, signal.SIGSTOP)
 def test_a_worker_that_is_stopped_while_it_is_sent_something_large():
     """Its buffers are full, so that whoever sends waits; it is given up nevertheless, and can be closed."""
     run(
-        "hosts_controller.DEADLINE_SECONDS = 3\n"
-        + STOPPED
+        STOPPED.replace("hosts=1", "hosts=1, heartbeat=3")
         + """
 with refused(HostError, "host 0 (island0) is lost: it has said nothing for"):
     while True:
@@ -815,4 +811,53 @@ for x in list(batches())[2:]:
     state, value = compiled(state, x)
     rest.append(float(value))
 assert rest == losses[2:], (rest, losses)
+""")
+
+
+def test_over_tcp_on_some_ports():
+    """As between machines: all listen on the address that the user names, and on ports of the range."""
+    run("""
+from pathlib import Path
+
+ports = range(20300, 20400)
+pw.connect(hosts=2, bind="127.0.0.1", ports=(ports[0], ports[-1]))
+a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+large = np.zeros(1 << 20, np.float32)
+assert_equal(pw.program(lambda x: b(a(x)))(large), large + 2)
+links = [link for host in pw.status().hosts for link in Path(f"/proc/{host.pid}/fd").iterdir()]
+sockets = {os.readlink(link) for link in links if link.is_symlink()}
+rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").open()]
+listening = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+assert {address for address, _ in listening} == {"0100007F"}, listening
+# Besides those on which bytes of arrays travel.
+assert sum(int(port, 16) in ports for _, port in listening) == 4, listening
+""")
+
+
+def test_what_a_worker_wrote_last_is_in_the_error():
+    run("""
+pw.connect(hosts=1)
+process = controller().hosts[0].process
+program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
+h = program(np.float32(1))
+float(h)
+controller().hosts[0].steps.send_frames(b"this is no message" * 10)
+with refused(HostError, "host 0 (island0) is lost", "| pathways worker: these bytes are no message"):
+    while True:
+        program(h).block_until_ready()
+""")
+
+
+def test_a_worker_that_does_not_start():
+    run("""
+from pathways.runtime.hosts import children
+
+class Broken(children.Child):
+    def __init__(self, config):
+        object.__setattr__(config, "cpu_devices", "two")
+        super().__init__(config)
+
+children.Child = Broken
+with refused(HostError, "host 0 did not start (exit code 1)", "| TypeError"):
+    pw.connect(hosts=2)
 """)

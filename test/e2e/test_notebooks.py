@@ -12,7 +12,7 @@ import pytest
 import pathways as pw
 from pathways.passes.util.quantities import SECONDS
 from pathways.runtime.local.memory import MemoryAnalysis, SliceMemory
-from pathways.runtime.resources.cluster import Cluster, Device, Host, Island
+from pathways.runtime.resources.cluster import Cluster, Device, DeviceIsland, Host
 from pathways.runtime.timelines.page import page_of
 from pathways.runtime.timelines.timeline import Timeline
 
@@ -71,7 +71,7 @@ def test_the_memory_of_a_program_is_a_table(lowered):
 def test_a_cluster_is_a_table_of_its_islands():
     host = Host(0)
     devices = [Device(n, n, "cpu", host, "left" if n < 2 else "right") for n in range(3)]
-    cluster = Cluster((Island("left", tuple(devices[:2])), Island("right", tuple(devices[2:]))))
+    cluster = Cluster((DeviceIsland("left", tuple(devices[:2])), DeviceIsland("right", tuple(devices[2:]))))
     assert cells(cluster)[1:] == [
         ["left", "2 (0 to 1)", "cpu", "0", "not known"],
         ["right", "1 (2 to 2)", "cpu", "0", "not known"],

@@ -15,7 +15,7 @@ SECRET, OTHER = b"s" * 32, b"o" * 32
 
 
 def hello(proof: bytes, nonce: bytes, channel: str) -> Hello:
-    return Hello(proof, nonce, messages.versions(), "cpu", (0,), (None,), "", 7, channel, "")
+    return Hello(proof, nonce, messages.versions(), 7, 0, channel)
 
 
 class Lost:
@@ -56,7 +56,7 @@ class Cable:
 
 
 def probes(lost: Lost, secret: bytes = SECRET) -> Probes:
-    return Probes("127.0.0.1", secret, hello, lost, deadline=1.0)
+    return Probes(socket.create_server(("127.0.0.1", 0)), secret, hello, lost, deadline=1.0)
 
 
 def test_a_peer_that_is_cut_off_is_noticed():

@@ -19,8 +19,7 @@ SECRET, OTHER = b"s" * 32, b"o" * 32
 
 
 def hello(proof: bytes, nonce: bytes) -> Hello:
-    here = "127.0.0.1:1"
-    return Hello(proof, nonce, messages.versions(), "cpu", (0,), (None,), here, 7, "steps", here)
+    return Hello(proof, nonce, messages.versions(), 7, 0, "steps")
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def test_both_prove_themselves_and_then_talk(pair):
     worker.start()
     to_worker, said = greet_worker(ours, SECRET)
     worker.join()
-    assert said.devices == (0,)
+    assert said.host == 7
     to_worker.send(Ping(1), Run(2, 3, (4,)))
     assert [connections[0].receive(), connections[0].receive()] == [Ping(1), Run(2, 3, (4,))]
     connections[0].send(Pong(1))
@@ -106,8 +105,8 @@ def test_a_proof_cannot_be_used_again(pair):
     [
         (b"GET / HTTP/1.1\r\n\r\n", "these bytes are no message of pathways"),
         (b"PW\x63\x00\x00\x00\x00\x01\x00\x00\x00\x00a", "the other side speaks version 99 of the protocol"),
-        (b"PW\x02\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
-        (b"PW\x02\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
+        (b"PW\x03\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
+        (b"PW\x03\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
     ],
 )
 def test_what_is_no_message_is_refused(pair, sent, message):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pathways.runtime.resources.cluster import Cluster, Device, Host, Island
+from pathways.runtime.resources.cluster import Cluster, Device, DeviceIsland, Host
 from pathways.runtime.resources.manager import ResourceError, ResourceManager
 from pathways.runtime.resources.session import Session
 from pathways.runtime.resources.virtual import make_virtual_device_set
@@ -18,7 +18,7 @@ def cluster_of(count: int, islands: int = 1) -> Cluster:
     ]
     return Cluster(
         tuple(
-            Island(f"island{number}", tuple(devices[number * size : (number + 1) * size]))
+            DeviceIsland(f"island{number}", tuple(devices[number * size : (number + 1) * size]))
             for number in range(islands)
         )
     )

@@ -1,0 +1,87 @@
+"""How workers get to run, apart from how they are spoken to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Protocol
+
+START_SECONDS = 120.0
+"""How long workers may take to start."""
+
+LINES = 20
+"""How many of the last lines that a worker has written are kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker has to know.
+
+    Attributes:
+      controller: where the controller listens: the path of a socket, or address and port.
+      secret: what all workers of the cluster know, in hexadecimal digits.
+      host: its number.
+      epoch: how often workers were started before: tells it from an earlier worker of the same number.
+      rank: its place among the hosts of its island.
+      size: how many hosts its island has.
+      cpu_devices: how many CPU devices it has.
+      heartbeat: seconds that another worker may say nothing.
+      ports: the first and the last port that it may listen on; None for any.
+    """
+
+    controller: str | tuple[str, int]
+    secret: str
+    host: int
+    epoch: int
+    rank: int
+    size: int
+    cpu_devices: int
+    heartbeat: float
+    ports: tuple[int, int] | None = None
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> WorkerConfig:
+        """The reverse of `to_json`."""
+        fields = json.loads(line)
+        for name in ("controller", "ports"):
+            if isinstance(fields[name], list):
+                fields[name] = tuple(fields[name])
+        return cls(**fields)
+
+
+class WorkerProcess(Protocol):
+    """The process of a worker, wherever it runs. Nothing here takes longer than some seconds.
+
+    Attributes:
+      pid: its number on its machine.
+    """
+
+    pid: int
+
+    def ending(self, seconds: float) -> str | None:
+        """How it ended, as in `killed by signal 9`; None if it still runs after so many seconds."""
+
+    def kill(self) -> None:
+        """Ends it at once, also when it is stopped."""
+
+    def last_lines(self) -> Sequence[str]:
+        """What it wrote to standard error last, at most `LINES` lines."""
+
+
+class Launcher(Protocol):
+    """Starts workers."""
+
+    def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[WorkerProcess]:
+        """Starts the workers of an island, all of them or none.
+
+        Raises:
+          HostError: there is no place for them.
+        """
+
+    def close(self) -> None:
+        """Gives back what it holds; all workers have ended."""
