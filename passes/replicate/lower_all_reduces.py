@@ -39,7 +39,8 @@ class LowerAllReduces(Pass):
     is as many bytes, and for buckets of up to `whole-bytes`, buckets are not cut: each replica gets those of
     all others and adds them up itself, in the same order.
 
-    All replicas run the same computations, and have the same sums bit by bit.
+    All replicas run the same computations, and have the same sums bit by bit. What leads to a transfer is to
+    run `soon`: while other stages of the slice still work.
 
     Requires: `pw-replicate`.
     Guarantees: no `pw.all_reduce` is left.
@@ -307,7 +308,16 @@ class _Exchange:
             key=(bucket, len(operands)),
         )
         types = self.layouts.symbols[name].type.results
-        return list(LaunchOp.build(operands, types, callee=name, slice=place, loop=self.loop).results)
+        launch = LaunchOp.build(
+            operands,
+            types,
+            callee=name,
+            slice=place,
+            loop=self.loop,
+            # Not what waits for all replicas and is read at last.
+            soon=True if body in (_cut, _add) and self.loop is None else None,
+        )
+        return list(launch.results)
 
 
 def _cut(bucket: _Bucket, members: list[ir.Value]) -> list[ir.Value]:

@@ -148,8 +148,7 @@ def portable_artifact(module: bytes) -> bytes:
 def _with_jax_mesh(module: bytes) -> bytes:
     """A module whose only mesh is called `mesh`, as JAX calls it.
 
-    XLA aborts on an artifact with a manual computation over a mesh of another name: in attributes it keeps that
-    name as text.
+    XLA aborts on an artifact with a manual computation over a mesh of another name, which it keeps as text.
     """
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
         parsed = ir.Module.parse(module)

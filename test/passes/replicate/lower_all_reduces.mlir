@@ -2,8 +2,8 @@
 
 // Two replicas send each other all of a bucket, as many bytes as cut in pieces, and both add in one order.
 // CHECK-LABEL: module @two_replicas
-// CHECK: %[[B0:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s0} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<1x11xf32>
-// CHECK: %[[B1:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s1}
+// CHECK: %[[B0:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s0, soon} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<1x11xf32>
+// CHECK: %[[B1:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s1, soon}
 // CHECK: %[[T1:.*]] = "pw.transfer"(%[[B1]]) {slice = @s0}
 // CHECK: %[[T0:.*]] = "pw.transfer"(%[[B0]]) {slice = @s1}
 // CHECK: %[[S0:.*]]:2 = "pw.launch"(%[[B0]], %[[T1]]) {callee = @bucket_total, slice = @s0}
@@ -28,12 +28,12 @@ module @two_replicas {
 
 // Of three replicas each adds up a third of a bucket, which zeros fill up.
 // CHECK-LABEL: module @three_replicas
-// CHECK: %[[B0:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s0} : (tensor<4x2xf32>) -> (tensor<1x3xf32>, tensor<1x3xf32>, tensor<1x3xf32>)
-// CHECK: %[[B1:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s1}
-// CHECK: %[[B2:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s2}
+// CHECK: %[[B0:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s0, soon} : (tensor<4x2xf32>) -> (tensor<1x3xf32>, tensor<1x3xf32>, tensor<1x3xf32>)
+// CHECK: %[[B1:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s1, soon}
+// CHECK: %[[B2:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s2, soon}
 // CHECK: %[[T0:.*]] = "pw.transfer"(%[[B0]]#1) {slice = @s1}
 // CHECK: %[[T2:.*]] = "pw.transfer"(%[[B2]]#1) {slice = @s1}
-// CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[B1]]#1, %[[T2]]) {callee = @bucket_sum, slice = @s1}
+// CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[B1]]#1, %[[T2]]) {callee = @bucket_sum, slice = @s1, soon}
 // CHECK: "pw.transfer"(%[[S1]]) {slice = @s0}
 // CHECK: %{{.*}} = "pw.launch"(%{{.*}}, %{{.*}}, %{{.*}}) {callee = @bucket_join, slice = @s0} : (tensor<1x3xf32>, tensor<1x3xf32>, tensor<1x3xf32>) -> tensor<4x2xf32>
 module @three_replicas {
@@ -55,8 +55,8 @@ module @three_replicas {
 // What is replicated over the devices of a slice is divided among them first, where a dimension divides; what does
 // not divide is sent by each. Elements of other types travel apart.
 // CHECK-LABEL: module @sharded
-// CHECK: callee = @bucket, slice = @s0} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<2x7xf32>
-// CHECK: callee = @bucket_1, slice = @s0} : (tensor<3xi32>) -> tensor<2x3xi32>
+// CHECK: callee = @bucket, slice = @s0, soon} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<2x7xf32>
+// CHECK: callee = @bucket_1, slice = @s0, soon} : (tensor<3xi32>) -> tensor<2x3xi32>
 // CHECK-LABEL: func.func private @bucket(
 // CHECK: sdy.sharding_constraint %{{.*}} <@mesh, [{"x"}, {}]> : tensor<4x2xf32>
 // CHECK: sdy.manual_computation
