@@ -180,7 +180,7 @@ class LaunchOp(PwOp):
     microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it works on, once the loop is unrolled.")
     soon = OptionalAttr(
         UNIT,
-        "It is of no microbatch, but runs among those of the loop whose results it reads, as early as it can: "
+        "It is of no microbatch, but runs among those of the loop whose results it reads, early: "
         "what replicas exchange.",
     )
     order = OptionalAttr(NATURAL, "Its position among the launches and sends of its slice.")
