@@ -37,7 +37,8 @@ class LowerAllReduces(Pass):
 
     So each replica sends and receives 2 (R - 1) / R times the bytes of a bucket. With two replicas, where it
     is as many bytes, and for buckets of up to `whole-bytes`, buckets are not cut: each replica gets those of
-    all others and adds them up itself, in the same order.
+    all others and adds them up itself, in the same order. Of two replicas, arrays above that size travel as
+    they are, outside of the bucket.
 
     All replicas run the same computations, and have the same sums bit by bit. What leads to a transfer is to
     run `soon`: while other stages of the slice still work.
@@ -219,48 +220,87 @@ class _Exchange:
     def lower(self, sums: Sequence[AllReduceOp]) -> None:
         """Replaces the sums of a bucket."""
         places = [(slices_of(value) or ("",))[0] for value in sums[0].operands]
-        bucket = self.bucket(sums, places[0])
+        home = self.layouts.meshes[places[0]]
+        self.loop = sums[0].loop
+        members = [(op, self.member(op.operands[0], places[0], home)) for op in sums]
+        alone = [(op, member) for op, member in members if self.goes_alone(op, member)]
+        packed = [(op, member) for op, member in members if not self.goes_alone(op, member)]
+        with sums[-1].operation.location, ir.InsertionPoint(sums[-1]):
+            for some, exchange in ((alone, self.exchange_alone), (packed, self.exchange)):
+                if some:
+                    exchange([op for op, _ in some], places, self.bucket(some, home, len(places)))
+        for op in sums:
+            op.operation.erase()
+
+    def member(self, value: ir.Value, place: str, home: SliceMesh) -> _Member:
+        """An array of a bucket."""
+        type_ = ir.RankedTensorType(value.type)
+        layout = self.layouts.of(value, place)
+        spread = _spread(layout, type_.shape, home.mesh)
+        splits = spread.splits(home.mesh)
+        shard = tuple(n // parts for n, parts in zip(type_.shape, splits, strict=True))
+        return _Member(type_, layout, spread, shard)
+
+    def goes_alone(self, op: AllReduceOp, member: _Member) -> bool:
+        """Whether an array is sent as it is: to pack what is large would cost more than it saves."""
+        is_large = byte_size(member.type) > self.whole_bytes
+        return len(op.operands) == 2 and is_large and member.spread == member.layout
+
+    def bucket(self, members: Sequence[tuple[AllReduceOp, _Member]], home: SliceMesh, count: int) -> _Bucket:
+        """The bucket of some arrays."""
+        size = sum(byte_size(member.type) for _, member in members)
+        is_whole = count == 2 or size <= self.whole_bytes
+        return _Bucket(home, tuple(member for _, member in members), 1 if is_whole else count)
+
+    def exchange_alone(self, sums: Sequence[AllReduceOp], places: Sequence[str], bucket: _Bucket) -> None:
+        """Sends arrays as they are; each replica adds them up."""
+        layouts = [bucket.attribute(member.layout) for member in bucket.members]
+        for r, place in enumerate(places):
+            terms = [
+                self.moved(value, source, place, layout)
+                for op, layout in zip(sums, layouts, strict=True)
+                for value, source in zip(op.operands, places, strict=True)
+            ]
+            name = self.computations.make(
+                "total",
+                [value.type for value in terms],
+                lambda arguments: [
+                    total
+                    for n in range(0, len(arguments), len(places))
+                    for total in _add(bucket, arguments[n : n + len(places)])
+                ],
+                ir.Location.current,
+                arguments=[layout for layout in layouts for _ in places],
+                results=layouts,
+                key=bucket,
+            )
+            types = self.layouts.symbols[name].type.results
+            launch = LaunchOp.build(terms, types, callee=name, slice=place, loop=self.loop)
+            for op, value in zip(sums, launch.results, strict=True):
+                op.results[r].replace_all_uses_with(value)
+
+    def exchange(self, sums: Sequence[AllReduceOp], places: Sequence[str], bucket: _Bucket) -> None:
+        """Sends arrays in a bucket."""
         if bucket.length == 0:
             for op in sums:
                 for old, new in zip(op.results, op.operands, strict=True):
                     old.replace_all_uses_with(new)
-        else:
-            with sums[-1].operation.location, ir.InsertionPoint(sums[-1]):
-                self.exchange(sums, places, bucket)
-        for op in sums:
-            op.operation.erase()
-
-    def bucket(self, sums: Sequence[AllReduceOp], place: str) -> _Bucket:
-        members = []
-        home = self.layouts.meshes[place]
-        for op in sums:
-            type_ = ir.RankedTensorType(op.operands[0].type)
-            layout = self.layouts.of(op.operands[0], place)
-            spread = _spread(layout, type_.shape, home.mesh)
-            splits = spread.splits(home.mesh)
-            shard = tuple(n // parts for n, parts in zip(type_.shape, splits, strict=True))
-            members.append(_Member(type_, layout, spread, shard))
-        count = len(sums[0].operands)
-        size = sum(byte_size(member.type) for member in members)
-        is_whole = count == 2 or size <= self.whole_bytes
-        return _Bucket(home, tuple(members), 1 if is_whole else count)
-
-    def exchange(self, sums: Sequence[AllReduceOp], places: Sequence[str], bucket: _Bucket) -> None:
-        self.loop = sums[0].loop
+            return
         body: _Body
+        piece = bucket.attribute(bucket.lies)
         pieces = []
         for r, place in enumerate(places):
             values = [op.operands[r] for op in sums]
             pieces.append(self.launch("bucket", bucket, values, place, _cut))
         if bucket.pieces == 1:
-            totals = self.sent([mine[0] for mine in pieces], places, bucket)
+            totals = self.sent([mine[0] for mine in pieces], places, piece)
             base, body = "bucket_total", _add_and_join
         else:
             parts = []
             for owner, place in enumerate(places):
-                terms = [self.moved(mine[owner], places[r], place, bucket) for r, mine in enumerate(pieces)]
+                terms = [self.moved(mine[owner], places[r], place, piece) for r, mine in enumerate(pieces)]
                 parts += self.launch("bucket_sum", bucket, terms, place, _add)
-            totals = self.sent(parts, places, bucket)
+            totals = self.sent(parts, places, piece)
             base, body = "bucket_join", _join
         for r, place in enumerate(places):
             values = self.launch(base, bucket, totals[r], place, body)
@@ -271,20 +311,20 @@ class _Exchange:
         self,
         values: Sequence[ir.Value],
         places: Sequence[str],
-        bucket: _Bucket,
+        sharding: ir.Attribute | None,
     ) -> list[list[ir.Value]]:
         """For each replica the values of all of them, there."""
         return [
-            [self.moved(value, places[r], place, bucket) for r, value in enumerate(values)]
+            [self.moved(value, places[r], place, sharding) for r, value in enumerate(values)]
             for place in places
         ]
 
-    def moved(self, value: ir.Value, source: str, target: str, bucket: _Bucket) -> ir.Value:
-        """A piece on another slice."""
+    def moved(self, value: ir.Value, source: str, target: str, sharding: ir.Attribute | None) -> ir.Value:
+        """A value on another slice."""
         if source == target:
             return value
         return TransferOp.build(
-            [value], [value.type], slice=target, sharding=bucket.attribute(bucket.lies), loop=self.loop
+            [value], [value.type], slice=target, sharding=sharding, loop=self.loop
         ).results[0]
 
     def launch(
