@@ -1,5 +1,6 @@
 // RUN: pw-opt %s --split-input-file -p 'pw-lower-all-reduces{whole-bytes=40}' | filecheck %s
 // RUN: pw-opt %s --split-input-file -p 'pw-lower-all-reduces{whole-bytes=16}' | filecheck %s --check-prefix=LARGE
+// RUN: pw-opt %s --split-input-file -p 'pw-lower-all-reduces{whole-bytes=16,dtype=bfloat16}' | filecheck %s --check-prefix=NARROW
 
 // Two replicas send each other all of a bucket, as many bytes as cut in pieces, and both add in one order.
 // CHECK-LABEL: module @two_replicas
@@ -46,6 +47,15 @@ module @two_replicas {
 // CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[B1]]#1, %[[T2]]) {callee = @bucket_sum, slice = @s1, soon}
 // CHECK: "pw.transfer"(%[[S1]]) {slice = @s0}
 // CHECK: %{{.*}} = "pw.launch"(%{{.*}}, %{{.*}}, %{{.*}}) {callee = @bucket_join, slice = @s0} : (tensor<1x6xf32>, tensor<1x6xf32>, tensor<1x6xf32>) -> tensor<4x4xf32>
+
+// Narrower floats are sent, terms and sums; they are added in their own dtype. Integers are sent as they are.
+// NARROW-LABEL: module @three_replicas
+// NARROW: callee = @bucket, slice = @s0, soon} : (tensor<4x4xf32>) -> (tensor<1x6xbf16>, tensor<1x6xbf16>, tensor<1x6xbf16>)
+// NARROW-LABEL: func.func private @bucket_sum(
+// NARROW: stablehlo.add %{{.*}}, %{{.*}} : tensor<1x6xf32>
+// NARROW: stablehlo.convert %{{.*}} : (tensor<1x6xf32>) -> tensor<1x6xbf16>
+// NARROW-LABEL: module @sharded
+// NARROW: callee = @bucket_1, slice = @s0, soon} : (tensor<3xi32>) -> tensor<2x3xi32>
 module @three_replicas {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
