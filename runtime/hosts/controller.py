@@ -99,7 +99,7 @@ class Controller:
         self._running: collections.deque[Step] = collections.deque()
         self._loading: dict[tuple[int, int], _Answer] = {}
         self._fetches = Fetches()
-        self._locations: dict[tuple[int, DeviceLayout], Location] = {}
+        self._locations: dict[tuple[int, DeviceLayout, int, int], Location] = {}
         self._answers = Answers(self.hosts, self._hear_some)
         self._garbage = Garbage(len(self.hosts))
         self.traces = HostTraces(self.hosts, self.tell_all)
@@ -252,16 +252,18 @@ class Controller:
         """Notes that nobody runs a program any more; may be called by finalizers."""
         self._garbage.add_program(program)
 
-    def location(self, host: int, placement: DeviceLayout) -> Location:
-        """Where arrays lie on a host."""
-        return self._locations.setdefault((host, placement), Location(host, placement))
+    def location(self, host: int, placement: DeviceLayout, replica: int = 0, replicas: int = 1) -> Location:
+        """Where arrays lie on a host, or one of so many blocks of their rows."""
+        key = (host, placement, replica, replicas)
+        return self._locations.setdefault(key, Location(*key))
 
     def put(self, value: np.ndarray[Any, Any], location: Location) -> int:
-        """Sends an array to a host; returns its number there.
+        """Sends what belongs there of an array to a host; returns its number there.
 
         Raises:
           HostError: the host is gone.
         """
+        value = location.rows(value)
         number = self._number()
         shards, order = cut(value, location.placement)
         host = self._alive(location.host)

@@ -20,10 +20,21 @@ class Location:
     Attributes:
       host: the host.
       placement: how they lie there.
+      replica: which block of the rows of arrays is there; replicas have equal blocks.
+      replicas: how many blocks there are; 1 where all rows are there.
     """
 
     host: int
     placement: DeviceLayout
+    replica: int = 0
+    replicas: int = 1
+
+    def rows(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """What is there of an array."""
+        if self.replicas == 1:
+            return value
+        rows = len(value) // self.replicas
+        return value[self.replica * rows : (self.replica + 1) * rows]
 
 
 @dataclasses.dataclass(frozen=True)
