@@ -63,7 +63,15 @@ def declare_slices(module: ir.Module, names: Iterable[str]) -> dict[str, Virtual
     for symbol, virtual in ordered.items():
         mesh = meshes[tuple(zip(virtual.axis_names, virtual.shape, strict=True))]
         overlap = True if virtual.overlap else None
-        SliceOp.build(sym_name=symbol, mesh=mesh, island=virtual.island, overlap=overlap, ip=ip)
+        count = len(virtual.replicas)
+        SliceOp.build(
+            sym_name=symbol,
+            mesh=mesh,
+            island=virtual.island,
+            overlap=overlap,
+            replicas=count if count > 1 else None,
+            ip=ip,
+        )
     return ordered
 
 

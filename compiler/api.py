@@ -12,7 +12,7 @@ from pathways.compiler.names import symbol_of
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule.policies.registry import NAMES, unknown_policy
+from pathways.passes.schedule.request import RequestError, read_request
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
@@ -161,8 +161,9 @@ def program(
         of one, over the axes of the slice on which the argument turns out to live; None leaves it open.
       out_shardings: the same for the results.
       schedule: the order in which the microbatches of `pw.accumulate` go through the slices: `gpipe`, `1f1b`,
-        `interleaved-1f1b`, `looped-bfs`, `eager`, `zb-h1`, `zb-h2`, `zb-v` or `interleaved-zb`, or the path
-        of a CSV file that says it, action by action. Unless given, one microbatch goes after the other.
+        `interleaved-1f1b`, `looped-bfs`, `eager`, `zb-h1`, `zb-h2`, `zb-v`, `interleaved-zb` or `search`,
+        with options such as `zb-h1(max-live=4, times=times.json)`; or the path of a CSV file that says it,
+        action by action. Unless given, one microbatch goes after the other.
       fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
 
     Returns:
@@ -212,6 +213,7 @@ def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None
     path = os.fspath(schedule)
     if not isinstance(schedule, str) or path.endswith(".csv"):
         return None, path
-    if schedule not in NAMES:
-        raise ValueError(f"schedule is neither a policy nor a .csv file: {unknown_policy(schedule)}")
-    return schedule, ""
+    try:
+        return str(read_request(schedule)), ""
+    except RequestError as error:
+        raise ValueError(f"schedule is neither a policy nor a .csv file: {error}") from None

@@ -6,7 +6,7 @@ import itertools
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from pathways.compiler.arguments import Signature
 from pathways.compiler.interface import Interface
 from pathways.compiler.mirrors import Mirrors
 from pathways.compiler.notices import warn
+from pathways.compiler.replicated import Replicated
 from pathways.compiler.signed import SignedCall
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.devices import session
@@ -77,17 +78,43 @@ class Call(SignedCall):
         self._places: list[tuple[Any, ...]] = [()] * len(passed)
         for port in executable.inputs:
             self._places[port.number] += (port.sharding,)
+        self._replicated = {
+            n: Replicated.of(a.replicas, self._places[n])
+            for n, a in enumerate(passed)
+            if a.replicas is not None and self._places[n]
+        }
+        # Where callers keep each argument.
+        self._homes = [
+            self._replicated[n].sharding if n in self._replicated else next(iter(places), None)
+            for n, places in enumerate(self._places)
+        ]
         self._slices = [tuple(a.slots) for a in passed]
         self._unread = [n for n, places in enumerate(self._places) if not places]
-        self._mirrored = [n for n, places in enumerate(self._places) if len(places) > 1]
+        self._mirrored = [
+            n for n, places in enumerate(self._places) if len(places) > 1 or n in self._replicated
+        ]
+        avals = [_without_keys(aval) for aval in signature.avals]
+        self._cutters = {n: whole.cutter(avals[n]) for n, whole in self._replicated.items()}
         self._keys = [n for n, aval in enumerate(signature.avals) if _is_key(aval)]
         self._donated = [n for n, a in enumerate(passed) if a.donated]
         self._rearranged = bool(self._unread or self._mirrored or self._keys)
-        self._slot_order = _slot_order([len(places) for places in self._places])
+        self._slot_order = _slot_order([len(places) for places in self._places], self._replicated)
         ends = list(itertools.accumulate(len(r.slots) for r in plan.results))
         starts = [0, *ends[:-1]] if ends else []
         self._first_results = starts
-        self._mirrored_results = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a > 1]
+        self._mirrored_results = [
+            (n, a, b) for n, (a, b) in enumerate(zip(starts, ends, strict=True)) if b - a > 1
+        ]
+        outputs = [port.sharding for port in executable.outputs]
+        self._replicated_results = {
+            n: Replicated.of(r.replicas, outputs[starts[n] : ends[n]])
+            for n, r in enumerate(plan.results)
+            if r.replicas is not None
+        }
+        self._joiners = {
+            n: (whole.joiner(interface.out_avals[n]), [len(others) + 1 for others in whole.others])
+            for n, whole in self._replicated_results.items()
+        }
         self._plain = not (self._donated or self._rearranged or self._mirrored_results)
         # What the last call brought; a call that brings the like again needs no other check.
         self._avals: list[Any] = [None] * len(passed)
@@ -102,13 +129,14 @@ class Call(SignedCall):
     @property
     def argument_shardings(self) -> list[Any]:
         """Where each argument lives, on the first of its slices; None for one that nothing reads."""
-        return [places[0] if places else None for places in self._places]
+        return list(self._homes)
 
     @property
     def result_shardings(self) -> list[Any]:
         """Where each result lives, on the first of its slices."""
         first = {port.number: port.sharding for port in reversed(self.executable.outputs)}
-        return [first[n] for n in range(len(self.interface.out_avals))]
+        joined = self._replicated_results
+        return [joined[n].sharding if n in joined else first[n] for n in range(len(self.interface.out_avals))]
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one call takes on each slice."""
@@ -169,10 +197,10 @@ class Call(SignedCall):
         for n, leaf in leaves.items():
             if not self._signature.takes(n, jax_internals.abstractify(leaf)):
                 raise self.mismatch(n, jax_internals.abstractify(leaf))
-            is_there = isinstance(leaf, jax.Array) and any(
-                leaf.sharding.is_equivalent_to(place, leaf.ndim) for place in self._places[n][:1]
-            )
-            if self._places[n] and not is_there:
+            home = self._homes[n]
+            if home is None:
+                continue
+            if not isinstance(leaf, jax.Array) or not leaf.sharding.is_equivalent_to(home, leaf.ndim):
                 moves.append(n)
         return {**leaves, **self._put(leaves, moves)}
 
@@ -180,7 +208,7 @@ class Call(SignedCall):
         """Copies of some arguments on their first slices."""
         placed = jax.device_put(
             [leaves[n] for n in moves],
-            [self._places[n][0] for n in moves],
+            [self._homes[n] for n in moves],
             # An alias of what the caller keeps must not be donated.
             may_alias=[n not in self._donated for n in moves],
         )
@@ -210,7 +238,7 @@ class Call(SignedCall):
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_internals.Tracer):
                 if not self._signature.takes(n, leaf.aval):
                     return None
-                if not self._places[n] or sharding.is_equivalent_to(self._places[n][0], leaf.ndim):
+                if self._homes[n] is None or sharding.is_equivalent_to(self._homes[n], leaf.ndim):
                     self._avals[n], self._shardings[n] = leaf.aval, sharding
                     continue
                 if leaf.committed:
@@ -263,11 +291,15 @@ class Call(SignedCall):
             leaves[n] = jax_internals.key_data(leaves[n])
         copied: list[Any] = []
         for n in self._mirrored:
-            others = self._places[n][1:]
+            others = self._places[n] if n in self._cutters else self._places[n][1:]
             copies = _mirrors.find(leaves[n], others)
             if copies is None:
                 check_alive(self.name, self.paths[n], leaves[n])
-                copies = tuple(jax.device_put([leaves[n]] * len(others), list(others), may_alias=False))
+                copies = tuple(
+                    self._cutters[n](leaves[n])
+                    if n in self._cutters
+                    else jax.device_put([leaves[n]] * len(others), list(others), may_alias=False)
+                )
                 if n not in self._donated:
                     _mirrors.add(leaves[n], copies)
             copied += copies
@@ -276,14 +308,29 @@ class Call(SignedCall):
 
     def _join(self, results: list[Any]) -> list[Any]:
         """From one array per result slot to one per result."""
-        for first, end in self._mirrored_results:
-            _mirrors.add(results[first], results[first + 1 : end])
-        return [results[n] for n in self._first_results]
+        joined = {}
+        for n, first, end in self._mirrored_results:
+            if n not in self._joiners:
+                _mirrors.add(results[first], results[first + 1 : end])
+                continue
+            join, counts = self._joiners[n]
+            starts = itertools.accumulate(counts[:-1], initial=first)
+            joined[n] = join([results[start] for start in starts])
+            _mirrors.add(joined[n], results[first:end])
+        return [joined[n] if n in joined else results[first] for n, first in enumerate(self._first_results)]
 
 
 def _is_apart(source: Any, target: Any) -> bool:
     """Whether an array was copied to other devices: on a device that both have, JAX shares its buffer."""
     return isinstance(source, jax.Array) and not source.devices() & target.devices()
+
+
+def _without_keys(aval: Any) -> Any:
+    """The aval of an argument as launches take it: of typed PRNG keys that of their words."""
+    if not _is_key(aval):
+        return aval
+    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return jax.core.ShapedArray(words.shape, words.dtype)
 
 
 def _is_key(aval: Any) -> bool:
@@ -296,12 +343,18 @@ def _unflatten(tree: Any) -> Callable[[list[Any]], Any]:
     return operator.itemgetter(0) if tree.num_nodes == tree.num_leaves == 1 else tree.unflatten
 
 
-def _slot_order(counts: list[int]) -> list[int]:
-    """Where the array of each slot is, in a list of all arguments and then all copies of mirrored ones."""
+def _slot_order(counts: list[int], replicated: Collection[int]) -> list[int]:
+    """Where the array of each slot is, in a list of all arguments and then all copies of mirrored ones.
+
+    Of one that replicas share, callers have no copy that is one of a slot.
+    """
     order: list[int] = []
     copy = len(counts)
     for n, count in enumerate(counts):
-        if count:
+        if n in replicated:
+            order += range(copy, copy + count)
+            copy += count
+        elif count:
             order += [n, *range(copy, copy + count - 1)]
             copy += count - 1
     return order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -18,7 +19,9 @@ from pathways.compiler.call import UNLIKE
 from pathways.compiler.compiling import Scheduled
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import Forms
+from pathways.compiler.replicated import with_replicas
 from pathways.compiler.signed import SignedCall
+from pathways.dialect import ops_named
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
@@ -53,7 +56,11 @@ class Lowered(OfProcess):
         self.name = forms.name
         self.remarks = forms.remarks
         self._forms = forms
-        self._interface = interface
+        names = [
+            (op.sym_name, op.replica_of, op.replica or 0) for op in ops_named(forms.scheduled, ["pw.slice"])
+        ]
+        slices = with_replicas(interface.slices, names)
+        self._interface = dataclasses.replace(interface, slices=slices)
         self._signature = signature
         self._callbacks = callbacks
         self._keepalive = keepalive
@@ -286,7 +293,7 @@ class Bound(OfProcess):
 
         Args:
           times: how long launches take, as `{"kinds": {"fwd": "1ms", "bwd": "2ms"}}`; see
-            `runtime.simulate.times` for all of the form. By default one unit of time for each placed call.
+            `passes.schedule.times` for all of the form. By default one unit of time for each placed call.
           latency: of links between slices, such as `5us`; none by default.
           bandwidth: of links between slices, such as `10GB/s`; no limit by default.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from pathways.dialect.ops import (
         OPERATIONS,
+        AllReduceOp,
         CarryOp,
         ChannelOp,
         ConstantOp,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from pathways.dialect.verifier import problems, verify
 
 _MODULES = {
+    "AllReduceOp": "ops",
     "CarryOp": "ops",
     "ChannelOp": "ops",
     "ConstantOp": "ops",
@@ -109,6 +111,7 @@ _MODULES = {
 __all__ = [
     "FORMS",
     "OPERATIONS",
+    "AllReduceOp",
     "CarryOp",
     "ChannelOp",
     "ConstantOp",

@@ -16,6 +16,7 @@ from pathways.dialect.host_relations import JointRelation
 from pathways.dialect.names import FORM, HOST, NUMBER, SLICE
 from pathways.dialect.operation import PwOp, attribute_of
 from pathways.dialect.ops import (
+    AllReduceOp,
     CarryOp,
     ChannelOp,
     ConstantOp,
@@ -131,6 +132,7 @@ class Form:
 _MISSING = {SLICE: "is not placed", NUMBER: "is none of the program"}
 
 _HINTS = {
+    ("unrolled", AllReduceOp): "; run pw-lower-all-reduces",
     ("ordered", SplitOp): "; run pw-unroll-microbatches",
     ("unrolled", SplitOp): "; run pw-unroll-microbatches",
     ("scheduled", ReduceOp): "; run pw-accumulate",
@@ -153,7 +155,9 @@ _PLACED = (
 )
 _CARRIES = (relations.reductions_are_rolled, relations.carries_go_on)
 _ROLLED = (*_PLACED, *_CARRIES)
-_UNROLLED = (*_PLACED, relations.reductions_are_unrolled)
+_OF_ONE_REPLICA = (relations.sums_stand_for_replicas,)
+_OF_REPLICAS = (relations.replicas_are_one, relations.replicas_agree)
+_UNROLLED = (*_PLACED, *_OF_REPLICAS, relations.reductions_are_unrolled)
 _LIES = (relations.operands_lie_as_taken,)
 _CORRESPONDS = (*_LIES, relations.shards_correspond)
 _ORDERED = (*_UNROLLED, relations.channels_fit, relations.one_order_per_queue)
@@ -161,10 +165,10 @@ _ORDERED = (*_UNROLLED, relations.channels_fit, relations.one_order_per_queue)
 _BEFORE_UNROLLING = {LaunchOp: ("microbatch", "order"), TransferOp: ("microbatch", "order", "channel")}
 _IN_PIECES = {**_BEFORE_UNROLLING, TransferOp: (*_BEFORE_UNROLLING[TransferOp], "routes")}
 _OF_ONE_MICROBATCH = {LaunchOp: (("loop", "microbatch"),), TransferOp: (("loop", "microbatch"),)}
-_PLACED_LOOPS = {SplitOp: ("slice",), ReduceOp: ("slice",)}
+_PLACED_LOOPS = {SplitOp: ("slice",), ReduceOp: ("slice",), AllReduceOp: ("slice",)}
 _WITH_SLICE = {**_PLACED_LOOPS, CarryOp: ("slice",), NextOp: ("slice",)}
 _WITH_ORDER = {LaunchOp: ("order",), TransferOp: ("order", "channel"), ReduceOp: ("slice",)}
-_LOOPS = frozenset({SplitOp, ReduceOp, CarryOp, NextOp, IndexOp})
+_LOOPS = frozenset({SplitOp, ReduceOp, AllReduceOp, CarryOp, NextOp, IndexOp})
 _CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
 
 TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
@@ -173,7 +177,7 @@ IMPORTED = Form(
     main=frozenset({LaunchOp}) | _LOOPS,
     glue=True,
     lacks=_BEFORE_UNROLLING,
-    relations=(*_ALWAYS, *_CARRIES),
+    relations=(*_ALWAYS, *_CARRIES, *_OF_ONE_REPLICA),
 )
 # Small carried values may be on several slices as yet, and say so as glue does.
 LOCATED = dataclasses.replace(
@@ -188,7 +192,7 @@ OUTLINED = Form(
     needs=_WITH_SLICE,
     lacks=_BEFORE_UNROLLING,
     ports=(SLICE,),
-    relations=(*_ALWAYS, *_APART, *_CARRIES),
+    relations=(*_ALWAYS, *_APART, *_CARRIES, *_OF_ONE_REPLICA),
 )
 PLACED = Form(
     "placed",
@@ -196,11 +200,17 @@ PLACED = Form(
     needs=_WITH_SLICE,
     lacks=_IN_PIECES,
     ports=(SLICE,),
-    relations=(*_ROLLED, relations.values_move_once),
+    relations=(*_ROLLED, *_OF_ONE_REPLICA, relations.values_move_once),
     proofs=_LIES,
 )
+# With replicas, or behind `pw-replicate` with a slice for each of them.
 SHARDED = dataclasses.replace(
-    PLACED, name="sharded", lacks=_BEFORE_UNROLLING, relations=_ROLLED, proofs=_CORRESPONDS
+    PLACED,
+    name="sharded",
+    needs={kind: names for kind, names in _WITH_SLICE.items() if kind is not AllReduceOp},
+    lacks=_BEFORE_UNROLLING,
+    relations=(*_ROLLED, relations.sums_are_over_replicas, relations.replicas_agree),
+    proofs=_CORRESPONDS,
 )
 UNROLLED = Form(
     "unrolled",
@@ -247,6 +257,7 @@ SPLIT = Form(
     ports=(SLICE, NUMBER),
     relations=(
         *_PLACED,
+        *_OF_REPLICAS,
         relations.channels_fit,
         host_relations.work_is_on_the_host,
         host_relations.positions_increase,

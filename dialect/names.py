@@ -23,6 +23,7 @@ DONATED = "pw.donated"
 CONSTANT = "pw.constant"
 SPEC = "pw.spec"
 KEYS = "pw.keys"
+REPLICA = "pw.replica"
 
 # Of Shardy, XLA and JAX, on arguments and results of functions.
 SHARDING = "sdy.sharding"

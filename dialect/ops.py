@@ -21,7 +21,7 @@ from pathways.dialect.fields import (
     one_of,
     symbol,
 )
-from pathways.dialect.names import MOST_MICROBATCHES, MOST_OPERATIONS
+from pathways.dialect.names import MOST_DEVICES, MOST_MICROBATCHES, MOST_OPERATIONS
 from pathways.dialect.operation import OPERATIONS, Emit, PwOp, counted, operation
 from pathways.dialect.origins import Origin
 from pathways.dialect.shardings import read_mesh
@@ -29,6 +29,7 @@ from pathways.dialect.traits import Trait
 
 __all__ = [
     "OPERATIONS",
+    "AllReduceOp",
     "CarryOp",
     "ChannelOp",
     "ConstantOp",
@@ -76,6 +77,13 @@ class SliceOp(PwOp):
     overlap = OptionalAttr(
         UNIT, "The slice may share devices with the others that carry this; all their work has one order."
     )
+    replicas = OptionalAttr(
+        NATURAL, "How many replicas of the slice there are, until `pw-replicate` has made a slice of each."
+    )
+    replica = OptionalAttr(NATURAL, "Which replica of the program the slice is of, set by `pw-replicate`.")
+    replica_of = OptionalAttr(
+        _SLICE, "The slice of replica 0 that this one stands for in its replica, set by `pw-replicate`."
+    )
     peak_bytes = OptionalAttr(
         NATURAL,
         "The most bytes alive on the slice at once, over all its devices, set by `pw-plan-memory`, and again "
@@ -83,6 +91,14 @@ class SliceOp(PwOp):
     )
     host = OptionalAttr(NATURAL, "The number of the host that the slice is on, set by `pw-bind-slices`.")
     traits = frozenset({Trait.SYMBOL})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if self.replicas is not None and not 1 <= self.replicas <= MOST_DEVICES:
+            emit(f"expected 1 to {MOST_DEVICES} replicas, got {self.replicas}")
+        if self.replicas is not None and self.replica is not None:
+            emit("has `replicas`, but is of one `replica` itself")
+        if self.replica_of is not None and not self.replica:
+            emit(f"stands for @{self.replica_of}, but is of no other `replica`")
 
 
 @operation("channel")
@@ -458,6 +474,9 @@ class LoopOp(PwOp):
         UNIT, "Its turns keep the order of the program, whatever schedule other loops have."
     )
     parent = OptionalAttr(_LOOP, "The loop that it is inside of.")
+    replica_of = OptionalAttr(
+        _LOOP, "The loop of replica 0 that this one stands for in its replica, set by `pw-replicate`."
+    )
     traits = frozenset({Trait.SYMBOL})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -538,6 +557,39 @@ class ReduceOp(PwOp):
             _check_blocks(self.results[0], self.operands[0], count, "result", emit)
         elif self.operands[0].type != self.results[0].type:
             emit(f"sums {self.operands[0].type}, but the result has {self.results[0].type}")
+
+
+@operation("all_reduce")
+class AllReduceOp(PwOp):
+    """The sum of a value over all replicas, on each of them.
+
+    `pw-insert-all-reduces` puts it behind sums over microbatches. Until `pw-replicate` it has one operand and
+    one result, which stand for those of every replica; then one of each for every replica, on the slice that
+    the operand lives on. `pw-lower-all-reduces` makes launches and transfers of it.
+
+    ```mlir
+    %g = "pw.all_reduce"(%gi) {slice = @s0} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+    %g:2 = "pw.all_reduce"(%g0, %g1)
+        : (tensor<4x4xf32>, tensor<4x4xf32>) -> (tensor<4x4xf32>, tensor<4x4xf32>)
+    ```
+
+    Invariants: as many results as operands, all of one type; several operands live on one slice each, no two
+    on one, and their slices have one mesh, over which they lie alike.
+    """
+
+    inputs = Values("The value, or that of each replica.", one_type=True)
+    outputs = Values("The sum, or the sum on each replica.", one_type=True)
+    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
+    loop = OptionalAttr(_LOOP, "The innermost loop that the sum is of.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.OF_LOOP, Trait.SPREADS})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if not self.operands or len(self.operands) != len(self.results):
+            emit(f"expected as many results as operands, got {len(self.operands)} and {len(self.results)}")
+        elif len(self.operands) > 1 and self.slice is not None:
+            emit(f"has a `slice`, but {counted(len(self.operands), 'operand')}")
+        elif {value.type for value in self.operands} != {value.type for value in self.results}:
+            emit(f"sums {self.operands[0].type}, but the result is {self.results[0].type}")
 
 
 @operation("carry")

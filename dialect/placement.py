@@ -80,6 +80,8 @@ def slices_of(value: ir.Value, arguments: Sequence[Slices | None] | None = None)
     op = owner.operation.opview
     if op_has(op, Trait.JOINS):
         return joined_slices([slices_of(v, arguments) for v in op.operands])
+    if op_has(op, Trait.SPREADS) and op.slice is None:
+        return slices_of(op.operands[ir.OpResult(value).result_number], arguments)
     return slices_of_op(op)
 
 

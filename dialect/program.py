@@ -82,6 +82,9 @@ def _read(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.OpView) 
         if SLICE in attrs
     }
     for op in ops:
+        if op_has(op, Trait.SPREADS) and op.slice is None:
+            slices.update((r, slices[v]) for v, r in zip(op.operands, op.results, strict=True) if v in slices)
+            continue
         if op_has(op, Trait.JOINS):
             places = joined_slices([slices.get(value) for value in op.operands])
         else:

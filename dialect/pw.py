@@ -5,6 +5,7 @@ than all else together.
 """
 
 from pathways.dialect.ops import (
+    AllReduceOp,
     CarryOp,
     ChannelOp,
     ConstantOp,
@@ -23,6 +24,7 @@ from pathways.dialect.ops import (
 )
 
 __all__ = [
+    "AllReduceOp",
     "CarryOp",
     "ChannelOp",
     "ConstantOp",

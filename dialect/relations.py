@@ -9,12 +9,22 @@ from jaxlib.mlir import ir
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.loops import is_unrolled, loop_of, loop_of_op
 from pathways.dialect.meshes import replicated
-from pathways.dialect.names import CONSTANT, LOOP, SHARDING, SLICE
+from pathways.dialect.names import CONSTANT, DONATED, LOOP, REPLICA, SHARDING, SLICE
 from pathways.dialect.operation import PwOp, counted, is_program, nested_ops, op_has, referenced_symbols
-from pathways.dialect.ops import CarryOp, LaunchOp, NextOp, ReduceOp, SplitOp, TransferOp
+from pathways.dialect.ops import (
+    AllReduceOp,
+    CarryOp,
+    LaunchOp,
+    NextOp,
+    ReduceOp,
+    SliceOp,
+    SplitOp,
+    TransferOp,
+)
 from pathways.dialect.order import DeadlockError, Event, device_queues, events_of, proved_order
 from pathways.dialect.placement import Slices, argument_attrs, donated_arguments, read_slices
 from pathways.dialect.program import ProgramView
+from pathways.dialect.replicas import ReplicaPort
 from pathways.dialect.shardings import read_sharding
 from pathways.dialect.traits import Trait
 
@@ -149,7 +159,7 @@ def carries_go_on(program: ProgramView, report: Report) -> None:
 def microbatches_exist(program: ProgramView, report: Report) -> None:
     """A microbatch is one that its loop has, and so is that of every origin."""
     for op in program.ops:
-        if not op_has(op, Trait.OF_LOOP) or op.microbatch is None:
+        if not is_unrolled(op):
             continue
         if op.loop is None:
             report(op, "names a microbatch, but no loop")
@@ -175,6 +185,64 @@ def reductions_are_unrolled(program: ProgramView, report: Report) -> None:
     for op in program.ops:
         if isinstance(op, ReduceOp) and len(op.operands) != program.symbols[op.loop].count:
             report(op, f"has {len(op.operands)} operands for the microbatches of the loop @{op.loop}")
+
+
+def sums_stand_for_replicas(program: ProgramView, report: Report) -> None:
+    """A sum over replicas reads one value, which stands for that of each replica."""
+    for op in program.ops:
+        if isinstance(op, AllReduceOp) and len(op.operands) != 1:
+            report(op, f"has {len(op.operands)} operands before there are replicas, expected 1")
+
+
+def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
+    """A sum over replicas reads values that lie alike over different slices of one mesh."""
+    layouts = None
+    for op in program.ops:
+        if not isinstance(op, AllReduceOp) or len(op.operands) == 1:
+            continue
+        layouts = layouts or Layouts(program.module)
+        places = [program.slices.get(value, ()) for value in op.operands]
+        if not all(len(here) == 1 for here in places) or len(set(places)) < len(places):
+            named = " and ".join(map(_names, places))
+            report(op, f"expected operands on one slice each, and all different, got {named}")
+            continue
+        lies = [
+            (program.meshes[name], layouts.of(value, name))
+            for value, (name,) in zip(op.operands, places, strict=True)
+        ]
+        if len(set(lies)) > 1:
+            report(op, "sums values that lie differently over their slices")
+
+
+def replicas_are_one(program: ProgramView, report: Report) -> None:
+    """No slice stands for several replicas."""
+    for op in program.symbols.values():
+        if isinstance(op, SliceOp) and op.replicas is not None:
+            report(op, "has `replicas`; run pw-replicate")
+
+
+def replicas_agree(program: ProgramView, report: Report) -> None:
+    """What replicas have of an argument or result is alike, and each of them has it."""
+    for what, all_attrs, types in (
+        ("argument", program.arguments, program.main.type.inputs),
+        ("result", program.results, program.main.type.results),
+    ):
+        groups: dict[int, list[tuple[ReplicaPort, tuple[ir.Type, bool, int, bool]]]] = {}
+        for attrs, type_ in zip(all_attrs, types, strict=True):
+            if REPLICA in attrs:
+                port = ReplicaPort.read(attrs[REPLICA])
+                said = (type_, DONATED in attrs, port.count, port.split)
+                groups.setdefault(port.of, []).append((port, said))
+        for number, group in groups.items():
+            ports = [port for port, _ in group]
+            if len({said for _, said in group}) > 1 or len({port.number for port in ports}) < len(ports):
+                report(program.main, f"{what} {number} is not alike on all replicas")
+            elif program.host is None and len(group) < ports[0].count:
+                report(program.main, f"{what} {number} is not on all {ports[0].count} replicas")
+            elif ports[0].split and not ir.RankedTensorType(group[0][1][0]).rank:
+                report(program.main, f"{what} {number} is split, but a scalar")
+        if groups and sorted(groups) != list(range(len(groups))) and program.host is None:
+            report(program.main, f"{what}s of replicas are numbered {sorted(groups)}")
 
 
 def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:

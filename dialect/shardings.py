@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from pathways.dialect.meshes import Mesh, Sharding
+from pathways.dialect.meshes import Mesh, Sharding, replicated
 from pathways.dialect.names import SHARDING
 
 
@@ -48,6 +48,12 @@ def whole_axes(attribute: ir.Attribute, shape: Sequence[int], mesh: Mesh) -> Sha
             kept.append(axis.name)
         dims.append(tuple(kept))
     return Sharding(tuple(dims))
+
+
+def closed_sharding(attribute: ir.Attribute | None, value_type: ir.Type, home: SliceMesh) -> Sharding:
+    """How a value lies over its slice by what Shardy says of it, which may be nothing."""
+    shape = ir.RankedTensorType(value_type).shape
+    return replicated(len(shape)) if attribute is None else whole_axes(attribute, shape, home.mesh)
 
 
 def unsupported(attribute: ir.Attribute) -> str | None:
@@ -105,6 +111,8 @@ def sharding_of(
                     return entry.attr
         case "pw.transfer" | "pw.recv" | "pw.split" | "pw.reduce" | "pw.carry":
             return op.attributes.get("sharding")
+        case "pw.all_reduce":
+            return sharding_of(op.operands[ir.OpResult(value).result_number], symbols, arguments)
         case "pw.mirror" | "pw.next":
             return sharding_of(op.operands[0], symbols, arguments)
     return None

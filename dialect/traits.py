@@ -21,6 +21,7 @@ class Trait(enum.Enum):
     SENDS = "Gives what it reads to another host."
     RECEIVES = "Makes on its `slice` what another host sends."
     JOINS = "Makes no value: its results stand for its operands."
+    SPREADS = "Without a `slice`, each of its results lives where the operand of its number does."
     ENDS = "Ends the life of what it reads."
     PURE = "Can go when nothing reads its results, and equal ones are one."
     ORDERED = "Has a position, its `order`, among the work of a slice, or of a host."

@@ -27,6 +27,7 @@ from pathways.dialect.names import (
     MOST_DEVICES,
     MOST_ELEMENTS,
     NUMBER,
+    REPLICA,
     RESULT_INFO,
     SHARDING,
     SLICE,
@@ -46,6 +47,7 @@ from pathways.dialect.operation import (
     symbol_name,
 )
 from pathways.dialect.placement import argument_attrs, read_slices, result_attrs
+from pathways.dialect.replicas import is_replica_port
 from pathways.dialect.shardings import mesh_of, read_mesh, read_sharding, unsupported
 from pathways.dialect.traits import Trait
 
@@ -74,6 +76,7 @@ def _kind(description: str, matches: Callable[[ir.Attribute], bool]) -> Kind[ir.
 
 _PLACEMENT = _kind("slice or a list of different slices", _is_placement)
 _SPEC = _kind("array of arrays of strings", _is_spec)
+_REPLICA = _kind("dictionary of `of`, `number` and a larger `count`, and perhaps `split`", is_replica_port)
 _RESULT_NUMBER = _kind("integer attribute", lambda a: isinstance(a, ir.IntegerAttr))
 
 _UNREADABLE = "is or holds a location or complex numbers, which it must not"
@@ -88,6 +91,7 @@ DISCARDABLE: Mapping[str, Kind] = {
     KEYS: UNIT,
     HOST: NATURAL,
     NUMBER: NATURAL,
+    REPLICA: _REPLICA,
     ALIASING: _RESULT_NUMBER,
     ARGUMENT_INFO: STRING,
     RESULT_INFO: STRING,

@@ -9,15 +9,20 @@ from pathways.passes.import_.import_ import Import
 from pathways.passes.place.cse import Cse
 from pathways.passes.place.dce import Dce
 from pathways.passes.place.infer_placement import InferPlacement
+from pathways.passes.place.insert_all_reduces import InsertAllReduces
 from pathways.passes.place.insert_transfers import InsertTransfers
 from pathways.passes.place.outline import Outline
+from pathways.passes.place.sink_constants import SinkConstants
 from pathways.passes.place.sink_loop_reductions import SinkLoopReductions
 from pathways.passes.place.split_backward import SplitBackward
 from pathways.passes.place.verify_placed import VerifyPlaced
+from pathways.passes.replicate.lower_all_reduces import LowerAllReduces
+from pathways.passes.replicate.replicate import Replicate
 from pathways.passes.schedule.accumulate import Accumulate
 from pathways.passes.schedule.fuse_launches import FuseLaunches
 from pathways.passes.schedule.plan_memory import PlanMemory
 from pathways.passes.schedule.schedule import Schedule
+from pathways.passes.schedule.share_loops import ShareLoops
 from pathways.passes.schedule.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.passes.shard.lower_transfers import LowerTransfers
@@ -55,12 +60,16 @@ def phases(options: Options) -> list[Phase]:
             "placed",
             (
                 InferPlacement(),
+                # Before sums sink: the sum over replicas stands behind what joins slices, which crosses once.
+                InsertAllReduces(),
                 # Before outlining: additions that join slices are still operations of their own.
                 SinkLoopReductions(),
                 # No canonicalize between placement and outline: its rewrites may drop the placement.
                 Outline(),
                 # Outlining has merged equal glue, so that equal launches now look equal.
                 Cse(),
+                # Behind it results are left over that nobody reads.
+                SinkConstants(),
                 # Before transfers: a launch that nobody needs must not pull its operands over.
                 Dce(),
                 InsertTransfers(),
@@ -81,6 +90,10 @@ def phases(options: Options) -> list[Phase]:
         Phase(
             "scheduled",
             (
+                # Not sooner: whatever the number of replicas, all passes above see one of them.
+                Replicate(),
+                # Before unrolling: what is exchanged in a loop is launches and transfers of its turns.
+                LowerAllReduces(),
                 # Not sooner: whatever the number of microbatches, all passes above see one of them.
                 UnrollMicrobatches(),
                 Schedule(options.policy, options.schedule_file),
@@ -88,6 +101,8 @@ def phases(options: Options) -> list[Phase]:
                 Accumulate(),
                 # After the order is known: only neighbours on a slice may become one.
                 FuseLaunches(options.fuse),
+                # After fusion: stages are told apart by what was fused with them, not by their loops.
+                *([] if options.fuse else [ShareLoops()]),
                 # After fusion: what used to be an intermediate is inside a computation now.
                 PlanMemory(),
                 # Last: the proof is of exactly what runs.

@@ -13,9 +13,9 @@ from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options, Phase, phases_behind
 from pathways.passes.place.split_backward import SplitBackward
 from pathways.passes.schedule.policies.registry import NAMES
+from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.simulate.quantities import TimesError
 from pathways.runtime.timelines.tables import duration, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.diagnostics import Printer

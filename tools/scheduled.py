@@ -11,13 +11,14 @@ from pathways.dialect import form_of, make_context
 from pathways.dialect.forms import SCHEDULED
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.schedule.times import Times
 from pathways.passes.schedule.verify_schedule import VerifySchedule
+from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.links import Link, read_link
-from pathways.runtime.simulate.quantities import TimesError
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import Times, measured_times, read_times
+from pathways.runtime.simulate.times import measured_times, read_times
 from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.runtime.timelines.trace_file import TraceError, read_trace

@@ -21,7 +21,7 @@ from pathways.dialect import make_context
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule.policies import registry as policies
+from pathways.passes.schedule.request import RequestError, read_request
 from pathways.tools.errors import UserError, hint
 from pathways.tools.files import read_input
 from pathways.tools.signatures import ArrayText
@@ -163,9 +163,11 @@ class MlirTarget:
 
 def _options(policy: str | None, fuse: bool) -> dict[str, Any]:
     """What the flags say of the `Options` of the compiler."""
-    if policy is not None and policy not in policies.NAMES:
-        meant = hint(policy, policies.NAMES) or ";"
-        raise UserError(f"unknown policy '{policy}'{meant} the policies are {', '.join(policies.NAMES)}")
+    if policy is not None:
+        try:
+            read_request(policy)
+        except RequestError as error:
+            raise UserError(f"--schedule: {error}") from None
     options: dict[str, Any] = {} if policy is None else {"policy": policy, "schedule_file": ""}
     return options | {"fuse": True} if fuse else options
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from pathways.passes.schedule.times import Times
 from pathways.runtime.simulate.links import Link
-from pathways.runtime.simulate.times import Times
 from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.page import page_of
 from pathways.tools.errors import UserError

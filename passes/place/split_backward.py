@@ -26,7 +26,8 @@ from pathways.dialect.names import SHARDING
 from pathways.passes.base import Pass, main_function, option, remark
 from pathways.passes.place.halves import Halves, Question, copy_into, halve
 from pathways.passes.place.split_loops import LoopSplitter
-from pathways.passes.schedule.policies.registry import wants_halves
+from pathways.passes.schedule.policies.registry import PROGRAM
+from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import writes_halves
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
@@ -66,10 +67,12 @@ class SplitBackward(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        loops = {op.sym_name for op in ops_named(module, ["pw.loop"]) if self.is_wanted(op)}
+        wanted = [op for op in ops_named(module, ["pw.loop"]) if self.is_wanted(op)]
+        loops = {op.sym_name for op in wanted}
         if not loops:
             return
-        splitter = _Splitter(module, self.recompute)
+        asked = not self.file and any(request.recompute for op in wanted if (request := self.request(op)))
+        splitter = _Splitter(module, self.recompute or asked)
         waits = _Waits()
         # Readers first: what they wait for is known when their operands are met.
         for op in reversed(list(body_block(main).operations)):
@@ -95,7 +98,17 @@ class SplitBackward(Pass):
         """Whether the schedule of a loop has halves."""
         if not isinstance(op, LoopOp) or op.sequential:
             return False
-        return writes_halves(self.file) if self.file else wants_halves(self.policy or op.schedule or "")
+        if self.file:
+            return writes_halves(self.file)
+        request = self.request(op)
+        return request is not None and request.has_halves
+
+    def request(self, loop: LoopOp) -> ScheduleRequest | None:
+        """What the loop asks for; None for what `pw-schedule` refuses."""
+        try:
+            return read_request(self.policy or loop.schedule or PROGRAM)
+        except RequestError:
+            return None
 
 
 def _is_backward(launch: LaunchOp) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,23 +18,22 @@ from pathways.dialect.order import Event, data_events, device_queues, sort_block
 from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.channels import Span, capacity_for, first_reads
+from pathways.passes.schedule.costs import FLOPS, bytes_held, bytes_limits, durations_of
 from pathways.passes.schedule.loops import Loop, nearest_before, read_loops, work_of
-from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
-from pathways.passes.schedule.policies.registry import (
-    BOUNDED,
-    NAMES,
-    POLICIES,
-    PROGRAM,
-    unknown_policy,
-)
+from pathways.passes.schedule.ordering import Costs, orders_by
+from pathways.passes.schedule.policies.pipeline import PolicyError
+from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH
+from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
     Work,
     read_schedule,
     write_schedule,
 )
+from pathways.passes.schedule.search.exact import NoSolverError
 from pathways.passes.schedule.sequence import sequence
 from pathways.passes.util.functions import unique_name
+from pathways.passes.util.quantities import TimesError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,12 @@ class Schedule(Pass):
     - `zb-h2` idles for less, and keeps nearly twice as much alive.
     - `zb-v` does so for the memory of `1f1b`, with two stages on each slice in a V.
     - `interleaved-zb` is `interleaved-1f1b` with halves, `looped-bfs` is `gpipe` with stages that take turns.
+    - `search` looks for an order that takes less time than all of these.
+
+    A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on what is alive, which are
+    `max-live`, `max-pending` and `max-bytes`, and `times`, a file of durations, or `flops` for estimates. By
+    `1f1b`, `eager`, `zb-h1` and `zb-h2` actions are then ordered as these take time, if that is faster than
+    their pattern. A search has `seconds`, `iterations`, `seed` and `solver` too; a remark says what it found.
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
@@ -70,23 +76,28 @@ class Schedule(Pass):
     name: ClassVar[str] = "pw-schedule"
     takes = (UNROLLED, ORDERED)
     leaves = ORDERED
-    policy: str = option("", "the policy of all loops, in place of what each asks for")
-    file: str = option("", "a CSV file with the order of the program's only loop, in place of a policy")
-    max_live: int = option(
-        0,
-        "on how many microbatches a stage may work at once, by eager, zb-h1 and zb-h2; 0 for any number",
+    policy: str = option(
+        "",
+        "the policy of all loops, in place of what each asks for; with options, such as 'zb-h1(times=flops)'",
     )
+    file: str = option("", "a CSV file with the order of the program's only loop, in place of a policy")
+    max_live: int = option(0, "on how many microbatches a stage may work at once; 0 for any number")
 
     def __post_init__(self) -> None:
         if self.policy and self.file:
             raise ValueError("policy and file exclude each other")
+        if self.max_live and self.file:
+            raise ValueError("max-live and file exclude each other")
         if self.max_live < 0:
             raise ValueError(f"max-live must not be negative, got {self.max_live}")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        if self.policy not in ("", *NAMES):
-            fail(main, f"cannot be scheduled by {unknown_policy(self.policy)}")
+        if self.policy:
+            try:
+                read_request(self.policy)
+            except RequestError as error:
+                fail(main, f"cannot be scheduled by {error}")
         for op in ops_named(module, ["pw.channel"]):
             op.operation.erase()
         events = data_events(module)
@@ -113,56 +124,29 @@ class Schedule(Pass):
 
     def start_times(self, module: ir.Module, events: list[Event], loop: Loop) -> dict[Action, int]:
         """When each action of a loop starts; nothing when it stays in the order of the program."""
-        policy = "" if self.file else self.policy or loop.op.schedule or PROGRAM
-        if policy not in ("", *NAMES):
-            fail(loop.op, f"asks for {unknown_policy(policy)}")
-        if self.max_live and policy not in BOUNDED:
-            *others, last = (f"'{name}'" for name in BOUNDED)
-            bounded = f"{', '.join(others)} and {last}"
-            fail(loop.op, f"is scheduled by '{policy or self.file}', but max-live is for {bounded} alone")
-        if policy == PROGRAM:
+        request = ScheduleRequest() if self.file else self.request(loop.op)
+        if request.policy == PROGRAM and not self.file:
+            if request != ScheduleRequest():
+                fail(loop.op, f"asks for '{request}', but '{PROGRAM}' has no options")
             return {}
         slices = {events[n].slice for n in loop.members}
         if len(slices) == 1:
             remark(loop.op, f"runs on @{slices.pop()} alone: nothing is pipelined")
         work = work_of(module, events, loop)
         _check_stage_order(events, loop)
-        orders = self.read_file(loop, work) if self.file else self.apply(policy, loop, work)
+        orders = self.read_file(loop, work) if self.file else _apply(request, module, events, loop, work)
         try:
             return start_times(orders, work.needs)
         except ActionCycleError as error:
-            fail(loop.op, f"cannot be scheduled by '{policy}': {error.describe(str, work.slices)}")
+            fail(loop.op, f"cannot be scheduled by '{request}': {error.describe(str, work.slices)}")
 
-    def apply(self, policy: str, loop: Loop, work: Work) -> list[list[Action]]:
-        """The orders of the slices by a policy."""
-        stages = list(work.slices)
-        if len(stages) * work.microbatches > MOST_OPERATIONS:
-            size = f"{len(stages)} stages x {work.microbatches} microbatches"
-            fail(loop.op, f"has {size}; a policy orders at most {MOST_OPERATIONS} actions")
-        pipeline = Pipeline(
-            tuple(work.rows.index(work.slices[stage]) for stage in stages),
-            work.microbatches,
-            any(action.kind != "F" for action in work.needs),
-            self.max_live,
-        )
+    def request(self, loop: ir.OpView) -> ScheduleRequest:
+        """The policy of a loop, and what it keeps to."""
         try:
-            orders = POLICIES[policy](pipeline) if stages else []
-        except PolicyError as error:
-            fail(loop.op, f"cannot be scheduled by '{policy}', which {error}")
-        return [
-            [
-                part
-                for action in order
-                for part in self.fitting(action._replace(stage=stages[action.stage]), work)
-            ]
-            for order in orders
-        ]
-
-    @staticmethod
-    def fitting(action: Action, work: Work) -> list[Action]:
-        """What there is of an action; a backward that stayed whole runs when its first half would."""
-        kinds = {"F": "F", "B": "BIW", "I": "BI", "W": "W"}[action.kind]
-        return [part for kind in kinds if (part := action._replace(kind=kind)) in work.needs]
+            request = read_request(self.policy or loop.schedule or PROGRAM)
+        except RequestError as error:
+            fail(loop, f"asks for {error}")
+        return dataclasses.replace(request, max_live=self.max_live) if self.max_live else request
 
     def read_file(self, loop: Loop, work: Work) -> list[list[Action]]:
         """The orders of the slices by the schedule file."""
@@ -175,6 +159,36 @@ class Schedule(Pass):
             fail(loop.op, f"cannot be scheduled by '{self.file}': it is not UTF-8 text")
         except ScheduleFileError as error:
             fail(loop.op, f"cannot be scheduled by '{self.file}': {error}")
+
+
+def _apply(
+    request: ScheduleRequest, module: ir.Module, events: list[Event], loop: Loop, work: Work
+) -> Sequence[Sequence[Action]]:
+    """The orders of the slices by a policy."""
+    if len(work.slices) * work.microbatches > MOST_OPERATIONS:
+        size = f"{len(work.slices)} stages x {work.microbatches} microbatches"
+        fail(loop.op, f"has {size}; a policy orders at most {MOST_OPERATIONS} actions")
+    try:
+        costs = _costs(request, module, events, loop, work)
+        return orders_by(request, work, costs, lambda message: remark(loop.op, message))
+    except PolicyError as error:
+        fail(loop.op, f"cannot be scheduled by '{request}', which {error}")
+    except (TimesError, NoSolverError) as error:
+        fail(loop.op, f"cannot be scheduled by '{request}': {error}")
+
+
+def _costs(request: ScheduleRequest, module: ir.Module, events: list[Event], loop: Loop, work: Work) -> Costs:
+    """How long the actions of a loop take, and what they hold, as far as a policy asks for it."""
+    durations = None
+    times = request.times or (FLOPS if request.policy == SEARCH else "")
+    if times:
+        durations = durations_of(module, events, loop, times)
+        if not any(durations.values()):
+            durations = None
+    if not request.max_bytes:
+        return Costs(durations)
+    held = bytes_held(module, events, loop, work.needs)
+    return Costs(durations, bytes_limits(held, request.max_bytes))
 
 
 def schedule_of(module: ir.Module) -> str:

@@ -300,7 +300,11 @@ class _Unroller:
         for loop in self.inside:
             name = unique_name(f"{loop.sym_name}_{k}", self.functions.layouts.symbols)
             names[loop.sym_name] = name
-            copy = loop.rebuilt(sym_name=name, parent=names.get(loop.parent or ""))
+            copy = loop.rebuilt(
+                sym_name=name,
+                parent=names.get(loop.parent or ""),
+                replica_of=names.get(loop.replica_of or ""),
+            )
             self.functions.layouts.symbols[name] = copy
             self.copied_loops.append(copy)
         return names

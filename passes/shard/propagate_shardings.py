@@ -25,11 +25,12 @@ from pathways.dialect import (
 )
 from pathways.dialect.forms import PLACED
 from pathways.dialect.layouts import Layouts
-from pathways.dialect.meshes import Mesh, Sharding, replicated
+from pathways.dialect.meshes import Mesh, Sharding
 from pathways.dialect.names import ARGUMENT_INFO, KEYS, MAIN, RESULT_INFO, SHARDING, SPEC
 from pathways.dialect.operation import symbol_name
 from pathways.dialect.shardings import (
     SliceMesh,
+    closed_sharding,
     make_sharding,
     mesh_of,
     open_but_last,
@@ -256,7 +257,7 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
                 # The sum is taken in place; who wants it in another way reshards it once.
                 sharding = layouts.of(op.operands[0], op.slice)
             else:
-                sharding = _decided(op.sharding, op.results[0].type, home)
+                sharding = closed_sharding(op.sharding, op.results[0].type, home)
             if isinstance(op, SplitOp):
                 _check_rows(op, layouts.of(op.operands[0], op.slice), home.mesh)
             op.sharding = make_sharding(home.symbol, sharding) if home.mesh.size > 1 else None
@@ -272,7 +273,7 @@ def _use_whole_axes(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> No
             if SHARDING in attrs:
                 mesh = mesh_of(attrs[SHARDING])
                 home = SliceMesh(mesh, read_mesh(symbols[mesh]))
-                attrs[SHARDING] = make_sharding(mesh, _decided(attrs[SHARDING], value_type, home))
+                attrs[SHARDING] = make_sharding(mesh, closed_sharding(attrs[SHARDING], value_type, home))
         store(function, all_attrs)
 
 
@@ -284,15 +285,11 @@ def _closed(
     for attrs, value_type, home in zip(entries, types, homes, strict=True):
         rest = {name: attribute for name, attribute in attrs.items() if name != SHARDING}
         if home.mesh.size > 1:
-            rest[SHARDING] = make_sharding(home.symbol, _decided(attrs.get(SHARDING), value_type, home))
+            rest[SHARDING] = make_sharding(
+                home.symbol, closed_sharding(attrs.get(SHARDING), value_type, home)
+            )
         closed.append(rest)
     return closed
-
-
-def _decided(attribute: ir.Attribute | None, value_type: ir.Type, home: SliceMesh) -> Sharding:
-    """How a value lies over its slice by what Shardy says of it, which may be nothing."""
-    shape = ir.RankedTensorType(value_type).shape
-    return replicated(len(shape)) if attribute is None else whole_axes(attribute, shape, home.mesh)
 
 
 def _check_rows(split: SplitOp, sharding: Sharding, mesh: Mesh) -> None:

@@ -17,6 +17,7 @@ from jaxlib.mlir.dialects import func, sdy, stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from pathways.dialect import (
+    AllReduceOp,
     CarryOp,
     LaunchOp,
     NextOp,
@@ -123,6 +124,16 @@ class _ReduceAsBlocks(_Encoding[ReduceOp]):
         return _sharding_if_any(op)
 
 
+class _AllReduceAsIdentity(_Encoding[AllReduceOp]):
+    """An identity: the sum lies as what is summed."""
+
+    def encode(self, op: AllReduceOp) -> ir.OpView:
+        return stablehlo.OptimizationBarrierOp([op.operands[0]])
+
+    def decode(self, op: ir.OpView) -> _Decided:
+        return {}
+
+
 class _CarryAsIdentity(_Encoding[CarryOp]):
     """An identity from the first turn; `pw.next` ties it to the others."""
 
@@ -155,6 +166,7 @@ _ENCODINGS: Mapping[str, _Encoding[Any]] = {
     "pw.transfer": _TransferAsIdentity(),
     "pw.split": _SplitAsSlice(),
     "pw.reduce": _ReduceAsBlocks(),
+    "pw.all_reduce": _AllReduceAsIdentity(),
     "pw.carry": _CarryAsIdentity(),
     "pw.next": _NextAsSum(),
 }

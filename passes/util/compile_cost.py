@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from jaxlib.mlir import ir
 
@@ -30,17 +30,36 @@ class CompileCost:
         self._symbols = symbols
         self._large = large
         self._sizes: dict[str, int] = {}
+        self._looping: dict[str, bool] = {}
 
     def is_large(self, computation: str) -> bool:
         """Whether a computation should be compiled once, and not in versions."""
         return self._size(computation) >= self._large
 
+    def is_large_loop(self, op: ir.OpView) -> bool:
+        """Whether an operation is a loop whose body is large."""
+        return op.operation.name == "stablehlo.while" and self._size_of([op, *nested_ops(op)]) >= self._large
+
+    def holds_large_loop(self, computation: str) -> bool:
+        """Whether a large loop stands in a computation, or in a function that it calls."""
+        if computation not in self._looping:
+            blocks = self._symbols[computation].regions[0].blocks
+            self._looping[computation] = any(
+                self.is_large_loop(op)
+                or (op.operation.name == "func.call" and self.holds_large_loop(op.attributes["callee"].value))
+                for block in blocks
+                for op in block.operations
+            )
+        return self._looping[computation]
+
     def _size(self, name: str) -> int:
         """The operations of a function; those of loops, branches and what it calls count once each."""
         if name not in self._sizes:
             self._sizes[name] = 0
-            function = self._symbols[name]
-            inside = list(nested_ops(function))
-            called = {symbol_name(f) or "" for op in inside for f in referenced_functions(op, self._symbols)}
-            self._sizes[name] = len(inside) + sum(self._size(other) for other in called)
+            self._sizes[name] = self._size_of(nested_ops(self._symbols[name]))
         return self._sizes[name]
+
+    def _size_of(self, operations: Iterable[ir.OpView]) -> int:
+        inside = list(operations)
+        called = {symbol_name(f) or "" for op in inside for f in referenced_functions(op, self._symbols)}
+        return len(inside) + sum(self._size(other) for other in called)

@@ -56,7 +56,7 @@ class Port:
     Attributes:
       number: the number of the argument or result in the plan.
       slice: the slice of the array.
-      type: its global shape and dtype.
+      type: its global shape and dtype on that slice.
       sharding: its sharding, which names its devices.
     """
 
@@ -185,8 +185,8 @@ def load(
     )
     return Executable(
         plan,
-        tuple(_ports(passed, slots)),
-        tuple(_ports(plan.results, slots)),
+        tuple(_ports(plan, passed, slots)),
+        tuple(_ports(plan, plan.results, slots)),
         generated.run,
         generated.source,
         all(pjrt.platform_of(device) == "cpu" for mesh in meshes.values() for device in mesh.devices.flat),
@@ -242,7 +242,7 @@ def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
     return placed
 
 
-def _ports(values: Sequence[Argument | Result], slots: SlotArrays) -> Iterator[Port]:
+def _ports(plan: Plan, values: Sequence[Argument | Result], slots: SlotArrays) -> Iterator[Port]:
     for number, value in enumerate(values):
         for slice, slot in value.slots.items():
-            yield Port(number, slice, value.type, slots.shardings[slot])
+            yield Port(number, slice, plan.slot_types[slot], slots.shardings[slot])

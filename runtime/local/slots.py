@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pathways.runtime.plan.plan import ArrayType, Launch, Plan, Receive, Release, Send, Slot, Transfer
+from pathways.runtime.plan.plan import ArrayType, Launch, Plan, Receive, Release, Result, Send, Slot, Transfer
 from pathways.runtime.xla import pjrt
 
 
@@ -43,6 +43,13 @@ def aval_of(type_: ArrayType) -> pjrt.Aval:
     return jax.core.ShapedArray(type_.shape, jax.numpy.dtype(type_.dtype))
 
 
+def aval_of_part(result: Result, aval: pjrt.Aval) -> pjrt.Aval:
+    """The aval of what one replica has of a result."""
+    if result.replicas is None or not result.replicas.split:
+        return aval
+    return aval.update(shape=(aval.shape[0] // result.replicas.count, *aval.shape[1:]))
+
+
 def _shardings(plan: Plan, meshes: Mapping[str, Mesh]) -> dict[Slot, NamedSharding]:
     shared: dict[tuple[str, tuple[tuple[str, ...], ...]], NamedSharding] = {}
     shardings = {}
@@ -64,7 +71,7 @@ def _avals(plan: Plan, result_avals: Sequence[pjrt.Aval]) -> list[pjrt.Aval]:
     """
     avals = [aval_of(type_) for type_ in plan.slot_types]
     of_results = {
-        slot: aval
+        slot: aval_of_part(result, aval)
         for result, aval in zip(plan.results, result_avals, strict=True)
         for slot in result.slots.values()
         if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)

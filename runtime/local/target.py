@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from pathways.runtime.local.checks import check_pieces, check_shardings, check_shards, check_whole
 from pathways.runtime.local.codegen import Arrays, Kernel
 from pathways.runtime.local.devices import is_here
-from pathways.runtime.local.slots import SlotArrays, aval_of
+from pathways.runtime.local.slots import SlotArrays, aval_of, aval_of_part
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
 from pathways.runtime.xla import pjrt
 
@@ -103,7 +103,8 @@ class LocalTarget:
     def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
         """What remains to be done to a result of the program on a slice; None for nothing."""
         slot = self._plan.results[result].slots[slice]
-        sharding, aval = self._slots.shardings[slot], self._result_avals[result]
+        sharding = self._slots.shardings[slot]
+        aval = aval_of_part(self._plan.results[result], self._result_avals[result])
         rewrap = None if aval == self._slots.avals[slot] else pjrt.rewrap(aval, sharding)
         if self._plan.own_slots.get(slot) == result:
             return rewrap

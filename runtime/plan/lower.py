@@ -6,7 +6,7 @@ import dataclasses
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
@@ -41,9 +41,10 @@ from pathways.dialect.forms import SCHEDULED, SPLIT, Form
 from pathways.dialect.host_relations import parts_of
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import replicated
-from pathways.dialect.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, SHARDING
+from pathways.dialect.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, REPLICA, SHARDING
 from pathways.dialect.operation import attribute_of
 from pathways.dialect.program import read_hosts
+from pathways.dialect.replicas import ReplicaPort
 from pathways.dialect.shardings import make_sharding, mesh_of, read_mesh, read_sharding
 from pathways.dialect.traits import Trait
 from pathways.runtime.plan.plan import (
@@ -54,6 +55,7 @@ from pathways.runtime.plan.plan import (
     Plan,
     Receive,
     Release,
+    Replicas,
     Result,
     Send,
     SliceSpec,
@@ -205,7 +207,7 @@ class _Flattener:
             slices={op.sym_name: self.slice_spec(op) for op in slices},
             computations={callee: computations[callee] for callee in self.callees},
             arguments=tuple(arguments),
-            results=tuple(Result(array_type(v.type), self.slots[v]) for v in self.terminator.operands),
+            results=self.flatten_results(),
             steps=tuple(steps),
             slot_types=tuple(self.slot_types),
             slot_shardings=tuple(self.slot_shardings),
@@ -230,7 +232,13 @@ class _Flattener:
 
     def numbers(self, ports: list[dict[str, ir.Attribute]]) -> tuple[int, ...]:
         """The numbers of arguments or results in the program, where this is what a host does of it."""
-        return () if self.host is None else tuple(attrs[NUMBER].value for attrs in ports)
+        if self.host is None:
+            return ()
+        first = [ports[group[0]] for group in _ports_of_callers(ports)]
+        return tuple(
+            ReplicaPort.read(attrs[REPLICA]).of if REPLICA in attrs else attrs[NUMBER].value
+            for attrs in first
+        )
 
     def steps(self, op: ir.OpView) -> Iterator[Step]:
         """The steps that an operation of the program is, by its traits."""
@@ -256,22 +264,44 @@ class _Flattener:
 
     def flatten_arguments(self) -> list[Argument]:
         self.donated: set[ir.Value] = set()
+        attrs = argument_attrs(self.main)
         arguments = []
-        for argument, attrs, slices in zip(
-            self.arguments, argument_attrs(self.main), self.slices, strict=True
-        ):
-            donated = DONATED in attrs
+        for group in _ports_of_callers(attrs):
+            donated = DONATED in attrs[group[0]]
+            values = [self.arguments[n] for n in group]
             if donated:
-                self.donated.add(argument)
+                self.donated.update(values)
             # What nothing reads need not be brought to its slice.
-            if donated or any(True for _ in argument.uses):
-                for slice_name in slices or ():
-                    self.new_slot(argument, slice_name)
-            constant = attrs[CONSTANT].value if CONSTANT in attrs else None
-            arguments.append(
-                Argument(array_type(argument.type), self.slots.get(argument, {}), donated, constant)
-            )
+            if donated or any(True for value in values for _ in value.uses):
+                for value, slices in zip(values, (self.slices[n] for n in group), strict=True):
+                    for slice_name in slices or ():
+                        self.new_slot(value, slice_name)
+            constant = attrs[group[0]][CONSTANT].value if CONSTANT in attrs[group[0]] else None
+            type_, slots, replicas = self.port(values, [attrs[n] for n in group])
+            arguments.append(Argument(type_, slots, donated, constant, replicas))
         return arguments
+
+    def flatten_results(self) -> tuple[Result, ...]:
+        attrs = result_attrs(self.main)
+        return tuple(
+            Result(*self.port([self.terminator.operands[n] for n in group], [attrs[n] for n in group]))
+            for group in _ports_of_callers(attrs)
+        )
+
+    def port(
+        self, values: Sequence[ir.Value], attrs: Sequence[Mapping[str, ir.Attribute]]
+    ) -> tuple[ArrayType, dict[str, Slot], Replicas | None]:
+        """What callers know as one argument or result, of the values that replicas have of it."""
+        slots = {name: slot for value in values for name, slot in self.slots.get(value, {}).items()}
+        type_ = array_type(values[0].type)
+        if REPLICA not in attrs[0]:
+            return type_, slots, None
+        ports = [ReplicaPort.read(attr[REPLICA]) for attr in attrs]
+        count, split = ports[0].count, ports[0].split
+        if split:
+            type_ = dataclasses.replace(type_, shape=(type_.shape[0] * count, *type_.shape[1:]))
+        slices = tuple(tuple(self.slots.get(value, {})) for value in values)
+        return type_, slots, Replicas(slices, tuple(port.number for port in ports), count, split)
 
     def slice_spec(self, op: SliceOp) -> SliceSpec:
         names, sizes = _mesh_axes(self.symbols[op.mesh])
@@ -465,6 +495,15 @@ class _Flattener:
             for mesh in sorted(meshes):
                 self.symbols[mesh].operation.clone()
         return _bytecode(extracted, self.located), callbacks, effects
+
+
+def _ports_of_callers(attrs: Sequence[Mapping[str, ir.Attribute]]) -> list[list[int]]:
+    """The numbers of the arguments or results that are one for callers: those of all replicas."""
+    groups: dict[object, list[int]] = {}
+    for number, attr in enumerate(attrs):
+        key = ("of", ReplicaPort.read(attr[REPLICA]).of) if REPLICA in attr else number
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())
 
 
 def _must_not_say(op: ir.Operation) -> bool:

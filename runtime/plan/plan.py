@@ -207,6 +207,23 @@ Step = Launch | Transfer | Send | Receive | Release
 
 
 @dataclasses.dataclass(frozen=True)
+class Replicas:
+    """How an argument or result is shared out among replicas of the program.
+
+    Attributes:
+      slices: for each replica, the slices that it has it on; of what one host does, those on that host.
+      numbers: the number of each of these replicas.
+      count: how many replicas there are.
+      split: whether each has its block of the rows, and not all of them.
+    """
+
+    slices: tuple[tuple[str, ...], ...]
+    numbers: tuple[int, ...]
+    count: int
+    split: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Argument:
     """An argument of the program.
 
@@ -216,20 +233,29 @@ class Argument:
         that nothing reads.
       donated: whether the program consumes it.
       constant: the name of the program constant it is, None for one that the caller passes.
+      replicas: how replicas share it; None where there are none.
     """
 
     type: ArrayType
     slots: Mapping[str, Slot]
     donated: bool = False
     constant: str | None = None
+    replicas: Replicas | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A result of the program: the slot that holds it, by slice; several slices for a mirrored result."""
+    """A result of the program.
+
+    Attributes:
+      type: its type.
+      slots: the slot that holds it, by slice; several slices for a mirrored result.
+      replicas: how replicas share it; None where there are none.
+    """
 
     type: ArrayType
     slots: Mapping[str, Slot]
+    replicas: Replicas | None = None
 
 
 @dataclasses.dataclass(frozen=True)

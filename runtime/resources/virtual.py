@@ -55,9 +55,21 @@ class VirtualSlice(OfProcess):
       island: the name of the island that it must lie in, None for any.
       overlap: whether it may share devices with other slices of a program that may.
       device_set: the set it belongs to.
+      replica: which replica of a program it is of.
     """
 
-    __slots__ = ("__weakref__", "axis_names", "device_set", "island", "name", "number", "overlap", "shape")
+    __slots__ = (
+        "__weakref__",
+        "_others",
+        "axis_names",
+        "device_set",
+        "island",
+        "name",
+        "number",
+        "overlap",
+        "replica",
+        "shape",
+    )
 
     name: str
     shape: tuple[int, ...]
@@ -66,6 +78,7 @@ class VirtualSlice(OfProcess):
     device_set: VirtualDeviceSet
     number: int
     overlap: bool
+    replica: int
 
     def __init__(
         self,
@@ -75,8 +88,10 @@ class VirtualSlice(OfProcess):
         name: str | None = None,
         island: str | None = None,
         overlap: bool = False,
+        replica: int = 0,
     ) -> None:
         self.overlap = overlap
+        self.replica = replica
         self.device_set = device_set
         self.shape = _checked_shape(shape)
         self.axis_names = _checked_axes(axis_names, self.shape)
@@ -85,6 +100,16 @@ class VirtualSlice(OfProcess):
             raise ValueError(f"slice name {name!r}: expected a letter or _, then letters, digits and _")
         self.name = _names.take(name)
         self.number = next(_numbers)
+        others = range(1, 1 if replica else device_set.replicas)
+        self._others = tuple(
+            VirtualSlice(device_set, shape, axis_names, f"{self.name}_r{r}", island, overlap, r)
+            for r in others
+        )
+
+    @property
+    def replicas(self) -> tuple[VirtualSlice, ...]:
+        """The slices of all replicas that it stands for; itself is that of the first."""
+        return (self, *self._others)
 
     @property
     def size(self) -> int:
@@ -100,7 +125,8 @@ class VirtualSlice(OfProcess):
         axes = ", ".join(f"{axis}={size}" for axis, size in zip(self.axis_names, self.shape, strict=True))
         island = "" if self.island is None else f", island={self.island!r}"
         overlap = ", overlap=True" if self.overlap else ""
-        return f"VirtualSlice({self.name!r}, {axes}{island}{overlap})"
+        replicas = f", replicas={len(self.replicas)}" if self._others else ""
+        return f"VirtualSlice({self.name!r}, {axes}{island}{overlap}{replicas})"
 
 
 class VirtualDeviceSet(OfProcess):
@@ -109,11 +135,15 @@ class VirtualDeviceSet(OfProcess):
     Example:
       devices = make_virtual_device_set()
       encoder = devices.add_slice(shape=(2, 2), axis_names=("data", "model"), name="encoder")
+
+    Attributes:
+      replicas: how many times every slice exists.
     """
 
-    __slots__ = ("__weakref__", "_slices")
+    __slots__ = ("__weakref__", "_slices", "replicas")
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int = 1) -> None:
+        self.replicas = replicas
         self._slices: list[weakref.ref[VirtualSlice]] = []
 
     def add_slice(
@@ -141,6 +171,10 @@ class VirtualDeviceSet(OfProcess):
           ValueError: no axis, a size below one, too many devices, a wrong number of axis names, an axis or
             slice name that cannot be used.
         """
+        if self.replicas > 1 and "replica" in _checked_axes(axis_names, _checked_shape(shape)):
+            raise ValueError(
+                "axis name 'replica': slices with replicas are one mesh with that axis for who calls programs"
+            )
         added = VirtualSlice(self, shape, axis_names, name, island, overlap)
         # Only weak: a slice that the program forgot gives its devices back.
         self._slices = [ref for ref in self._slices if ref() is not None] + [weakref.ref(added)]
@@ -155,9 +189,23 @@ class VirtualDeviceSet(OfProcess):
         return f"VirtualDeviceSet({', '.join(map(repr, self.slices))})"
 
 
-def make_virtual_device_set() -> VirtualDeviceSet:
-    """Returns a new, empty set of virtual devices."""
-    return VirtualDeviceSet()
+def make_virtual_device_set(*, replicas: int = 1) -> VirtualDeviceSet:
+    """Returns a new, empty set of virtual devices.
+
+    Args:
+      replicas: how many times every slice of the set exists. Each replica of a program has slices of its own,
+        on one island where that has room for them, works on a part of the microbatches of `pw.accumulate`,
+        and sums what that sums with the others; all else every replica does on equal values.
+
+    Raises:
+      TypeError: `replicas` is no integer.
+      ValueError: it is below one, or asks for too many devices.
+    """
+    if isinstance(replicas, bool) or not hasattr(replicas, "__index__"):
+        raise TypeError(f"replicas={replicas!r}: expected an integer")
+    if not 1 <= operator.index(replicas) <= MOST_DEVICES:
+        raise ValueError(f"replicas={replicas}: expected 1 to {MOST_DEVICES}")
+    return VirtualDeviceSet(operator.index(replicas))
 
 
 def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:

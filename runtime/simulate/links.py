@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from pathways.runtime.simulate.quantities import QuantityReader, TimesError
+from pathways.passes.util.quantities import QuantityReader, TimesError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,10 @@ The model is that of the proof, with times:
 
 from __future__ import annotations
 
+from pathways.passes.schedule.times import Times
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
 from pathways.runtime.simulate.links import Link
-from pathways.runtime.simulate.times import Times
+from pathways.runtime.simulate.times import launches_of
 from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.timeline import Timeline
 
@@ -38,7 +39,7 @@ def simulate(plan: Plan, times: Times | None = None, link: Link | None = None, t
 class _Replay:
     def __init__(self, plan: Plan, times: Times, link: Link) -> None:
         self.plan = plan
-        self.times = times.in_plan(plan)
+        self.times = times.in_program(launches_of(plan))
         self.link = link
         # Each is a time, and the step that it stems from.
         self.made: dict[Slot, tuple[float, int | None]] = {}

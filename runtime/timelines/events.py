@@ -11,9 +11,6 @@ from pathways.dialect.origins import Origin
 Curve = tuple[tuple[float, int], ...]
 """Live bytes over time: each pair holds from its time on, until that of the next."""
 
-SECONDS = "s"
-UNITS = "units"
-
 
 def launch_name(origins: Sequence[Origin], microbatch: int | None, label: str) -> str:
     """What papers on pipelines call a launch: `F3`, `B3`, `W3`, `FB3`; its label outside microbatches."""

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from pathways.dialect.origins import Origin
-from pathways.runtime.timelines.events import SECONDS, UNITS, EventLog, TimelineEvent
+from pathways.passes.util.quantities import SECONDS, UNITS
+from pathways.runtime.timelines.events import EventLog, TimelineEvent
 
 _TICKS = {SECONDS: 1e6, UNITS: 1e3}
 """Microseconds of the trace in one unit of time: a unit of the schedule is shown as a millisecond."""

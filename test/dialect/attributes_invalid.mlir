@@ -45,7 +45,7 @@ func.func @f() {
 
 // An attribute that the operation does not have.
 sdy.mesh @mesh = <["x"=2]>
-// expected-error@below {{'pw.slice' op has no attribute `iland`; it has sym_name, mesh, island, overlap, peak_bytes}}
+// expected-error@below {{'pw.slice' op has no attribute `iland`; it has sym_name, mesh, island, overlap, replicas, replica, replica_of, peak_bytes}}
 "pw.slice"() {iland = "left", mesh = @mesh, sym_name = "s0"} : () -> ()
 
 // -----

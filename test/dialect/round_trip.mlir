@@ -59,7 +59,9 @@ module @round_trip attributes {round.trip = "hand"} {
     %1 = "pw.launch"(%0) {callee = @double, loop = @batch, slice = @s0} : (!x) -> !x
     // CHECK: "pw.reduce"(%{{.*}}) {kind = "sum", loop = @batch, slice = @s0} : (tensor<8x4xf32>) -> tensor<8x4xf32>
     %2 = "pw.reduce"(%1) {kind = "sum", loop = @batch, slice = @s0} : (!x) -> !x
-    return %2 : !x
+    // CHECK: "pw.all_reduce"(%{{.*}}) {slice = @s0} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %3 = "pw.all_reduce"(%2) {slice = @s0} : (!x) -> !x
+    return %3 : !x
   }
 
   func.func private @double(%x: !x) -> !x {

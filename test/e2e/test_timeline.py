@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pathways as pw
-from pathways.runtime.simulate.quantities import TimesError
+from pathways.passes.util.quantities import TimesError
 
 
 def compiled(schedule: str, slices: int, folds: int, count: int):

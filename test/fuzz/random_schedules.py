@@ -42,9 +42,6 @@ SECONDS = 120.0
 MEMORY = 64 << 30
 """Bytes of address space of a batch: XLA reserves much more than it uses."""
 
-EXECUTED = 50
-"""One of how many is also run."""
-
 _MESSAGES = {
     "is no action|is communication": "malformed",
     "there is no stage|there is no microbatch|has no backward|is not split|has no forward": "unknown",
@@ -63,14 +60,21 @@ Outcome = tuple[str, str]
 def main() -> int:
     """Runs the harness; returns its exit code."""
     parser = parser_of(__doc__, "schedules", 2000)
+    parser.add_argument(
+        "--execute",
+        type=int,
+        default=50,
+        metavar="N",
+        help="execute one of N, 0 for none (default: %(default)s)",
+    )
     options = parser.parse_args()
-    return fuzz(options.seed, options.first, options.count, options.jobs, options.keep)
+    return fuzz(options.seed, options.first, options.count, options.jobs, options.keep, options.execute)
 
 
-def fuzz(seed: int, first: int, count: int, jobs: int, keep: Path) -> int:
-    """Runs cases; returns the exit code."""
+def fuzz(seed: int, first: int, count: int, jobs: int, keep: Path, executed: int = 0) -> int:
+    """Runs cases, of which one of `executed` with JAX; returns the exit code."""
     batches = (range(n, min(n + BATCH, first + count)) for n in range(first, first + count, BATCH))
-    tasks = ((batch, functools.partial(_examine_batch, seed, batch)) for batch in batches)
+    tasks = ((batch, functools.partial(_examine_batch, seed, batch, executed)) for batch in batches)
     outcomes: dict[int, Outcome] = {}
     started = time.monotonic()
     for numbers, ending in run_all(tasks, jobs, SECONDS, MEMORY):
@@ -111,7 +115,7 @@ def _read(folder: Path) -> dict[int, Outcome]:
     return {number: (kind, message) for number, kind, message in map(json.loads, filter(None, lines))}
 
 
-def _examine_batch(seed: int, batch: range, folder: Path, note: Callable[[str], None]) -> None:
+def _examine_batch(seed: int, batch: range, executed: int, folder: Path, note: Callable[[str], None]) -> None:
     """The task of a child."""
     os.chdir(folder)
     context = make_context()
@@ -122,7 +126,8 @@ def _examine_batch(seed: int, batch: range, folder: Path, note: Callable[[str], 
             try:
                 outcome = examine(case, random.Random(number), context)
                 if (
-                    number % EXECUTED == 0
+                    executed
+                    and number % executed == 0
                     and (not case.line.split or case.line.weight_first)
                     and case.faults is not None
                 ):

@@ -42,7 +42,24 @@ _SMOOTH = (
     "where",
 )
 _STATIC = ((2, 2.0), (1, True), (3,), ("a", "b"), (0, -0.0, False))
-_SCHEDULES = ("program", "gpipe", "1f1b", "eager", "interleaved-1f1b", "zb-h1", "interleaved-zb")
+_SCHEDULES = (
+    "program",
+    "gpipe",
+    "1f1b",
+    "eager",
+    "interleaved-1f1b",
+    "looped-bfs",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "interleaved-zb",
+    "1f1b(times=flops)",
+    "zb-h1(max-live=2)",
+    "zb-h2(times=flops, max-pending=1, recompute=true)",
+    "search(iterations=30)",
+    "search(iterations=30, max-live=2)",
+    "search(iterations=30, max-bytes=256)",
+)
 _NO_BACKWARD = ("while", "scan_rows")
 
 
@@ -102,15 +119,20 @@ def _pipeline(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch
     pieces: list[Piece] = []
     last = shared
     stages = rng.randint(1, 4)
+    folded = rng.random() < 0.25
+    if folded:
+        stages = 2 * len(slices)
     for n in range(stages):
-        place: int | None = n % len(slices)
-        if rng.random() < 0.12:
+        # Slices that take turns, or down and up again, with a stage for each.
+        place: int | None = min(n, stages - 1 - n) if folded else n % len(slices)
+        if rng.random() < 0.12 and not folded:
             place = None
         operands: tuple[int, ...] = (last, rng.randrange(shared))
         if rng.random() < 0.25:
             operands = (*operands, rng.randrange(values))
         smooth = rng.random() < 0.7
-        pieces.append(_piece(rng, slices, place, operands, smooth=smooth))
+        piece = _piece(rng, slices, place, operands, smooth=smooth)
+        pieces.append(dataclasses.replace(piece, stage=n) if folded else piece)
         last = values + results_of(pieces[-1]) - 1
         values = last + 1
     results = (*(rng.randrange(shared, values) for _ in range(rng.choice([0, 0, 1, 2]))), last)

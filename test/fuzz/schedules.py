@@ -207,7 +207,7 @@ def faults_of(line: Line, rows: list[list[str]]) -> frozenset[str]:
             stage, kind, m = int(read[1]), read[2], int(read[3])
             kinds = "IW" if line.split and kind == "B" else kind
             claims = [(stage, k, m) for k in kinds]
-            if line.weight_first and stage == line.trained and m < line.count:
+            if line.weight_first and stage == line.trained < len(line.owners) and m < line.count:
                 actions = [(stage, k, m) for k in kinds if k != "I"]
             else:
                 actions = claims

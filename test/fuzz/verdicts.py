@@ -135,7 +135,7 @@ REFUSALS = (
     r"has no mean in its own dtype; use reduce='sum'",
     r"cannot be summed; use reduce='concat'",
     r"is a scalar and cannot be concatenated",
-    r"cannot be scheduled by '[\w-]+', which",
+    r"cannot be scheduled by '[^']+', which",
     r"is not divisible by",
 )
 """What may be said of a program that `jax.jit` takes."""

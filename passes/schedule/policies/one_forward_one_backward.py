@@ -13,4 +13,9 @@ def one_forward_one_backward(pipeline: Pipeline) -> Order:
     stage on each slice, stage k starts with S - k forwards, then does backwards and forwards in turn.
     """
     stages = len(pipeline.slices)
-    return greedy(pipeline, lambda stage: stages - stage, lambda a: (a.kind == "F", a.microbatch, -a.stage))
+    most = pipeline.max_live or stages
+
+    def limit(stage: int) -> int:
+        return min(stages - stage, most)
+
+    return greedy(pipeline, limit, lambda a: (a.kind == "F", a.microbatch, -a.stage))

@@ -28,13 +28,16 @@ class Pipeline:
       microbatches: how many there are.
       backward: whether there is a backward at all.
       max_live: on how many microbatches each stage may work at once, from their forward to their backward; 0
-        for any number. Only the policies in `registry.BOUNDED` are asked to keep it.
+        for any number. The policies in `registry.BOUNDED` keep it; orders of others are checked.
+      max_pending: for how many of them it may have done I but not W; 0 for any number. `zb-h1` and `zb-h2`
+        keep it; orders of others are checked.
     """
 
     slices: tuple[int, ...]
     microbatches: int
     backward: bool = True
     max_live: int = 0
+    max_pending: int = 0
 
     @property
     def width(self) -> int:

@@ -16,6 +16,9 @@ from pathways.passes.schedule.policies.zero_bubble import zb_h1, zb_h2
 PROGRAM = "program"
 """Names the order of the program, for which no policy is asked."""
 
+SEARCH = "search"
+"""Looks for an order that is better than that of every policy; see `passes.schedule.search`."""
+
 POLICIES: dict[str, Policy] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
@@ -29,13 +32,13 @@ POLICIES: dict[str, Policy] = {
 }
 """Every policy by its name."""
 
-NAMES = (PROGRAM, *POLICIES)
+NAMES = (PROGRAM, *POLICIES, SEARCH)
 """What a program may ask for."""
 
-BOUNDED = ("eager", "zb-h1", "zb-h2")
+BOUNDED = ("1f1b", "eager", "zb-h1", "zb-h2")
 """The policies that keep `Pipeline.max_live`."""
 
-HALVED = frozenset({"zb-h1", "zb-h2", "zb-v", "interleaved-zb"})
+HALVED = frozenset({"zb-h1", "zb-h2", "zb-v", "interleaved-zb", SEARCH})
 """The policies that have halves of backwards in their orders."""
 
 

@@ -49,6 +49,8 @@ def _turns(pipeline: Pipeline, stage: int, ahead: int, pending: int) -> list[Act
     if pipeline.max_live:
         ahead = min(ahead, pipeline.max_live)
         pending = min(pending, pipeline.max_live - ahead)
+    if pipeline.max_pending:
+        pending = min(pending, pipeline.max_pending - 1)
     order = [Action(stage, "F", m) for m in range(min(ahead, count))]
     for m in range(count):
         order.append(Action(stage, "I", m))

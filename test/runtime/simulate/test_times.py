@@ -8,9 +8,9 @@ import json
 import pytest
 from pipelines import gpipe, pipeline
 
+from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.simulate.links import read_link
-from pathways.runtime.simulate.quantities import TimesError
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import measured_times, read_times
 
@@ -102,7 +102,7 @@ def test_estimates_count_only_where_nothing_was_measured(plan):
 
 
 def test_json_of_the_documentation_is_valid():
-    from pathways.runtime.simulate import times
+    from pathways.passes.schedule import times
 
     text = times.__doc__.partition("{")[2].rpartition("}")[0]
     assert set(json.loads(f"{{{text}}}")) == set(times.SECTIONS)

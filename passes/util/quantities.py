@@ -1,4 +1,4 @@
-"""Times and rates as people write them: `1.2ms`, `10GB/s`, or a bare number of time units."""
+"""Times, rates and sizes as people write them: `1.2ms`, `10GB/s`, `512MiB`, or a bare number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.runtime.timelines.events import SECONDS, UNITS
+SECONDS = "s"
+UNITS = "units"
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _RATES = {
@@ -27,6 +28,7 @@ _RATES = {
         "Ti": 2.0**40,
     }.items()
 }
+_SIZES = {name.removesuffix("/s"): factor for name, factor in _RATES.items() if name.endswith("B/s")}
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*")
 
 
@@ -78,6 +80,19 @@ class QuantityReader:
                 kinds = {SECONDS: "in seconds", UNITS: "in time units"}
                 raise TimesError(f"{where}: is {kinds[unit]}, but {self._first} {kinds[self._unit]}")
         return number * suffixes.get(suffix, 1.0)
+
+
+def read_bytes(text: str, where: str) -> int:
+    """Reads a number of bytes, such as `512MiB`, rounded down; `where` names its entry.
+
+    Raises:
+      TimesError: it is none, or less than one byte.
+    """
+    number, suffix = _split(text, where, _SIZES, "512MiB")
+    size = number * _SIZES.get(suffix, 1.0)
+    if not 1 <= size < 1 << 62:
+        raise TimesError(f"{where}: must be at least one byte, got {text}")
+    return int(size)
 
 
 def _split(value: Any, where: str, suffixes: Mapping[str, float], example: str) -> tuple[float, str]:

@@ -1,0 +1,50 @@
+"""`pw-insert-all-reduces`: what replicas sum over their microbatches is summed over replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import AllReduceOp, ReduceOp, symbol_table
+from pathways.dialect.forms import LOCATED
+from pathways.passes.base import Pass, main_function
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.replicas import replicas_of
+
+
+@dataclasses.dataclass(frozen=True)
+class InsertAllReduces(Pass):
+    """Puts a `pw.all_reduce` behind every sum over the microbatches of a batch, where slices have replicas.
+
+    Each replica works on a part of the microbatches. Until `pw-replicate` makes a program of each, the
+    code is that of any of them, and the sum stands for the sums of all.
+
+    Requires: placement from `pw-infer-placement`; one number of replicas for all slices.
+    Guarantees: what reads a sum over microbatches reads the sum over all replicas.
+    """
+
+    name: ClassVar[str] = "pw-insert-all-reduces"
+    takes = (LOCATED,)
+
+    def run(self, module: ir.Module) -> None:
+        if replicas_of(module) == 1:
+            return
+        symbols = symbol_table(module)
+        operations = list(body_block(main_function(module)).operations)
+        for op, following in itertools.pairwise(operations):
+            if not isinstance(op, ReduceOp) or op.kind != "sum" or symbols[op.loop].sequential:
+                continue
+            readers = [(use.owner, use.operand_number) for use in op.results[0].uses]
+            total = AllReduceOp.build(
+                list(op.results),
+                [op.results[0].type],
+                slice=op.slice,
+                loop=op.outer,
+                loc=op.operation.location,
+                ip=ir.InsertionPoint(following),
+            )
+            for reader, number in readers:
+                reader.operands[number] = total.results[0]

@@ -1,0 +1,149 @@
+"""`pw-sink-constants`: what depends on no argument is worked out where it is read, and never handed over."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    LaunchOp,
+    argument_attrs,
+    nested_ops,
+    referenced_symbols,
+    set_argument_attrs,
+    symbol_table,
+)
+from pathways.dialect.forms import OUTLINED
+from pathways.passes.base import Pass, main_function
+from pathways.passes.util.functions import body_block, referenced_functions, set_signature
+from pathways.passes.util.operations import EXPENSIVE, captured, has_side_effect, replace_operands
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkConstants(Pass):
+    """Repeats what a computation works out from nothing in the computations that read it.
+
+    JAX hands masks, counters and scalars that a forward has made to the backward as it does all others: they
+    would lie in memory in between, and a backward that reads them would differ from one that is fused with
+    its forward. An argument goes where all launches of its computation read the same such result; `pw-dce`
+    then drops the result. Expensive operations, loops and side effects are not repeated, and a computation
+    that makes nothing but constants stays the one that makes them.
+
+    Requires: no glue in `@main`.
+    """
+
+    name: ClassVar[str] = "pw-sink-constants"
+    takes = (OUTLINED,)
+
+    def run(self, module: ir.Module) -> None:
+        symbols = symbol_table(module)
+        operations = body_block(main_function(module)).operations
+        launches: dict[str, list[LaunchOp]] = collections.defaultdict(list)
+        for op in operations:
+            if isinstance(op, LaunchOp):
+                launches[op.callee].append(op)
+        called = {name for op in module.body.operations for o in nested_ops(op) for name in _called(o)}
+        effects: dict[str, bool] = {}
+        made: dict[str, _Constants] = {}
+        # In program order: what becomes constant in one computation may make results of it constant.
+        for name, group in launches.items():
+            function = symbols[name]
+            if not function.regions[0].blocks:
+                continue
+            if name not in called:
+                launches[name] = group = _sink(function, group, made)
+            constants = _Constants(function, symbols, effects)
+            read = {n for launch in group for n, r in enumerate(launch.results) if any(True for _ in r.uses)}
+            if any(n not in constants for n in read):
+                made[name] = constants
+
+
+def _called(op: ir.OpView) -> Sequence[str]:
+    """The functions that an operation names, other than those that it launches."""
+    return [] if isinstance(op, LaunchOp) else list(referenced_symbols(op))
+
+
+class _Constants:
+    """What a computation works out from nothing: of each such result its maker, and what that one needs."""
+
+    def __init__(
+        self, function: ir.OpView, symbols: Mapping[str, ir.OpView], effects: dict[str, bool]
+    ) -> None:
+        *operations, terminator = body_block(function).operations
+        self._operations: dict[ir.Value, ir.OpView] = {}
+        for op in operations:
+            from_nothing = all(v in self._operations for v in captured(op))
+            if from_nothing and _is_cheap(op, symbols) and not has_side_effect(op, symbols, effects):
+                self._operations.update((r, op) for r in op.results)
+        self.returned = list(terminator.operands)
+
+    def __contains__(self, number: int) -> bool:
+        return self.returned[number] in self._operations
+
+    def repeated(self, number: int) -> ir.Value:
+        """Works out a result at the insertion point."""
+        needed: dict[ir.Value, None] = {}
+        pending = [self.returned[number]]
+        while pending:
+            value = pending.pop()
+            needed.pop(value, None)
+            needed[value] = None
+            pending += captured(self._operations[value])
+        mapping: dict[ir.Value, ir.Value] = {}
+        for value in reversed(needed):
+            if value not in mapping:
+                op = self._operations[value]
+                copy = op.operation.clone().opview
+                replace_operands(copy, mapping)
+                mapping.update(zip(op.results, copy.results, strict=True))
+        return mapping[self.returned[number]]
+
+
+def _is_cheap(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> bool:
+    """Whether nothing that an operation does, itself or in what it calls, takes long."""
+    names = {inner.operation.name for inner in (op, *nested_ops(op))}
+    if not names.isdisjoint(EXPENSIVE | {"stablehlo.while"}):
+        return False
+    called = [f for inner in (op, *nested_ops(op)) for f in referenced_functions(inner, symbols)]
+    return all(_is_cheap(function, symbols) for function in called)
+
+
+def _sink(
+    function: ir.OpView, launches: Sequence[LaunchOp], made: Mapping[str, _Constants]
+) -> list[LaunchOp]:
+    """Takes from a computation the arguments that are constant in all its launches; returns these anew."""
+    sources = [
+        {_source(launch.operands[n], made) for launch in launches} for n in range(len(launches[0].operands))
+    ]
+    constant = {n: s for n, (s, *others) in enumerate(sources) if s is not None and not others}
+    if not constant:
+        return list(launches)
+    block, attrs = body_block(function), argument_attrs(function)
+    with ir.InsertionPoint.at_block_begin(block), function.operation.location:
+        for n, (callee, number) in constant.items():
+            block.arguments[n].replace_all_uses_with(made[callee].repeated(number))
+    for n in reversed(constant):
+        block.erase_argument(n)
+    set_signature(function, [a.type for a in block.arguments], function.type.results)
+    kept = [n for n in range(len(sources)) if n not in constant]
+    set_argument_attrs(function, [attrs[n] for n in kept])
+    renewed = []
+    for launch in launches:
+        new = launch.rebuilt([launch.operands[n] for n in kept])
+        for old, value in zip(launch.results, new.results, strict=True):
+            old.replace_all_uses_with(value)
+        launch.operation.erase()
+        renewed.append(new)
+    return renewed
+
+
+def _source(value: ir.Value, made: Mapping[str, _Constants]) -> tuple[str, int] | None:
+    """The computation and the result of it that a value is, where that is a constant."""
+    if isinstance(value, ir.BlockArgument) or not isinstance(value.owner.opview, LaunchOp):
+        return None
+    callee, number = value.owner.opview.callee, ir.OpResult(value).result_number
+    return (callee, number) if callee in made and number in made[callee] else None

@@ -1,0 +1,1 @@
+"""Makes a program of each replica, and lets replicas exchange sums. Imports `passes.util`."""

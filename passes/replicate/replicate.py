@@ -1,0 +1,432 @@
+"""`pw-replicate`: a program for each replica of the slices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect import (
+    AllReduceOp,
+    CarryOp,
+    ConstantOp,
+    LaunchOp,
+    LoopOp,
+    ReduceOp,
+    SliceOp,
+    SplitOp,
+    TransferOp,
+    argument_attrs,
+    loop_of,
+    make_slices,
+    ops_named,
+    read_slices,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
+)
+from pathways.dialect.forms import SHARDED
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.meshes import Sharding
+from pathways.dialect.names import CONSTANT, MOST_OPERATIONS, REPLICA, SLICE
+from pathways.dialect.replicas import ReplicaPort
+from pathways.dialect.shardings import make_sharding
+from pathways.passes.base import Pass, fail, main_function
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import body_block, set_signature, unique_name
+from pathways.passes.util.operations import has_side_effect
+from pathways.passes.util.replicas import replicas_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicate(Pass):
+    """Makes a slice of each replica of a slice, and repeats the program on the slices of each.
+
+    1. A slice with `replicas = R` becomes R slices: itself for replica 0, and one with `replica` and
+       `replica_of` for each of the others.
+    2. A loop over M microbatches becomes R loops of M / R: replica r works on microbatches r M / R and those
+       that follow. All other code is repeated as it is, on values that are equal on all replicas; loops of
+       which each turn needs the one before stay one loop for all of them.
+    3. An argument or result becomes R of them, tied by `pw.replica`. A batch that is only cut into
+       microbatches is `split`: each replica gets its rows. So is a result that concatenates microbatches;
+       what else reads such a result gets those of all replicas, each of which crosses once to each other.
+    4. A `pw.all_reduce` gets an operand and a result for each replica.
+    5. What is done for its effect outside of loops over microbatches, such as a print, is done by replica 0.
+
+    Requires: shardings decided, transfers cut into pieces; all slices with one number of replicas, which
+    divides the microbatches; no state that microbatches hand on to each other.
+    Guarantees: a slice stands for itself alone; computations are shared by all replicas.
+    """
+
+    name: ClassVar[str] = "pw-replicate"
+    takes = (SHARDED,)
+
+    def run(self, module: ir.Module) -> None:
+        count = replicas_of(module)
+        if count == 1:
+            for op in ops_named(module, ["pw.slice"]):
+                op.replicas = None
+            return
+        main = main_function(module)
+        size = len(body_block(main).operations)
+        if size * count > MOST_OPERATIONS:
+            fail(main, f"has {size} operations, {count} times; a program has at most {MOST_OPERATIONS}")
+        _check_loops(module, main, count)
+        with main.operation.location:
+            _Replicator(module, main, count).run()
+
+
+def _check_loops(module: ir.Module, main: ir.OpView, count: int) -> None:
+    loops = {op.sym_name: op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)}
+    for op in loops.values():
+        if not op.sequential and op.count % count:
+            fail(op, f"has {op.count} microbatches, which do not divide by {count} replicas")
+    for op in body_block(main).operations:
+        if isinstance(op, CarryOp) and not loops[op.loop].sequential:
+            fail(
+                op,
+                f"is handed on from microbatch to microbatch of @{op.loop}, but {count} replicas work on "
+                "them at the same time: reduce it over the microbatches instead",
+            )
+
+
+class _Replicator:
+    def __init__(self, module: ir.Module, main: ir.OpView, count: int) -> None:
+        self.module = module
+        self.main = main
+        self.count = count
+        self.replicas = range(count)
+        self.layouts = Layouts(module)
+        self.symbols = self.layouts.symbols
+        self.computations = Computations(module, self.symbols)
+        self.block = body_block(main)
+        *self.operations, self.terminator = self.block.operations
+        self.arguments = list(self.block.arguments)
+        self.attrs = argument_attrs(main)
+        self.values: dict[ir.Value, list[ir.Value]] = {}
+        """What stands for each value in each replica."""
+        self.effects: dict[str, bool] = {}
+        self.quiet: dict[str, str] = {}
+        """The computations that stand for those with effects, by their names."""
+        self.slices: dict[str, list[str]] = {}
+        self.loops: dict[str, list[str]] = {}
+
+    def run(self) -> None:
+        self.microbatched = {op.sym_name for op in ops_named(self.module, ["pw.loop"]) if not op.sequential}
+        # Asked before anything changes.
+        self.cut_arguments = {a for a in self.arguments if self.is_cut_argument(a)}
+        self.cut_results = {
+            op.results[0] for op in self.operations if isinstance(op, ReduceOp) and self.is_cut_result(op)
+        }
+        self.declare_slices()
+        self.declare_loops()
+        self.add_arguments()
+        self.numbers = self.add_numbers()
+        ip = ir.InsertionPoint(self.terminator)
+        for op in self.operations:
+            with op.operation.location:
+                self.repeat(op, ip)
+        self.finish()
+
+    def is_rows(self, value: ir.Value, slice: str) -> bool:
+        """Whether the rows of a value divide among replicas, and there over the devices of a slice."""
+        rows = ir.RankedTensorType(value.type).shape[0]
+        parts = self.layouts.of(value, slice).splits(self.layouts.mesh(slice))[0]
+        return rows % (self.count * parts) == 0
+
+    def is_cut_argument(self, argument: ir.Value) -> bool:
+        """Whether all that an argument is read for is to cut it into microbatches."""
+        readers = [use.owner.opview for use in argument.uses]
+        return (
+            bool(readers)
+            and CONSTANT not in self.attrs[argument.arg_number]
+            and all(isinstance(op, SplitOp) and op.loop in self.microbatched for op in readers)
+            and all(self.is_rows(argument, op.slice) for op in readers)
+        )
+
+    def is_cut_result(self, op: ReduceOp) -> bool:
+        """Whether all that becomes of concatenated microbatches is that they are returned."""
+        readers = [use.owner for use in op.results[0].uses]
+        return (
+            op.kind == "concat"
+            and op.loop in self.microbatched
+            and bool(readers)
+            and all(reader == self.terminator.operation for reader in readers)
+            and self.is_rows(op.results[0], op.slice)
+        )
+
+    def declare_slices(self) -> None:
+        originals = [op for op in ops_named(self.module, ["pw.slice"]) if isinstance(op, SliceOp)]
+        behind = originals[-1].operation
+        for op in originals:
+            op.replicas = None
+            op.replica = 0
+            self.slices[op.sym_name] = [op.sym_name]
+        for r in self.replicas[1:]:
+            for op in originals:
+                name = unique_name(f"{op.sym_name}_r{r}", self.symbols)
+                copy = op.rebuilt(
+                    sym_name=name, replica=r, replica_of=op.sym_name, ip=ir.InsertionPoint.after(behind)
+                )
+                behind = copy.operation
+                self.symbols[name] = copy
+                self.layouts.meshes[name] = self.layouts.meshes[op.sym_name]
+                self.slices[op.sym_name].append(name)
+
+    def declare_loops(self) -> None:
+        originals = [op for op in ops_named(self.module, ["pw.loop"]) if isinstance(op, LoopOp)]
+        for op in originals:
+            if op.sequential:
+                # Its turns may exchange sums.
+                self.loops[op.sym_name] = [op.sym_name] * self.count
+                continue
+            op.count = op.count // self.count
+            names = [op.sym_name]
+            for r in self.replicas[1:]:
+                names.append(unique_name(f"{op.sym_name}_r{r}", self.symbols))
+                self.symbols[names[-1]] = op
+            self.loops[op.sym_name] = names
+        for op in originals:
+            if op.sequential:
+                continue
+            ip = ir.InsertionPoint.after(op.operation)
+            for r in reversed(self.replicas[1:]):
+                name = self.loops[op.sym_name][r]
+                self.symbols[name] = op.rebuilt(sym_name=name, replica_of=op.sym_name, ip=ip)
+
+    def add_arguments(self) -> None:
+        """Appends the arguments of replicas; those that are there go in the end."""
+        self.new_attrs: list[dict[str, ir.Attribute]] = []
+        self.new_arguments: list[ir.Value] = []
+        of = 0
+        for argument, attrs in zip(self.arguments, self.attrs, strict=True):
+            if CONSTANT in attrs:
+                places = [name for r in self.replicas for name in self.in_replica(attrs, r)]
+                value = self.add_argument(argument.type, {**attrs, SLICE: make_slices(places)})
+                self.values[argument] = [value] * self.count
+                continue
+            split = argument in self.cut_arguments
+            type_ = self.rows_of(argument.type) if split else argument.type
+            self.values[argument] = [
+                self.add_argument(
+                    type_,
+                    {
+                        **attrs,
+                        SLICE: make_slices(self.in_replica(attrs, r)),
+                        REPLICA: ReplicaPort(of, r, self.count, split).attribute,
+                    },
+                )
+                for r in self.replicas
+            ]
+            of += 1
+
+    def add_numbers(self) -> list[ir.Value]:
+        """The numbers of the replicas as hidden arguments, where values are cut that are whole everywhere."""
+        cutting = {
+            op.slice: None
+            for op in self.operations
+            if isinstance(op, SplitOp)
+            and op.loop in self.microbatched
+            and op.operands[0] not in self.cut_arguments
+        }
+        if not cutting:
+            return []
+        numbers = []
+        i32 = ir.IntegerType.get_signless(32)
+        for r in self.replicas:
+            name = unique_name(f"replica_{r}", self.symbols)
+            value = ir.DenseElementsAttr.get(np.array(r, np.int32), type=i32)
+            self.symbols[name] = ConstantOp.build(sym_name=name, value=value, ip=ir.InsertionPoint(self.main))
+            places = make_slices([self.slices[place][r] for place in cutting])
+            attrs = {CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: places}
+            numbers.append(self.add_argument(ir.RankedTensorType.get([], i32), attrs))
+        return numbers
+
+    def add_argument(self, type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Value:
+        value = self.block.add_argument(type_, self.main.operation.location)
+        self.new_arguments.append(value)
+        self.new_attrs.append(attrs)
+        return value
+
+    def in_replica(self, attrs: dict[str, ir.Attribute], r: int) -> list[str]:
+        """The slices of an argument or result in a replica."""
+        return [self.slices[name][r] for name in read_slices(attrs[SLICE])]
+
+    def rows_of(self, type_: ir.Type) -> ir.RankedTensorType:
+        """The type of what one replica has of the rows of an array."""
+        rows, *others = ir.RankedTensorType(type_).shape
+        return ir.RankedTensorType.get([rows // self.count, *others], ir.RankedTensorType(type_).element_type)
+
+    def repeat(self, op: ir.OpView, ip: ir.InsertionPoint) -> None:
+        """Repeats an operation on every replica."""
+        if isinstance(op, AllReduceOp):
+            (value,) = op.operands
+            total = AllReduceOp.build(
+                self.values[value], [value.type] * self.count, loop=op.loop, ip=ip, loc=op.operation.location
+            )
+            self.values[op.results[0]] = list(total.results)
+            return
+        if isinstance(op, ReduceOp) and op.kind == "concat" and op.loop in self.microbatched:
+            self.repeat_concatenation(op, ip)
+            return
+        copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or not self.is_for_effect(op)]
+        for number, result in enumerate(op.results):
+            self.values[result] = [copy.results[number] for copy in copies]
+
+    def copy(self, op: ir.OpView, r: int, ip: ir.InsertionPoint) -> ir.OpView:
+        """An operation in a replica."""
+        operands = [self.values[value][r] for value in op.operands]
+        if isinstance(op, SplitOp) and op.loop in self.microbatched:
+            (value,) = op.operands
+            if value not in self.cut_arguments:
+                operands = [self.rows(value, op, r, ip)]
+        copy = op.operation.clone(ip).opview
+        for number, value in enumerate(operands):
+            copy.operands[number] = value
+        if "slice" in copy.attributes:
+            copy.slice = self.slices[copy.slice][r]
+        for name in ("loop", "outer"):
+            if name in copy.attributes:
+                setattr(copy, name, self.loops[getattr(copy, name)][r])
+        if r > 0 and isinstance(copy, LaunchOp) and self.has_effect_outside(op):
+            copy.callee = self.without_effect(op.callee)
+        return copy
+
+    def has_effect_outside(self, op: ir.OpView) -> bool:
+        """Whether an operation outside of loops over microbatches does more than make its results."""
+        if not isinstance(op, LaunchOp) or op.loop in self.microbatched:
+            return False
+        return has_side_effect(self.symbols[op.callee], self.symbols, self.effects)
+
+    def is_for_effect(self, op: ir.OpView) -> bool:
+        return not op.results and self.has_effect_outside(op)
+
+    def without_effect(self, callee: str) -> str:
+        """A computation without what it does for its effect alone."""
+        if callee not in self.quiet:
+            function = self.computations.variant(callee, f"{callee}_quiet")
+            for inner in reversed(list(body_block(function).operations)):
+                is_return = inner.operation.name == "func.return"
+                if not inner.results and not is_return and has_side_effect(inner, self.symbols, self.effects):
+                    inner.operation.erase()
+            self.quiet[callee] = function.attributes["sym_name"].value
+        return self.quiet[callee]
+
+    def repeat_concatenation(self, op: ReduceOp, ip: ir.InsertionPoint) -> None:
+        """Repeats a concatenation of microbatches, each replica its own; all of them where more is read."""
+        value = op.results[0]
+        parts = []
+        for r in self.replicas:
+            copy = self.copy(op, r, ip)
+            parts.append(copy.rebuilt(result_types=[self.rows_of(value.type)], ip=ip).results[0])
+            copy.operation.erase()
+        self.values[value] = parts if value in self.cut_results else self.gathered(op, parts, ip)
+
+    def gathered(self, op: ReduceOp, parts: Sequence[ir.Value], ip: ir.InsertionPoint) -> list[ir.Value]:
+        """The rows of all replicas, on each of them."""
+        value, loop = op.results[0], op.outer
+        layout = self.layouts.of(value, op.slice)
+        sharding = self.attribute(op.slice, layout.dims)
+        # Rows that do not divide over the devices as all of them do travel whole.
+        part_dims = layout.dims if self.is_rows(value, op.slice) else ((), *layout.dims[1:])
+        part_sharding = self.attribute(op.slice, part_dims)
+        if part_dims != layout.dims:
+            for part in parts:
+                part.owner.opview.sharding = part_sharding
+        name = self.computations.make(
+            "rows",
+            [parts[0].type] * self.count,
+            lambda rows: [stablehlo.concatenate(rows, 0)],
+            op.operation.location,
+            arguments=part_sharding,
+            results=sharding,
+            key=(parts[0].type, self.layouts.meshes[op.slice], layout, part_dims),
+        )
+        wholes = []
+        for r, loop_name in enumerate(self.loops[loop] if loop else [None] * self.count):
+            here = self.slices[op.slice][r]
+            arrived = [
+                part
+                if other == r
+                else TransferOp.build(
+                    [part], [part.type], slice=here, sharding=part_sharding, loop=loop_name, ip=ip
+                ).results[0]
+                for other, part in enumerate(parts)
+            ]
+            launch = LaunchOp.build(arrived, [value.type], callee=name, slice=here, loop=loop_name, ip=ip)
+            wholes.append(launch.results[0])
+        return wholes
+
+    def attribute(self, slice: str, dims: Sequence[tuple[str, ...]]) -> ir.Attribute | None:
+        home = self.layouts.meshes[slice]
+        if home.mesh.size == 1:
+            return None
+        return make_sharding(home.symbol, Sharding(tuple(dims)))
+
+    def rows(self, value: ir.Value, split: SplitOp, r: int, ip: ir.InsertionPoint) -> ir.Value:
+        """The rows of a replica of a value that is whole on each of them."""
+        layout = self.layouts.of(value, split.slice)
+        wanted = self.layouts.of(split.results[0], split.slice)
+        target = self.rows_of(value.type)
+
+        def body(arguments: list[ir.Value]) -> list[ir.Value]:
+            whole, number = arguments
+            starts = [stablehlo.multiply(number, _scalar(target.shape[0]))]
+            starts += [_scalar(0)] * (target.rank - 1)
+            return [stablehlo.dynamic_slice(whole, starts, list(target.shape))]
+
+        name = self.computations.make(
+            "replica_rows",
+            [value.type, self.numbers[r].type],
+            body,
+            split.operation.location,
+            arguments=[self.attribute(split.slice, layout.dims), self.attribute(split.slice, ())],
+            results=self.attribute(split.slice, wanted.dims),
+            key=(value.type, layout, wanted, self.layouts.meshes[split.slice]),
+        )
+        loop = loop_of(value)
+        launch = LaunchOp.build(
+            [self.values[value][r], self.numbers[r]],
+            [target],
+            callee=name,
+            slice=self.slices[split.slice][r],
+            loop=None if loop is None else self.loops[loop][r],
+            ip=ip,
+        )
+        return launch.results[0]
+
+    def finish(self) -> None:
+        """Returns what replicas make, and removes what there was before."""
+        returned, attrs_of_results = [], []
+        for of, (value, attrs) in enumerate(
+            zip(self.terminator.operands, result_attrs(self.main), strict=True)
+        ):
+            split = value in self.cut_results
+            for r in self.replicas:
+                returned.append(self.values[value][r])
+                attrs_of_results.append(
+                    {
+                        **attrs,
+                        SLICE: make_slices(self.in_replica(attrs, r)),
+                        REPLICA: ReplicaPort(of, r, self.count, split).attribute,
+                    }
+                )
+        with ir.InsertionPoint(self.terminator), self.terminator.operation.location:
+            ir.Operation.create("func.return", operands=returned)
+        self.terminator.operation.erase()
+        for op in reversed(self.operations):
+            op.operation.erase()
+        for _ in self.arguments:
+            self.block.erase_argument(0)
+        set_signature(self.main, [a.type for a in self.block.arguments], [v.type for v in returned])
+        set_argument_attrs(self.main, self.new_attrs)
+        set_result_attrs(self.main, attrs_of_results)
+
+
+def _scalar(value: int) -> ir.Value:
+    i32 = ir.IntegerType.get_signless(32)
+    return stablehlo.constant(ir.DenseElementsAttr.get(np.array(value, np.int32), type=i32))

@@ -1,0 +1,183 @@
+"""What the actions of a loop cost: how long they take, and what they keep alive."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.order import Event
+from pathways.dialect.origins import Origin
+from pathways.passes.schedule.actions import Action, Needs
+from pathways.passes.schedule.loops import Loop, nearest_after, nearest_before
+from pathways.passes.schedule.search.problem import Held, Limit
+from pathways.passes.schedule.times import SECTIONS, times_of
+from pathways.passes.util.operations import byte_size
+from pathways.passes.util.quantities import TimesError
+from pathways.passes.util.work import WorkEstimate
+
+FLOPS = "flops"
+"""In place of a file of durations: estimates."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _NamedLaunch:
+    """A launch, for its time."""
+
+    label: str
+    computation: str
+    origins: tuple[Origin, ...]
+
+
+def durations_of(module: ir.Module, events: Sequence[Event], loop: Loop, times: str) -> dict[Action, float]:
+    """How long each action of a loop takes.
+
+    Args:
+      module: the module.
+      events: its events.
+      loop: the loop.
+      times: a JSON file of durations, or `flops` for estimates from the operations of computations. Entries
+        for computations and launches that there are not, or not yet, do not count.
+
+    Raises:
+      TimesError: says what is wrong with the file.
+    """
+    if times == FLOPS:
+        layouts = Layouts(module)
+        work = WorkEstimate(layouts.symbols)
+        taken = {n: work.of(events[n].op.callee) / layouts.mesh(events[n].slice).size for n in loop.actions}
+    else:
+        launches = {n: _timed(events[n].op) for n in loop.members}
+        read = times_of(_known(_read(times), launches.values()), list(launches.values()))
+        read = read.in_program(launches.values())
+        taken = {n: read.of(launches[n]) for n in loop.actions}
+    durations: dict[Action, float] = {}
+    for n, actions in loop.actions.items():
+        for action in actions:
+            durations[action] = durations.get(action, 0.0) + taken[n] / len(actions)
+    return durations
+
+
+def _timed(op: Any) -> _NamedLaunch:
+    label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
+    return _NamedLaunch(label, op.callee, tuple(op.origins))
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise TimesError(f"'{path}': {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise TimesError(f"'{path}' is no JSON: {error}") from None
+    if isinstance(document, list):
+        raise TimesError(
+            f"'{path}' is a trace: pw-sim --times={path} --save-times=FILE makes durations of it"
+        )
+    if not isinstance(document, dict):
+        raise TimesError(f"'{path}': expected an object with {', '.join(SECTIONS)}")
+    return document
+
+
+def _known(document: Mapping[str, Any], launches: Iterable[_NamedLaunch]) -> dict[str, Any]:
+    """Without entries for what other schedules make: they name their computations by what they add."""
+    names = {"computations": {x.computation for x in launches}, "launches": {x.label for x in launches}}
+    return {
+        section: {k: v for k, v in table.items() if k in names[section]}
+        if section in names and isinstance(table, dict)
+        else table
+        for section, table in document.items()
+    }
+
+
+def bytes_held(module: ir.Module, events: Sequence[Event], loop: Loop, needs: Needs) -> dict[str, list[Held]]:
+    """What the microbatches of a loop keep alive on each slice, over all its devices.
+
+    What a launch makes is held from its action on, what comes from another slice from the action that first
+    reads it, and both until the last action on the slice that reads it ends. Sums over microbatches, which
+    there is one of, and what is only sent do not count; neither does what arrives before it is read.
+    """
+    layouts = Layouts(module)
+    owner = _owners(events, loop)
+    made: dict[ir.Value, tuple[int, str]] = {}
+    readers: dict[tuple[ir.Value, str], set[Action]] = {}
+    for n, event in enumerate(events):
+        slice = event.op.slice
+        made.update((r, (n, slice)) for r in event.op.results)
+        if event.kind == "launch" and n in owner:
+            for value in event.op.operands:
+                if value in made and made[value][1] == slice:
+                    readers.setdefault((value, slice), set()).add(owner[n])
+    sizes: dict[str, dict[tuple[Action, tuple[Action, ...]], int]] = {}
+    for (value, slice), actions in readers.items():
+        n = made[value][0]
+        maker = owner.get(n) if events[n].kind == "launch" else None
+        if maker is None and events[n].kind == "launch":
+            continue
+        first = maker if maker is not None else min(actions, key=lambda a: _rank(a))
+        last = _last(actions | {first}, needs)
+        if last == (first,):
+            continue
+        mesh = layouts.mesh(slice)
+        size = byte_size(value.type) * mesh.size // math.prod(layouts.of(value, slice).splits(mesh))
+        table = sizes.setdefault(slice, {})
+        table[first, last] = table.get((first, last), 0) + size
+    return {
+        slice: [Held(size, first, last) for (first, last), size in table.items() if size]
+        for slice, table in sizes.items()
+    }
+
+
+def bytes_limits(held: Mapping[str, Sequence[Held]], most: int) -> list[Limit]:
+    """The limit that what is held on each slice is no more than some bytes."""
+    return [Limit(f"bytes of microbatches on @{slice}", most, values) for slice, values in held.items()]
+
+
+def _owners(events: Sequence[Event], loop: Loop) -> dict[int, Action]:
+    """The action in whose time each launch of a loop runs; glue runs with what needs it, or makes it."""
+    owners = {n: actions[0] for n, actions in loop.actions.items()}
+    after, before = nearest_after(events, loop), nearest_before(events, loop)
+    for n in loop.members:
+        if n in owners:
+            continue
+        here = events[n].slice
+        following = [a for a in after[n] if loop.slices[a.stage] == here]
+        leading = [a for a in before[n] if loop.slices[a.stage] == here]
+        if following:
+            owners[n] = min(following, key=_rank)
+        elif leading:
+            owners[n] = max(leading, key=_rank)
+    return owners
+
+
+def _rank(action: Action) -> tuple[int, int, int]:
+    """Sorts the actions of a slice as a microbatch goes through them."""
+    order = {"F": 0, "B": 1, "I": 1, "W": 2}[action.kind]
+    return (action.microbatch, order, action.stage if order == 0 else -action.stage)
+
+
+def _last(actions: set[Action], needs: Needs) -> tuple[Action, ...]:
+    """The actions that none of the others waits for."""
+    behind = {
+        action for action in actions for other in actions if action != other and _waits(other, action, needs)
+    }
+    return tuple(sorted(actions - behind))
+
+
+def _waits(action: Action, other: Action, needs: Needs) -> bool:
+    """Whether an action waits for another one of its microbatch, or of one before."""
+    pending, seen = [action], {action}
+    while pending:
+        for need in needs.get(pending.pop(), ()):
+            if need == other:
+                return True
+            if need not in seen and need.microbatch >= other.microbatch:
+                seen.add(need)
+                pending.append(need)
+    return False

@@ -1,0 +1,148 @@
+"""The orders of the slices of a loop by a policy, for what a program asks of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
+from pathways.passes.schedule.policies.registry import BOUNDED, POLICIES, SEARCH
+from pathways.passes.schedule.request import ScheduleRequest
+from pathways.passes.schedule.schedule_file import Work
+from pathways.passes.schedule.search.construct import construct, usual_rules
+from pathways.passes.schedule.search.improve import Numbers
+from pathways.passes.schedule.search.problem import Limit, SearchProblem, counted
+from pathways.passes.schedule.search.replay import replay
+from pathways.passes.schedule.search.search import Budget, Found, NothingFitsError, search
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What actions cost.
+
+    Attributes:
+      durations: how long each takes; None where nothing is known, and each takes one unit.
+      limits: what is held on slices, with the limit that a program asks for.
+    """
+
+    durations: Mapping[Action, float] | None = None
+    limits: Sequence[Limit] = ()
+
+
+def orders_by(
+    request: ScheduleRequest, work: Work, costs: Costs, tell: Callable[[str], None]
+) -> Sequence[Sequence[Action]]:
+    """The orders of the slices.
+
+    Args:
+      request: the policy, and what it keeps to.
+      work: what to order.
+      costs: of its actions.
+      tell: hears what a search found.
+
+    Raises:
+      PolicyError: the policy does not fit, or no order of it keeps to what is asked for.
+      NoSolverError: the solver that is asked for is not installed.
+    """
+    if not work.slices:
+        return []
+    if request.policy != SEARCH and not request.has_limits and costs.durations is None:
+        return _pattern(request, work)
+    orderer = _Orderer(request, work, costs)
+    if request.policy == SEARCH:
+        found = orderer.search()
+        tell(_report(found))
+        return orderer.problem.named(found.orders)
+    return orderer.problem.named(orderer.fastest(request.policy)[0])
+
+
+class _Orderer:
+    def __init__(self, request: ScheduleRequest, work: Work, costs: Costs) -> None:
+        self.request, self.work, self.costs = request, work, costs
+        self.place = {stage: work.rows.index(slice) for stage, slice in work.slices.items()}
+        self.problem = self.problem_with(request.max_live)
+
+    def problem_with(self, max_live: int) -> SearchProblem:
+        needs, request = self.work.needs, self.request
+        limits = [*counted(needs, max_live, request.max_pending), *self.costs.limits]
+        durations = self.costs.durations or dict.fromkeys(needs, 1.0)
+        return SearchProblem(self.place, needs, durations, limits)
+
+    def fastest(self, policy: str) -> tuple[Numbers, float]:
+        """The order of a policy that takes the least time: its pattern, or one by its rules and the times."""
+        pattern = self.problem.numbered(_pattern(dataclasses.replace(self.request, policy=policy), self.work))
+        candidates: list[Numbers] = [pattern]
+        if policy in BOUNDED and (self.costs.durations is not None or self.costs.limits):
+            timed = self.by_times(policy)
+            candidates += [timed] if timed is not None else []
+        best: tuple[Numbers, float] | None = None
+        for orders in candidates:
+            run = replay(self.problem, orders)
+            fits = run is not None and not any(map(self.problem.broken, orders))
+            if run is not None and fits and (best is None or run.step_time < best[1]):
+                best = orders, run.step_time
+        if best is None:
+            broken = (found for row in pattern if (found := self.problem.broken(row)) is not None)
+            limit, alive = next(broken)
+            raise PolicyError(f"has {alive} {limit.what} alive at once, more than {limit.most}: use search")
+        return best
+
+    def by_times(self, policy: str) -> Numbers | None:
+        """What the rules of a policy give for the times and limits."""
+        stages = len(self.place)
+        alive = {"zb-h1": stages, "zb-h2": 2 * stages - 1}.get(policy, self.request.max_live)
+        if self.request.max_live:
+            alive = min(alive, self.request.max_live)
+        problem = self.problem_with(alive)
+        return construct(problem, usual_rules(problem)[policy])
+
+    def search(self) -> Found:
+        """The best order that a search finds."""
+        named: dict[str, Numbers] = {}
+        for policy in POLICIES:
+            try:
+                named[policy] = self.fastest(policy)[0]
+            except PolicyError:
+                continue
+        request = self.request
+        budget = Budget(request.iterations, request.seconds, request.seed, request.solver != "")
+        try:
+            return search(self.problem, named, budget)
+        except NothingFitsError as error:
+            what = f"{error.least} {error.limit.what}"
+            raise PolicyError(f"needs at least {what}, and may have {error.limit.most}") from None
+
+
+def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
+    """The orders that a policy gives by the shape of a pipeline alone."""
+    stages = list(work.slices)
+    pipeline = Pipeline(
+        tuple(work.rows.index(work.slices[stage]) for stage in stages),
+        work.microbatches,
+        any(action.kind != "F" for action in work.needs),
+        request.max_live,
+        request.max_pending,
+    )
+    orders = POLICIES[request.policy](pipeline)
+    return [
+        [part for action in order for part in fitting(action._replace(stage=stages[action.stage]), work)]
+        for order in orders
+    ]
+
+
+def fitting(action: Action, work: Work) -> list[Action]:
+    """What there is of an action; a backward that stayed whole runs when its first half would."""
+    kinds = {"F": "F", "B": "BIW", "I": "BI", "W": "W"}[action.kind]
+    return [part for kind in kinds if (part := action._replace(kind=kind)) in work.needs]
+
+
+def _report(found: Found) -> str:
+    """What a search found, in words."""
+    than = "no policy keeps to the limits"
+    if found.best is not None:
+        name, time = found.best
+        faster = time / found.step_time - 1 if found.step_time else 0.0
+        than = f"{faster:.1%} faster than '{name}', the best policy"
+    steps = f"{found.steps} step" + "s" * (found.steps != 1)
+    return f"is ordered by a search of {steps}: {than}; {found.gap:.1%} above the lower bound"

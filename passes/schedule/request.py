@@ -1,0 +1,149 @@
+"""What a program asks for when it names a schedule: a policy, and what the policy keeps to.
+
+zb-h1    zb-h1(max-live=4)    search(max-bytes=512MiB, times=times.json, seconds=30)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from typing import Any, NoReturn
+
+from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH, unknown_policy, wants_halves
+from pathways.passes.util.quantities import TimesError, read_bytes
+
+
+class RequestError(ValueError):
+    """A schedule that cannot be read; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleRequest:
+    """A policy with its options; `str` writes what `read_request` reads.
+
+    Attributes:
+      policy: the name of the policy.
+      max_live: on how many microbatches each stage may work at once, until its backward or the half of the
+        weights is done; 0 for any number.
+      max_pending: for how many microbatches a stage may have done the first half of a backward but not the
+        half of the weights; 0 for any number.
+      max_bytes: how much of what microbatches make may be alive at once on a slice, over all its devices; 0
+        for any amount.
+      times: how long actions take: a JSON file of durations, or `flops` for estimates; empty for the habit of
+        the policy.
+      seconds: how long a search may take; 0 for no limit.
+      iterations: after how many steps a search ends; 0 for as many as suit the size of the pipeline.
+      seed: of the random numbers of a search.
+      solver: what else searches: `cp-sat`, or nothing.
+      recompute: whether the half of the weights may repeat cheap work, so that less is handed over.
+    """
+
+    policy: str = PROGRAM
+    max_live: int = 0
+    max_pending: int = 0
+    max_bytes: int = 0
+    times: str = ""
+    seconds: float = 0.0
+    iterations: int = 0
+    seed: int = 0
+    solver: str = ""
+    recompute: bool = False
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether it bounds what may be alive."""
+        return bool(self.max_live or self.max_pending or self.max_bytes)
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether backwards are to be cut in halves."""
+        return wants_halves(self.policy)
+
+    def __str__(self) -> str:
+        options = [
+            f"{_written(field.name)}={str(value).lower() if isinstance(value, bool) else value}"
+            for field in dataclasses.fields(self)[1:]
+            if (value := getattr(self, field.name)) != field.default
+        ]
+        return self.policy + (f"({', '.join(options)})" if options else "")
+
+
+_OF_SEARCH = ("seconds", "iterations", "seed", "solver")
+_SOLVERS = ("cp-sat",)
+
+
+def read_request(text: str) -> ScheduleRequest:
+    """Reads a schedule as a program names it.
+
+    Raises:
+      RequestError: an unknown policy or option, or a value that does not fit it.
+    """
+    written = re.fullmatch(r"\s*([^\s()]*)\s*(?:\(([^()]*)\))?\s*", text)
+    if written is None:
+        raise RequestError(f"expected a policy, or one with options such as zb-h1(max-live=4), got '{text}'")
+    policy, options = written[1], written[2] or ""
+    if policy not in NAMES:
+        raise RequestError(unknown_policy(policy))
+    fields = {_written(field.name): field for field in dataclasses.fields(ScheduleRequest)[1:]}
+    values: dict[str, Any] = {}
+
+    def fail(message: str) -> NoReturn:
+        raise RequestError(f"'{text}': option {message}")
+
+    for option in filter(None, (part.strip() for part in options.split(","))):
+        name, equals, value = (part.strip() for part in option.partition("="))
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            fail(
+                f"'{name}' is unknown; "
+                + (f"did you mean '{near[0]}'?" if near else f"there are {', '.join(fields)}")
+            )
+        if not equals or not value:
+            fail(f"'{name}' needs a value, such as {name}={_EXAMPLES[name]}")
+        if fields[name].name in values:
+            fail(f"'{name}' is given twice")
+        if name in _OF_SEARCH and policy != SEARCH:
+            fail(f"'{name}' is for '{SEARCH}', not for '{policy}'")
+        values[fields[name].name] = _value(name, value, fail)
+    return ScheduleRequest(policy, **values)
+
+
+_EXAMPLES = {
+    "max-live": "4",
+    "max-pending": "2",
+    "max-bytes": "512MiB",
+    "times": "times.json",
+    "seconds": "10",
+    "iterations": "500",
+    "seed": "1",
+    "solver": "cp-sat",
+    "recompute": "true",
+}
+
+
+def _value(name: str, text: str, fail: Any) -> Any:
+    match name:
+        case "times":
+            return text
+        case "solver":
+            return text if text in _SOLVERS else fail(f"'solver' must be {', '.join(_SOLVERS)}, got '{text}'")
+        case "recompute":
+            known = {"true": True, "false": False}
+            return known[text] if text in known else fail(f"'recompute' must be true or false, got '{text}'")
+        case "max-bytes":
+            try:
+                return read_bytes(text, name)
+            except TimesError as error:
+                fail(f"'{name}' {str(error).partition(': ')[2]}")
+        case "seconds":
+            if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None or not float(text):
+                fail(f"'{name}' must be a number of seconds above 0, got '{text}'")
+            return float(text)
+    if re.fullmatch(r"[0-9]{1,9}", text) is None or (name != "seed" and not int(text)):
+        fail(f"'{name}' must be a number from {0 if name == 'seed' else 1} up, got '{text}'")
+    return int(text)
+
+
+def _written(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,71 @@
+"""How long orders take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from pathways.passes.schedule.search.problem import SearchProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What happens when slices go through their orders.
+
+    Attributes:
+      step_time: when the last action ends.
+      end: when each action ends.
+      after: for each action the one that it waited for last, itself for none.
+    """
+
+    step_time: float
+    end: Sequence[float]
+    after: Sequence[int]
+
+    def critical_path(self) -> list[int]:
+        """The actions, last first, each of which began when the next one in the list ended."""
+        if not self.end:
+            return []
+        n = max(range(len(self.end)), key=self.end.__getitem__)
+        path = [n]
+        while self.after[n] != n:
+            n = self.after[n]
+            path.append(n)
+        return path
+
+
+def replay(problem: SearchProblem, orders: Sequence[Sequence[int]]) -> Replayed | None:
+    """Lets slices go through their orders, each as soon as it can; None when they wait for each other."""
+    durations, every_need = problem.durations, problem.needs
+    count = len(problem.actions)
+    end = [-1.0] * count
+    after = list(range(count))
+    waiting: dict[int, list[int]] = {}
+    position = [0] * len(orders)
+    todo = list(range(len(orders)))
+    done = 0
+    while todo:
+        place = todo.pop()
+        row, at = orders[place], position[place]
+        while at < len(row):
+            n = row[at]
+            last = row[at - 1] if at else n
+            time = end[last] if at else 0.0
+            for need in every_need[n]:
+                arrived = end[need]
+                if arrived < 0:
+                    waiting.setdefault(need, []).append(place)
+                    break
+                if arrived > time:
+                    time, last = arrived, need
+            else:
+                end[n] = time + durations[n]
+                after[n] = last
+                at += 1
+                done += 1
+                if n in waiting:
+                    todo += waiting.pop(n)
+                continue
+            break
+        position[place] = at
+    return Replayed(max(end, default=0.0), end, after) if done == count else None

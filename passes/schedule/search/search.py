@@ -1,0 +1,196 @@
+"""Looks for the order in which a step takes the least time."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from pathways.passes.schedule.search import exact
+from pathways.passes.schedule.search.construct import Rules, construct, usual_rules
+from pathways.passes.schedule.search.improve import Numbers, Walk, walk_rules
+from pathways.passes.schedule.search.problem import Limit, SearchProblem
+from pathways.passes.schedule.search.replay import replay
+
+_ROUND = 24
+"""Steps of one kind before those of the other."""
+
+_EQUAL = 1e-9
+"""By what part times may differ and count as equal."""
+
+_WORK = 1_200_000
+"""Actions that are looked at in steps, unless a number of steps is given: some seconds."""
+
+
+class NothingFitsError(Exception):
+    """No order keeps to the limits that any policy or rule gives.
+
+    Attributes:
+      limit: the limit that the order which is nearest to it breaks.
+      least: how much that order keeps alive.
+    """
+
+    def __init__(self, limit: Limit, least: int) -> None:
+        super().__init__(f"at least {least} {limit.what}, more than {limit.most}")
+        self.limit, self.least = limit, least
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """How long to look.
+
+    Attributes:
+      iterations: after how many steps to end; 0 for as many as suit the number of actions.
+      seconds: after what time to end; 0 for no limit. What is found then depends on the machine.
+      seed: of the random numbers.
+      solver: whether to ask OR-tools' CP-SAT in the end.
+    """
+
+    iterations: int = 0
+    seconds: float = 0.0
+    seed: int = 0
+    solver: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The best order that was found.
+
+    Attributes:
+      orders: the numbers of the actions of each slice.
+      step_time: how long a step takes.
+      lower_bound: what no order can be faster than.
+      best: the fastest of the named orders that keep to the limits, and its time; None when none does.
+      steps: how many steps were taken.
+    """
+
+    orders: Numbers
+    step_time: float
+    lower_bound: float
+    best: tuple[str, float] | None
+    steps: int
+
+    @property
+    def gap(self) -> float:
+        """By what part of the lower bound the step may be too long."""
+        return self.step_time / self.lower_bound - 1 if self.lower_bound else 0.0
+
+
+def search(
+    problem: SearchProblem,
+    named: Mapping[str, Sequence[Sequence[int]]],
+    budget: Budget,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """Looks for a good order: known ones, then rules that change a little, then orders that do.
+
+    The result is never slower than the fastest named order that keeps to the limits. It is the same for equal
+    problems, seeds and numbers of steps, as long as the time does not end first.
+
+    Args:
+      problem: what to order.
+      named: orders that are known, by their names.
+      budget: how long to look.
+      clock: tells the time in seconds.
+
+    Raises:
+      NothingFitsError: no order was found that keeps to the limits.
+      NoSolverError: the solver that is asked for is not installed.
+    """
+    if budget.solver:
+        exact.cp_model_or_fail()
+    deadline = clock() + budget.seconds if budget.seconds else None
+    seeker = _Seeker(problem, random.Random(budget.seed))
+    best = seeker.start(named)
+    size = max(1, len(problem.actions))
+    iterations = budget.iterations or min(2000, max(20, _WORK // size))
+    steps = 0
+    while steps < iterations and seeker.time > seeker.lower_bound * (1 + _EQUAL):
+        if deadline is not None and clock() >= deadline:
+            break
+        seeker.step(steps)
+        steps += 1
+    if budget.solver and seeker.time > seeker.lower_bound * (1 + _EQUAL):
+        left = None if deadline is None else deadline - clock()
+        if left is None or left > 0:
+            seeker.take(exact.solve(problem, seeker.orders, left, budget.seed))
+    return Found(seeker.orders, seeker.time, seeker.lower_bound, best, steps)
+
+
+class _Seeker:
+    """The best order so far, and where the two walks are."""
+
+    def __init__(self, problem: SearchProblem, rng: random.Random) -> None:
+        self.problem, self.rng = problem, rng
+        self.lower_bound = problem.lower_bound()
+        self.orders: Numbers = []
+        self.time = float("inf")
+        self.alive = 0
+        self.rules: tuple[Rules, float] | None = None
+        self.walk: Walk | None = None
+
+    def start(self, named: Mapping[str, Sequence[Sequence[int]]]) -> tuple[str, float] | None:
+        """Takes the best of all known orders; gives the best of the named ones."""
+        nearest: tuple[Limit, int] | None = None
+        best: tuple[str, float] | None = None
+        # Of equally fast policies the first one is named: that with the least alive.
+        for name, orders in sorted(named.items(), key=lambda item: self.problem.most_alive(item[1])):
+            time = self.take(orders)
+            if time is not None and (best is None or time < best[1] * (1 - _EQUAL)):
+                best = name, time
+        for rules in usual_rules(self.problem).values():
+            made = construct(self.problem, rules)
+            time = None if made is None else self.take(made)
+            if time is not None and (self.rules is None or time < self.rules[1]):
+                self.rules = rules, time
+        if not self.problem.actions or self.time < float("inf"):
+            return best
+        alone = one_by_one(self.problem)
+        if self.take(alone) is not None:
+            return best
+        for row in alone:
+            broken = self.problem.broken(row)
+            if broken is not None and (nearest is None or broken[1] > nearest[1]):
+                nearest = broken
+        assert nearest is not None, "an order of one microbatch after the other can be met"
+        raise NothingFitsError(*nearest)
+
+    def take(self, orders: Sequence[Sequence[int]] | None) -> float | None:
+        """Keeps orders if they are better; gives their time, None when they do not fit."""
+        if orders is None or any(self.problem.broken(row) for row in orders):
+            return None
+        run = replay(self.problem, orders)
+        if run is None:
+            return None
+        self.keep(orders, run.step_time)
+        return run.step_time
+
+    def keep(self, orders: Sequence[Sequence[int]], time: float) -> None:
+        """Keeps orders that fit if they are faster, or as fast with less alive."""
+        if time > self.time * (1 + _EQUAL):
+            return
+        alive = self.problem.most_alive(orders)
+        if time < self.time * (1 - _EQUAL) or alive < self.alive:
+            self.time, self.alive, self.orders = time, alive, [list(row) for row in orders]
+
+    def step(self, number: int) -> None:
+        """One change of rules, or one of the order, in rounds."""
+        if self.rules is not None and number // _ROUND % 2 == 0:
+            self.walk = None
+            tried = walk_rules(self.problem, self.rules[0], self.rng)
+            if tried is not None and tried[2].step_time <= self.rules[1]:
+                self.rules = tried[0], tried[2].step_time
+                self.keep(tried[1], tried[2].step_time)
+            return
+        if self.walk is None:
+            self.walk = Walk(self.problem, self.orders, self.rng)
+        self.walk.step()
+        if self.walk.run.step_time < self.time * (1 - _EQUAL):
+            self.keep(self.walk.orders, self.walk.run.step_time)
+
+
+def one_by_one(problem: SearchProblem) -> Numbers:
+    """One microbatch after the other, which keeps little alive."""
+    position = {n: at for at, n in enumerate(problem.in_order)}
+    return [sorted(row, key=lambda n: (problem.actions[n].microbatch, position[n])) for row in problem.rows]

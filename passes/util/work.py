@@ -1,0 +1,81 @@
+"""How much a computation does, as far as its operations say: an estimate when nothing is measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect.operation import symbol_name
+from pathways.passes.import_.turns import turns_of
+from pathways.passes.util.functions import referenced_functions
+
+_FREE = frozenset(
+    {
+        "stablehlo.broadcast_in_dim",
+        "stablehlo.constant",
+        "stablehlo.iota",
+        "stablehlo.optimization_barrier",
+        "stablehlo.reshape",
+        "stablehlo.return",
+        "func.return",
+    }
+)
+"""Operations that XLA does nothing for, or that are part of others."""
+
+
+class WorkEstimate:
+    """The floating point operations of computations: those of products, and one for each element of all else.
+
+    A loop counts as often as it turns, once if that is not known; of branches the longest counts. What
+    devices share is not divided.
+
+    Args:
+      symbols: the symbols of the module.
+    """
+
+    def __init__(self, symbols: Mapping[str, ir.OpView]) -> None:
+        self._symbols = symbols
+        self._known: dict[str, int] = {}
+
+    def of(self, computation: str) -> int:
+        """The operations of a computation; 0 for one that is only declared."""
+        if computation not in self._known:
+            self._known[computation] = 0
+            blocks = self._symbols[computation].regions[0].blocks
+            self._known[computation] = self._block(blocks[0]) if blocks else 0
+        return self._known[computation]
+
+    def _block(self, block: ir.Block) -> int:
+        return sum(self._operation(op) for op in block.operations)
+
+    def _operation(self, op: ir.OpView) -> int:
+        name = op.operation.name
+        if name in _FREE:
+            return 0
+        elements = sum(_elements(r.type) for r in op.results)
+        match name:
+            case "stablehlo.dot_general":
+                numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+                shape = ir.RankedTensorType(op.operands[0].type).shape
+                return 2 * elements * math.prod(shape[n] for n in numbers.lhs_contracting_dimensions)
+            case "stablehlo.convolution":
+                numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+                kernel = ir.RankedTensorType(op.operands[1].type).shape
+                outputs = kernel[numbers.kernel_output_feature_dimension]
+                return 2 * elements * math.prod(kernel) // max(1, outputs)
+            case "stablehlo.while":
+                turns = turns_of(op)
+                return (1 if turns is None else turns.count) * self._block(op.regions[1].blocks[0])
+            case "stablehlo.case" | "stablehlo.if":
+                return max(self._block(region.blocks[0]) for region in op.regions)
+            case "stablehlo.reduce" | "stablehlo.reduce_window" | "stablehlo.scatter" | "stablehlo.sort":
+                return max(elements, sum(_elements(v.type) for v in op.operands))
+        called = referenced_functions(op, self._symbols)
+        return elements + sum(self.of(symbol_name(function) or "") for function in called)
+
+
+def _elements(type_: ir.Type) -> int:
+    return math.prod(ir.RankedTensorType(type_).shape) if isinstance(type_, ir.RankedTensorType) else 0

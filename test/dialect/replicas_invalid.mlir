@@ -1,0 +1,134 @@
+// RUN: pw-opt %s --split-input-file --verify-diagnostics
+
+sdy.mesh @mesh = <["x"=1]>
+// expected-error@below {{expected 1 to 65536 replicas, got 0}}
+"pw.slice"() {mesh = @mesh, replicas = 0, sym_name = "s0"} : () -> ()
+
+// -----
+
+sdy.mesh @mesh = <["x"=1]>
+// expected-error@below {{has `replicas`, but is of one `replica` itself}}
+"pw.slice"() {mesh = @mesh, replica = 0, replicas = 2, sym_name = "s0"} : () -> ()
+
+// -----
+
+sdy.mesh @mesh = <["x"=1]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+// expected-error@below {{stands for @s0, but is of no other `replica`}}
+"pw.slice"() {mesh = @mesh, replica_of = @s0, sym_name = "s1"} : () -> ()
+
+// -----
+
+sdy.mesh @mesh = <["x"=1]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+func.func public @main(%a: tensor<2xf32> {pw.slice = @s0}) {
+  // expected-error@below {{expected as many results as operands, got 1 and 2}}
+  %b:2 = "pw.all_reduce"(%a) {slice = @s0} : (tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
+  return
+}
+
+// -----
+
+sdy.mesh @mesh = <["x"=1]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+func.func public @main(%a: tensor<2xf32> {pw.slice = @s0}) {
+  // expected-error@below {{sums tensor<2xf32>, but the result is tensor<3xf32>}}
+  %b = "pw.all_reduce"(%a) {slice = @s0} : (tensor<2xf32>) -> tensor<3xf32>
+  return
+}
+
+// -----
+
+sdy.mesh @mesh = <["x"=1]>
+"pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+func.func public @main(%a: tensor<2xf32> {pw.slice = @s0}) {
+  // expected-error@below {{has a `slice`, but 2 operands}}
+  %b:2 = "pw.all_reduce"(%a, %a) {slice = @s0} : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
+  return
+}
+
+// -----
+
+module attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  func.func public @main(%a: tensor<2xf32> {pw.slice = @s0}) {
+    // expected-error@below {{expected operands on one slice each, and all different, got @s0 and @s0}}
+    %b:2 = "pw.all_reduce"(%a, %a) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
+    return
+  }
+}
+
+// -----
+
+module attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+  func.func public @main(%a: tensor<2xf32> {pw.slice = @s0}, %b: tensor<2xf32> {pw.slice = @s1}) {
+    // expected-error@below {{op has no `slice`, which the form 'placed' asks for}}
+    %c:2 = "pw.all_reduce"(%a, %b) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
+    return
+  }
+}
+
+// -----
+
+// Shards of the same number must be of the same part.
+module attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+  func.func public @main(%a: tensor<2xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>},
+      %b: tensor<2xf32> {pw.slice = @s1}) {
+    // expected-error@below {{sums values that lie differently over their slices}}
+    %c:2 = "pw.all_reduce"(%a, %b) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
+    return
+  }
+}
+
+// -----
+
+module attributes {pw.form = "unrolled"} {
+  sdy.mesh @mesh = <["x"=1]>
+  // expected-error@below {{has `replicas`; run pw-replicate}}
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  func.func public @main() {
+    return
+  }
+}
+
+// -----
+
+module attributes {pw.form = "unrolled"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  // expected-error@below {{argument 0 is not on all 2 replicas}}
+  func.func public @main(%a: tensor<2xf32> {pw.replica = {count = 2, number = 0, of = 0}, pw.slice = @s0}) {
+    return
+  }
+}
+
+// -----
+
+module attributes {pw.form = "unrolled"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+  // expected-error@below {{argument 0 is not alike on all replicas}}
+  func.func public @main(%a: tensor<2xf32> {pw.replica = {count = 2, number = 0, of = 0}, pw.slice = @s0},
+      %b: tensor<3xf32> {pw.replica = {count = 2, number = 1, of = 0}, pw.slice = @s1}) {
+    return
+  }
+}
+
+// -----
+
+module attributes {pw.form = "unrolled"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  // expected-error@below {{`pw.replica` must be a dictionary of `of`, `number` and a larger `count`, and perhaps `split`}}
+  func.func public @main(%a: tensor<2xf32> {pw.replica = {count = 2, number = 2, of = 0}, pw.slice = @s0}) {
+    return
+  }
+}

@@ -1,0 +1,77 @@
+// RUN: pw-opt %s --split-input-file -p 'pw-lower-all-reduces{whole-bytes=16}' | filecheck %s
+
+// Two replicas send each other all of a bucket, as many bytes as cut in pieces, and both add in one order.
+// CHECK-LABEL: module @two_replicas
+// CHECK: %[[B0:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s0} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<1x11xf32>
+// CHECK: %[[B1:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s1}
+// CHECK: %[[T1:.*]] = "pw.transfer"(%[[B1]]) {slice = @s0}
+// CHECK: %[[T0:.*]] = "pw.transfer"(%[[B0]]) {slice = @s1}
+// CHECK: %[[S0:.*]]:2 = "pw.launch"(%[[B0]], %[[T1]]) {callee = @bucket_total, slice = @s0}
+// CHECK: %[[S1:.*]]:2 = "pw.launch"(%[[T0]], %[[B1]]) {callee = @bucket_total, slice = @s1}
+// CHECK: return %[[S0]]#0, %[[S1]]#0, %[[S0]]#1, %[[S1]]#1
+module @two_replicas {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, replica = 1, replica_of = @s0, sym_name = "s1"} : () -> ()
+  func.func public @main(
+      %a0: tensor<4x2xf32> {pw.slice = @s0}, %a1: tensor<4x2xf32> {pw.slice = @s1},
+      %b0: tensor<3xf32> {pw.slice = @s0}, %b1: tensor<3xf32> {pw.slice = @s1})
+      -> (tensor<4x2xf32> {pw.slice = @s0}, tensor<4x2xf32> {pw.slice = @s1},
+          tensor<3xf32> {pw.slice = @s0}, tensor<3xf32> {pw.slice = @s1}) {
+    %a:2 = "pw.all_reduce"(%a0, %a1) : (tensor<4x2xf32>, tensor<4x2xf32>) -> (tensor<4x2xf32>, tensor<4x2xf32>)
+    %b:2 = "pw.all_reduce"(%b0, %b1) : (tensor<3xf32>, tensor<3xf32>) -> (tensor<3xf32>, tensor<3xf32>)
+    return %a#0, %a#1, %b#0, %b#1 : tensor<4x2xf32>, tensor<4x2xf32>, tensor<3xf32>, tensor<3xf32>
+  }
+}
+
+// -----
+
+// Of three replicas each adds up a third of a bucket, which zeros fill up.
+// CHECK-LABEL: module @three_replicas
+// CHECK: %[[B0:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s0} : (tensor<4x2xf32>) -> (tensor<1x3xf32>, tensor<1x3xf32>, tensor<1x3xf32>)
+// CHECK: %[[B1:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s1}
+// CHECK: %[[B2:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s2}
+// CHECK: %[[T0:.*]] = "pw.transfer"(%[[B0]]#1) {slice = @s1}
+// CHECK: %[[T2:.*]] = "pw.transfer"(%[[B2]]#1) {slice = @s1}
+// CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[B1]]#1, %[[T2]]) {callee = @bucket_sum, slice = @s1}
+// CHECK: "pw.transfer"(%[[S1]]) {slice = @s0}
+// CHECK: %{{.*}} = "pw.launch"(%{{.*}}, %{{.*}}, %{{.*}}) {callee = @bucket_join, slice = @s0} : (tensor<1x3xf32>, tensor<1x3xf32>, tensor<1x3xf32>) -> tensor<4x2xf32>
+module @three_replicas {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, replica = 1, replica_of = @s0, sym_name = "s1"} : () -> ()
+  "pw.slice"() {mesh = @mesh, replica = 2, replica_of = @s0, sym_name = "s2"} : () -> ()
+  func.func public @main(
+      %a0: tensor<4x2xf32> {pw.slice = @s0}, %a1: tensor<4x2xf32> {pw.slice = @s1},
+      %a2: tensor<4x2xf32> {pw.slice = @s2}) -> (tensor<4x2xf32> {pw.slice = @s0}) {
+    %a:3 = "pw.all_reduce"(%a0, %a1, %a2) : (tensor<4x2xf32>, tensor<4x2xf32>, tensor<4x2xf32>)
+        -> (tensor<4x2xf32>, tensor<4x2xf32>, tensor<4x2xf32>)
+    return %a#0 : tensor<4x2xf32>
+  }
+}
+
+// -----
+
+// What is replicated over the devices of a slice is divided among them first, where a dimension divides; what does
+// not divide is sent by each. Elements of other types travel apart.
+// CHECK-LABEL: module @sharded
+// CHECK: callee = @bucket, slice = @s0} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<2x7xf32>
+// CHECK: callee = @bucket_1, slice = @s0} : (tensor<3xi32>) -> tensor<2x3xi32>
+// CHECK-LABEL: func.func private @bucket(
+// CHECK: sdy.sharding_constraint %{{.*}} <@mesh, [{"x"}, {}]> : tensor<4x2xf32>
+// CHECK: sdy.manual_computation
+module @sharded {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, replica = 1, replica_of = @s0, sym_name = "s1"} : () -> ()
+  func.func public @main(
+      %a0: tensor<4x2xf32> {pw.slice = @s0}, %a1: tensor<4x2xf32> {pw.slice = @s1},
+      %b0: tensor<3xf32> {pw.slice = @s0}, %b1: tensor<3xf32> {pw.slice = @s1},
+      %c0: tensor<3xi32> {pw.slice = @s0}, %c1: tensor<3xi32> {pw.slice = @s1})
+      -> (tensor<4x2xf32> {pw.slice = @s0}, tensor<3xf32> {pw.slice = @s1}, tensor<3xi32> {pw.slice = @s0}) {
+    %a:2 = "pw.all_reduce"(%a0, %a1) : (tensor<4x2xf32>, tensor<4x2xf32>) -> (tensor<4x2xf32>, tensor<4x2xf32>)
+    %b:2 = "pw.all_reduce"(%b0, %b1) : (tensor<3xf32>, tensor<3xf32>) -> (tensor<3xf32>, tensor<3xf32>)
+    %c:2 = "pw.all_reduce"(%c0, %c1) : (tensor<3xi32>, tensor<3xi32>) -> (tensor<3xi32>, tensor<3xi32>)
+    return %a#0, %b#1, %c#0 : tensor<4x2xf32>, tensor<3xf32>, tensor<3xi32>
+  }
+}
