@@ -123,8 +123,8 @@ class Step:
         Raises:
           HostError: nobody can say.
         """
-        if self._spoiled is not None:
-            raise HostError(f"program {self.program}: {self._spoiled}")
+        if why := self._verdict():
+            raise HostError(f"program {self.program}: {why}")
 
     def check(self, hosts: Iterable[int] | None = None, number: int | None = None) -> None:
         """Checks that what some hosts, or all, have done went well.
