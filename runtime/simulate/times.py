@@ -73,12 +73,20 @@ def _counted(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, float]]
 
 
 def _by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
-    """The median time of each kind of call of each stage, of the launches that are one call."""
+    """The median time of each kind of call of each stage.
+
+    Calls that were fused into one launch share its time, a whole backward twice as much as others. They count
+    where a kind is in no launch of its own.
+    """
     measured: dict[tuple[int, str], list[float]] = {}
+    shared: dict[tuple[int, str], list[float]] = {}
     for event, time in taken:
-        if len(event.origins) == 1 and event.origins[0].stage is not None:
-            (call,) = event.origins
-            measured.setdefault((event.origins[0].stage, kind_of(call)), []).append(time)
+        weights = [2 if kind_of(call) == "bwd" else 1 for call in event.origins]
+        for call, weight in zip(event.origins, weights, strict=True):
+            if call.stage is not None:
+                table = measured if len(weights) == 1 else shared
+                table.setdefault((call.stage, kind_of(call)), []).append(time * weight / sum(weights))
+    measured = shared | measured
     stages: dict[int, dict[str, float]] = {}
     for (stage, kind), times in sorted(measured.items()):
         stages.setdefault(stage, {})[kind] = statistics.median(times)
