@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pathways.passes.schedule.times import Times, kind_of, times_of
-from pathways.passes.util.quantities import UNITS
+from pathways.passes.util.quantities import SECONDS, UNITS
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.timelines.events import EventLog, TimelineEvent
 
@@ -30,6 +30,18 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
     return times_of(durations, launches_of(plan), plan.computations)
 
 
+def measured_durations(timelines: Sequence[EventLog]) -> dict[str, Any]:
+    """The median times of each stage and kind in measured steps, as a mapping that `read_times` reads."""
+    suffix = "s" if timelines and timelines[0].unit == SECONDS else ""
+    stages = _by_stage(_counted(timelines))
+    return {
+        "stages": {
+            str(stage): {kind: f"{time:.9g}{suffix}" if suffix else time for kind, time in kinds.items()}
+            for stage, kinds in stages.items()
+        }
+    }
+
+
 def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
     """The median time of each launch, each computation and each action of a stage in measured steps.
 
@@ -41,8 +53,7 @@ def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
     """
     by_label: dict[str, list[float]] = {}
     by_computation: dict[str, list[float]] = {}
-    taken = [pair for timeline in timelines for pair in _times_taken(timeline)]
-    counted = [pair for pair in taken if not pair[0].estimated] or taken
+    counted = _counted(timelines)
     for event, time in counted:
         by_label.setdefault(event.label, []).append(time)
         by_computation.setdefault(event.label.partition("[")[0], []).append(time)
@@ -55,16 +66,31 @@ def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
     )
 
 
+def _counted(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, float]]:
+    """Each launch and the time that it took, without those that are estimated, unless all are."""
+    taken = [pair for timeline in timelines for pair in _times_taken(timeline)]
+    return [pair for pair in taken if not pair[0].estimated] or taken
+
+
 def _by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
-    """The median time of each kind of call of each stage, of the launches that are one call."""
-    measured: dict[tuple[int, str], list[float]] = {}
+    """The median time of each kind of call of each stage, of the launches that are of one call.
+
+    Where a call was cut into several launches, the medians of their computations count together.
+    """
+    measured: dict[tuple[int, str], dict[str, list[float]]] = {}
+    pieces: dict[tuple[int, str], int] = {}
     for event, time in taken:
         if len(event.origins) == 1 and event.origins[0].stage is not None:
             (call,) = event.origins
-            measured.setdefault((event.origins[0].stage, kind_of(call)), []).append(time)
+            key = event.origins[0].stage, kind_of(call)
+            computation = "" if call.pieces is None else event.label.partition("[")[0]
+            measured.setdefault(key, {}).setdefault(computation, []).append(time)
+            pieces[key] = call.pieces or 1
     stages: dict[int, dict[str, float]] = {}
-    for (stage, kind), times in sorted(measured.items()):
-        stages.setdefault(stage, {})[kind] = statistics.median(times)
+    for (stage, kind), by_computation in sorted(measured.items()):
+        # Some of its pieces are of another call, too.
+        if len(by_computation) == pieces[stage, kind]:
+            stages.setdefault(stage, {})[kind] = sum(map(statistics.median, by_computation.values()))
     for kinds in stages.values():
         halves = [time for kind, time in kinds.items() if kind.startswith("bwd.")]
         if halves:
