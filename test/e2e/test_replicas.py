@@ -421,6 +421,21 @@ def test_a_bundle_runs_as_replicas(tmp_path: Path, trust: bool) -> None:
     loaded(new, batch)
 
 
+def test_a_checkpoint_is_for_any_number_of_replicas(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
+    params, batch = inputs(2)
+    programs = {n: pw.program(step_of(placed(stages(n)))) for n in (1, 2)}
+    _, saved = programs[2](params, batch)
+    pw.checkpoint.save(tmp_path, saved, 1)
+    for replicas, program in programs.items():
+        compiled = program.lower(params, batch).compile()
+        restored = pw.checkpoint.restore(tmp_path, compiled.out_info[1])
+        assert len(restored[0].sharding.device_set) == replicas
+        for got, want in zip(restored, saved, strict=True):
+            np.testing.assert_array_equal(got, want)
+        assert compiled.call.bring([*restored, *batch])[0] is restored[0]
+
+
 class TestRefusals:
     def test_microbatches_that_do_not_divide(self) -> None:
         params, batch = inputs(2)
