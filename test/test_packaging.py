@@ -43,7 +43,9 @@ def test_every_extra_is_installed_for_the_tests() -> None:
 
 
 def test_every_page_of_the_manual_is_in_the_site() -> None:
-    listed = re.findall(r"^ +- [^:]+: ([\w.]+\.md)$", (ROOT / "docs" / "site" / "mkdocs.yml").read_text(), re.M)
+    listed = re.findall(
+        r"^ +- [^:]+: ([\w.]+\.md)$", (ROOT / "docs" / "site" / "mkdocs.yml").read_text(), re.M
+    )
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     made = {"index.md", "contributing.md", "changelog.md", "pictures.md", "api.md"}
     assert set(listed) == pages | made
