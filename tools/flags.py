@@ -62,6 +62,11 @@ class FlagParser(argparse.ArgumentParser):
         """All flags, with their dashes."""
         return [flag for action in self._actions for flag in action.option_strings]
 
+    @property
+    def destinations(self) -> dict[str, str]:
+        """The attribute of the options that each flag sets."""
+        return {flag: action.dest for action in self._actions for flag in action.option_strings}
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, rest = self.parse_known_args(args, namespace)
         if rest:

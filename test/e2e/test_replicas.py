@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -181,6 +182,27 @@ def test_each_replica_exchanges_its_share_of_the_gradient(replicas: int) -> None
     share = 2 * (replicas - 1) / replicas * (params[0].nbytes + 4)
     assert len(sent) == replicas
     assert all(share <= count <= share + 8 * replicas * 2 for count in sent.values())
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("shape", [(1,), (2,)])
+def test_gradients_are_exchanged_in_half_of_the_bytes(replicas: int, shape: tuple[int, ...]) -> None:
+    params, batch = inputs(1)
+    params = [np.tile(params[0], (16, 16))]
+    batch = tuple(np.tile(array, (1, 16)) for array in batch)
+    step = step_of(placed(stages(replicas, count=1, shape=shape)))
+    sent = {}
+    for dtype in (None, "bfloat16"):
+        program = pw.program(step, exchange_dtype=dtype)
+        value, new = program(params, batch)
+        sent[dtype] = exchanged_bytes(program.calls[0].plan)
+        assert_same_bits(new)
+    assert sent["bfloat16"] == pytest.approx(sent[None] / 2, rel=1e-3)
+    wanted, expected = jax.jit(step_of([layer]))(params, batch)
+    # A bfloat16 has 8 bits: terms and their sum are off by 2^-9 each.
+    np.testing.assert_allclose(value, wanted, rtol=2**-8)
+    update, exact = (np.asarray(w[0]) - params[0] for w in (new, expected))
+    np.testing.assert_allclose(update, exact, rtol=0, atol=2**-7 * np.abs(exact).max())
 
 
 def test_computations_are_shared_by_replicas() -> None:
@@ -383,6 +405,22 @@ class TestBatches:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
 
 
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_bundle_runs_as_replicas(tmp_path: Path, trust: bool) -> None:
+    params, batch = inputs(2)
+    slices = [*stages(2, count=1), *stages(2, count=1, shape=(2,))]
+    compiled = pw.program(step_of(placed(slices)), donate_argnums=0).lower(params, batch).compile()
+    compiled.save(tmp_path / "step.pwb")
+    loaded = pw.load(tmp_path / "step.pwb", trust=trust)
+    value, new = loaded(params, batch)
+    expected = compiled(params, batch)
+    np.testing.assert_array_equal(value, expected[0])
+    for got, want in zip(new, expected[1], strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert got.sharding.mesh.axis_names == ("replica", "x")
+    loaded(new, batch)
+
+
 class TestRefusals:
     def test_microbatches_that_do_not_divide(self) -> None:
         params, batch = inputs(2)
@@ -410,6 +448,10 @@ class TestRefusals:
         (one,), (other,) = placed(stages(2, count=1)), placed(stages(3, count=1))
         with pytest.raises(ValueError, match=r"asks for 3 replicas, but @s.* for 2"):
             pw.program(lambda w, x: other(w, one(w, x))).lower(jnp.ones((8, 8)), jnp.ones((2, 8)))
+
+    def test_dtypes_of_an_exchange(self) -> None:
+        with pytest.raises(ValueError, match="exchange_dtype must be one of bfloat16, float16, float32, got"):
+            pw.program(lambda x: x, exchange_dtype="int8")
 
     def test_numbers_of_replicas(self) -> None:
         with pytest.raises(ValueError, match="replicas=0: expected 1 to"):

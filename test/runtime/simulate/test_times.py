@@ -8,11 +8,15 @@ import json
 import pytest
 from pipelines import gpipe, pipeline
 
+from pathways.dialect.origins import Origin
+from pathways.passes.schedule.times import Times
 from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.plan.plan import Launch
 from pathways.runtime.simulate.links import Link, read_link
 from pathways.runtime.simulate.replay import simulate, steady_step_time
 from pathways.runtime.simulate.times import measured_durations, measured_times, read_times
+from pathways.runtime.timelines.events import EventLog, TimelineEvent
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +103,19 @@ def test_estimates_count_only_where_nothing_was_measured(plan):
     seen, unseen = run("1ms", estimated=False), run("9ms", estimated=True)
     assert measured_times([seen, unseen, unseen], plan).computations["front"] == pytest.approx(1e-3)
     assert measured_times([unseen], plan).computations["front"] == pytest.approx(9e-3)
+
+
+def test_the_pieces_of_a_call_count_together(plan):
+    """A forward that was cut in two is one unit, and its measured time that of both computations."""
+    piece = Origin("fwd", stage=0, microbatch=0, pieces=2)
+    cut = [Launch(name, "s0", (), (), f"{name}[0]", (piece,), 0) for name in ("part", "loop")]
+    assert [Times().of(launch) for launch in cut] == [0.5, 0.5]
+    events = [
+        TimelineEvent("launch", "s0", launch.label, start=n, end=n + seconds, origins=launch.origins)
+        for n, (launch, seconds) in enumerate(zip(cut, (1.0, 2.0), strict=True))
+    ]
+    measured = measured_times([EventLog("step", "measured", "s", ("s0",), tuple(events))], plan)
+    assert measured.stages[0]["fwd"] == pytest.approx(1 + 2)
 
 
 def test_json_of_the_documentation_is_valid():
