@@ -12,8 +12,12 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from jaxlib.mlir import ir
 
 import pathways as pw
+from pathways.compiler.from_mlir import lower_module
+from pathways.dialect import make_context
+from pathways.passes.pipeline import Options
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 
 WIDTH, ROWS, MICROBATCHES = 8, 24, 12
@@ -419,6 +423,26 @@ def test_a_bundle_runs_as_replicas(tmp_path: Path, trust: bool) -> None:
         np.testing.assert_array_equal(got, want)
         assert got.sharding.mesh.axis_names == ("replica", "x")
     loaded(new, batch)
+
+
+@pytest.mark.parametrize("phase", ["stablehlo", "placed", "sharded", "scheduled"])
+def test_every_form_in_a_file_runs_as_replicas(phase: str) -> None:
+    params, batch = inputs(1)
+    lowered = pw.program(step_of(placed(stages(2, count=1)))).lower(params, batch)
+    module = ir.Module.parse(lowered.as_text(phase), make_context())
+    with module.context, ir.Location.unknown():
+        again = lower_module(module, "step", Options()).compile()
+    ours, theirs = jax.tree.leaves(again(*params, *batch)), jax.tree.leaves(lowered.compile()(params, batch))
+    for got, want in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert got.sharding.spec == want.sharding.spec
+
+
+def test_donated_parameters_that_no_result_takes_are_named() -> None:
+    (one,) = placed(stages(2, count=1))
+    program = pw.program(lambda w, x: one(w, x).sum(), donate_argnums=0)
+    with pytest.warns(pw.PathwaysWarning, match=r"not usable: w of 8x8xf32; no result"):
+        program.lower(jnp.ones((8, 8)), jnp.ones((2, 8)))
 
 
 def test_a_checkpoint_is_for_any_number_of_replicas(tmp_path: Path) -> None:
