@@ -149,7 +149,7 @@ class Idle:
         assert found is not None
         self.controller: Controller = found
         parts = {n: HostPart(empty_part(n), (), (), (), (), {}, {}) for n in range(count)}
-        self.program: HostedProgram = self.controller.load("idle", parts, {}, 0)
+        self.program: HostedProgram = self.controller.load("idle", self.controller.islands.gangs, parts, {})
         self.arguments: Mapping[int, tuple[int, ...]] = dict.fromkeys(range(count), ())
 
     def step(self) -> None:

@@ -18,7 +18,8 @@ from pathways.compiler.signed import SignedCall, describe
 from pathways.runtime.hosts.array import Array
 from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.describing import HostFacts
-from pathways.runtime.hosts.hosted import HostedProgram, Location
+from pathways.runtime.hosts.host import Location
+from pathways.runtime.hosts.hosted import HostedProgram
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan
@@ -61,7 +62,8 @@ class HostCall(SignedCall):
             for port in ports:
                 self._locations[port.number].append(port.location)
         self._inputs = {
-            host: [(port.number, port.location) for port in ports] for host, ports in program.inputs.items()
+            island: [(port.number, port.location) for port in ports]
+            for island, ports in program.inputs.items()
         }
         # Where each result is, and the how-manyth of its part it is.
         self._results: list[list[tuple[Location, int]]] = [[] for _ in interface.out_avals]
@@ -79,7 +81,7 @@ class HostCall(SignedCall):
     @property
     def context(self) -> Any:
         """The JAX settings it was traced under; once a host is gone none, so that no call is this one."""
-        return self._context if self._controller.is_whole() else None
+        return self._context if self._program.is_there() else None
 
     @property
     def executable(self) -> Executable:  # type: ignore[override]
@@ -167,10 +169,10 @@ class HostCall(SignedCall):
         # Another thread may donate them, too: before, which is an error, or behind.
         with self._controller.order:
             arguments = {
-                host: [leaves[n].number_at(location) for n, location in inputs]
-                for host, inputs in self._inputs.items()
+                island: [leaves[n].number_at(location) for n, location in inputs]
+                for island, inputs in self._inputs.items()
             }
-            step = self._controller.run(self._program, arguments)
+            step = self._controller.run(self._program, arguments, [leaf.step for leaf in leaves])
             for n in self._donated:
                 leaves[n].delete()
         first = step.number + 1

@@ -20,11 +20,12 @@ from pathways.passes.bind.split_hosts import SplitHosts
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
 from pathways.runtime.hosts.controller import Controller
+from pathways.runtime.hosts.host import Gang
 from pathways.runtime.hosts.hosted import HostPart, HostPort
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.plan.lower import host_plans_of
-from pathways.runtime.plan.plan import Argument, Plan, Replicas, Result, Send, Slot
+from pathways.runtime.plan.plan import Argument, Plan, Replicas, Result, Send, Slot, Transfer
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.status import Status
 
@@ -53,17 +54,26 @@ class HostsBackend(Backend):
                     f"program '{plan.name}': computation {computation.name} calls back into Python "
                     "(jax.pure_callback, jax.debug.print, ...), but workers on hosts run no code of yours"
                 )
-        split = _split(program.module, plan.name, bindings, self._controller.settings.ahead)
+        islands = {slice: int(binding.island.removeprefix("island")) for slice, binding in bindings.items()}
+        gangs = self._controller.islands.current(sorted(set(islands.values())))
+        split = _split(program.module, plan.name, islands, self._controller.settings.ahead)
         plans = host_plans_of(split, plan.name, program.stored, proved=True)
+        working = [gang for gang in gangs if gang.number in plans]
         parts = {
-            host: _part(self._controller, part, _module_of(split, host), program, bindings)
-            for host, part in plans.items()
+            gang.number: _part(gang, plans[gang.number], _module_of(split, gang.number), program, bindings)
+            for gang in working
         }
-        indices = [step.index for part in plans.values() for step in part.steps if isinstance(step, Send)]
-        devices = {name: tuple(device.id for device in binding.devices) for name, binding in bindings.items()}
-        loaded = self._controller.load(plan.name, parts, devices, max(indices, default=-1) + 1)
-        hosts = {slice: binding.devices[0].host.index for slice, binding in bindings.items()}
-        self._controller.traces.add(loaded, loaded.number, plan, hosts)
+        loaded = self._controller.load(
+            plan.name,
+            working,
+            parts,
+            {name: binding.devices for name, binding in bindings.items()},
+            crossing=sum(_count(part, Send) for part in plans.values()),
+            inner=max((_count(part, Transfer) for part in plans.values()), default=0),
+        )
+        if not any(gang.is_several for gang in working):
+            hosts = {slice: binding.devices[0].host.index for slice, binding in bindings.items()}
+            self._controller.traces.add(loaded, loaded.number, plan, hosts)
         return HostCall(self._controller, loaded, plan, interface, program.signature)
 
     def status(self) -> Status:
@@ -72,14 +82,18 @@ class HostsBackend(Backend):
         return Status("hosts", hosts, slice_statuses(), steps)
 
 
+def _count(plan: Plan, kind: type) -> int:
+    return sum(isinstance(step, kind) for step in plan.steps)
+
+
 def _part(
-    controller: Controller,
+    gang: Gang,
     plan: Plan,
     module: bytes,
     program: Scheduled,
     bindings: Mapping[str, Binding],
 ) -> HostPart:
-    """What a host gets of a program."""
+    """What the hosts of an island get of a program."""
     paths, avals = program.interface.argument_paths, program.interface.out_avals
     passed = [
         (number, argument)
@@ -89,8 +103,8 @@ def _part(
     stored = program.stored
     return HostPart(
         module,
-        _ports(controller, plan, passed, bindings),
-        _ports(controller, plan, list(zip(plan.result_numbers, plan.results, strict=True)), bindings),
+        _ports(gang, plan, passed, bindings),
+        _ports(gang, plan, list(zip(plan.result_numbers, plan.results, strict=True)), bindings),
         tuple(paths[number] for number, _ in passed),
         tuple(bool(avals[number].weak_type) for number in plan.result_numbers),
         {} if stored is None else {name: stored.computations[name] for name in plan.computations},
@@ -98,10 +112,10 @@ def _part(
     )
 
 
-def _split(module: ir.Module, name: str, bindings: Mapping[str, Binding], ahead: int) -> ir.Module:
-    """The program in the form `host`."""
+def _split(module: ir.Module, name: str, islands: Mapping[str, int], ahead: int) -> ir.Module:
+    """The program in the form `host`, in which all hosts of an island are one."""
     copy = ir.Module.parse(_bytecode(module), module.context)
-    hosts = ",".join(f"{slice}:{binding.devices[0].host.index}" for slice, binding in bindings.items())
+    hosts = ",".join(f"{slice}:{island}" for slice, island in islands.items())
     with Diagnostics(copy.context) as seen:
         try:
             run_passes(copy, [BindSlices(hosts=hosts), SplitHosts(ahead=ahead)], verify_each=False)
@@ -128,19 +142,16 @@ def _bytecode(module: ir.Module) -> bytes:
 
 
 def _ports(
-    controller: Controller,
+    gang: Gang,
     plan: Plan,
     values: Sequence[tuple[int, Argument | Result]],
     bindings: Mapping[str, Binding],
 ) -> tuple[HostPort, ...]:
     """Where arrays enter or leave a part, in the order in which it takes or returns them."""
-    assert plan.host is not None
     return tuple(
         HostPort(
             number,
-            controller.location(
-                plan.host, _placement(plan, slot, bindings[slice]), *_block(value.replicas, slice)
-            ),
+            gang.location(_placement(plan, slot, bindings[slice]), *_block(value.replicas, slice)),
         )
         for number, value in values
         for slice, slot in value.slots.items()

@@ -56,9 +56,10 @@ class Schedule(Pass):
     - `search` looks for an order that takes less time than all of these.
 
     A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on what is alive, which are
-    `max-live`, `max-pending` and `max-bytes`, and `times`, a file of durations, or `flops` for estimates. By
-    `1f1b`, `eager`, `zb-h1` and `zb-h2` actions are then ordered as these take time, if that is faster than
-    their pattern. A search has `seconds`, `iterations`, `seed` and `solver` too; a remark says what it found.
+    `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations, `flops` for estimates, or
+    `units`. By `1f1b`, `eager`, `zb-h1` and `zb-h2` actions are then ordered as these take time, if that is
+    faster than their pattern. A search has `seconds`, `iterations`, `seed` and `solver` too; a remark says
+    what it found.
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run

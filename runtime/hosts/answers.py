@@ -26,11 +26,16 @@ class Answers:
 
     def __init__(self, hosts: Iterable[HostProcess], read: Callable[[HostProcess], None]) -> None:
         self._read = read
-        self._hosts = {host.steps.fileno(): host for host in hosts}
+        self._hosts: dict[int, HostProcess] = {}
         self._poll = select.poll()
-        for number in self._hosts:
-            self._poll.register(number, select.POLLIN)
+        for host in hosts:
+            self.add(host)
         self.forget_threads()
+
+    def add(self, host: HostProcess) -> None:
+        """Looks at a worker from now on."""
+        self._hosts[host.steps.fileno()] = host
+        self._poll.register(host.steps.fileno(), select.POLLIN)
 
     def forget_threads(self) -> None:
         """Makes locks anew in a forked process, where nobody would release them."""

@@ -13,8 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import HostError
-from pathways.runtime.hosts.hosted import Location
+from pathways.runtime.hosts.host import HostError, Location
 from pathways.runtime.hosts.shards import different_shards
 from pathways.runtime.hosts.step import Step
 from pathways.runtime.xla import pjrt
@@ -69,7 +68,7 @@ class Array:
     def __del__(self) -> None:
         # The number of logical buffers is that of handles: the last one frees all shards.
         for location, number in list(self._copies.items()):
-            self._controller.forget(location.host, number)
+            self._controller.forget(location, number)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,12 +122,15 @@ class Array:
     def hosts(self) -> tuple[int, ...]:
         """The hosts that have it."""
         # A copy: another thread may bring it to one more.
-        return tuple(dict.fromkeys(location.host for location in list(self._copies)))
+        return tuple(
+            dict.fromkeys(host.index for location in list(self._copies) for host in location.holders)
+        )
 
     def is_ready(self) -> bool:
         """Whether it has been computed."""
         self._check_alive()
-        return self._step is None or all(self._controller.is_done(self._step, host) for host in self.hosts)
+        step = self._step
+        return step is None or all(self._controller.is_done(step, where) for where in list(self._copies))
 
     def block_until_ready(self) -> Array:
         """Waits until it has been computed, and returns it.
@@ -139,8 +141,8 @@ class Array:
         self._check_alive()
         for location, number in list(self._copies.items()):
             if self._step is not None:
-                self._controller.wait(self._step, location.host, number)
-            self._controller.check(location.host)
+                self._controller.wait(self._step, location, number)
+            location.gang.check()
         return self
 
     def delete(self) -> None:
@@ -155,6 +157,11 @@ class Array:
     def is_deleted(self) -> bool:
         """Whether it was deleted, or donated to a program."""
         return self._deleted
+
+    @property
+    def step(self) -> Step | None:
+        """The run that makes it; None when it was put there."""
+        return self._step
 
     def is_of(self, controller: Controller) -> bool:
         """Whether it lies on the hosts of this controller, and not on those of an earlier one."""
@@ -180,7 +187,7 @@ class Array:
         """Notes that it lies somewhere else, too."""
         if self._copies.setdefault(location, number) != number:
             # Another thread was faster.
-            self._controller.forget(location.host, number)
+            self._controller.forget(location, number)
 
     def _check_alive(self) -> None:
         if self._deleted:
@@ -218,19 +225,26 @@ class Array:
         """Fills in what one of its locations has."""
         with self._controller.asking:
             number = self.number_at(location)
-            parts = list(different_shards(whole.shape, location.placement))
-            sizes = [whole[part].nbytes for _, part in parts]
-            positions = [position for position, _ in parts]
-            asked = self._controller.ask(location.host, number, positions, sizes)
+            parts = dict(different_shards(whole.shape, location.placement))
+            asked = [
+                (host, own, self._controller.ask(host, number, [n for n, _ in own], sizes))
+                for host, positions in location.holders.items()
+                for own in [[(n, parts[at]) for n, at in enumerate(positions) if at in parts]]
+                for sizes in [[whole[part].nbytes for _, part in own]]
+                if own
+            ]
         try:
-            raw = self._controller.fetch(location.host, number, asked)
+            for host, own, fetched in asked:
+                raw = self._controller.fetch(host, number, fetched)
+                for (_, part), shard in zip(own, raw, strict=True):
+                    whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
         except HostError:
             # The run that should have made it knows whether another host is why.
             if self._step is not None:
-                self._controller.wait(self._step, location.host, number)
+                self._controller.wait(self._step, location, number)
             raise
-        for (_, part), shard in zip(parts, raw, strict=True):
-            whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
+        if self._step is not None:
+            self._controller.settle(self._step)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         value = self.fetch()

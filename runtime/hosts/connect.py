@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathways.runtime.hosts.children import Spawner
 from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.launching import Launcher
-from pathways.runtime.hosts.settings import Island, Network, Settings, islands_of
+from pathways.runtime.hosts.ray_launcher import RayLauncher
+from pathways.runtime.hosts.settings import Endpoints, Island, Settings, islands_of
 from pathways.runtime.hosts.starting import Starter
 from pathways.runtime.local import devices, stalls, tracing
 from pathways.runtime.resources.cluster import Cluster
@@ -29,6 +30,7 @@ def connect(
     hosts: int | None = None,
     devices_per_host: int = 1,
     islands: int | Sequence[Island] | None = None,
+    address: str | None = None,
     ahead: int = 4,
     stall_report: float | None = 60.0,
     step_deadline: float | None = None,
@@ -45,12 +47,16 @@ def connect(
     Asking for those that are in use already changes nothing.
 
     Args:
+      launcher: `"ray"` lets Ray start the workers of `islands`, on the machines of its cluster; it needs the
+        extra `pathways-mlir[ray]`. By default this process starts them on its own machine.
       hosts: start this number of worker processes on this machine, each with its own JAX, and use their
         devices: each is an island. They end with this process, or when it connects to other devices, or
         at `disconnect`.
       devices_per_host: the number of CPU devices of each worker.
       islands: a list of `Island`s: start the workers of each. A number: divide the devices of this process
         into so many equal consecutive islands, one by default.
+      address: of the Ray cluster to join, as in `10.0.0.5:6379`; `auto` for the one of this machine. By
+        default Ray starts one of its own here, which ends with this process.
       ahead: how many steps on hosts may be issued and not done. Hosts issue steps before their data is there;
         each one more takes the memory of what a step sends and receives.
       stall_report: seconds without progress after which a step on hosts, or an array of this process, is
@@ -61,7 +67,8 @@ def connect(
       heartbeat: seconds that a worker may say nothing to this process, or to another worker that exchanges
         arrays with it; then it is killed, and what it had is lost.
       bind: the IPv4 address on which this process listens for workers, which connect over TCP and listen at
-        the address from which they reach it. By default a socket in a folder that only this user may enter.
+        the address from which they reach it. By default a socket in a folder that only this user may enter;
+        with Ray 127.0.0.1.
       advertise: the address at which workers find it; by default `bind`.
       ports: the first and the last port that it and its workers may listen on; by default any.
       cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
@@ -80,8 +87,12 @@ def connect(
       HostError: a worker does not start.
     """
     with _lock:
-        if launcher is not None:
-            raise ValueError(f"connect({launcher!r}): there is no such launcher")
+        if launcher not in (None, "ray"):
+            raise ValueError(f"connect({launcher!r}): expected 'ray', or nothing")
+        if launcher is not None and not isinstance(islands, Sequence):
+            raise ValueError(f"connect({launcher!r}): expected islands=[pathways.Island(...), ...]")
+        if launcher is None and address is not None:
+            raise ValueError("connect: address= is that of a Ray cluster: say connect('ray', address=...)")
         if hosts is None and (islands is None or isinstance(islands, int)):
             found = devices.connect(
                 cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
@@ -97,9 +108,9 @@ def connect(
                 "process; with hosts= say devices_per_host=, or islands=[pathways.Island(...)] alone"
             )
         asked = islands_of(islands, hosts, devices_per_host)
-        network = Network(bind, advertise, ports)
+        endpoints = Endpoints(bind or ("127.0.0.1" if launcher else None), advertise, ports)
         return _connect_hosts(
-            Settings(asked, ahead, stall_report, step_deadline, heartbeat, network), Spawner()
+            Settings(asked, ahead, stall_report, step_deadline, heartbeat, endpoints, launcher, address)
         )
 
 
@@ -120,9 +131,16 @@ def controller() -> Controller | None:
     return _controller
 
 
-def _connect_hosts(settings: Settings, launcher: Launcher) -> Cluster:
+def _launcher(settings: Settings) -> Launcher:
+    if settings.launcher is None:
+        return Spawner()
+    assert settings.endpoints.bind is not None
+    return RayLauncher(settings.address, settings.endpoints.bind, settings.hosts)
+
+
+def _connect_hosts(settings: Settings) -> Cluster:
     global _controller
-    if _controller is not None and _controller.is_whole() and _controller.settings == settings:
+    if _controller is not None and _controller.is_usable() and _controller.settings == settings:
         return _controller.cluster
     if bound := devices.session.bound_slices():
         raise RuntimeError(
@@ -130,8 +148,14 @@ def _connect_hosts(settings: Settings, launcher: Launcher) -> Cluster:
             "pathways.release(slice), or connect first"
         )
     _close()
-    print(f"pathways: starting {settings.hosts} hosts ...", file=sys.stderr, flush=True)
-    started = Controller(Starter(settings, launcher), settings)
+    by = " with Ray" if settings.launcher else ""
+    print(f"pathways: starting {settings.hosts} hosts{by} ...", file=sys.stderr, flush=True)
+    launcher = _launcher(settings)
+    try:
+        started = Controller(Starter(settings, launcher), settings)
+    except BaseException:
+        launcher.close()
+        raise
     try:
         tracing.register(started.traces)
         cluster = devices.session.connect(lambda: started.cluster)
@@ -139,6 +163,9 @@ def _connect_hosts(settings: Settings, launcher: Launcher) -> Cluster:
         started.close()
         raise
     _controller = started
+    # Last in, first out: before whatever was imported to start them leaves.
+    atexit.unregister(_close)
+    atexit.register(_close)
     return cluster
 
 
@@ -154,6 +181,5 @@ def _leave() -> None:
         _controller.leave()
 
 
-atexit.register(_close)
 # The workers of a process are not those of its children, which end at any time.
 os.register_at_fork(after_in_child=_leave)

@@ -19,22 +19,24 @@ from pathways.runtime.hosts.answers import Answers
 from pathways.runtime.hosts.describing import HostFacts, Questions, facts_of
 from pathways.runtime.hosts.fetching import Fetched, Fetches
 from pathways.runtime.hosts.frames import CHUNK, encode
-from pathways.runtime.hosts.garbage import Garbage
-from pathways.runtime.hosts.host import HostError, HostProcess
-from pathways.runtime.hosts.hosted import HostedProgram, HostPart, Location
+from pathways.runtime.hosts.garbage import Unused
+from pathways.runtime.hosts.host import Gang, HostError, HostProcess, Location
+from pathways.runtime.hosts.hosted import HostedProgram, HostPart
 from pathways.runtime.hosts.interrupts import Whole
+from pathways.runtime.hosts.islands import Islands
 from pathways.runtime.hosts.messages import (
+    Cancel,
     Chunk,
     ClockTime,
     Describe,
     Described,
-    DeviceLayout,
     Done,
     Failed,
     Fetch,
     Free,
     Load,
     LoadDone,
+    Lost,
     Message,
     MessageError,
     PeerLost,
@@ -74,34 +76,39 @@ class Controller:
       settings: what the user says of them.
 
     Attributes:
-      hosts: the workers.
       settings: what the user says of them.
-      cluster: the devices of all workers; each is an island.
+      islands: the islands, with the workers that each has now.
+      hosts: these workers.
+      cluster: the devices of all islands.
       order: held from the look at the numbers of arrays until the step that takes them is issued, and while
         arrays are deleted: a worker would wait for ever for what it has freed. `run` waits under it until
         there is room.
       asking: the same for numbers that are sent to fetch an array. Nobody waits under it.
+
+    Raises:
+      HostError: a worker does not start.
     """
 
     def __init__(self, starter: Starter, settings: Settings) -> None:
-        self._closed = threading.Event()
-        self._starter = starter
-        islands = starter.start(range(len(settings.islands)), self._closed)
-        self.hosts = [host for island in islands for host in island]
         self.settings = settings
-        self.cluster = _cluster(self.hosts)
+        self.islands = Islands(starter, len(settings.islands))
+        self.hosts = self.islands.hosts
+        self.cluster = self.islands.cluster
+        self._several = any(gang.is_several for gang in self.islands.gangs)
         self._next = 1
         # Handing a step to all its hosts is one thing to all threads: one order of steps everywhere.
         self.order = threading.RLock()
         self.asking = threading.Lock()
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._steps: dict[int, Step] = {}
         self._running: collections.deque[Step] = collections.deque()
+        # With islands of several hosts: the steps that may still be spoiled, in their order.
+        self._unsettled: list[Step] = []
         self._loading: dict[tuple[int, int], _Answer] = {}
         self._fetches = Fetches()
-        self._locations: dict[tuple[int, DeviceLayout, int, int], Location] = {}
         self._answers = Answers(self.hosts, self._hear_some)
-        self._garbage = Garbage(len(self.hosts))
+        self._unneeded: Unused[HostedProgram] = Unused()
         self.traces = HostTraces(self.hosts, self.tell_all)
         self._reports = Reports(self.hosts)
         self._stalls = Stalls(
@@ -113,12 +120,23 @@ class Controller:
             settings.step_deadline,
         )
         self._questions = Questions()
-        for host in self.hosts:
+        for gang in self.islands.gangs:
+            self._listen_to(gang)
+        for work in (self._watch, self._free, self._look_for_stalls):
+            self._start(work)
+
+    def _listen_to(self, gang: Gang) -> None:
+        for host in gang.hosts:
             host.arrays.place = functools.partial(self._fetches.place, host.index)
             for connection in (host.arrays, host.watch):
                 self._start(self._listen, host, connection)
-        for work in (self._watch, self._free, self._look_for_stalls):
-            self._start(work)
+
+    def _attend(self, gang: Gang) -> None:
+        """Hears workers that have been started anew."""
+        for host in gang.hosts:
+            host.heard = time.monotonic()
+            self._answers.add(host)
+        self._listen_to(gang)
 
     def _start(self, work: Callable[..., None], *args: Any) -> None:
         threading.Thread(target=work, args=args, name=f"pathways {work.__name__}", daemon=True).start()
@@ -129,15 +147,11 @@ class Controller:
             return
         self.traces.close()
         self._closed.set()
-        for host in self.hosts:
+        for host in [*self.hosts]:
             # Not with a message, which a worker that is stopped would not take: it hears that this side is
             # gone.
             self._lose(host, "")
-        for host in self.hosts:
-            if host.process.ending(2.0) is None:
-                host.process.kill()
-                host.process.ending(2.0)
-        self._starter.close()
+        self.islands.close()
 
     def leave(self) -> None:
         """Lets go of the workers in a process that was forked from the one that they belong to.
@@ -149,38 +163,48 @@ class Controller:
         self._answers.forget_threads()
         self._fetches.forget_threads()
         self._closed.set()
+        self.islands.leave()
         for host in self.hosts:
-            host.error = f"{host} belongs to the process that this one was forked from"
+            error = f"{host} belongs to the process that this one was forked from"
+            host.error = host.gang.error = error
             host.leave()
             for step in self._steps.values():
                 step.forget_threads()
-                step.lose(host.index, host.error)
+                step.lose(host.index, error)
+
+    def is_usable(self) -> bool:
+        """Whether it is not closed, and all islands have workers, or will have new ones."""
+        return not self._closed.is_set() and all(gang.fate is None for gang in self.islands.gangs)
 
     def is_whole(self) -> bool:
         """Whether no host is lost, and the cluster not closed."""
-        return not self._closed.is_set() and all(host.error is None for host in self.hosts)
+        return not self._closed.is_set() and all(gang.error is None for gang in self.islands.gangs)
 
     def tell_all(self, *messages: Message) -> None:
         """Sends messages to all hosts that are left, to all of them between the same two steps."""
         with self.order:
             for host in self.hosts:
                 with contextlib.suppress(HostError):
-                    self._send(host.index, *messages)
+                    self._send(host, *messages)
 
     def load(
         self,
         name: str,
+        gangs: Sequence[Gang],
         parts: Mapping[int, HostPart],
-        devices: Mapping[str, tuple[int, ...]],
-        stride: int,
+        devices: Mapping[str, tuple[resources.Device, ...]],
+        crossing: int = 0,
+        inner: int = 0,
     ) -> HostedProgram:
         """Compiles the parts of a program on their hosts, all at the same time, and waits for all.
 
         Args:
           name: the name of the program.
-          parts: what each host gets.
-          devices: the ids of the devices of each slice, on its host.
-          stride: how many transfers between hosts a run has, on all hosts together.
+          gangs: the workers of the islands that have a part.
+          parts: what each island gets.
+          devices: those of each slice.
+          crossing: how many transfers between islands a run has, on all islands together.
+          inner: how many within an island it has at most.
 
         Raises:
           HostError: one of them cannot; says which host and why.
@@ -188,43 +212,46 @@ class Controller:
         number = self._number()
         # Nobody can guess what is sent under which number.
         base = secrets.randbelow(1 << 61)
-        peers = {host.index: host.ready.data_address for host in self.hosts}
-        probes = {host.index: host.ready.probe_address for host in self.hosts}
-        answers = {host: _Answer() for host in parts}
+        hosts = [host for gang in gangs for host in gang.hosts]
+        answers = {host: _Answer() for host in hosts}
         with self._lock:
-            self._loading.update(((host, number), answer) for host, answer in answers.items())
+            self._loading.update(((host.index, number), answer) for host, answer in answers.items())
         loads = {
-            host: Load(
+            gang: Load(
                 number,
                 name,
                 part.module,
                 part.declared_computations(),
                 part.declared_constants(),
-                host,
-                dict(devices),
-                peers,
-                probes,
+                gang.number,
+                {slice: tuple(device.id for device in own) for slice, own in devices.items()},
+                {slice: tuple(device.host.index for device in own) for slice, own in devices.items()},
+                {host.index: host.ready.data_address for host in hosts},
+                {host.index: host.ready.probe_address for host in hosts},
                 base,
-                stride,
+                crossing,
+                crossing + inner,
                 part.argument_names,
                 part.weak_results,
             )
-            for host, part in parts.items()
+            for gang in gangs
+            for part in [parts[gang.number]]
         }
         program = HostedProgram(
             number,
             name,
-            tuple(parts),
-            {host: part.inputs for host, part in parts.items()},
-            {host: part.outputs for host, part in parts.items()},
+            tuple(gangs),
+            {island: part.inputs for island, part in parts.items()},
+            {island: part.outputs for island, part in parts.items()},
         )
         try:
-            for host, load in loads.items():
-                self._send(host, load)
+            for gang, load in loads.items():
+                for host in gang.hosts:
+                    self._send(host, load)
             for host, answer in answers.items():
                 self._answers.wait(answer.is_given)
                 if answer.error is not None:
-                    raise HostError(f"program {name}, host {host}: {answer.error}")
+                    raise HostError(f"program {name}, host {host.index}: {answer.error}")
         except BaseException:
             # Others may have it.
             self.unload(program)
@@ -238,59 +265,62 @@ class Controller:
           HostError: a host is gone.
         """
         request = self._questions.ask()
-        with self._questions.expected(program.hosts, request):
-            for number in program.hosts:
-                host = self._alive(number)
+        with self._questions.expected([host.index for host in program.hosts], request):
+            for host in program.hosts:
                 self._speak(host, host.watch.send, Describe(request, program.number, text))
-            pieces = [piece for host in program.hosts for piece in self._questions.answer(host, request)]
-        error = next((piece.error for piece in pieces if piece.error is not None), None)
+            # All hosts of an island that run a computation say the same of it.
+            pieces = [self._questions.answer(host.index, request) for host in program.hosts]
+        error = next((piece.error for said in pieces for piece in said if piece.error is not None), None)
         if error is not None:
             raise HostError(f"program {program.name}: {error}")
         return facts_of(pieces)
 
     def unload(self, program: HostedProgram) -> None:
         """Notes that nobody runs a program any more; may be called by finalizers."""
-        self._garbage.add_program(program)
-
-    def location(self, host: int, placement: DeviceLayout, replica: int = 0, replicas: int = 1) -> Location:
-        """Where arrays lie on a host, or one of so many blocks of their rows."""
-        key = (host, placement, replica, replicas)
-        return self._locations.setdefault(key, Location(*key))
+        self._unneeded.add(program)
 
     def put(self, value: np.ndarray[Any, Any], location: Location) -> int:
-        """Sends what belongs there of an array to a host; returns its number there.
+        """Sends an array to the hosts of a location; returns its number there.
 
         Raises:
-          HostError: the host is gone.
+          HostError: one of them is gone.
         """
         value = location.rows(value)
         number = self._number()
-        shards, order = cut(value, location.placement)
-        host = self._alive(location.host)
         try:
-            put = Put(number, value.shape, value.dtype.name, location.placement, order)
-            self._speak(host, host.arrays.send, put)
-            for n, shard in enumerate(shards):
-                raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
-                for offset in range(0, len(raw), CHUNK):
-                    piece = raw[offset : offset + CHUNK]
-                    self._speak(host, host.arrays.send_with, Chunk(number, n, offset, len(piece)), piece)
+            for host in location.gang.hosts:
+                shards, order = cut(value, location.placement, location.holders.get(host, ()))
+                put = Put(number, value.shape, value.dtype.name, location.placement, order)
+                self._speak(host, host.arrays.send, put)
+                for n, shard in enumerate(shards):
+                    raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
+                    for offset in range(0, len(raw), CHUNK):
+                        piece = raw[offset : offset + CHUNK]
+                        chunk = Chunk(number, n, offset, len(piece))
+                        self._speak(host, host.arrays.send_with, chunk, piece)
         except BaseException:
             # Ctrl-C, such as while something large is sent.
-            with contextlib.suppress(HostError):
-                self._speak(host, host.arrays.send, Free((number,)))
+            for host in location.gang.hosts:
+                with contextlib.suppress(HostError):
+                    self._speak(host, host.arrays.send, Free((number,)))
             raise
         return number
 
-    def run(self, program: HostedProgram, arguments: Mapping[int, Sequence[int]]) -> Step:
+    def run(
+        self,
+        program: HostedProgram,
+        arguments: Mapping[int, Sequence[int]],
+        made: Sequence[Step | None] = (),
+    ) -> Step:
         """Issues a step: one message to each host, to all of them before any answer.
 
         Args:
           program: the program.
-          arguments: for each host the numbers of the arrays that its part takes.
+          arguments: for each island the numbers of the arrays that its part takes.
+          made: the steps that made these arrays.
 
         Returns:
-          The step. The first array that a part makes has the number behind that of the step on its host, and
+          The step. The first array that a part makes has the number behind that of the step on its hosts, and
           others follow it.
 
         Raises:
@@ -298,25 +328,22 @@ class Controller:
         """
         with self.order:
             self._make_room()
-            hosts = [self._alive(host) for host in program.hosts]
-            step = Step(program.name, self._number(1 + program.most_outputs), program.hosts)
-            frames = [
-                encode(
-                    Run(
-                        program.number,
-                        step.number,
-                        tuple(arguments[host]),
-                        self._garbage.take_arrays(host),
-                    )
-                )
-                for host in program.hosts
-            ]
+            for gang in program.gangs:
+                gang.check()
+            hosts = program.hosts
+            number = self._number(1 + program.most_outputs)
+            step = Step(program.name, number, [host.index for host in hosts], program.number)
+            frames: list[bytes] = []
+            for gang in program.gangs:
+                own = tuple(arguments[gang.number])
+                frame = encode(Run(program.number, number, own, gang.unused.take()))
+                frames += [frame] * len(gang.hosts)
             try:
-                self._begin(step, hosts, frames)
+                self._begin(step, hosts, frames, made)
             except BaseException:
                 # A step that only some hosts have would wait for ever; a worker knows those that it has had.
                 with Whole():
-                    self._begin(step, hosts, frames)
+                    self._begin(step, hosts, frames, made)
                 raise
         return step
 
@@ -327,9 +354,17 @@ class Controller:
             self._next += count
         return first
 
-    def _begin(self, step: Step, hosts: Sequence[HostProcess], frames: Sequence[bytes]) -> None:
+    def _begin(
+        self,
+        step: Step,
+        hosts: Sequence[HostProcess],
+        frames: Sequence[bytes],
+        made: Sequence[Step | None],
+    ) -> None:
         """Hands a step to its hosts; nothing is wrong when that is done twice."""
-        if step.number not in self._steps:
+        if step.number not in self._steps and not step.is_done():
+            if self._several:
+                self._follow(step, made)
             self._steps[step.number] = step
             self._running.append(step)
         for host, frame in zip(hosts, frames, strict=True):
@@ -338,12 +373,32 @@ class Controller:
             except ConnectionEnded as error:
                 self._lose_ended(host, error)
                 # It may have been lost before the step was there to be told.
-                step.lose(host.index, host.error or str(error))
+                why = host.error or str(error)
+                if host.gang.is_several:
+                    step.spoil(why)
+                step.lose(host.index, why)
 
-    def ask(self, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]) -> Fetched:
-        """Asks for the bytes of some shards of an array; `fetch` waits for them."""
+    def _follow(self, step: Step, made: Sequence[Step | None]) -> None:
+        """Notes what may spoil a step: those that its hosts are at, whose results it may read."""
+        with self._lock:
+            for one in made:
+                if one is not None:
+                    one.check_spoiled()
+            self._unsettled = [other for other in self._unsettled if not other.is_settled()]
+            step.follow(other for other in self._unsettled if not step.hosts.isdisjoint(other.hosts))
+            self._unsettled.append(step)
+
+    def ask(self, host: HostProcess, number: int, devices: Sequence[int], sizes: Sequence[int]) -> Fetched:
+        """Asks for the bytes of some shards of an array; `fetch` waits for them.
+
+        Args:
+          host: the host.
+          number: the number of the array there.
+          devices: the positions of the shards, among those of the host.
+          sizes: their bytes.
+        """
         # Two threads that ask for one array share what comes.
-        fetched, is_first = self._fetches.begin((host, number), sizes)
+        fetched, is_first = self._fetches.begin((host.index, number), sizes)
         if is_first:
             try:
                 self._send(host, Fetch(number, tuple(devices)))
@@ -352,70 +407,65 @@ class Controller:
                 fetched.fail(str(error))
         return fetched
 
-    def fetch(self, host: int, number: int, fetched: Fetched) -> list[bytearray]:
+    def fetch(self, host: HostProcess, number: int, fetched: Fetched) -> list[bytearray]:
         """The bytes that were asked for, when they are ready.
 
         Raises:
           HostError: the host is gone, or the array is an error.
         """
         fetched.wait()
-        self._fetches.end((host, number), fetched)
+        self._fetches.end((host.index, number), fetched)
         if fetched.error is not None:
-            raise HostError(self.hosts[host].error or f"{self.hosts[host]}: {fetched.error}")
+            raise HostError(host.error or f"{host}: {fetched.error}")
         return fetched.shards
 
-    def wait(self, step: Step, host: int | None = None, number: int | None = None) -> None:
-        """Waits until a host, or every host, is done with a step.
+    def wait(self, step: Step, location: Location | None = None, number: int | None = None) -> None:
+        """Waits until the hosts of a location, or all hosts, are done with a step.
+
+        Where islands have several hosts, until nothing can spoil it any more.
 
         Args:
           step: the step.
-          host: the host; None for all.
+          location: the location; None for all hosts.
           number: the number of an array that its part makes; None for all.
 
         Raises:
-          HostError: the array failed, or the host is gone.
+          HostError: the array failed, or a host is gone.
         """
-        self._answers.wait(lambda: step.is_done(host))
-        step.check(host, number)
-        if host is not None:
-            self._alive(host)
+        hosts = None if location is None else [host.index for host in location.holders]
+        self._answers.wait(step.is_settled if self._several else functools.partial(step.is_done, hosts))
+        step.check(hosts, number)
+        if location is not None:
+            location.gang.check()
 
-    def is_done(self, step: Step, host: int) -> bool:
-        """Whether a host is done with a step."""
-        if not step.is_done(host):
+    def settle(self, step: Step) -> None:
+        """Waits until nothing can spoil what a step has made, where anything can.
+
+        Raises:
+          HostError: it is spoiled.
+        """
+        if self._several:
+            self._answers.wait(step.is_settled)
+            step.check_spoiled()
+
+    def is_done(self, step: Step, location: Location) -> bool:
+        """Whether the hosts of a location are done with a step; see `wait`."""
+        hosts = [host.index for host in location.holders]
+        is_done = step.is_settled if self._several else functools.partial(step.is_done, hosts)
+        if not is_done():
             self._answers.poll()
-        return step.is_done(host)
+        return is_done()
 
-    def forget(self, host: int, number: int) -> None:
+    def forget(self, location: Location, number: int) -> None:
         """Notes that nobody holds an array any more; may be called by finalizers."""
-        self._garbage.add_array(host, number)
+        location.gang.unused.add(number)
 
-    def check(self, host: int) -> None:
-        """Checks that a host, and with it what it has, is there.
-
-        Raises:
-          HostError: it is gone.
-        """
-        self._alive(host)
-
-    def _alive(self, index: int) -> HostProcess:
-        """A host.
-
-        Raises:
-          HostError: it is gone.
-        """
-        host = self.hosts[index]
-        if host.error is not None:
-            raise HostError(host.error)
-        return host
-
-    def _send(self, index: int, *messages: Message) -> None:
+    def _send(self, host: HostProcess, *messages: Message) -> None:
         """Sends a host what has an order.
 
         Raises:
           HostError: it is gone.
         """
-        host = self._alive(index)
         self._speak(host, host.steps.send, *messages)
 
     def _speak(self, host: HostProcess, send: Callable[..., None], *what: Any) -> None:
@@ -424,6 +474,8 @@ class Controller:
         Raises:
           HostError: it is gone.
         """
+        if host.error is not None:
+            raise HostError(host.error)
         try:
             with Whole():
                 send(*what)
@@ -477,7 +529,7 @@ class Controller:
             case Report():
                 self._reports.hear(host.index, message)
             case PeerLost():
-                self._start(self._lose_peer, host, self.hosts[message.host], message.error)
+                self._start(self._lose_peer, host, message)
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
                 self.traces.hear(host.index, message)
             case Described():
@@ -495,6 +547,9 @@ class Controller:
         else:
             self._find_ended()
             failed = {position: f"{host}: {what}" for position, what in done.failed.items()}
+            if host.gang.is_several:
+                what = done.error or next(iter(done.failed.values()))
+                self._lose(host, f"step {done.run} of program {step.program} failed there: {what}")
             is_last = step.done(host.index, done.error and f"{host}: {done.error}", failed)
         if is_last:
             self._steps.pop(done.run, None)
@@ -504,14 +559,16 @@ class Controller:
         if host.error is None:
             self._lose(host, host.ending() or str(error))
 
-    def _lose_peer(self, host: HostProcess, peer: HostProcess, why: str) -> None:
+    def _lose_peer(self, host: HostProcess, said: PeerLost) -> None:
         """Loses a worker that another one does not reach."""
-        # Waits a little: that a process has ended is seen later than that its connections have.
-        self._lose(peer, peer.ending() or f"{host} does not reach it: {why}")
+        peer = self.hosts[said.host]
+        if host.error is None and peer.ready.probe_address == said.address:
+            # Waits a little: that a process has ended is seen later than that its connections have.
+            self._lose(peer, peer.ending() or f"{host} does not reach it: {said.error}")
 
     def _find_ended(self) -> None:
         """Finds workers that have just ended, which is why others fail."""
-        for host in self.hosts:
+        for host in [*self.hosts]:
             if host.error is None and (how := host.ending(0)):
                 self._lose(host, how)
 
@@ -526,7 +583,7 @@ class Controller:
             late = time.monotonic() - asked - pause
             asked = time.monotonic()
             self._answers.poll()
-            for host in self.hosts:
+            for host in [*self.hosts]:
                 host.heard += late
                 if host.error is not None:
                     continue
@@ -559,42 +616,75 @@ class Controller:
     def _free(self) -> None:
         """Frees what nobody holds, in batches, where no step does so."""
         while not self._closed.wait(_FREE_SECONDS):
-            for host in self.hosts:
-                unused = self._garbage.take_arrays(host.index)
-                if unused:
+            for gang in [*self.islands.gangs]:
+                unused = gang.unused.take()
+                for host in gang.hosts if unused else ():
                     with contextlib.suppress(HostError):
-                        self._send(host.index, Free(unused))
-            for program in self._garbage.take_programs():
-                for index in program.hosts:
+                        self._send(host, Free(unused))
+            for program in self._unneeded.take():
+                for host in program.hosts:
                     # Steps that were issued still run.
                     with contextlib.suppress(HostError):
-                        self._send(index, Unload(program.number))
+                        self._send(host, Unload(program.number))
 
     def _lose(self, host: HostProcess, why: str) -> None:
-        """A host is gone: all that depends on it is an error from now on."""
+        """A host is gone, and with it its island: all that depends on it is an error from now on."""
+        gang = host.gang
         with self._lock:
-            if host.error is not None:
+            if gang.error is not None:
                 return
             closed = self._closed.is_set()
-            host.error = f"{host} is closed" if closed else f"{host} is lost: {why}"
+            gang.error = f"{host} is closed" if closed else f"{host} is lost: {why}"
+            for other in gang.hosts:
+                other.error = f"{other} is closed" if closed else gang.error
+            indices = {other.index for other in gang.hosts}
             steps = [*self._steps.values()]
-            loading = [self._loading[key] for key in self._loading if key[0] == host.index]
+            if gang.is_several:
+                self._spoil(gang, gang.error)
+            loading = [answer for key, answer in self._loading.items() if key[0] in indices]
         if not closed:
-            log.error("%s", host.error)
+            log.error("%s", gang.error)
         # First who waits for it, so that no error that follows from this one is heard before.
         for step in steps:
-            if step.lose(host.index, host.error):
-                self._steps.pop(step.number, None)
+            for index in indices & step.hosts:
+                if step.lose(index, gang.error):
+                    self._steps.pop(step.number, None)
         for answer in loading:
-            answer.give(host.error)
-        self._fetches.lose(host.index, host.error)
-        self._questions.lose(host.index, host.error)
-        self.traces.lose(host.index)
-        if not closed:
-            host.process.kill()
-        self._answers.forget(host)
-        host.close()
+            answer.give(gang.error)
+        for other in gang.hosts:
+            self._fetches.lose(other.index, gang.error)
+            self._questions.lose(other.index, gang.error)
+            self.traces.lose(other.index)
+            self._answers.forget(other)
+            other.close()
         self._answers.wake()
+        if not closed:
+            runs = [step for step in steps if not indices.isdisjoint(step.hosts)]
+            self.islands.restart(gang, functools.partial(self._mourn, runs), self._attend)
+
+    def _spoil(self, gang: Gang, error: str) -> None:
+        """Spoils all steps that may have had something of an island of which nobody can say what it did."""
+        hosts = {host.index for host in gang.hosts}
+        for step in self._unsettled:
+            if not step.is_settled() and not hosts.isdisjoint(step.hosts):
+                step.spoil(error)
+                hosts |= step.hosts
+
+    def _mourn(self, steps: Sequence[Step], gang: Gang) -> None:
+        """Tells all other hosts that an island is lost."""
+        addresses = tuple(host.ready.data_address for host in gang.hosts)
+        numbers = tuple(host.index for host in gang.hosts)
+        for host in [*self.hosts]:
+            if host.error is None:
+                with contextlib.suppress(ConnectionEnded):
+                    host.watch.send(Lost(addresses))
+        # Behind all steps that it has a part of.
+        with self.order:
+            for host in [*self.hosts]:
+                runs = tuple((s.loaded, s.number) for s in steps if host.index in s.hosts)
+                if host.error is None and runs:
+                    with contextlib.suppress(HostError):
+                        self._send(host, Cancel(numbers, runs))
 
 
 class _Answer:
@@ -610,27 +700,3 @@ class _Answer:
 
     def is_given(self) -> bool:
         return self._given
-
-
-def _cluster(hosts: Sequence[HostProcess]) -> resources.Cluster:
-    """The devices of all hosts; each host is an island."""
-    positions = itertools.count()
-    return resources.Cluster(
-        tuple(
-            resources.DeviceIsland(
-                host.island,
-                tuple(
-                    resources.Device(
-                        next(positions),
-                        device,
-                        host.ready.platform,
-                        resources.Host(host.index),
-                        host.island,
-                        memory,
-                    )
-                    for device, memory in zip(host.ready.devices, host.ready.memory, strict=True)
-                ),
-            )
-            for host in hosts
-        )
-    )

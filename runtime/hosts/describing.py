@@ -101,11 +101,13 @@ class Questions:
             return pieces
 
 
-def facts_of(pieces: Iterable[Described]) -> HostFacts:
-    """What all pieces of all answers say."""
-    pieces = list(pieces)
+def facts_of(answers: Iterable[Sequence[Described]]) -> HostFacts:
+    """What all answers say, each in its pieces. Hosts that run the same say the same."""
+    answers = list(answers)
+    pieces = [piece for answer in answers for piece in answer]
+    texts = dict.fromkeys("".join(piece.text for piece in answer) for answer in answers)
     return HostFacts(
         {name: SliceMemory(*fields) for piece in pieces for name, fields in piece.memory.items()},
         {(computation, slice): flops for piece in pieces for computation, slice, flops in piece.flops},
-        "".join(piece.text for piece in pieces),
+        "".join(texts),
     )

@@ -9,42 +9,24 @@ from __future__ import annotations
 import collections
 import contextlib
 
-from pathways.runtime.hosts.hosted import HostedProgram
 
+class Unused[T]:
+    """Things that nobody holds any more, until somebody takes note of them."""
 
-class Garbage:
-    """Arrays and programs that hosts may forget.
+    def __init__(self) -> None:
+        self._queue: collections.deque[T] = collections.deque()
 
-    Args:
-      hosts: how many hosts there are.
-    """
+    def add(self, thing: T) -> None:
+        """Notes that nobody holds something."""
+        self._queue.append(thing)
 
-    def __init__(self, hosts: int) -> None:
-        self._arrays: list[collections.deque[int]] = [collections.deque() for _ in range(hosts)]
-        self._programs: collections.deque[HostedProgram] = collections.deque()
-
-    def add_array(self, host: int, number: int) -> None:
-        """Notes that nobody holds an array of a host."""
-        self._arrays[host].append(number)
-
-    def add_program(self, program: HostedProgram) -> None:
-        """Notes that nobody runs a program."""
-        self._programs.append(program)
-
-    def take_arrays(self, host: int) -> tuple[int, ...]:
-        """The arrays of a host that nobody holds, once."""
-        arrays = self._arrays[host]
-        return tuple(_taken(arrays)) if arrays else ()
-
-    def take_programs(self) -> list[HostedProgram]:
-        """The programs that nobody runs, once."""
-        return _taken(self._programs)
-
-
-def _taken[T](queue: collections.deque[T]) -> list[T]:
-    taken = []
-    # Another thread may take some at the same time.
-    with contextlib.suppress(IndexError):
-        while queue:
-            taken.append(queue.popleft())
-    return taken
+    def take(self) -> tuple[T, ...]:
+        """All that nobody holds, once."""
+        if not self._queue:
+            return ()
+        taken = []
+        # Another thread may take some at the same time.
+        with contextlib.suppress(IndexError):
+            while self._queue:
+                taken.append(self._queue.popleft())
+        return tuple(taken)

@@ -1,13 +1,18 @@
-"""Workers, as the controller sees them."""
+"""Workers, as the controller sees them: each, and as the gang of an island, started and lost together."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from pathways.runtime.hosts.garbage import Unused
 from pathways.runtime.hosts.launching import WorkerProcess
-from pathways.runtime.hosts.messages import Ready, Report
+from pathways.runtime.hosts.messages import DeviceLayout, Ready, Report
 from pathways.runtime.hosts.wire import Connection
 from pathways.runtime.resources.status import HostStatus
 
@@ -29,6 +34,7 @@ class HostProcess:
       ready: what it said of itself.
 
     Attributes:
+      gang: the workers of its island.
       error: why it is gone; None while it is not.
       heard: when it said something last, by `time.monotonic`.
       progressed: when it was done with a step last.
@@ -49,6 +55,7 @@ class HostProcess:
         self.arrays = connections["arrays"]
         self.watch = connections["watch"]
         self.ready = ready
+        self.gang: Gang
         self.error: str | None = None
         self.heard = self.progressed = time.monotonic()
 
@@ -85,6 +92,91 @@ class HostProcess:
         return (
             None if how is None else f"its process has ended ({how}){last_words(self.process.last_lines())}"
         )
+
+
+class Gang:
+    """The workers of an island, from their start to their end.
+
+    When one of several is lost, or fails at what the others do with it, nobody can say what the others have
+    computed: so all of them are.
+
+    Args:
+      number: the number of the island.
+      hosts: the workers, in the order of their devices.
+      restarts: how often the island was started anew before, each time without having done a step.
+
+    Attributes:
+      name: the name of the island.
+      is_several: whether it has more than one host.
+      error: why it is lost; None while it is not.
+      fate: why it is not started anew; None while it may be.
+      unused: the numbers of the arrays that nobody holds.
+    """
+
+    def __init__(self, number: int, hosts: Sequence[HostProcess], restarts: int = 0) -> None:
+        self.number = number
+        self.hosts = tuple(hosts)
+        self.restarts = restarts
+        self.name = hosts[0].island
+        self.is_several = len(hosts) > 1
+        self.error: str | None = None
+        self.fate: str | None = None
+        self.unused: Unused[int] = Unused()
+        self._locations: dict[tuple[DeviceLayout, int, int], Location] = {}
+        self._began = time.monotonic()
+        for host in hosts:
+            host.gang = self
+
+    def check(self) -> None:
+        """Checks that it, and with it what it has, is there.
+
+        Raises:
+          HostError: it is lost.
+        """
+        if self.error is not None:
+            raise HostError(self.error if self.fate is None else f"{self.error}; {self.fate}")
+
+    def location(self, placement: DeviceLayout, replica: int = 0, replicas: int = 1) -> Location:
+        """Where arrays lie on it, or one of so many blocks of their rows."""
+        key = (placement, replica, replicas)
+        return self._locations.setdefault(key, Location(self, *key))
+
+    def has_done_something(self) -> bool:
+        """Whether any of its hosts was done with a step."""
+        return any(host.progressed > self._began for host in self.hosts)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Location:
+    """Where arrays lie. A gang has one object for each, so that comparing them takes no time.
+
+    Attributes:
+      gang: the workers.
+      placement: how they lie there.
+      replica: which block of the rows of arrays is there; replicas have equal blocks.
+      replicas: how many blocks there are; 1 where all rows are there.
+    """
+
+    gang: Gang
+    placement: DeviceLayout
+    replica: int = 0
+    replicas: int = 1
+
+    def rows(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """What is there of an array."""
+        if self.replicas == 1:
+            return value
+        rows = len(value) // self.replicas
+        return value[self.replica * rows : (self.replica + 1) * rows]
+
+    @functools.cached_property
+    def holders(self) -> Mapping[HostProcess, tuple[int, ...]]:
+        """The hosts that have a part of them, each with the positions of its devices in the placement."""
+        positions = {
+            host: tuple(n for n, device in enumerate(self.placement.devices) if device in host.ready.devices)
+            for host in self.gang.hosts
+        }
+        return {host: own for host, own in positions.items() if own}
 
 
 def last_words(lines: Sequence[str]) -> str:

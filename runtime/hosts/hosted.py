@@ -9,37 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from pathways.runtime.hosts.messages import DeclaredComputation, DeclaredConstant, DeviceLayout
+from pathways.runtime.hosts.host import Gang, HostProcess, Location
+from pathways.runtime.hosts.messages import DeclaredComputation, DeclaredConstant
 from pathways.runtime.plan.lower import StoredComputation
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Location:
-    """Where arrays lie. A cluster has one object for each, so that comparing them takes no time.
-
-    Attributes:
-      host: the host.
-      placement: how they lie there.
-      replica: which block of the rows of arrays is there; replicas have equal blocks.
-      replicas: how many blocks there are; 1 where all rows are there.
-    """
-
-    host: int
-    placement: DeviceLayout
-    replica: int = 0
-    replicas: int = 1
-
-    def rows(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """What is there of an array."""
-        if self.replicas == 1:
-            return value
-        rows = len(value) // self.replicas
-        return value[self.replica * rows : (self.replica + 1) * rows]
 
 
 @dataclasses.dataclass(frozen=True)
 class HostPort:
-    """Where one array enters or leaves a program on a host.
+    """Where one array enters or leaves a program on an island.
 
     Attributes:
       number: the number of the argument or result in the program.
@@ -52,10 +29,10 @@ class HostPort:
 
 @dataclasses.dataclass(frozen=True)
 class HostPart:
-    """What a host gets of a program.
+    """What the hosts of an island get of a program.
 
     Attributes:
-      module: bytecode of the module in the form `host`, with the function of this host alone.
+      module: bytecode of the module in the form `host`, with the function of this island alone.
       inputs: what its function takes, in order.
       outputs: what it returns, in order.
       argument_names: what the caller calls its arguments, for messages.
@@ -94,16 +71,25 @@ class HostedProgram:
     Attributes:
       number: its number.
       name: its name.
-      hosts: the hosts that have a part of it.
-      inputs: what each part takes, in order.
-      outputs: what each part returns, in order.
+      gangs: the workers that have a part of it, by islands.
+      inputs: what the part of each island takes, in order.
+      outputs: what the part of each island returns, in order.
     """
 
     number: int
     name: str
-    hosts: tuple[int, ...]
+    gangs: tuple[Gang, ...]
     inputs: Mapping[int, tuple[HostPort, ...]]
     outputs: Mapping[int, tuple[HostPort, ...]]
+
+    def is_there(self) -> bool:
+        """Whether all workers that have a part of it are."""
+        return all(gang.error is None for gang in self.gangs)
+
+    @functools.cached_property
+    def hosts(self) -> tuple[HostProcess, ...]:
+        """The workers that have a part of it."""
+        return tuple(host for gang in self.gangs for host in gang.hosts)
 
     @functools.cached_property
     def most_outputs(self) -> int:

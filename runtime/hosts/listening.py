@@ -8,7 +8,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 
-from pathways.runtime.hosts.settings import Network
+from pathways.runtime.hosts.settings import Endpoints
 
 Address = str | tuple[str, int]
 """The path of a socket, or address and port."""
@@ -17,11 +17,11 @@ _BACKLOG = 64
 
 
 @contextlib.contextmanager
-def controller_socket(network: Network) -> Iterator[tuple[socket.socket, Address]]:
+def controller_socket(endpoints: Endpoints) -> Iterator[tuple[socket.socket, Address]]:
     """A socket on which the controller listens, and where workers find it; as long as workers start."""
-    if network.bind is not None:
-        with server_socket(network.bind, network.ports) as server:
-            yield server, (network.advertise or network.bind, server.getsockname()[1])
+    if endpoints.bind is not None:
+        with server_socket(endpoints.bind, endpoints.ports) as server:
+            yield server, (endpoints.advertise or endpoints.bind, server.getsockname()[1])
         return
     # A folder that nobody else may enter: faster than a port, and less open. Paths of sockets are short, and
     # the folder that the user chose for temporary files may be deep.

@@ -149,12 +149,14 @@ class Load(Message, frozen=True):
       module: bytecode of the module in the form `host`, with the function of this host alone.
       computations: those that the module only declares, by name.
       constants: those that the module only declares, by name.
-      host: the number of the host.
+      island: the number of the island, whose function it is.
       devices: the ids of the devices of each slice.
+      owners: the hosts of the devices of each slice.
       peers: the data address of each host.
       probes: where to ask whether each host lives.
-      base: the number of what the program sends first; run `r` begins `r * stride` behind it.
-      stride: how many transfers between hosts a run has, on all hosts together.
+      base: the number of what the program sends first; see `target.Numbers`.
+      crossing: how many transfers between islands a run has, on all islands together.
+      stride: how many transfers of all kinds it has at most.
       argument_names: what the caller calls the arguments of the part, for messages.
       weak_results: for each result of the part whether it is weakly typed.
     """
@@ -164,11 +166,13 @@ class Load(Message, frozen=True):
     module: bytes
     computations: dict[str, DeclaredComputation]
     constants: dict[str, DeclaredConstant]
-    host: int
+    island: int
     devices: dict[str, tuple[int, ...]]
+    owners: dict[str, tuple[int, ...]]
     peers: dict[int, str]
     probes: dict[int, str]
     base: int
+    crossing: int
     stride: int
     argument_names: tuple[str, ...]
     weak_results: tuple[bool, ...]
@@ -182,7 +186,7 @@ class Put(Message, frozen=True):
       shape: its global shape.
       dtype: its dtype.
       placement: where it goes.
-      shards: for each device the number of its shard among those that follow.
+      shards: for each device the number of its shard among those that follow; -1 for those of other hosts.
     """
 
     array: int
@@ -233,7 +237,10 @@ class Free(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Asks for the shards of an array, each once; `devices` are the positions of those that have them."""
+    """Asks for the shards of an array, each once.
+
+    `devices` are the positions of those that have them, among the devices of the array on this host.
+    """
 
     array: int
     devices: tuple[int, ...]
@@ -243,6 +250,28 @@ class Unload(Message, frozen=True):
     """Forgets a program."""
 
     program: int
+
+
+class Lost(Message, frozen=True):
+    """Hosts are lost: nothing more comes from them, and what waits for it is an error.
+
+    Attributes:
+      addresses: where arrays were pulled from.
+    """
+
+    addresses: tuple[str, ...]
+
+
+class Cancel(Message, frozen=True):
+    """Hosts are lost: what was kept for them is not.
+
+    Attributes:
+      hosts: their numbers.
+      runs: the program and the number of each run of which they may not have all that they need.
+    """
+
+    hosts: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
 
 
 class Ping(Message, frozen=True):
@@ -336,9 +365,10 @@ class Report(Message, frozen=True):
 
 
 class PeerLost(Message, frozen=True):
-    """Another host does not answer this one."""
+    """Another host does not answer this one; `address` is where it was asked whether it lives."""
 
     host: int
+    address: str
     error: str
 
 
@@ -467,6 +497,8 @@ ToWorker = (
     | Free
     | Fetch
     | Unload
+    | Lost
+    | Cancel
     | Ping
     | StartTrace
     | StopTrace

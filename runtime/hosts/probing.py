@@ -32,7 +32,7 @@ class Probes:
       server: the socket to listen on.
       secret: what all workers of the cluster know.
       hello: says who this worker is.
-      lost: is called when a peer does not answer, with its number and why; once for each.
+      lost: is called when a peer does not answer, with its number, its address and why; once for each.
       deadline: seconds that a peer may say nothing.
     """
 
@@ -41,14 +41,14 @@ class Probes:
         server: socket.socket,
         secret: bytes,
         hello: MakeHello,
-        lost: Callable[[int, str], None],
+        lost: Callable[[int, str, str], None],
         deadline: float,
     ) -> None:
         self._secret = secret
         self._hello = hello
         self._lost = lost
         self._deadline = deadline
-        self._known: set[int] = set()
+        self._known: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
         self._server = server
         host, port = self._server.getsockname()[:2]
@@ -62,9 +62,9 @@ class Probes:
           peers: the addresses of their `Probes`, by the number of the host.
         """
         with self._lock:
-            new = {host: address for host, address in peers.items() if host not in self._known}
+            new = peers.items() - self._known
             self._known.update(new)
-        for host, address in new.items():
+        for host, address in new:
             # Each side asks on a connection of its own: what one hears does not tell that the other is heard.
             _start(self._ask, host, address)
 
@@ -92,7 +92,7 @@ class Probes:
                 connection, _ = greet_worker(sock, self._secret, (PEER,))
                 self._keep_asking(connection)
         except (OSError, MessageError) as error:
-            self._lost(host, str(error))
+            self._lost(host, address, str(error))
 
     def _keep_asking(self, connection: Connection[Any]) -> None:
         connection.limit(self._deadline)

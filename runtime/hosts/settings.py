@@ -30,7 +30,7 @@ class Island:
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
+class Endpoints:
     """Where controller and workers listen.
 
     Attributes:
@@ -78,7 +78,9 @@ class Settings:
         doubled; None for never.
       step_deadline: seconds without progress after which a step is ended; None for never.
       heartbeat: seconds that a worker may say nothing; then it is killed, and what it had is lost.
-      network: where controller and workers listen.
+      endpoints: where controller and workers listen.
+      launcher: who starts workers: `ray`, or None for this process.
+      address: that of the cluster of the launcher; None for one of its own.
 
     Raises:
       ValueError: one of them cannot be.
@@ -89,7 +91,9 @@ class Settings:
     stall_report: float | None = 60.0
     step_deadline: float | None = None
     heartbeat: float = 10.0
-    network: Network = Network()
+    endpoints: Endpoints = Endpoints()
+    launcher: str | None = None
+    address: str | None = None
 
     def __post_init__(self) -> None:
         if not self.islands:

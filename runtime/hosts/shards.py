@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,13 +41,22 @@ def different_shards(
 
 
 def cut(
-    value: np.ndarray[Any, Any], placement: DeviceLayout
+    value: np.ndarray[Any, Any], placement: DeviceLayout, positions: Container[int]
 ) -> tuple[list[np.ndarray[Any, Any]], tuple[int, ...]]:
-    """The different shards of an array, and for each device the number of its own."""
+    """The different shards of an array, and for each device the number of its own.
+
+    Args:
+      value: the array.
+      placement: how it lies.
+      positions: those of the devices whose shards are wanted; the number of others is -1.
+    """
     numbers: dict[tuple[tuple[int, int], ...], int] = {}
     shards: list[np.ndarray[Any, Any]] = []
     order = []
-    for parts in shard_indices(value.shape, placement):
+    for position, parts in enumerate(shard_indices(value.shape, placement)):
+        if position not in positions:
+            order.append(-1)
+            continue
         key = tuple((part.start, part.stop) for part in parts)
         if key not in numbers:
             numbers[key] = len(shards)

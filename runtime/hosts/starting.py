@@ -70,7 +70,7 @@ class Starter:
         """
         processes: dict[int, WorkerProcess] = {}
         try:
-            with controller_socket(self._settings.network) as (server, address):
+            with controller_socket(self._settings.endpoints) as (server, address):
                 start = _Start(server, self._secret, next(self._epochs), stop, processes)
                 try:
                     for island in islands:
@@ -117,7 +117,7 @@ class Starter:
                 asked.hosts,
                 asked.devices_per_host,
                 self._settings.heartbeat,
-                self._settings.network.ports,
+                self._settings.endpoints.ports,
             )
             for rank, host in enumerate(self._numbers[island])
         ]
@@ -219,7 +219,7 @@ class _Start:
     def _failed(self, host: int, why: str) -> HostError:
         process = self._processes[host]
         # Its end explains why its connection has ended.
-        how = process.ending(0.5)
+        how = process.ending(3.0)
         if how is None:
             process.kill()
         else:

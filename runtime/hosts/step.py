@@ -1,4 +1,4 @@
-"""A run of a program on hosts."""
+"""Steps: which hosts are done, and what went wrong."""
 
 from __future__ import annotations
 
@@ -19,21 +19,31 @@ class Step:
       program: the name of the program.
       number: the number of the run.
       hosts: the hosts that have a part of it.
+      loaded: the number of the program.
 
     Attributes:
       began: when it was issued, by `time.monotonic`.
+      hosts: the hosts that have a part of it.
     """
 
-    def __init__(self, program: str, number: int, hosts: Iterable[int]) -> None:
+    def __init__(self, program: str, number: int, hosts: Iterable[int], loaded: int = 0) -> None:
         self.program = program
         self.number = number
+        self.loaded = loaded
         self.began = time.monotonic()
-        self._pending = set(hosts)
+        self.hosts = frozenset(hosts)
+        self._pending = set(self.hosts)
         self._errors: dict[int, str] = {}
         # Of single results, by their hosts and positions there.
         self._failed: dict[tuple[int, int], str] = {}
         self._lost: str | None = None
+        self._spoiled: str | None = None
+        self._before: list[Step] = []
         self._lock = threading.Lock()
+
+    def follow(self, before: Iterable[Step]) -> None:
+        """Notes the steps that its hosts had last: what they made, it may read."""
+        self._before = list(before)
 
     def done(self, host: int, error: str | None, failed: Mapping[int, str] = _NOTHING) -> bool:
         """Notes that a host is done; True when it was the last one.
@@ -55,21 +65,48 @@ class Step:
     def lose(self, host: int, error: str) -> bool:
         """Notes that a host is gone; True when it was the last one.
 
-        Whatever else fails does so because of it.
+        Whatever else fails does so because of it, also when it was done: others may wait for what it sent.
         """
         with self._lock:
-            if host not in self._pending:
-                return not self._pending
+            if not self._pending:
+                return True
             self._lost = self._lost or error
+            if host not in self._pending:
+                return False
         return self.done(host, error)
+
+    def spoil(self, error: str) -> None:
+        """Notes that nobody can say what any host has made of it."""
+        with self._lock:
+            self._spoiled = self._spoiled or error
 
     def forget_threads(self) -> None:
         """Makes its lock anew in a forked process, where nobody would release it."""
         self._lock = threading.Lock()
 
-    def is_done(self, host: int | None = None) -> bool:
-        """Whether a host, or every host, is done."""
-        return not self._pending if host is None else host not in self._pending
+    def is_done(self, hosts: Iterable[int] | None = None) -> bool:
+        """Whether some hosts, or all, are done."""
+        return not self._pending if hosts is None else self._pending.isdisjoint(hosts)
+
+    def is_settled(self) -> bool:
+        """Whether nothing can spoil it any more: all hosts are done with it and with all before it."""
+        return self._verdict() is not None
+
+    def _verdict(self) -> str | None:
+        """What spoils it, nothing when nothing can any more; None while something may."""
+        if self._spoiled is not None:
+            return self._spoiled
+        if self._pending:
+            return None
+        for step in self._before:
+            said = step._verdict()
+            if said is None:
+                return None
+            if said:
+                self.spoil(said)
+                return said
+        self._before = []
+        return ""
 
     def pending(self) -> tuple[int, ...]:
         """The hosts that are not done."""
@@ -80,22 +117,31 @@ class Step:
         """What is known of it."""
         return StepStatus(self.program, self.number, time.monotonic() - self.began, self.pending())
 
-    def check(self, host: int | None = None, number: int | None = None) -> None:
-        """Checks that what a host, or every host, has done went well.
+    def check_spoiled(self) -> None:
+        """Checks that what it made is what it should be.
+
+        Raises:
+          HostError: nobody can say.
+        """
+        if why := self._verdict():
+            raise HostError(f"program {self.program}: {why}")
+
+    def check(self, hosts: Iterable[int] | None = None, number: int | None = None) -> None:
+        """Checks that what some hosts, or all, have done went well.
 
         Args:
-          host: the host; None for all.
-          number: the number of an array that its part makes; None for all.
+          hosts: the hosts; None for all.
+          number: the number of an array that their parts make; None for all.
 
         Raises:
           HostError: it failed.
         """
+        self.check_spoiled()
         if not self._errors and not self._failed:
             return
+        which = self.hosts if hosts is None else frozenset(hosts)
         position = None if number is None else number - self.number - 1
-        found = [error for of, error in self._errors.items() if host in (None, of)]
-        found += [
-            error for (of, at), error in self._failed.items() if host in (None, of) and position in (None, at)
-        ]
+        found = [error for of, error in self._errors.items() if of in which]
+        found += [error for (of, at), error in self._failed.items() if of in which and position in (None, at)]
         if found:
             raise HostError(f"program {self.program}: {self._lost or found[0]}")

@@ -22,6 +22,10 @@ class Poison:
     error: str
 
 
+ELSEWHERE = object()
+"""What stands for an array that other hosts of the island have alone."""
+
+
 class Incoming:
     """An array that is coming from the controller, shard by shard.
 
@@ -37,22 +41,24 @@ class Incoming:
     def __init__(self, put: Put, handles: Mapping[int, jax.Device]) -> None:
         self.put = put
         placement = put.placement
-        self._devices = [handles[number] for number in placement.devices]
-        mesh = Mesh(np.array(self._devices, dtype=object).reshape(placement.mesh), placement.axis_names)
+        devices = [handles[number] for number in placement.devices]
+        mesh = Mesh(np.array(devices, dtype=object).reshape(placement.mesh), placement.axis_names)
+        self._placed = [
+            (shard, device) for shard, device in zip(put.shards, devices, strict=True) if shard >= 0
+        ]
         self._sharding = NamedSharding(mesh, _spec(placement))
         dtype = jax.numpy.dtype(put.dtype)
         shape = self._sharding.shard_shape(put.shape)
         self._shards = [np.empty(shape, dtype) for _ in range(max(put.shards, default=-1) + 1)]
         self.coming = Coming([memoryview(shard.reshape(-1).view(np.uint8)) for shard in self._shards])
 
-    def array(self) -> jax.Array:
-        """The array, on its devices."""
+    def array(self) -> Any:
+        """The array, on its devices; `ELSEWHERE` if none of them is here."""
+        if not self._placed:
+            return ELSEWHERE
         # Without x64 JAX would narrow what has 64 bits.
         with jax.enable_x64(True):
-            placed = [
-                jax.device_put(self._shards[shard], device)
-                for shard, device in zip(self.put.shards, self._devices, strict=True)
-            ]
+            placed = [jax.device_put(self._shards[shard], device) for shard, device in self._placed]
         return jax.make_array_from_single_device_arrays(self.put.shape, self._sharding, placed)
 
 
@@ -98,7 +104,11 @@ class Store:
 
     def held(self) -> list[Any]:
         """All arrays that are there now."""
-        return [array for array in [*self._arrays.values()] if not isinstance(array, Poison)]
+        return [
+            array
+            for array in [*self._arrays.values()]
+            if array is not ELSEWHERE and not isinstance(array, Poison)
+        ]
 
     def begin(self, put: Put) -> None:
         """Makes room for an array."""

@@ -20,13 +20,15 @@ class Asked:
 
     Args:
       receive: the step that asked.
+      host: the host that it asked, or the first of them.
       arrays: what it got, which may be pending.
     """
 
-    __slots__ = ("_arrays", "_began", "_receive")
+    __slots__ = ("_arrays", "_began", "_host", "_receive")
 
-    def __init__(self, receive: Receive, arrays: Sequence[Any]) -> None:
+    def __init__(self, receive: Receive, host: int, arrays: Sequence[Any]) -> None:
         self._receive = receive
+        self._host = host
         self._began = time.monotonic()
         self._arrays = [weakref.ref(array) for array in arrays]
 
@@ -37,7 +39,7 @@ class Asked:
             return None
         receive = self._receive
         return Waiting(
-            receive.peer,
+            self._host,
             receive.channel,
             receive.src,
             receive.dst,

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from pathways.runtime.hosts.listening import connect_to, free_port, own_address,
 from pathways.runtime.hosts.messages import (
     CHANNELS,
     Ask,
+    Cancel,
     Chunk,
     Coordinator,
     Describe,
@@ -43,6 +44,7 @@ from pathways.runtime.hosts.messages import (
     Join,
     Load,
     LoadDone,
+    Lost,
     MessageError,
     PeerLost,
     Ping,
@@ -57,9 +59,10 @@ from pathways.runtime.hosts.messages import (
     Unload,
     versions,
 )
+from pathways.runtime.hosts.own_part import own_part
 from pathways.runtime.hosts.probing import Probes
-from pathways.runtime.hosts.store import Poison, Store
-from pathways.runtime.hosts.target import Peers, WorkerTarget
+from pathways.runtime.hosts.store import ELSEWHERE, Poison, Store
+from pathways.runtime.hosts.target import Numbers, Peers, WorkerTarget
 from pathways.runtime.hosts.underway import StepsUnderway
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller
 from pathways.runtime.hosts.worker_tracing import WorkerTracing
@@ -76,30 +79,55 @@ _NOTHING: dict[int, str] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Hosted:
-    """A program of this host: the function, and what its sends and receipts are bound to."""
+    """A program of this host.
+
+    Attributes:
+      name: its name.
+      executable: the function.
+      target: what its sends and receipts are bound to.
+      inputs: which of the arrays that its island takes it takes; None for all.
+      outputs: the number of each array that it makes among those that its island makes.
+      count: how many its island makes.
+    """
 
     name: str
     executable: Executable
     target: WorkerTarget
+    inputs: tuple[int, ...] | None
+    outputs: tuple[int, ...]
+    count: int
+
+    def results(self, arrays: Sequence[Any]) -> list[Any]:
+        """What stands for all that its island makes."""
+        if self.inputs is None:
+            return list(arrays)
+        results = [ELSEWHERE] * self.count
+        for n, array in zip(self.outputs, arrays, strict=True):
+            results[n] = array
+        return results
 
 
 class Worker:
     """The state of a worker.
 
     Args:
+      config: what it was told when it was started.
       connections: to the controller, by the names of `messages.CHANNELS`.
       peers: to the other workers.
-      devices: those of this host.
+      devices: those of its island.
       probes: ask the other workers whether they live.
     """
 
     def __init__(
         self,
+        config: WorkerConfig,
         connections: Mapping[str, Connection[Any]],
         peers: Peers,
         devices: tuple[Device, ...],
         probes: Probes,
     ) -> None:
+        self.host = config.host
+        self.island = range(config.host - config.rank, config.host - config.rank + config.size)
         self.connections = connections
         self.peers = peers
         self.probes = probes
@@ -110,8 +138,8 @@ class Worker:
         self.unneeded: set[int] = set()
         self.last = 0
         self.underway = StepsUnderway()
-        self.tracing = WorkerTracing(connections["watch"])
-        self.waiting: queue.SimpleQueue[tuple[int, Executable, list[Any]]] = queue.SimpleQueue()
+        self.tracing = WorkerTracing(connections["watch"], records=len(self.island) == 1)
+        self.waiting: queue.SimpleQueue[tuple[int, Hosted, list[Any], list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
         """Serves the controller; the process ends with it."""
@@ -167,6 +195,8 @@ class Worker:
                     connection.send(self.report())
                 case Describe():
                     self.start(self.describe, message)
+                case Lost():
+                    self.peers.lose(message.addresses)
                 case _:
                     raise _unexpected(message)
 
@@ -176,10 +206,10 @@ class Worker:
         programs = tuple(sorted(program.name for program in [*self.programs.values()]))
         return Report(len(held), sum(map(bytes_here, held)), programs, self.underway.report())
 
-    def lose_peer(self, host: int, why: str) -> None:
+    def lose_peer(self, host: int, address: str, why: str) -> None:
         """Tells the controller that another host does not answer."""
         with contextlib.suppress(ConnectionEnded):
-            self.connections["watch"].send(PeerLost(host, why))
+            self.connections["watch"].send(PeerLost(host, address, why))
 
     def issue(self) -> None:
         """The dispatch thread: everything that has an order, in that order."""
@@ -204,6 +234,10 @@ class Worker:
                     self.unneeded.add(message.program)
             case Load():
                 self.start(self.load, message)
+            case Cancel():
+                for program, run in message.runs:
+                    if program in self.programs:
+                        self.programs[program].target.cancel(run, message.hosts)
             case StartTrace():
                 self.tracing.start(message)
             case StopTrace():
@@ -218,57 +252,74 @@ class Worker:
     def loaded(self, message: Load) -> str | None:
         """Compiles a program; returns what is wrong with it."""
         try:
-            context = make_context()
-            with context:
-                module = ir.Module.parse(message.module)
-                plan = host_plans_of(module, message.name, _stored(message), proved=True)[message.host]
-            # Where it is needed alone: it imports scipy.
-            if any(b"lapack_" in code for code in _code(message)):
-                pjrt.initialize_lapack()
-            bindings = {
-                name: Binding(
-                    tuple(self.devices[number] for number in message.devices[name]),
-                    spec.shape,
-                    spec.axis_names,
-                    message.name,
-                )
-                for name, spec in plan.slices.items()
-            }
-            avals = [
-                jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
-                for aval, weak in zip(
-                    (aval_of(result.type) for result in plan.results), message.weak_results, strict=True
-                )
-            ]
-            targets: list[WorkerTarget] = []
-
-            def target(*args: Any) -> WorkerTarget:
-                targets.append(
-                    WorkerTarget(
-                        *args,
-                        peers=self.peers,
-                        addresses=message.peers,
-                        base=message.base,
-                        stride=message.stride,
-                    )
-                )
-                return targets[0]
-
-            executable = load(
-                plan,
-                bindings,
-                result_avals=avals,
-                argument_names=message.argument_names,
-                progress=lambda *_: None,
-                make_target=target,
-            )
+            hosted = self.hosted(message)
         except Exception as error:
             return _described(error)
         if message.program in self.unneeded:
             return None
-        self.programs[message.program] = Hosted(message.name, executable, targets[0])
-        self.probes.watch({host: message.probes[host] for host in targets[0].peers()})
+        self.programs[message.program] = hosted
+        others = hosted.target.peers() | (set(self.island) - {self.host})
+        self.probes.watch({host: message.probes[host] for host in others})
         return None
+
+    def hosted(self, message: Load) -> Hosted:
+        """Compiles a program."""
+        context = make_context()
+        with context:
+            module = ir.Module.parse(message.module)
+            plans = host_plans_of(module, message.name, _stored(message), proved=True)
+        whole = plan = plans[message.island]
+        inputs: tuple[int, ...] | None = None
+        outputs: tuple[int, ...] = ()
+        if len(self.island) > 1:
+            own = own_part(whole, message.owners, self.host, message.crossing)
+            plan, inputs, outputs = own.plan, own.inputs, own.outputs
+        # Where it is needed alone: it imports scipy.
+        if any(b"lapack_" in code for code in _code(message)):
+            pjrt.initialize_lapack()
+        bindings = {
+            name: Binding(
+                tuple(self.devices[number] for number in message.devices[name]),
+                spec.shape,
+                spec.axis_names,
+                message.name,
+            )
+            for name, spec in plan.slices.items()
+        }
+        avals = [
+            jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
+            for aval, weak in zip(
+                (aval_of(result.type) for result in plan.results), message.weak_results, strict=True
+            )
+        ]
+        targets: list[WorkerTarget] = []
+
+        def target(*args: Any) -> WorkerTarget:
+            targets.append(
+                WorkerTarget(
+                    *args,
+                    peers=self.peers,
+                    addresses=message.peers,
+                    owners=message.owners,
+                    host=self.host,
+                    numbers=Numbers(message.base, message.stride, 1 + max(message.peers)),
+                    keep_tokens=len(self.island) > 1,
+                )
+            )
+            return targets[0]
+
+        executable = load(
+            plan,
+            bindings,
+            result_avals=avals,
+            argument_names=message.argument_names,
+            progress=lambda *_: None,
+            make_target=target,
+        )
+        if inputs is None:
+            outputs = tuple(range(len(executable.outputs)))
+        count = sum(len(result.slots) for result in whole.results)
+        return Hosted(message.name, executable, targets[0], inputs, outputs, count)
 
     def describe(self, message: Describe) -> None:
         """Says what XLA made of a program."""
@@ -286,6 +337,8 @@ class Worker:
         self.store.free(message.free)
         program = self.programs[message.program]
         taken = [self.store.get(number) for number in message.arguments]
+        if program.inputs is not None:
+            taken = [taken[n] for n in program.inputs]
         wrong = None
         for array in taken:
             if isinstance(array, Poison):
@@ -301,16 +354,21 @@ class Worker:
                 wrong = _described(error)
         if wrong is not None:
             program.target.poison(wrong)
-            self.store.add(message.run + 1, [Poison(wrong)] * len(program.executable.outputs))
+            poisons = [Poison(wrong)] * len(program.outputs)
+            self.store.add(message.run + 1, program.results(poisons))
             self.done(message.run, wrong, {})
             return
-        self.store.add(message.run + 1, results)
+        self.store.add(message.run + 1, results if program.inputs is None else program.results(results))
         self.underway.issued(message.run)
+        tokens = program.target.tokens
+        if tokens:
+            self.waiting.put((message.run, program, results, tokens))
+            return
         for array in results:
             if not array.is_ready():
-                self.waiting.put((message.run, program.executable, results))
+                self.waiting.put((message.run, program, results, tokens))
                 return
-        self.done(message.run, None, _wait(program.executable, results) if results else _NOTHING)
+        self.done(message.run, None, _wait(program, results) if results else _NOTHING)
 
     def done(self, run: int, wrong: str | None, failed: dict[int, str]) -> None:
         """Tells the controller that a step is done."""
@@ -320,10 +378,11 @@ class Worker:
     def wait(self) -> None:
         """Tells the controller of every step when it is done."""
         while True:
-            run, executable, results = self.waiting.get()
-            failed = _wait(executable, results)
-            del executable, results
-            self.done(run, None, failed)
+            run, program, results, tokens = self.waiting.get()
+            failed = _wait(program, results)
+            wrong = _wait_for(tokens)
+            del program, results, tokens
+            self.done(run, wrong, failed)
 
     def send_array(self, message: Fetch, array: Any) -> None:
         """Sends what the controller fetches, when it is ready."""
@@ -343,7 +402,7 @@ class Worker:
                 connection.send_with(Chunk(message.array, shard, offset, len(piece)), piece)
 
 
-def _wait(executable: Executable, results: list[Any]) -> dict[int, str]:
+def _wait(program: Hosted, results: list[Any]) -> dict[int, str]:
     """Waits for the results of a program; returns what is wrong with some of them, by their positions."""
     failed = {}
     for position, array in enumerate(results):
@@ -352,9 +411,19 @@ def _wait(executable: Executable, results: list[Any]) -> dict[int, str]:
         except Exception as error:
             # A later step may have taken it over.
             if not array.is_deleted():
-                slice = executable.outputs[position].slice
-                failed[position] = f"a result on slice {slice}: {_described(error)}"
+                slice = program.executable.outputs[position].slice
+                failed[program.outputs[position]] = f"a result on slice {slice}: {_described(error)}"
     return failed
+
+
+def _wait_for(tokens: list[Any]) -> str | None:
+    """Waits for launches; returns what is wrong with the first that failed."""
+    for token in tokens:
+        try:
+            token.block_until_ready()
+        except Exception as error:
+            return _described(error)
+    return None
 
 
 def _stored(message: Load) -> Stored | None:
@@ -424,9 +493,9 @@ def main() -> int:
     except (OSError, MessageError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1
-    probes = Probes(server, secret, hello, lambda host, why: worker.lose_peer(host, why), config.heartbeat)
+    probes = Probes(server, secret, hello, lambda *lost: worker.lose_peer(*lost), config.heartbeat)
     own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
-    worker = Worker(connections, peers, own, probes)
+    worker = Worker(config, connections, peers, cluster.devices, probes)
     connections["watch"].send(
         Ready(
             cluster.platform,

@@ -102,6 +102,11 @@ def devices_of(binding: Binding) -> tuple[jax.Device, ...]:
     return tuple(_handles[device.platform, device.id] for device in binding.devices)
 
 
+def is_here(device: jax.Device) -> bool:
+    """Whether a device is one of this process, and not of another one of its island."""
+    return device.process_index == jax.process_index()
+
+
 def mesh_of(binding: Binding) -> jax.sharding.Mesh:
     """The devices of a slice as a JAX mesh with the names of its axes."""
     handles = np.array(devices_of(binding), dtype=object)

@@ -17,7 +17,7 @@ from jax.profiler import TraceAnnotation
 from jax.sharding import NamedSharding
 
 from pathways.runtime.local import codegen, failures, memory, stalls, tracing
-from pathways.runtime.local.devices import devices_of, mesh_of
+from pathways.runtime.local.devices import devices_of, is_here, mesh_of
 from pathways.runtime.local.recorder import ProgramTrace, Recorder
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
 from pathways.runtime.local.target import LocalTarget
@@ -212,7 +212,9 @@ def _requests(
         used = tuple(callbacks) if computation.callbacks else ()
         requests[pair] = [
             Request(computation, slice, group, used, code.get(pair))
-            for group in ([(device,) for device in devices] if computation.local else [devices])
+            for group in (
+                [(device,) for device in devices if is_here(device)] if computation.local else [devices]
+            )
         ]
     return requests
 
@@ -231,7 +233,12 @@ def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
         for slot, name in names.items():
             value = plan.constants[name]
             array = value if isinstance(value, jax.Array) else np.asarray(value, slots.avals[slot].dtype)
-            placed[slot] = jax.device_put(array, slots.shardings[slot])
+            sharding = slots.shardings[slot]
+            if sharding.is_fully_addressable:
+                placed[slot] = jax.device_put(array, sharding)
+            else:
+                # Hosts would ask each other whether all of them have the same.
+                placed[slot] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
     return placed
 
 

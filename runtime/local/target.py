@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from pathways.runtime.local.checks import check_pieces, check_shardings, check_shards, check_whole
 from pathways.runtime.local.codegen import Arrays, Kernel
+from pathways.runtime.local.devices import is_here
 from pathways.runtime.local.slots import SlotArrays, aval_of, aval_of_part
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
 from pathways.runtime.xla import pjrt
@@ -37,7 +38,8 @@ class LocalTarget:
         result_avals: Sequence[pjrt.Aval],
     ) -> None:
         self._plan = plan
-        self._devices = {name: tuple(mesh.devices.flat) for name, mesh in meshes.items()}
+        # Those of this process; an array may lie on others of its island, too.
+        self._devices = {name: tuple(filter(is_here, mesh.devices.flat)) for name, mesh in meshes.items()}
         self._executables = executables
         # Bound once: each access makes another method object, and the generated function names each object.
         self._execute = {pair: on_devices[0].execute_sharded for pair, on_devices in executables.items()}
@@ -106,7 +108,7 @@ class LocalTarget:
         rewrap = None if aval == self._slots.avals[slot] else pjrt.rewrap(aval, sharding)
         if self._plan.own_slots.get(slot) == result:
             return rewrap
-        devices = pjrt.device_list(self._devices[slice])
+        devices = pjrt.device_list(list(sharding.mesh.devices.flat))
 
         def copy(array: Any) -> Any:
             (copied,) = pjrt.copy_arrays([array], [devices], [sharding], [pjrt.ALWAYS_COPY])
@@ -118,7 +120,7 @@ class LocalTarget:
         """One execution for all devices of the slice."""
         (executable,) = self._executables[launch.computation, launch.slice]
         devices = self._devices[launch.slice]
-        if len(devices) > 1:
+        if self._plan.slices[launch.slice].size > 1:
             check_shardings(self._plan, launch, self._slots.shardings, executable)
         computation = self._plan.computations[launch.computation]
         handlers = [

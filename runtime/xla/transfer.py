@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,3 +39,18 @@ def error_array(shape: jax.ShapeDtypeStruct, message: str) -> Any:
 def copied(arrays: Sequence[Any], devices: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
     """Copies of arrays where they are, which live on when these are donated or deleted."""
     return pjrt.copy_arrays(list(arrays), devices, shardings, [pjrt.ALWAYS_COPY] * len(arrays))
+
+
+def poison(connection: Any) -> None:
+    """Ends a connection: all that was asked for on it is an error, also where the other side is silent."""
+    connection._poison_connection()
+
+
+def cancel(server: Any, number: int) -> None:
+    """Keeps nothing any more that was to be pulled under a number.
+
+    The server frees what it holds under a number when it gets something else for it, and that, which nobody
+    pulls either, some time later.
+    """
+    until = datetime.datetime.now() + datetime.timedelta(seconds=1)
+    server.await_pull(number, [jax.numpy.zeros((), jax.numpy.int8)], timeout=until)

@@ -345,26 +345,50 @@ assert_equal(pw.program(lambda x: (g(x), f(x))[1])(0.0), 0)
 
 
 def test_a_worker_that_is_killed():
-    """All that it had is an error that names it; the others live, and new workers can be had."""
+    """All that it had is an error that names it; the others live, and its island comes back."""
     run("""
 pw.connect(hosts=2)
 slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
 a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
 program = pw.program(lambda x: (a(x), b(a(x))))
+compiled = program.lower(np.float32(0)).compile()
 kept, lost = program(np.float32(0))
 lost.block_until_ready()
 os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
 began = time.monotonic()
 with refused(HostError, "host 1 (island1) is lost: its process has ended (killed by signal 9)"):
     np.asarray(lost)
-with refused(HostError, "host 1 (island1) is lost"):
-    jax.block_until_ready(program.lower(np.float32(0)).compile()(np.float32(0)))
-assert float(kept) == 1
 assert time.monotonic() - began < 10
+with refused(HostError, "host 1 (island1) is lost"):
+    jax.block_until_ready(compiled(np.float32(0)))
+with refused(HostError, "host 1 (island1) is lost"):
+    program(lost)
+assert_equal(program(kept), (2, 3))
+assert float(kept) == 1 and controller().is_whole()
+while [host.arrays for host in pw.status().hosts] != [1, 0]:
+    time.sleep(0.05)
+""")
+
+
+def test_an_island_that_is_lost_again_and_again():
+    """It is given up; what the others can do is done."""
+    run("""
+pw.connect(hosts=2)
+slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+for _ in range(4):
+    while not controller().is_whole():
+        time.sleep(0.05)
+    os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+    while controller().is_whole():
+        time.sleep(0.05)
+with refused(HostError, "island1", "for 3 times it was lost before it had done a step"):
+    pw.program(lambda x: b(a(x)))(1.0)
+assert_equal(pw.program(lambda x: a(x))(1.0), 2)
 for slice in slices:
     pw.release(slice)
 pw.connect(hosts=2)
-assert_equal(program(np.float32(0)), (1, 2))
+assert_equal(pw.program(lambda x: b(a(x)))(1.0), 3)
 """)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from pathways.runtime.hosts.garbage import Garbage
+from pathways.runtime.hosts.garbage import Unused
 
 
 class Contended(collections.deque[int]):
@@ -14,17 +14,16 @@ class Contended(collections.deque[int]):
         return super().__len__() + 1
 
 
-def test_arrays_are_taken_once_and_by_their_hosts():
-    garbage = Garbage(2)
-    for host, number in ((0, 5), (1, 5), (0, 6)):
-        garbage.add_array(host, number)
-    assert garbage.take_arrays(0) == (5, 6)
-    assert garbage.take_arrays(0) == ()
-    assert garbage.take_arrays(1) == (5,)
+def test_what_nobody_holds_is_taken_once():
+    unused: Unused[int] = Unused()
+    for number in (5, 6):
+        unused.add(number)
+    assert unused.take() == (5, 6)
+    assert unused.take() == ()
 
 
 def test_steps_and_the_thread_that_frees_may_take_at_the_same_time():
-    garbage = Garbage(1)
-    garbage._arrays[0] = Contended([5, 6, 7])
-    assert garbage.take_arrays(0) == (5, 6, 7)
-    assert garbage.take_arrays(0) == ()
+    unused: Unused[int] = Unused()
+    unused._queue = Contended([5, 6, 7])
+    assert unused.take() == (5, 6, 7)
+    assert unused.take() == ()

@@ -25,7 +25,7 @@ class Lost:
         self.peers: list[tuple[int, str]] = []
         self.said = threading.Event()
 
-    def __call__(self, host: int, why: str) -> None:
+    def __call__(self, host: int, address: str, why: str) -> None:
         self.peers.append((host, why))
         self.said.set()
 

@@ -1,0 +1,214 @@
+"""Islands of several hosts: programs give what they give in one process, and no wrong value ever."""
+
+from __future__ import annotations
+
+from test_hosts import run
+
+ISLANDS = """
+import itertools
+import resource
+
+islands = [pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)]
+pw.connect(islands=islands, heartbeat=2, ahead=9)
+wide = devices.add_slice((4,), ("x",), island="island0")
+narrow = devices.add_slice((2,), ("x",), island="island1")
+
+
+def pids():
+    return [host.process.pid for host in controller().hosts]
+
+
+def lost(act):
+    began = time.monotonic()
+    with refused(HostError, "is lost"):
+        np.asarray(act())
+    assert time.monotonic() - began < 15
+
+
+"""
+
+
+def test_training_over_islands_of_unlike_hosts():
+    """Slices over both hosts of an island, gradients, donation, and values that are cut on the way."""
+    run(
+        ISLANDS
+        + """
+a = pw.jit(front, devices=wide, in_shardings=(None, P("x")))
+b = pw.jit(back, devices=narrow, in_shardings=(None, P("x")))
+
+
+def steps(a, b):
+    def loss(w, x):
+        return (b(w[1], a(w[0], b(w[1], x))) ** 2).mean()
+
+    def step(w, x):
+        value, grads = jax.value_and_grad(loss)(w, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+    return step
+
+
+program, jitted = pw.program(steps(a, b), donate_argnums=0), jax.jit(steps(front, back))
+ours = theirs = (W, W + 1)
+for _ in range(5):
+    ours, value = program(ours, X)
+    theirs, expected = jitted(theirs, X)
+    assert_equal((ours, value), (theirs, expected))
+assert [w.hosts for w in ours] == [(0, 1), (2,)]
+memory = program.lower(ours, X).compile().memory_analysis()
+assert [of_slice.devices for of_slice in memory.values()] == [4, 2]
+del ours, value
+while any(host.arrays for host in pw.status().hosts):
+    time.sleep(0.05)
+"""
+    )
+
+
+def test_slices_of_single_hosts_of_an_island():
+    """What goes from one of its hosts to another one goes the way that it goes between islands."""
+    run("""
+pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2)])
+table = np.arange(512, dtype=np.float32).reshape(128, 4)[:4]
+single = [devices.add_slice((1,), ("x",)) for _ in range(4)]
+functions = [pw.jit(lambda x, k=k: x @ table / 100 + k, devices=slice) for k, slice in enumerate(single)]
+
+
+def chain(functions):
+    def call(x):
+        for function in functions:
+            x = function(x)
+        return x, functions[0](x)
+
+    return call
+
+
+ours = pw.program(chain(functions))(X)
+assert_equal(ours, jax.jit(chain([lambda x, k=k: x @ table / 100 + k for k in range(4)]))(X))
+assert [y.hosts for y in ours] == [(1,), (0,)]
+for slice in single:
+    pw.release(slice)
+square, row = devices.add_slice((2, 2), ("x", "y")), devices.add_slice((2,), ("x",), overlap=True)
+a = pw.jit(front, devices=square, in_shardings=(None, P("y", "x")))
+split = pw.jit(jax.random.split, devices=square)
+for value in (X, np.zeros((0, 4), np.float32)):
+    assert_equal(pw.program(lambda w, x: a(w, a(w, x)))(W, value), front(W, front(W, value)))
+keys = pw.program(lambda key: split(key))(jax.random.key(3))
+assert_equal(jax.random.key_data(keys[1]), jax.random.key_data(jax.random.split(jax.random.key(3))[1]))
+""")
+
+
+def test_a_launch_that_fails_on_one_host_alone():
+    """The other host takes the next launch of the first for this one: nobody may see what comes of it."""
+    run(
+        ISLANDS
+        + """
+def placed(fun):
+    return pw.jit(fun, devices=wide, in_shardings=P("x"), out_shardings=P("x"))
+
+
+def large(x):
+    return x + jnp.sum(x) + jnp.sort(jax.lax.iota(jnp.float32, 1 << 26) * x[0])[5]
+
+
+def slow(x):
+    return jax.lax.fori_loop(0, 200, lambda n, v: v + jnp.sum(jnp.sin(v)) * 1e-9, jnp.repeat(x, 1 << 16))[:8]
+
+
+add, double = placed(lambda x: x + jnp.sum(x)), pw.jit(lambda x: x * 2, devices=narrow)
+light, far = pw.program(lambda x: add(x)), pw.program(lambda x: double(add(x)))
+value = np.arange(8, dtype=np.float32)
+assert_equal((light(value), far(value)), (value + 28, 2 * value + 56))
+kept = light(value).block_until_ready()
+heavy, before_it = (pw.program(placed(fun)).lower(value).compile() for fun in (large, slow))
+used = int(open(f"/proc/{pids()[1]}/statm").read().split()[0]) * resource.getpagesize()
+resource.prlimit(pids()[1], resource.RLIMIT_AS, (used + (1 << 27),) * 2)
+before = pids()
+began = time.monotonic()
+later = [before_it(value), heavy(value), *(program(value + n) for n in range(3) for program in (light, far))]
+issued = time.monotonic() - began
+for array in later[1:]:
+    with refused(HostError, "host 1 (island0) is lost: step", "program large failed there"):
+        print(np.asarray(array), issued)
+    lost(array.block_until_ready)
+lost(lambda: kept)
+lost(lambda: double(later[-1]))
+assert_equal((light(value), far(value)), (value + 28, 2 * value + 56))
+assert len({*pids(), *before}) == 5, (before, pids())
+"""
+    )
+
+
+def test_hosts_that_are_killed_or_stopped():
+    """Their island ends as a whole and comes back; the same programs run again, and nothing is left over."""
+    run(
+        ISLANDS
+        + """
+a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))
+b = pw.jit(lambda x: x * 2, devices=narrow)
+program = pw.program(lambda x: b(a(b(x))))
+value = np.arange(8, dtype=np.float32)
+expected = 2 * (2 * value + 56)
+assert_equal(program(value), expected)
+for victim, signals in itertools.product((0, 1, 2), (signal.SIGKILL, signal.SIGSTOP)):
+    before = pids()
+    kept = pw.program(lambda x: b(x))(value)
+    assert_equal(kept, 2 * value)
+    running = [program(value) for _ in range(3)]
+    os.kill(before[victim], signals)
+    began = time.monotonic()
+    while controller().is_whole():
+        if time.monotonic() - began > 10:
+            raise AssertionError("nobody noticed")
+        try:
+            program(value).block_until_ready()
+        except HostError:
+            pass
+    for array in running:
+        try:
+            np.testing.assert_array_equal(np.asarray(array), expected)
+        except HostError as error:
+            assert "is lost" in str(error), error
+    assert_equal(program(value), expected)
+    now = pids()
+    # What an island of several hosts gets of one that is lost has failed there, too.
+    assert now[victim] != before[victim] and (victim == 2 or now[2] == before[2])
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in {*before} - {*now})
+    if victim < 2:
+        assert_equal(kept, 2 * value)
+"""
+    )
+
+
+def test_a_network_that_is_cut_between_two_hosts():
+    """Both answer the controller, and neither hears that the other one is gone."""
+    run("""
+import msgspec
+
+sys.path.insert(0, "test/runtime/hosts")
+from test_probing import Cable
+
+pw.connect(hosts=3, heartbeat=2)
+host = controller().hosts[0]
+cables = [Cable(host.ready.data_address), Cable(host.ready.probe_address)]
+host.ready = msgspec.structs.replace(
+    host.ready, data_address=cables[0].address, probe_address=cables[1].address
+)
+a, b, c = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(3))
+program, other = pw.program(lambda x: b(a(x))), pw.program(lambda x: c(b(x)))
+assert float(program(1.0)) == 3
+kept = other(1.0)
+for cable in cables:
+    cable.cut = True
+began = time.monotonic()
+lost = [program(float(n)) for n in range(3)]
+for array in lost:
+    with refused(HostError, "host 0 (island0) is lost: host 1 (island1) does not reach it"):
+        array.block_until_ready()
+assert time.monotonic() - began < 10
+assert float(kept) == 3 and float(other(2.0)) == 4
+assert float(program(2.0)) == 4
+del lost, array, kept
+while [host.arrays for host in pw.status().hosts] != [0, 0, 0]:
+    time.sleep(0.05)
+assert not pw.status().steps
+""")

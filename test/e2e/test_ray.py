@@ -1,0 +1,146 @@
+"""Workers that Ray starts: in a network of their own that has only loopback, and that ends with the test."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+import pytest
+from test_hosts import PREPARE
+
+_ALONE = ["unshare", "-n", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-c"]
+
+
+@functools.cache
+def _why_not() -> str | None:
+    """Why Ray cannot be run here."""
+    if importlib.util.find_spec("ray") is None:
+        return "ray is not installed"
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        return "there is no unshare or no ip here"
+    tried = subprocess.run([*_ALONE, "ip link set lo up"], capture_output=True, check=False)
+    return None if tried.returncode == 0 else "namespaces are not permitted here"
+
+
+def run(script: str, timeout: float = 150) -> str:
+    """Runs a controller alone in its network; it and all that it starts end within the time."""
+    if why := _why_not():
+        pytest.skip(why)
+    done = subprocess.run(
+        [*_ALONE, 'ip link set lo up && "$@"', "sh", sys.executable, "-c", PREPARE + script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_islands_that_ray_starts():
+    """They run programs, come back when one of their hosts is lost, and leave nothing behind."""
+    run("""
+import itertools
+from pathlib import Path
+
+
+def commands():
+    return [
+        line
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdecimal() and entry.name != str(os.getpid())
+        for line in [(entry / "cmdline").read_bytes().replace(bytes(1), b" ").decode()]
+        if line and not line.startswith("sh -c")
+    ]
+
+
+islands = [pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)]
+pw.connect("ray", islands=islands, heartbeat=2)
+wide, narrow = devices.add_slice((4,), ("x",)), devices.add_slice((2,), ("x",))
+a, b = (pw.jit(f, devices=slice, in_shardings=(None, P("x"))) for f, slice in ((front, wide), (back, narrow)))
+program = pw.program(lambda w, x: b(w, a(w, x)))
+expected = jax.jit(lambda w, x: back(w, front(w, x)))(W, X)
+assert_equal(program(W, X), expected)
+for signals in (signal.SIGKILL, signal.SIGSTOP):
+    os.kill(controller().hosts[1].process.pid, signals)
+    began = time.monotonic()
+    with refused(HostError, "host 1 (island0) is lost"):
+        while True:
+            program(W, X).block_until_ready()
+    assert time.monotonic() - began < 10
+    assert_equal(program(W, X), expected)
+assert sum(command.strip().endswith("runtime.hosts.worker") for command in commands()) == 3
+
+# Ray has places for three hosts: an island gets all that it needs, or none.
+from pathways.runtime.hosts import ray_launcher
+
+import ray
+
+ray_launcher.START_SECONDS = 2
+launcher = ray_launcher.RayLauncher(None, "127.0.0.1", 1)
+configs = [ray_launcher.WorkerConfig("/nowhere", "", 7 + rank, 0, rank, 2, 1, 2.0) for rank in range(2)]
+with refused(HostError, "host 7: Ray has no place for an island of 2 hosts"):
+    launcher.launch(configs)
+
+for slice in (wide, narrow):
+    pw.release(slice)
+pw.disconnect()
+deadline = time.monotonic() + 20
+while commands() and time.monotonic() < deadline:
+    time.sleep(0.1)
+assert not commands(), commands()
+""")
+
+
+def test_a_controller_that_is_killed_leaves_nothing():
+    run(
+        """
+import subprocess
+from pathlib import Path
+
+script = '''
+import os, signal
+import pathways as pw
+pw.connect("ray", islands=[pw.Island(hosts=2)])
+os.kill(os.getpid(), signal.SIGKILL)
+'''
+assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+deadline = time.monotonic() + 20
+
+
+def left():
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and entry.name != str(os.getpid()):
+            try:
+                found.append((entry / "cmdline").read_bytes().rstrip(bytes(1)).decode())
+            except OSError:
+                pass
+    return [command for command in found if command.endswith(("hosts.worker", "HostActor"))]
+
+
+while left() and time.monotonic() < deadline:
+    time.sleep(0.2)
+assert not left(), left()
+"""
+    )
+
+
+def test_what_is_wrong_is_said_at_once():
+    import pathways as pw
+
+    with pytest.raises(ValueError, match=r"connect\('slurm'\): expected 'ray'"):
+        pw.connect("slurm", islands=[pw.Island()])
+    with pytest.raises(ValueError, match=r"expected islands=\[pathways.Island"):
+        pw.connect("ray", hosts=2)
+    with pytest.raises(ValueError, match="address= is that of a Ray cluster"):
+        pw.connect(islands=[pw.Island()], address="10.0.0.1:6379")
+    with pytest.raises(ValueError, match=r"bind='0.0.0.0' is every address"):
+        pw.connect(islands=[pw.Island()], bind="0.0.0.0")
+    with pytest.raises(ValueError, match=r"ports=\(9, 8\): expected a first and a last port"):
+        pw.connect(islands=[pw.Island()], bind="127.0.0.1", ports=(9, 8))
+    with pytest.raises(ValueError, match="heartbeat=0: expected at least one second"):
+        pw.connect(islands=[pw.Island()], heartbeat=0)
