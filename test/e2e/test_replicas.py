@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,26 @@ def test_copies_stay_equal_over_many_steps() -> None:
     assert len(params[0].sharding.device_set) == 4
 
 
+def test_a_schedule_file_is_for_each_replica(tmp_path: Path) -> None:
+    params, batch = inputs(2)
+    by_name = pw.program(step_of(placed(stages(2))), schedule="1f1b").lower(params, batch)
+    (tmp_path / "step.mlir").write_text(by_name.as_text())
+    written = subprocess.run(
+        [sys.executable, "-m", "pathways.tools.pw_opt", "step.mlir", "--emit-schedule", "-o", "order.csv"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert written.returncode == 0, written.stderr
+    by_file = pw.program(step_of(placed(stages(2))), schedule=tmp_path / "order.csv")
+    value, new = by_file(params, batch)
+    wanted, expected = by_name.compile()(params, batch)
+    np.testing.assert_array_equal(value, wanted)
+    for got, want in zip(new, expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_a_tied_gradient_is_exchanged_once() -> None:
     params, batch = inputs(1)
     first, last = placed(stages(2))
@@ -289,6 +311,26 @@ class TestResultsForCallers:
         assert_same_bits(w)
         plain = layer(params[1], layer(w, x))
         np.testing.assert_allclose(forward([w, params[1]], x), plain, rtol=1e-6)
+
+    def test_what_all_slices_read_is_on_all_of_them(self) -> None:
+        one, other = placed(stages(2))
+
+        @pw.program(donate_argnums=0)
+        def turn(state, x):
+            count, scale = state["count"] + 1, state["scale"] * 2
+            return {"count": count, "scale": scale}, other(x * scale, one(x, x * count))
+
+        plain = jax.jit(
+            lambda state, x: layer(x * state["scale"] * 2, layer(x, x * (state["count"] + 1))),
+        )
+        x = np.eye(WIDTH, dtype=np.float32)
+        state, shown = {"count": 0, "scale": 1.0}, {"count": 0, "scale": 1.0}
+        for n in range(3):
+            state, y = turn(state, x)
+            np.testing.assert_allclose(y, plain(shown, x), rtol=1e-6)
+            shown = {"count": n + 1, "scale": 2.0 ** (n + 1)}
+        assert int(state["count"]) == 3
+        assert len(state["count"].sharding.device_set) == 2
 
     def test_keys_and_scalars(self) -> None:
         (slice,) = stages(2, count=1)
