@@ -208,7 +208,7 @@ def prefetched() -> Case:
     weights, batch = arrays(2, 512, 256)
     program = replicated(2, 2, 2)
     step = program.lower(weights, batch).compile()
-    batches = [tuple(array + n for array in batch) for n in range(8)]
+    batches = [tuple(array + n for array in batch) for n in range(32)]
     state = list(step.place(weights)[0])
 
     def ours() -> Any:
@@ -229,7 +229,7 @@ def prefetched() -> Case:
         return value, state
 
     return Case(
-        "8 batches, pw.prefetch", "a double buffer by hand", 1.02, ours, by_hand, is_return_timed=False
+        "32 batches, pw.prefetch", "a double buffer by hand", 1.02, ours, by_hand, is_return_timed=False
     )
 
 
