@@ -7,11 +7,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypedDict, Unpack, overload
 
+import jax
+
 from pathways.compiler.arguments import conventions_of
 from pathways.compiler.names import symbol_of
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.passes.pipeline import Options
+from pathways.passes.replicate.lower_all_reduces import WIRES
 from pathways.passes.schedule.request import RequestError, read_request
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -53,6 +56,7 @@ class _ProgramOptions(TypedDict, total=False):
     out_shardings: Any
     schedule: str | os.PathLike[str] | None
     fuse: bool
+    exchange_dtype: Any
 
 
 @overload
@@ -144,6 +148,7 @@ def program(
     out_shardings: Any = None,
     schedule: str | os.PathLike[str] | None = None,
     fuse: bool = False,
+    exchange_dtype: Any = None,
 ) -> Any:
     """Makes a program of a function that calls placed functions.
 
@@ -165,6 +170,8 @@ def program(
         with options such as `zb-h1(max-live=4, times=times.json)`; or the path of a CSV file that says it,
         action by action. Unless given, one microbatch goes after the other.
       fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
+      exchange_dtype: `bfloat16` or `float16`: replicas send each other sums of wider floats rounded to it,
+        half of the bytes or less, and add them up in their own dtype.
 
     Returns:
       The program, to be called like the function.
@@ -192,6 +199,7 @@ def program(
             out_shardings=out_shardings,
             schedule=schedule,
             fuse=fuse,
+            exchange_dtype=exchange_dtype,
         )
     if not callable(fun):
         raise TypeError(f"expected a function to make a program of, got {type(fun).__name__}")
@@ -199,9 +207,25 @@ def program(
         fun, symbol_of(fun), donate_argnums, donate_argnames, static_argnums, static_argnames
     )
     policy, file = _policy_or_file(schedule)
-    return Program(
-        fun, conventions, Options(schedule_file=file, fuse=fuse), in_shardings, out_shardings, policy
-    )
+    options = Options(schedule_file=file, fuse=fuse, exchange_dtype=_exchange_dtype(exchange_dtype))
+    return Program(fun, conventions, options, in_shardings, out_shardings, policy)
+
+
+def _exchange_dtype(dtype: Any) -> str:
+    """The name of the dtype in which replicas send floats; empty for their own.
+
+    Raises:
+      ValueError: it is none for that.
+    """
+    if dtype is None:
+        return ""
+    try:
+        name = jax.numpy.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
+    if name not in WIRES:
+        raise ValueError(f"exchange_dtype must be one of {', '.join(WIRES)}, got {dtype!r}")
+    return name
 
 
 def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None, str]:

@@ -25,7 +25,7 @@ from pathways.runtime.hosts.hosted import HostPart, HostPort
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.plan.lower import host_plans_of
-from pathways.runtime.plan.plan import Argument, Plan, Result, Send, Slot, Transfer
+from pathways.runtime.plan.plan import Argument, Plan, Replicas, Result, Send, Slot, Transfer
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.status import Status
 
@@ -149,10 +149,21 @@ def _ports(
 ) -> tuple[HostPort, ...]:
     """Where arrays enter or leave a part, in the order in which it takes or returns them."""
     return tuple(
-        HostPort(number, gang.location(_placement(plan, slot, bindings[slice])))
+        HostPort(
+            number,
+            gang.location(_placement(plan, slot, bindings[slice]), *_block(value.replicas, slice)),
+        )
         for number, value in values
         for slice, slot in value.slots.items()
     )
+
+
+def _block(replicas: Replicas | None, slice: str) -> tuple[int, int]:
+    """Which of how many blocks of the rows of an array lies on a slice."""
+    if replicas is None or not replicas.split:
+        return 0, 1
+    replica = next(n for n, names in zip(replicas.numbers, replicas.slices, strict=True) if slice in names)
+    return replica, replicas.count
 
 
 def _placement(plan: Plan, slot: Slot, binding: Binding) -> DeviceLayout:

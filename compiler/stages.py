@@ -22,6 +22,7 @@ from pathways.compiler.lowering import Forms
 from pathways.compiler.replicated import with_replicas
 from pathways.compiler.signed import SignedCall
 from pathways.dialect import ops_named
+from pathways.dialect.pretty import pretty as for_people
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
@@ -95,13 +96,15 @@ class Lowered(OfProcess):
         """The structure of the results."""
         return self._interface.out_tree
 
-    def as_text(self, phase: str = "scheduled") -> str:
+    def as_text(self, phase: str = "scheduled", *, pretty: bool = False) -> str:
         """The module after a phase, as MLIR text.
 
         Args:
           phase: one of `stablehlo`, `imported`, `placed`, `sharded`, `scheduled`.
+          pretty: prints `pw` operations for people; what tools read is the generic form.
         """
-        return self._forms.text(phase)
+        text = self._forms.text(phase)
+        return for_people(text) if pretty else text
 
     @boundary
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -150,6 +150,7 @@ def _is_origin(attribute: ir.Attribute) -> bool:
         return False
     fields = entries_of(attribute)
     numbers = [fields.pop(name) for name in ("stage", "microbatch") if name in fields]
+    pieces = fields.pop("pieces", None)
     words = {
         name: value.value if isinstance(value := fields.pop(name), ir.StringAttr) else ""
         for name in ("kind", "part")
@@ -158,6 +159,7 @@ def _is_origin(attribute: ir.Attribute) -> bool:
     return (
         not fields
         and all(map(_is_natural, numbers))
+        and (pieces is None or (_is_natural(pieces) and pieces.value > 0))
         and words.get("kind") in KINDS
         and words.get("part", PARTS[0]) in PARTS
     )
@@ -167,7 +169,11 @@ def _make_origin(origin: Origin) -> ir.Attribute:
     fields: dict[str, ir.Attribute] = {"kind": ir.StringAttr.get(origin.kind)}
     fields |= {
         name: NATURAL.make(number)
-        for name, number in (("stage", origin.stage), ("microbatch", origin.microbatch))
+        for name, number in (
+            ("stage", origin.stage),
+            ("microbatch", origin.microbatch),
+            ("pieces", origin.pieces),
+        )
         if number is not None
     }
     if origin.part is not None:
@@ -178,7 +184,7 @@ def _make_origin(origin: Origin) -> ir.Attribute:
 ORIGINS: Kind[Sequence[Origin]] = Kind(
     "non-empty array of dictionaries, each with a `kind` (one of "
     + ", ".join(f'"{kind}"' for kind in KINDS)
-    + ") and perhaps `stage`, `microbatch` and `part`",
+    + ") and perhaps `stage`, `microbatch`, `part` and `pieces`",
     lambda a: isinstance(a, ir.ArrayAttr) and len(a) > 0 and all(map(_is_origin, a)),
     lambda a: tuple(Origin(**{entry.name: entry.attr.value for entry in origin}) for origin in a),
     lambda origins: ir.ArrayAttr.get([_make_origin(origin) for origin in origins]),

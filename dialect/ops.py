@@ -178,6 +178,11 @@ class LaunchOp(PwOp):
     )
     loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that it is part of.")
     microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it works on, once the loop is unrolled.")
+    soon = OptionalAttr(
+        UNIT,
+        "It is of no microbatch, but runs among those of the loop whose results it reads, early: "
+        "what replicas exchange.",
+    )
     order = OptionalAttr(NATURAL, "Its position among the launches and sends of its slice.")
     traits = frozenset({Trait.EXECUTES, Trait.STAYS, Trait.ORDERED, Trait.OF_LOOP})
 

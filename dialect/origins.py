@@ -24,12 +24,14 @@ class Origin:
       stage: the pipeline stage, None where it has none.
       microbatch: the microbatch, None outside of loops and before they are unrolled.
       part: which half of a split backward it is: `input` or `weight`.
+      pieces: of how many launches of the call this is one, where `pw-share-loops` has cut it; None for one.
     """
 
     kind: CallKind
     stage: int | None = None
     microbatch: int | None = None
     part: Literal["input", "weight"] | None = None
+    pieces: int | None = None
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Origin:
@@ -44,6 +46,7 @@ class Origin:
             or fields.get("kind") not in KINDS
             or fields.get("part") not in (None, *PARTS)
             or not all(n is None or (type(n) is int and n >= 0) for n in numbers)
+            or not ((pieces := fields.get("pieces")) is None or (type(pieces) is int and pieces > 0))
         ):
             raise ValueError(f"{dict(fields)} is no origin of a launch")
         return cls(**fields)

@@ -37,11 +37,13 @@ class Options:
       policy: the policy of `pw-schedule` for all loops; empty for what each of them asks for.
       schedule_file: a CSV file with the order of the program's only loop, in place of a policy.
       fuse: whether the user's own placed calls may be fused with each other.
+      exchange_dtype: the dtype in which replicas send wider floats to each other; empty for their own.
     """
 
     policy: str = ""
     schedule_file: str = ""
     fuse: bool = False
+    exchange_dtype: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +95,7 @@ def phases(options: Options) -> list[Phase]:
                 # Not sooner: whatever the number of replicas, all passes above see one of them.
                 Replicate(),
                 # Before unrolling: what is exchanged in a loop is launches and transfers of its turns.
-                LowerAllReduces(),
+                LowerAllReduces(dtype=options.exchange_dtype),
                 # Not sooner: whatever the number of microbatches, all passes above see one of them.
                 UnrollMicrobatches(),
                 Schedule(options.policy, options.schedule_file),

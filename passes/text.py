@@ -67,10 +67,11 @@ def parse_pipeline(text: str, context: ir.Context | None = None) -> list[Item]:
 
 def pipeline_text(items: Iterable[Item]) -> str:
     """The text that `parse_pipeline` reads back as these items; options at their default are left out."""
-    return f"builtin.module({','.join(_item_text(item) for item in items)})"
+    return f"builtin.module({','.join(map(item_text, items))})"
 
 
-def _item_text(item: Item) -> str:
+def item_text(item: Item) -> str:
+    """One item of a pipeline, as `pipeline_text` writes it."""
     if isinstance(item, Builtin):
         return item.text
     options = [

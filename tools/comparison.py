@@ -1,9 +1,9 @@
-"""A program under every policy of its loops, side by side."""
+"""A program under several policies of its loops, side by side."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
 
@@ -12,10 +12,15 @@ from pathways.passes.base import Pass, PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options, Phase, phases_behind
 from pathways.passes.place.split_backward import SplitBackward
-from pathways.passes.schedule.policies.registry import NAMES
+from pathways.passes.schedule.costs import UNITS
+from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH
+from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.times import Times
 from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
+from pathways.runtime.simulate.links import Link
+from pathways.runtime.simulate.replay import simulate, steady_step_time
 from pathways.runtime.timelines.tables import duration, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.diagnostics import Printer
@@ -32,19 +37,29 @@ class Comparison:
     Attributes:
       timelines: by policy, those that fit the program, in the order of step times.
       refused: of each other policy why it does not fit, or what the times lack for it.
+      steady: by policy how long each of many steps takes that follow each other; empty if not asked for.
     """
 
     timelines: dict[str, Timeline]
     refused: dict[str, str]
+    steady: dict[str, float]
 
     def __str__(self) -> str:
         slices = next(iter(self.timelines.values())).slices if self.timelines else ()
-        head = ("policy", "step time", *(f"{name} idle" for name in slices), *(f"{n} peak" for n in slices))
+        steady = ("steady",) if self.steady else ()
+        head = (
+            "policy",
+            "step time",
+            *steady,
+            *(f"{name} idle" for name in slices),
+            *(f"{n} peak" for n in slices),
+        )
         rows = [
             (
                 policy,
                 duration(timeline.step_time, timeline.unit),
-                *(percent(timeline.bubble(name)) for name in slices),
+                *(duration(self.steady[policy], timeline.unit) for _ in steady),
+                *(percent(timeline.idle(name)) for name in slices),
                 *(size(timeline.peak_bytes(name)) for name in slices),
                 f"{len(timeline.transfers)}, {size(sum(event.nbytes for event in timeline.transfers))}",
             )
@@ -55,16 +70,54 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(path: str, replay: Callable[[Plan], Timeline]) -> Comparison | None:
-    """Schedules a program by every policy; None after errors were printed.
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """Which policies to compare, and how.
+
+    Attributes:
+      policies: their names.
+      options: what all of them but `program` keep to, such as `max-live=4`.
+      steps: how many steps that follow each other are replayed; 1 for a step alone.
+    """
+
+    policies: Sequence[str] = NAMES
+    options: str = ""
+    steps: int = 1
+
+    def requests(self) -> dict[str, str]:
+        """What `pw-schedule` is asked for, by policy.
+
+        Raises:
+          UserError: the options cannot be read.
+        """
+        asked: dict[str, str] = {}
+        for policy in self.policies:
+            options = "" if policy == PROGRAM else self.options
+            try:
+                request = read_request(f"{policy}({options})")
+            except RequestError as error:
+                raise UserError(str(error)) from None
+            if policy == SEARCH and not request.times:
+                # As what is found is replayed.
+                request = dataclasses.replace(request, times=UNITS)
+            asked[policy] = str(request)
+        return asked
+
+
+def compare(
+    path: str, candidates: Candidates, model: Callable[[Plan], tuple[Times, Link]]
+) -> Comparison | None:
+    """Schedules a program by several policies; None after errors were printed.
 
     Args:
       path: the program, in the form 'placed' or one before it.
-      replay: what makes a timeline of a plan, or raises `TimesError`.
+      candidates: the policies.
+      model: gives the times and links for a plan, or raises `TimesError`.
 
     Raises:
       UserError: when the file cannot be read, or holds a later form.
     """
+    requests = candidates.requests()
     context = make_context()
     source = Source("<stdin>" if path == "-" else path, read_input(path))
     with Diagnostics(context, Printer(source)):
@@ -76,34 +129,49 @@ def compare(path: str, replay: Callable[[Plan], Timeline]) -> Comparison | None:
     if not any(isinstance(each, SplitBackward) for each in _passes(phases_behind(Options(), form))):
         raise UserError(
             f"'{source.name}' is in the form '{form}', in which backwards are no longer cut in halves; "
-            "--compare takes the form 'placed', which pw-compile --compile-to=placed writes"
+            "policies are compared from the form 'placed', which pw-compile --compile-to=placed writes"
         )
     timelines: dict[str, Timeline] = {}
     refused: dict[str, str] = {}
+    steady: dict[str, float] = {}
     text = module.operation.get_asm(enable_debug_info=True)
-    for policy in NAMES:
+    for policy, request in requests.items():
         doing(f"scheduling by {policy}")
-        copy = ir.Module.parse(text, context)
-        with Diagnostics(context) as seen:
-            try:
-                for each in _passes(phases_behind(Options(policy=policy), form)):
-                    run_passes(copy, [each], verify_each=False)
-            except PassFailure:
-                message = seen.errors[0].message
-                start = f"cannot be scheduled by '{policy}', which "
-                if start not in message:
-                    raise UserError(f"'{source.name}', by {policy}: {message}") from None
-                refused[policy] = f"does not fit: it {message.partition(start)[2]}"
-                continue
-        name = copy.operation.attributes
-        plan = plan_of(copy, name["sym_name"].value if "sym_name" in name else "main", proved=True)
+        plan = _scheduled(ir.Module.parse(text, context), form, source.name, request)
+        if isinstance(plan, str):
+            refused[policy] = f"does not fit: it {plan}"
+            continue
         try:
-            timelines[policy] = replay(plan)
+            times, link = model(plan)
+            timelines[policy] = simulate(plan, times, link, policy)
+            if candidates.steps > 1:
+                steady[policy] = steady_step_time(plan, times, link, candidates.steps)
         except TimesError as error:
             # The times may be those of a run by another policy.
             refused[policy] = f"cannot be replayed: {error}"
-    in_order = sorted(timelines, key=lambda policy: timelines[policy].step_time)
-    return Comparison({policy: timelines[policy] for policy in in_order}, refused)
+    times_of = steady or {policy: timeline.step_time for policy, timeline in timelines.items()}
+    in_order = sorted(timelines, key=times_of.__getitem__)
+    return Comparison({policy: timelines[policy] for policy in in_order}, refused, steady)
+
+
+def _scheduled(module: ir.Module, form: str | None, name: str, request: str) -> Plan | str:
+    """The plan of a program by a policy, or why that does not fit.
+
+    Raises:
+      UserError: the program cannot be scheduled for another reason.
+    """
+    with Diagnostics(module.context) as seen:
+        try:
+            for each in _passes(phases_behind(Options(policy=request), form)):
+                run_passes(module, [each], verify_each=False)
+        except PassFailure:
+            message = seen.errors[0].message
+            start = f"cannot be scheduled by '{read_request(request)}', which "
+            if start not in message:
+                raise UserError(f"'{name}', by {request}: {message}") from None
+            return message.partition(start)[2]
+    attributes = module.operation.attributes
+    return plan_of(module, attributes["sym_name"].value if "sym_name" in attributes else "main", proved=True)
 
 
 def _passes(phases: list[Phase]) -> list[Pass]:

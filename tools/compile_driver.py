@@ -13,6 +13,7 @@ from jaxlib.mlir import ir
 from pathways.compiler.lowering import PHASES
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
+from pathways.dialect.pretty import pretty
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.local.devices import cluster, connect
 from pathways.runtime.resources.manager import ResourceError
@@ -139,6 +140,7 @@ def _text(options: argparse.Namespace, phase: str, lowered: Lowered, compiled: C
         text = compiled.as_text(_DEVICE)
     else:
         text = _module_text(lowered, phase, options.elide)
+        text = pretty(text) if options.pretty else text
     return text.rstrip("\n")
 
 

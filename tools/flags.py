@@ -22,6 +22,8 @@ times:
   together. A trace of a measured run serves as well: each launch takes the median of its durations there.
 """
 
+LIMITS_HELP = "with --compare: what all policies keep to, such as max-live=4 or max-bytes=2GiB"
+
 
 class FlagParser(argparse.ArgumentParser):
     """The flags of a tool; its errors are `UserError`s, with a guess at what was meant.
@@ -59,6 +61,11 @@ class FlagParser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         """All flags, with their dashes."""
         return [flag for action in self._actions for flag in action.option_strings]
+
+    @property
+    def destinations(self) -> dict[str, str]:
+        """The attribute of the options that each flag sets."""
+        return {flag: action.dest for action in self._actions for flag in action.option_strings}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, rest = self.parse_known_args(args, namespace)

@@ -9,13 +9,17 @@ import sys
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.dialect.pretty import pretty
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import Item, PipelineError, parse_pipeline
+from pathways.tools import reproducer
 from pathways.tools.diagnostics import Expectations, Printer
 from pathways.tools.errors import UserError
 from pathways.tools.files import read_input, write_output
-from pathways.tools.reports import Instrumentation, Timing, dialects_help, list_passes
+from pathways.tools.instrumentation import Dumps, DumpTree, Instrumentation
+from pathways.tools.reports import Timing, dialects_help, list_passes, pipeline_dump
+from pathways.tools.roundtrip import check_round_trip
 from pathways.tools.source import SEPARATOR, Source, parse
 from pathways.tools.supervisor import doing
 
@@ -31,9 +35,15 @@ def run(options: argparse.Namespace) -> int:
         print("pw-opt: reading from standard input; Ctrl-D ends it", file=sys.stderr)
     name = "<stdin>" if options.input == "-" else options.input
     source = Source(name, read_input(options.input))
+    if options.run_reproducer:
+        source, pipeline, options.verify_each = reproducer.split(source)
+        items = _read_pipeline([pipeline], make_context())
+    if options.dump_pipeline:
+        print(pipeline_dump(items), file=sys.stderr)
     timing = Timing()
+    tree = None if options.tree_dir is None else DumpTree(options.tree_dir)
     outputs = [
-        _process(piece, items, options, timing)
+        _process(piece, items, options, timing, tree)
         for piece in (source.chunks() if options.split_input_file else [source])
     ]
     printed = [output for output in outputs if output]
@@ -46,30 +56,29 @@ def run(options: argparse.Namespace) -> int:
     return 0 if complete else 1
 
 
-def _process(source: Source, items: list[Item], options: argparse.Namespace, timing: Timing) -> bytes | None:
+def _process(
+    source: Source, items: list[Item], options: argparse.Namespace, timing: Timing, tree: DumpTree | None
+) -> bytes | None:
     """The output for one piece of the input; None after errors, empty when they were the expected ones."""
     context = make_context()
     printer = Printer(source)
     expectations = Expectations(source, printer) if options.verify_diagnostics else None
-    hooks = Instrumentation(
-        lambda module: _text(module, options),
-        options.print_before,
-        options.print_after,
-        options.print_change,
-        timing,
-    )
+    hooks = Instrumentation(lambda module: _text(module, options), _dumps(options), tree, timing)
     output: bytes | None = None
     with Diagnostics(context, expectations or printer):
         try:
             with timing.measure("Parser"):
                 module = parse(source, context)
-            run_passes(
-                module,
-                items,
-                verify_each=options.verify_each,
-                before_each=hooks.before_each,
-                after_each=hooks.after_each,
-            )
+            if options.roundtrip:
+                check_round_trip(module)
+            with reproducer.kept(options.reproducer, module, items, options.verify_each):
+                run_passes(
+                    module,
+                    items,
+                    verify_each=options.verify_each,
+                    before_each=hooks.before_each,
+                    after_each=hooks.after_each,
+                )
             if options.irdl:
                 _write_irdl(module, options.irdl)
             doing("printing the result")
@@ -79,6 +88,16 @@ def _process(source: Source, items: list[Item], options: argparse.Namespace, tim
     if expectations is not None:
         return (output or b"") if expectations.finish() else None
     return output
+
+
+def _dumps(options: argparse.Namespace) -> Dumps:
+    return Dumps(
+        options.print_before,
+        options.print_after,
+        options.print_change,
+        options.mlir_print_ir_before,
+        options.mlir_print_ir_after,
+    )
 
 
 def _output(module: ir.Module, options: argparse.Namespace) -> bytes:
@@ -97,6 +116,8 @@ def _text(module: ir.Module, options: argparse.Namespace) -> bytes:
         print_generic_op_form=options.generic or options.irdl is not None,
         large_elements_limit=options.elide,
     )
+    if options.pretty:
+        text = pretty(text.decode()).encode()
     return text.rstrip(b"\n") + b"\n"
 
 

@@ -74,6 +74,8 @@ def _run(options: argparse.Namespace, needed: mmap.mmap | None = None) -> int:
         raise UserError(f"{options.output} is a bundle, which --compile-to does not go with")
     if options.executables and not is_bundle:
         raise UserError("--executables are for a bundle; write one with -o FILE.pwb")
+    if options.pretty and (is_bundle or options.explain or options.phase == "device"):
+        raise UserError("--pretty prints a form of the module, which these flags do not ask for")
     arguments = read_arguments(options)
 
     doing("importing JAX")
@@ -165,6 +167,7 @@ def _parser() -> FlagParser:
         metavar="N",
         help="print no elements attributes of more than N elements",
     )
+    add("--pretty", action="store_true", help="print pw operations for people, not for pw-opt to read")
     add("--traceback", action="store_true", help="print where an error in your code came from")
     return parser
 

@@ -55,8 +55,17 @@ class _OptParser(FlagParser):
         add("--verify-each", type=_bool, default=True, metavar="0|1", help="verify after every pass")
         switch("--mlir-print-ir-before-all", dest="print_before", help="print the IR before each pass")
         switch("--mlir-print-ir-after-all", dest="print_after", help="print the IR after each pass")
+        add("--mlir-print-ir-before", type=_passes, action="extend", default=[], metavar="PASS[,PASS]")
+        add("--mlir-print-ir-after", type=_passes, action="extend", default=[], metavar="PASS[,PASS]")
         switch("--mlir-print-ir-after-change", dest="print_change", help="... if the pass changed it")
+        add(
+            "--mlir-print-ir-tree-dir",
+            dest="tree_dir",
+            metavar="DIR",
+            help="print the IR into files below DIR; goes with the flags --mlir-print-ir-*",
+        )
         switch("--mlir-print-op-generic", dest="generic", help="print the generic form of all ops")
+        switch("--pretty", help="print pw operations for people; what is read is MLIR's generic form")
         switch("--mlir-print-debuginfo", dest="debuginfo", help="print locations")
         add(
             "--mlir-elide-elementsattrs-if-larger",
@@ -66,6 +75,19 @@ class _OptParser(FlagParser):
             help="print no elements attributes of more than N elements",
         )
         switch("--mlir-timing", dest="timing", help="report the time of each pass")
+        switch("--dump-pass-pipeline", dest="dump_pipeline", help="print the pipeline that will be run")
+        switch(
+            "--verify-roundtrip",
+            dest="roundtrip",
+            help="check that the input, once printed, is read back equal",
+        )
+        add(
+            "--mlir-pass-pipeline-crash-reproducer",
+            dest="reproducer",
+            metavar="FILE",
+            help="write the input and the pipeline to FILE if a pass fails or crashes",
+        )
+        switch("--run-reproducer", help="run the pipeline that is stored in the input")
         switch("--emit-bytecode", help="write bytecode")
         switch(
             "--emit-schedule",
@@ -98,6 +120,16 @@ class _OptParser(FlagParser):
             arguments.append(argument)
         options = super().parse_args(arguments, namespace)
         self.check_irdl(options)
+        for flag in _OTHER_FORMATS if options.pretty else ():
+            if getattr(options, self.destinations[flag]):
+                self.error(f"--pretty does not go with {flag}")
+        if options.split_input_file and (options.reproducer is not None or options.run_reproducer):
+            flag = "--run-reproducer" if options.run_reproducer else "--mlir-pass-pipeline-crash-reproducer"
+            self.error(f"{flag} does not go with --split-input-file")
+        if options.run_reproducer and options.pipeline:
+            self.error("--run-reproducer takes the passes from the input; give no others")
+        if options.tree_dir is not None and not _prints_ir(options):
+            self.error("--mlir-print-ir-tree-dir needs a flag that prints, such as --mlir-print-ir-after-all")
         return options
 
     def check_irdl(self, options: argparse.Namespace) -> None:
@@ -119,6 +151,27 @@ class _OptParser(FlagParser):
             return
         passes = [f"--{name}" for name in (*MODULES, *BUILTIN_PASSES)]
         self.error(f"unknown flag '{flag}'{hint(flag, [*self.flags, *passes])}")
+
+
+_OTHER_FORMATS = ("--mlir-print-op-generic", "--emit-bytecode", "--emit-irdl", "--emit-schedule")
+
+
+def _prints_ir(options: argparse.Namespace) -> bool:
+    all_of_them = options.print_before or options.print_after or options.print_change
+    return bool(all_of_them or options.mlir_print_ir_before or options.mlir_print_ir_after)
+
+
+def _passes(text: str) -> list[str]:
+    """Names of passes on the command line, between commas."""
+    from pathways.passes.builtin_names import BUILTIN_PASSES
+    from pathways.passes.registry import MODULES
+
+    names = text.split(",")
+    for name in names:
+        if name not in MODULES and name not in BUILTIN_PASSES:
+            known = [*MODULES, *BUILTIN_PASSES]
+            raise argparse.ArgumentTypeError(f"no pass is named '{name}'{hint(name, known)}")
+    return names
 
 
 def _bool(text: str) -> bool:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pathways.tools import command
-from pathways.tools.flags import TIMES_HELP, FlagParser, add_timing_flags
+from pathways.tools.flags import LIMITS_HELP, TIMES_HELP, FlagParser, add_timing_flags, count
 
 _DESCRIPTION = """\
 Replays a program in scheduled form and prints its step time, the bubble (the part of the step in which a
@@ -36,6 +36,9 @@ def _parser() -> FlagParser:
     add_timing_flags(parser)
     add("--json", action="store_true", help="print the figures as JSON")
     add("--compare", action="store_true", help="schedule a placed program by every policy, side by side")
+    add("--limits", default="", metavar="OPTIONS", help=LIMITS_HELP)
+    add("--steps", type=count, metavar="N", help="with --compare: also replay N steps that follow each other")
+    add("--save-times", metavar="FILE", help="only write the durations of the trace in --times, for policies")
     add("--trace", metavar="FILE", help="write a trace for Perfetto and pw-viz")
     add("-o", dest="output", default="-", metavar="FILE", help="default: standard output")
     return parser

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 from pathways.tools import command
 from pathways.tools.errors import UserError
-from pathways.tools.flags import TIMES_HELP, FlagParser, add_timing_flags
+from pathways.tools.flags import LIMITS_HELP, TIMES_HELP, FlagParser, add_timing_flags
 
 _DESCRIPTION = """\
 Draws slices by time, with the memory of each slice below it, on one page that needs nothing else. FILE is a
 program in scheduled form: it is drawn as planned, with one unit for each placed call, and as simulated when
-durations or links are given. Traces of measured runs, from PW_TRACE or pw.trace, are drawn below it.
+durations or links are given. Or it is one in placed form, which policies schedule: they are drawn under one
+another. Traces of measured runs, from PW_TRACE or pw.trace, are drawn below it.
 """
 
 
@@ -42,6 +43,18 @@ def _parser() -> FlagParser:
     add = parser.add_argument
     add("input", nargs="?", metavar="FILE", help="the program; - for standard input")
     add_timing_flags(parser)
+    add(
+        "--compare", action="store_true", help="schedule a placed program by every policy, the fastest on top"
+    )
+    add(
+        "--policy",
+        dest="policies",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="schedule a placed program by this policy; may be given several times",
+    )
+    add("--limits", default="", metavar="OPTIONS", help=LIMITS_HELP.replace("--compare", "policies"))
     add(
         "--trace",
         dest="traces",

@@ -1,23 +1,18 @@
-"""What `pw-opt` tells besides its output: lists of passes and operations, IR dumps and timing."""
+"""What `pw-opt` tells besides its output: lists of passes and operations, and timing."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-
-from jaxlib.mlir import ir
+from collections.abc import Iterator, Sequence
 
 from pathways.dialect import OPERATIONS
 from pathways.passes import registry
 from pathways.passes.base import options_of
 from pathways.passes.builtin_names import BUILTIN_PASSES
-from pathways.passes.text import Item, item_name
-from pathways.tools import supervisor
+from pathways.passes.text import Item, item_text
 
 
 def first_paragraph(documented: type) -> str:
@@ -56,6 +51,12 @@ def dialects_help() -> str:
     width = max(map(len, OPERATIONS))
     ours = [f"  {name:{width}}  {first_paragraph(op)}" for name, op in OPERATIONS.items()]
     return "\n".join(["pw", *ours, "also: builtin, func, stablehlo, chlo, sdy, mpmd", ""])
+
+
+def pipeline_dump(items: Sequence[Item]) -> str:
+    """A pipeline as `--dump-pass-pipeline` of `mlir-opt` prints it."""
+    passes = ",\n".join(f"  {item_text(item)}" for item in items)
+    return f"Pass Manager with {len(items)} passes:\nbuiltin.module(\n{passes}\n)\n"
 
 
 class Timing:
@@ -100,42 +101,3 @@ class Timing:
                 "",
             ]
         )
-
-
-@dataclasses.dataclass
-class Instrumentation:
-    """The hooks of `run_passes` that print the IR and take the time.
-
-    Attributes:
-      text: prints a module as the user wants it.
-      before, after, after_change: when to print it.
-      timing: where to add the time of each pass.
-    """
-
-    text: Callable[[ir.Module], bytes]
-    before: bool
-    after: bool
-    after_change: bool
-    timing: Timing
-    _previous: bytes = b""
-    _start: float = 0.0
-
-    def before_each(self, item: Item, module: ir.Module) -> None:
-        """To be called before each pass."""
-        supervisor.doing(f"running {item_name(item)}")
-        if self.before:
-            self._dump("Before", item, self.text(module))
-        if self.after_change:
-            self._previous = self.text(module)
-        self._start = time.perf_counter()
-
-    def after_each(self, item: Item, module: ir.Module) -> None:
-        """To be called after each pass."""
-        self.timing.add(item_name(item), time.perf_counter() - self._start)
-        supervisor.doing(f"verifying the result of {item_name(item)}")
-        if self.after or (self.after_change and self.text(module) != self._previous):
-            self._dump("After", item, self.text(module))
-
-    def _dump(self, when: str, item: Item, text: bytes) -> None:
-        header = f"// -----// IR Dump {when} {item_name(item)} //----- //\n"
-        print(header + text.decode(errors="replace"), file=sys.stderr)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 from jaxlib.mlir import ir
 
@@ -18,7 +22,7 @@ from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.links import Link, read_link
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import measured_times, read_times
+from pathways.runtime.simulate.times import measured_durations, measured_times, read_times
 from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.runtime.timelines.trace_file import TraceError, read_trace
@@ -88,6 +92,35 @@ def _read_times(path: str, plan: Plan) -> Times:
         return read_times(document, plan)
     except (TimesError, TraceError) as error:
         raise UserError(f"'{path}': {error}") from None
+
+
+@contextlib.contextmanager
+def policy_options(options: argparse.Namespace) -> Iterator[str]:
+    """What the flags let policies keep to, as a request says it; times are in a file that lives as long.
+
+    Raises:
+      UserError: the times cannot be read.
+    """
+    parts = [options.limits] if options.limits else []
+    if options.times is None:
+        yield ", ".join(parts)
+        return
+    with tempfile.TemporaryDirectory(prefix="pathways-") as folder:
+        file = Path(folder) / "times.json"
+        file.write_bytes(durations_text(options.times))
+        yield ", ".join([*parts, f"times={file}"])
+
+
+def durations_text(path: str) -> bytes:
+    """The durations in a JSON file, or those that the trace of a run shows, as JSON.
+
+    Raises:
+      UserError: names the file.
+    """
+    data = read_input(path)
+    if not data.lstrip().startswith(b"["):
+        return data
+    return json.dumps(measured_durations(read_timelines(path)), indent=2).encode() + b"\n"
 
 
 def read_timelines(path: str) -> list[EventLog]:

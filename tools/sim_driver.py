@@ -6,18 +6,22 @@ import argparse
 import json
 from typing import Any
 
-from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.timelines.timeline import Timeline
-from pathways.tools.comparison import compare
+from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
 from pathways.tools.files import write_output
-from pathways.tools.scheduled import read_model, read_plan, simulated
+from pathways.tools.scheduled import durations_text, policy_options, read_model, read_plan, simulated
 
 
 def run(options: argparse.Namespace) -> int:
     """Does what the flags ask for; returns the exit code."""
+    if options.save_times is not None:
+        return _save_times(options)
     if options.compare:
         return _compare(options)
+    if options.limits or options.steps is not None:
+        flag = "--limits" if options.limits else "--steps"
+        raise UserError(f"{flag} is for --compare")
     plan = read_plan(options.input)
     if plan is None:
         return 1
@@ -32,16 +36,33 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _save_times(options: argparse.Namespace) -> int:
+    """Writes the durations that a trace shows."""
+    if options.times is None:
+        raise UserError("--save-times writes the durations of a trace; give it with --times")
+    write_output(options.save_times, durations_text(options.times))
+    return 0
+
+
 def _compare(options: argparse.Namespace) -> int:
     """Prints what each policy makes of a program."""
     if options.trace is not None:
         raise UserError("--compare and --trace exclude each other: a trace is of one schedule")
-    comparison = compare(options.input, lambda plan: simulate(plan, *read_model(options, plan)))
+    steps = 1 if options.steps is None else options.steps
+    if steps < 1:
+        raise UserError("--steps: must be at least 1")
+    with policy_options(options) as asked:
+        candidates = Candidates(options=asked, steps=steps)
+        comparison = compare(options.input, candidates, lambda plan: read_model(options, plan))
     if comparison is None:
         return 1
     text = f"{comparison}\n"
     if options.json:
-        policies = {policy: _summary(timeline) for policy, timeline in comparison.timelines.items()}
+        policies = {
+            policy: _summary(timeline)
+            | ({"steady_step_time": comparison.steady[policy]} if comparison.steady else {})
+            for policy, timeline in comparison.timelines.items()
+        }
         text = json.dumps({"policies": policies, "refused": comparison.refused}, indent=2) + "\n"
     write_output(options.output, text.encode())
     return 0
@@ -61,6 +82,7 @@ def _summary(timeline: Timeline) -> dict[str, Any]:
             name: {
                 "busy": timeline.busy(name),
                 "bubble": timeline.bubble(name),
+                "idle": timeline.idle(name),
                 "peak_bytes": timeline.peak_bytes(name),
             }
             for name in timeline.slices

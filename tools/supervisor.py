@@ -28,6 +28,8 @@ _LOOK_EVERY_MS = 50
 _SIZE = 4096
 _activity: mmap.mmap | None = None
 """What the child is doing, in memory that the parent can read after a crash; None without a parent."""
+_kept: mmap.mmap | None = None
+"""The file that a crash leaves behind, likewise; see `keep_after_crash`."""
 
 
 def supervise(tool: str, run: Callable[[], int]) -> int:
@@ -35,7 +37,7 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
 
     The child ends with this process, however that ends, and when it takes more memory than `memory_limit`.
     """
-    global _activity
+    global _activity, _kept
     # What XLA and MLIR log would stand before the one line of ours that says the same.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
@@ -45,11 +47,11 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
         return 1
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt_once)
-    shared = mmap.mmap(-1, _SIZE)
+    shared, kept = mmap.mmap(-1, _SIZE), mmap.mmap(-1, _SIZE)
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _activity = shared
+        _activity, _kept = shared, kept
         _end_with(parent)
         code = run()
         sys.stdout.flush()
@@ -63,10 +65,12 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
         _, status = os.waitpid(child, 0)
     except KeyboardInterrupt:
         _stop(child)
+        _keep(tool, kept, child, crashed=False)
         print(f"{tool}: interrupted", file=sys.stderr)
         return 130
-    doing = shared[:].rstrip(b"\0").decode(errors="replace") or "starting"
+    doing = _read(shared) or "starting"
     if not modest:
+        _keep(tool, kept, child, crashed=True)
         print(
             f"{tool}: error: took more than {_text_of(limit)} of memory while {doing}; {MEMORY_LIMIT} sets "
             "another limit",
@@ -76,6 +80,7 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
     number = os.WTERMSIG(status)
+    _keep(tool, kept, child, crashed=number != signal.SIGTERM)
     if number == signal.SIGTERM:
         return 128 + number
     how = "did not return" if number == signal.SIGPROF else f"crashed ({signal.Signals(number).name})"
@@ -109,6 +114,34 @@ def doing(what: str) -> None:
     """Notes what a crash from now on would interrupt, such as `running cse`."""
     if _activity is not None:
         _activity[:] = what.encode(errors="replace")[:_SIZE].ljust(_SIZE, b"\0")
+
+
+def pending(path: str, process: int | None = None) -> Path:
+    """Where this process, or another, writes what `keep_after_crash` may move to a path."""
+    return Path(f"{path}.{process or os.getpid()}.pending")
+
+
+def keep_after_crash(path: str) -> None:
+    """Lets a crash from now on move what stands in `pending(path)` to a path; to none when it is empty."""
+    if _kept is not None:
+        _kept[:] = os.fsencode(path)[:_SIZE].ljust(_SIZE, b"\0")
+
+
+def _keep(tool: str, kept: mmap.mmap, child: int, crashed: bool) -> None:
+    """Does for a child that has ended what it can no longer do for its file."""
+    path = os.fsdecode(kept[:].rstrip(b"\0"))
+    if not path:
+        return
+    if not crashed:
+        pending(path, child).unlink(missing_ok=True)
+        return
+    with contextlib.suppress(OSError):
+        pending(path, child).replace(path)
+        print(f"{tool}: note: pipeline failed: reproducer generated at '{path}'", file=sys.stderr)
+
+
+def _read(shared: mmap.mmap) -> str:
+    return shared[:].rstrip(b"\0").decode(errors="replace")
 
 
 @contextlib.contextmanager

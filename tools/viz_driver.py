@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 
+from pathways.passes.schedule.policies.registry import NAMES
 from pathways.passes.schedule.times import Times
 from pathways.runtime.simulate.links import Link
 from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.page import page_of
+from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
 from pathways.tools.files import write_output
-from pathways.tools.scheduled import read_model, read_plan, read_timelines, simulated
+from pathways.tools.scheduled import policy_options, read_model, read_plan, read_timelines, simulated
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,7 +30,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _replays(options: argparse.Namespace) -> list[EventLog] | None:
-    """The planned timeline of a program, and the simulated one if it is another."""
+    """The planned timeline of a program, and the simulated one if it is another; or those of policies."""
+    if options.compare or options.policies:
+        return _by_policies(options)
+    if options.limits:
+        raise UserError("--limits is for policies; give --policy or --compare")
     plan = read_plan(options.input)
     if plan is None:
         return None
@@ -37,6 +43,21 @@ def _replays(options: argparse.Namespace) -> list[EventLog] | None:
     if times.has_entries or link != Link():
         timelines.append(simulated(plan, times, link, "simulated"))
     return timelines
+
+
+def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
+    """The timelines of a program by several policies, the fastest first."""
+    if options.compare and options.policies:
+        raise UserError("--compare and --policy exclude each other: one is of all policies")
+    with policy_options(options) as asked:
+        candidates = Candidates(options.policies or NAMES, asked)
+        comparison = compare(options.input, candidates, lambda plan: read_model(options, plan))
+    if comparison is None:
+        return None
+    for policy in options.policies:
+        if policy in comparison.refused:
+            raise UserError(f"{policy} {comparison.refused[policy]}")
+    return list(comparison.timelines.values())
 
 
 def _steps_of(timelines: list[EventLog], step: str, path: str) -> list[EventLog]:

@@ -37,9 +37,14 @@ class LowerAllReduces(Pass):
 
     So each replica sends and receives 2 (R - 1) / R times the bytes of a bucket. With two replicas, where it
     is as many bytes, and for buckets of up to `whole-bytes`, buckets are not cut: each replica gets those of
-    all others and adds them up itself, in the same order.
+    all others and adds them up itself, in the same order. Of two replicas, arrays above that size travel as
+    they are, outside of the bucket.
 
-    All replicas run the same computations, and have the same sums bit by bit.
+    With `dtype` wider floats are rounded to it before they are sent, terms and sums; they are added in their
+    own dtype.
+
+    All replicas run the same computations, and have the same sums bit by bit. What leads to a transfer is to
+    run `soon`: while other stages of the slice still work.
 
     Requires: `pw-replicate`.
     Guarantees: no `pw.all_reduce` is left.
@@ -48,6 +53,11 @@ class LowerAllReduces(Pass):
     name: ClassVar[str] = "pw-lower-all-reduces"
     takes = (SHARDED,)
     whole_bytes: int = option(16384, "buckets up to this size are sent as a whole to each replica")
+    dtype: str = option("", "the dtype in which wider floats are sent: bfloat16, float16 or float32")
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("", *WIRES):
+            raise ValueError(f"option 'dtype' must be one of {', '.join(WIRES)}, got '{self.dtype}'")
 
     def run(self, module: ir.Module) -> None:
         block = body_block(main_function(module))
@@ -58,10 +68,14 @@ class LowerAllReduces(Pass):
             op.operation.erase()
         if not sums:
             return
-        exchange = _Exchange(module, self.whole_bytes)
+        exchange = _Exchange(module, self.whole_bytes, self.dtype)
         for bucket in _buckets(operations, sums):
             exchange.lower(bucket)
         _sort(block)
+
+
+WIRES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+"""What MLIR calls the dtypes that values may be sent in."""
 
 
 def _buckets(operations: Sequence[ir.OpView], sums: Sequence[AllReduceOp]) -> list[list[AllReduceOp]]:
@@ -148,11 +162,13 @@ class _Bucket:
       home: the mesh of the slices.
       members: the arrays.
       pieces: into how many pieces it is cut.
+      wire: the type of the elements that are sent.
     """
 
     home: SliceMesh
     members: tuple[_Member, ...]
     pieces: int
+    wire: ir.Type
 
     @property
     def length(self) -> int:
@@ -167,7 +183,7 @@ class _Bucket:
     @property
     def piece(self) -> ir.RankedTensorType:
         """The type of a piece: a row for each device."""
-        return ir.RankedTensorType.get([self.home.mesh.size, self.length], self.element)
+        return ir.RankedTensorType.get([self.home.mesh.size, self.length], self.wire)
 
     @property
     def lies(self) -> Sharding:
@@ -208,8 +224,9 @@ type _Local = Callable[[list[ir.Value]], list[ir.Value]]
 
 
 class _Exchange:
-    def __init__(self, module: ir.Module, whole_bytes: int) -> None:
+    def __init__(self, module: ir.Module, whole_bytes: int, dtype: str) -> None:
         self.whole_bytes = whole_bytes
+        self.dtype = dtype
         self.layouts = Layouts(module)
         self.computations = Computations(module, self.layouts.symbols)
         self.loop: str | None = None
@@ -218,48 +235,97 @@ class _Exchange:
     def lower(self, sums: Sequence[AllReduceOp]) -> None:
         """Replaces the sums of a bucket."""
         places = [(slices_of(value) or ("",))[0] for value in sums[0].operands]
-        bucket = self.bucket(sums, places[0])
+        home = self.layouts.meshes[places[0]]
+        self.loop = sums[0].loop
+        members = [(op, self.member(op.operands[0], places[0], home)) for op in sums]
+        alone = [(op, member) for op, member in members if self.goes_alone(op, member)]
+        packed = [(op, member) for op, member in members if not self.goes_alone(op, member)]
+        with sums[-1].operation.location, ir.InsertionPoint(sums[-1]):
+            for some, exchange in ((alone, self.exchange_alone), (packed, self.exchange)):
+                if some:
+                    exchange([op for op, _ in some], places, self.bucket(some, home, len(places)))
+        for op in sums:
+            op.operation.erase()
+
+    def member(self, value: ir.Value, place: str, home: SliceMesh) -> _Member:
+        """An array of a bucket."""
+        type_ = ir.RankedTensorType(value.type)
+        layout = self.layouts.of(value, place)
+        spread = _spread(layout, type_.shape, home.mesh)
+        splits = spread.splits(home.mesh)
+        shard = tuple(n // parts for n, parts in zip(type_.shape, splits, strict=True))
+        return _Member(type_, layout, spread, shard)
+
+    def goes_alone(self, op: AllReduceOp, member: _Member) -> bool:
+        """Whether an array is sent as it is: to pack what is large would cost more than it saves."""
+        is_large = byte_size(member.type) > self.whole_bytes
+        is_rounded = self.wire(member) != ir.RankedTensorType(member.type).element_type
+        return len(op.operands) == 2 and is_large and member.spread == member.layout and not is_rounded
+
+    def wire(self, member: _Member) -> ir.Type:
+        """The type of the elements in which an array is sent."""
+        element = ir.RankedTensorType(member.type).element_type
+        if not self.dtype or not isinstance(element, ir.F64Type | ir.F32Type | ir.F16Type | ir.BF16Type):
+            return element
+        wire = ir.Type.parse(WIRES[self.dtype])
+        return wire if wire.width < element.width else element
+
+    def bucket(self, members: Sequence[tuple[AllReduceOp, _Member]], home: SliceMesh, count: int) -> _Bucket:
+        """The bucket of some arrays."""
+        size = sum(byte_size(member.type) for _, member in members)
+        is_whole = count == 2 or size <= self.whole_bytes
+        pieces = 1 if is_whole else count
+        return _Bucket(home, tuple(member for _, member in members), pieces, self.wire(members[0][1]))
+
+    def exchange_alone(self, sums: Sequence[AllReduceOp], places: Sequence[str], bucket: _Bucket) -> None:
+        """Sends arrays as they are; each replica adds them up."""
+        layouts = [bucket.attribute(member.layout) for member in bucket.members]
+        for r, place in enumerate(places):
+            terms = [
+                self.moved(value, source, place, layout)
+                for op, layout in zip(sums, layouts, strict=True)
+                for value, source in zip(op.operands, places, strict=True)
+            ]
+            name = self.computations.make(
+                "total",
+                [value.type for value in terms],
+                lambda arguments: [
+                    total
+                    for n in range(0, len(arguments), len(places))
+                    for total in [_total(bucket, arguments[n : n + len(places)])]
+                ],
+                ir.Location.current,
+                arguments=[layout for layout in layouts for _ in places],
+                results=layouts,
+                key=bucket,
+            )
+            types = self.layouts.symbols[name].type.results
+            launch = LaunchOp.build(terms, types, callee=name, slice=place, loop=self.loop)
+            for op, value in zip(sums, launch.results, strict=True):
+                op.results[r].replace_all_uses_with(value)
+
+    def exchange(self, sums: Sequence[AllReduceOp], places: Sequence[str], bucket: _Bucket) -> None:
+        """Sends arrays in a bucket."""
         if bucket.length == 0:
             for op in sums:
                 for old, new in zip(op.results, op.operands, strict=True):
                     old.replace_all_uses_with(new)
-        else:
-            with sums[-1].operation.location, ir.InsertionPoint(sums[-1]):
-                self.exchange(sums, places, bucket)
-        for op in sums:
-            op.operation.erase()
-
-    def bucket(self, sums: Sequence[AllReduceOp], place: str) -> _Bucket:
-        members = []
-        home = self.layouts.meshes[place]
-        for op in sums:
-            type_ = ir.RankedTensorType(op.operands[0].type)
-            layout = self.layouts.of(op.operands[0], place)
-            spread = _spread(layout, type_.shape, home.mesh)
-            splits = spread.splits(home.mesh)
-            shard = tuple(n // parts for n, parts in zip(type_.shape, splits, strict=True))
-            members.append(_Member(type_, layout, spread, shard))
-        count = len(sums[0].operands)
-        size = sum(byte_size(member.type) for member in members)
-        is_whole = count == 2 or size <= self.whole_bytes
-        return _Bucket(home, tuple(members), 1 if is_whole else count)
-
-    def exchange(self, sums: Sequence[AllReduceOp], places: Sequence[str], bucket: _Bucket) -> None:
-        self.loop = sums[0].loop
+            return
         body: _Body
+        piece = bucket.attribute(bucket.lies)
         pieces = []
         for r, place in enumerate(places):
             values = [op.operands[r] for op in sums]
             pieces.append(self.launch("bucket", bucket, values, place, _cut))
         if bucket.pieces == 1:
-            totals = self.sent([mine[0] for mine in pieces], places, bucket)
+            totals = self.sent([mine[0] for mine in pieces], places, piece)
             base, body = "bucket_total", _add_and_join
         else:
             parts = []
             for owner, place in enumerate(places):
-                terms = [self.moved(mine[owner], places[r], place, bucket) for r, mine in enumerate(pieces)]
+                terms = [self.moved(mine[owner], places[r], place, piece) for r, mine in enumerate(pieces)]
                 parts += self.launch("bucket_sum", bucket, terms, place, _add)
-            totals = self.sent(parts, places, bucket)
+            totals = self.sent(parts, places, piece)
             base, body = "bucket_join", _join
         for r, place in enumerate(places):
             values = self.launch(base, bucket, totals[r], place, body)
@@ -270,20 +336,20 @@ class _Exchange:
         self,
         values: Sequence[ir.Value],
         places: Sequence[str],
-        bucket: _Bucket,
+        sharding: ir.Attribute | None,
     ) -> list[list[ir.Value]]:
         """For each replica the values of all of them, there."""
         return [
-            [self.moved(value, places[r], place, bucket) for r, value in enumerate(values)]
+            [self.moved(value, places[r], place, sharding) for r, value in enumerate(values)]
             for place in places
         ]
 
-    def moved(self, value: ir.Value, source: str, target: str, bucket: _Bucket) -> ir.Value:
-        """A piece on another slice."""
+    def moved(self, value: ir.Value, source: str, target: str, sharding: ir.Attribute | None) -> ir.Value:
+        """A value on another slice."""
         if source == target:
             return value
         return TransferOp.build(
-            [value], [value.type], slice=target, sharding=bucket.attribute(bucket.lies), loop=self.loop
+            [value], [value.type], slice=target, sharding=sharding, loop=self.loop
         ).results[0]
 
     def launch(
@@ -307,7 +373,16 @@ class _Exchange:
             key=(bucket, len(operands)),
         )
         types = self.layouts.symbols[name].type.results
-        return list(LaunchOp.build(operands, types, callee=name, slice=place, loop=self.loop).results)
+        launch = LaunchOp.build(
+            operands,
+            types,
+            callee=name,
+            slice=place,
+            loop=self.loop,
+            # Not what waits for all replicas and is read at last.
+            soon=True if body in (_cut, _add) and self.loop is None else None,
+        )
+        return list(launch.results)
 
 
 def _cut(bucket: _Bucket, members: list[ir.Value]) -> list[ir.Value]:
@@ -317,15 +392,15 @@ def _cut(bucket: _Bucket, members: list[ir.Value]) -> list[ir.Value]:
         flat = [
             stablehlo.reshape(bucket.local([member.size]), shard) for member, shard in _pairs(bucket, shards)
         ]
-        line = flat[0] if len(flat) == 1 else stablehlo.concatenate(flat, 0)
+        line = _converted(flat[0] if len(flat) == 1 else stablehlo.concatenate(flat, 0), bucket.wire)
         missing = bucket.pieces * bucket.length - sum(member.size for member in bucket.members)
         if missing:
-            line = stablehlo.concatenate([line, zeros_of(bucket.local([missing]))], 0)
+            line = stablehlo.concatenate([line, zeros_of(_sized(line, [missing]))], 0)
         pieces = [line]
         if bucket.pieces > 1:
             starts = range(0, bucket.pieces * bucket.length, bucket.length)
             pieces = [stablehlo.slice(line, [n], [n + bucket.length], [1]) for n in starts]
-        return [stablehlo.reshape(bucket.local([1, bucket.length]), piece) for piece in pieces]
+        return [stablehlo.reshape(_sized(line, [1, bucket.length]), piece) for piece in pieces]
 
     spread = [_laid_out(bucket, value, member.spread) for member, value in _pairs(bucket, members)]
     return _on_devices(
@@ -338,18 +413,38 @@ def _cut(bucket: _Bucket, members: list[ir.Value]) -> list[ir.Value]:
 
 
 def _add(bucket: _Bucket, terms: list[ir.Value]) -> list[ir.Value]:
+    """The sum of equal pieces, to be sent."""
+    return [_converted(_total(bucket, terms), bucket.wire)]
+
+
+def _total(bucket: _Bucket, terms: list[ir.Value]) -> ir.Value:
     """The sum of equal pieces, in the order of the replicas."""
-    total = terms[0]
-    for term in terms[1:]:
+    total, *others = (_converted(term, bucket.element) for term in terms)
+    for term in others:
         total = stablehlo.add(total, term)
-    return [total]
+    return total
+
+
+def _converted(value: ir.Value, element: ir.Type) -> ir.Value:
+    tensor = ir.RankedTensorType(value.type)
+    if tensor.element_type == element:
+        return value
+    return stablehlo.convert(ir.RankedTensorType.get(tensor.shape, element), value)
+
+
+def _sized(like: ir.Value, shape: Sequence[int]) -> ir.RankedTensorType:
+    """A type of the elements of a value, with another shape."""
+    return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(like.type).element_type)
 
 
 def _join(bucket: _Bucket, pieces: list[ir.Value]) -> list[ir.Value]:
     """From the pieces of a bucket to its arrays: the reverse of `_cut`."""
 
     def body(parts: list[ir.Value]) -> list[ir.Value]:
-        lines = [stablehlo.reshape(bucket.local([bucket.length]), part) for part in parts]
+        lines = [
+            _converted(stablehlo.reshape(_sized(part, [bucket.length]), part), bucket.element)
+            for part in parts
+        ]
         line = lines[0] if len(lines) == 1 else stablehlo.concatenate(lines, 0)
         shards, start = [], 0
         for member in bucket.members:
@@ -369,7 +464,7 @@ def _join(bucket: _Bucket, pieces: list[ir.Value]) -> list[ir.Value]:
 
 
 def _add_and_join(bucket: _Bucket, terms: list[ir.Value]) -> list[ir.Value]:
-    return _join(bucket, _add(bucket, terms))
+    return _join(bucket, [_total(bucket, terms)])
 
 
 def _pairs(bucket: _Bucket, values: Sequence[ir.Value]) -> Iterator[tuple[_Member, ir.Value]]:
@@ -398,7 +493,8 @@ def _on_devices(
         sdy.TensorShardingPerValueAttr.get([bucket.attribute(sharding) for sharding, _ in made]),
         sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name, _ in bucket.home.mesh.axes]),
     )
-    block = computation.body.blocks.append(*(bucket.local(shape) for _, shape in held))
+    shards = [_sized(value, shape) for value, (_, shape) in zip(values, held, strict=True)]
+    block = computation.body.blocks.append(*shards)
     with ir.InsertionPoint(block):
         sdy.ReturnOp(body(list(block.arguments)))
     return list(computation.results)

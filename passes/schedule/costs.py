@@ -22,8 +22,8 @@ from pathways.passes.util.operations import byte_size
 from pathways.passes.util.quantities import TimesError
 from pathways.passes.util.work import WorkEstimate
 
-FLOPS = "flops"
-"""In place of a file of durations: estimates."""
+FLOPS, UNITS = "flops", "units"
+"""In place of a file of durations: estimates, or one unit for each placed call, half of it for halves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,9 @@ def durations_of(module: ir.Module, events: Sequence[Event], loop: Loop, times: 
       module: the module.
       events: its events.
       loop: the loop.
-      times: a JSON file of durations, or `flops` for estimates from the operations of computations. Entries
-        for computations and launches that there are not, or not yet, do not count.
+      times: a JSON file of durations, `flops` for estimates from the operations of computations, or `units`
+        for one unit for each placed call. Entries of a file for computations and launches that there are not,
+        or not yet, do not count.
 
     Raises:
       TimesError: says what is wrong with the file.
@@ -54,7 +55,8 @@ def durations_of(module: ir.Module, events: Sequence[Event], loop: Loop, times: 
         taken = {n: work.of(events[n].op.callee) / layouts.mesh(events[n].slice).size for n in loop.actions}
     else:
         launches = {n: _timed(events[n].op) for n in loop.members}
-        read = times_of(_known(_read(times), launches.values()), list(launches.values()))
+        document = {} if times == UNITS else _read(times)
+        read = times_of(_known(document, launches.values()), list(launches.values()))
         read = read.in_program(launches.values())
         taken = {n: read.of(launches[n]) for n in loop.actions}
     durations: dict[Action, float] = {}

@@ -30,8 +30,8 @@ class ScheduleRequest:
         half of the weights; 0 for any number.
       max_bytes: how much of what microbatches make may be alive at once on a slice, over all its devices; 0
         for any amount.
-      times: how long actions take: a JSON file of durations, or `flops` for estimates; empty for the habit of
-        the policy.
+      times: how long actions take: a JSON file of durations, `flops` for estimates, or `units` for a unit for
+        each placed call; empty for `flops` where a search needs times, and for patterns that do not.
       seconds: how long a search may take; 0 for no limit.
       iterations: after how many steps a search ends; 0 for as many as suit the size of the pipeline.
       seed: of the random numbers of a search.

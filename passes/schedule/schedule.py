@@ -23,6 +23,7 @@ from pathways.passes.schedule.loops import Loop, nearest_before, read_loops, wor
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.pipeline import PolicyError
 from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH
+from pathways.passes.schedule.replicas import first_replica, interleaved
 from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
@@ -55,14 +56,17 @@ class Schedule(Pass):
     - `search` looks for an order that takes less time than all of these.
 
     A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on what is alive, which are
-    `max-live`, `max-pending` and `max-bytes`, and `times`, a file of durations, or `flops` for estimates. By
-    `1f1b`, `eager`, `zb-h1` and `zb-h2` actions are then ordered as these take time, if that is faster than
-    their pattern. A search has `seconds`, `iterations`, `seed` and `solver` too; a remark says what it found.
+    `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations, `flops` for estimates, or
+    `units`. By `1f1b`, `eager`, `zb-h1` and `zb-h2` actions are then ordered as these take time, if that is
+    faster than their pattern. A search has `seconds`, `iterations`, `seed` and `solver` too; a remark says
+    what it found.
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
     before the loops, or behind those whose results they read; those that have nothing to do with any loop run
-    behind all of them. Slices that may share devices have one order together. The block of `@main` is sorted
+    behind all of them. What replicas exchange `soon` runs within the loop: behind what it reads, and sums one
+    action later, when the terms of others have arrived. Loops of replicas have one schedule and run side by
+    side. Slices that may share devices have one order together. The block of `@main` is sorted
     by the order.
 
     Transfers of one type and sharding between two slices share a channel as long as their values are first
@@ -106,14 +110,23 @@ class Schedule(Pass):
         for op in ops_named(module, ["pw.loop"]):
             if op.sym_name not in with_launches and not op.sequential:
                 remark(op, "has no launches: nothing that is used depends on the microbatch")
-        if self.file and len(loops) != 1:
-            fail(main, f"has {counted(len(loops), 'loop')}; a schedule file orders exactly 1")
-        times = [self.start_times(module, events, loop) for loop in loops]
+        count = len(set(map(first_replica, loops)))
+        if self.file and count != 1:
+            fail(main, f"has {counted(count, 'loop')}; a schedule file orders exactly 1")
+        by_name: dict[str, dict[Action, int]] = {}
+        for loop in loops:
+            if first_replica(loop) not in by_name:
+                by_name[first_replica(loop)] = self.start_times(module, events, loop)
+        times = [by_name[first_replica(loop)] for loop in loops]
+        replicas = {op.sym_name: op.replica or 0 for op in ops_named(module, ["pw.slice"])}
         if any(times):
             ordered = [events[n] for n in sequence(events, loops, times)]
-            sort_block(main, [event.op for event in ordered])
+        elif any(replicas.values()):
+            ordered = [events[n] for n in interleaved(events, replicas)]
         else:
             ordered = events
+        if ordered is not events:
+            sort_block(main, [event.op for event in ordered])
         queues = device_queues(module)
         counters: dict[str, int] = {}
         for event in ordered:
@@ -199,7 +212,8 @@ def schedule_of(module: ir.Module) -> str:
     """
     main = main_function(module)
     events = data_events(module)
-    loops = read_loops(module, events)
+    # Those of other replicas have the same.
+    loops = [loop for loop in read_loops(module, events) if loop.op.replica_of is None]
     if len(loops) != 1:
         fail(main, f"has {counted(len(loops), 'loop')}; a schedule file is of exactly 1")
     (loop,) = loops

@@ -24,6 +24,7 @@ from pathways.dialect.order import Event
 from pathways.passes.base import fail
 from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.loops import Loop, nearest_after, nearest_before
+from pathways.passes.schedule.replicas import ranks
 
 _BEFORE, _AT, _BEHIND = range(3)
 _ARRIVES, _RUNS, _LEAVES = range(3)
@@ -79,6 +80,7 @@ def sequence(
     for loop, start in zip(loops, times, strict=True):
         if start:
             instants.update(_Clock(events, loop, start).instants())
+    instants.update(_soon(events, loops, times, segments, instants))
     keys: dict[int, Key] = {}
     for n, event in enumerate(events):
         makers = [keys[other] for other in event.waits_for if other in keys]
@@ -92,6 +94,40 @@ def sequence(
             reader = readers.get(n, Key(0, Instant(0, _BEFORE), n, _ARRIVES, n))
             keys[n] = reader._replace(rank=_ARRIVES, number=n)
     return sorted(keys, key=keys.__getitem__)
+
+
+def _soon(
+    events: Sequence[Event],
+    loops: Sequence[Loop],
+    times: Sequence[Mapping[Action, int]],
+    segments: Sequence[int],
+    instants: Mapping[int, Instant],
+) -> dict[int, Instant]:
+    """The instants of what runs soon, and of the sends of its results.
+
+    It runs right behind what it reads; what arrives from another slice is given the time of one more action.
+    """
+    actions: dict[str, list[int]] = {}
+    for loop, start in zip(loops, times, strict=True):
+        for action, time in start.items():
+            actions.setdefault(loop.slices[action.stage], []).append(time)
+    soon: dict[int, Instant] = {}
+    for n, event in enumerate(events):
+        makers = [known[m] for m in event.waits_for for known in (soon, instants) if m in known]
+        if not makers:
+            continue
+        ready = max(makers)
+        if event.kind == "send" and any(m in soon for m in event.waits_for):
+            soon[n] = ready
+        elif _is_soon(event) and segments[n] % 2:
+            arrives = any(events[m].kind == "send" for m in event.waits_for)
+            later = [time for time in actions.get(event.slice, ()) if time > ready.time] if arrives else []
+            soon[n] = Instant(min(later, default=ready.time), _BEHIND)
+    return soon
+
+
+def _is_soon(event: Event) -> bool:
+    return event.kind == "launch" and bool(event.op.soon)
 
 
 def _first_readers(events: Sequence[Event], keys: Mapping[int, Key]) -> dict[int, Key]:
@@ -117,6 +153,7 @@ def _at_or_behind(segment: int) -> int:
 
 def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
     """The segment of each event; a send has that of what it sends."""
+    rank_of = ranks(loops)
     loop_of = {n: number for number, loop in enumerate(loops) for n in loop.members}
     needed = set(loop_of)
     for n in reversed(range(len(events))):
@@ -126,12 +163,14 @@ def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
     for n, event in enumerate(events):
         last_read = max((segments[other] for other in event.waits_for), default=0)
         if n in loop_of:
-            segments.append(_inside(loop_of[n]))
+            segments.append(_inside(rank_of[loop_of[n]]))
             if last_read > segments[n]:
                 _refuse_between(events, segments, n, loops[loop_of[n]])
+        elif _is_soon(event) and last_read % 2:
+            segments.append(last_read)
         elif event.kind == "launch":
             idle = not last_read and n not in needed
-            segments.append(2 * len(loops) if idle else _at_or_behind(last_read))
+            segments.append(2 * len(set(rank_of)) if idle else _at_or_behind(last_read))
         else:
             segments.append(last_read)
     return segments

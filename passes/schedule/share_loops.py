@@ -13,6 +13,7 @@ from jaxlib.mlir.dialects import sdy
 from pathways.dialect import LaunchOp, argument_attrs, symbol_table
 from pathways.dialect.forms import ORDERED
 from pathways.dialect.names import SHARDING
+from pathways.dialect.origins import Origin
 from pathways.dialect.shardings import SliceMesh, closed_sharding, make_sharding, slice_meshes
 from pathways.passes.base import Pass, main_function, option
 from pathways.passes.schedule.orders import renumber
@@ -49,14 +50,16 @@ class ShareLoops(Pass):
         launches = [op for op in body_block(main).operations if isinstance(op, LaunchOp)]
         symbols = symbol_table(module)
         homes = slice_meshes(symbols)
-        home_of = {op.callee: homes[op.slice] for op in launches}
+        by_callee: dict[str, list[LaunchOp]] = collections.defaultdict(list)
+        for op in launches:
+            by_callee[op.callee].append(op)
         cost, effects = CompileCost(symbols, self.large), dict[str, bool]()
         bodies = dict[str, _Body]()
-        for name, home in home_of.items():
+        for name, group in by_callee.items():
             function = symbols[name]
             if cost.holds_large_loop(name) and not has_side_effect(function, symbols, effects):
                 _inline_loops(function, symbols, cost)
-                bodies[name] = _Body(function, home, cost)
+                bodies[name] = _Body(function, group, homes[group[0].slice], cost)
         computations = Computations(module, symbols)
         shared = _shared(list(bodies.values()), computations)
         pieces = {
@@ -85,6 +88,10 @@ def _inline_loops(function: ir.OpView, symbols: Mapping[str, ir.OpView], cost: C
         pending += [new for new in body_block(function).operations if new not in before]
 
 
+type _Call = tuple[str, str | None]
+"""The kind of a placed call, and which half of it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Piece:
     """A part of a computation that is launched by itself.
@@ -93,11 +100,13 @@ class _Piece:
       computation: what is launched.
       inputs: the values of the whole computation that it reads.
       outputs: those that it makes for other pieces and for readers of the whole.
+      calls: the kinds of placed calls that hold it, of a shared loop; None for any.
     """
 
     computation: str
     inputs: Sequence[ir.Value]
     outputs: Sequence[ir.Value]
+    calls: frozenset[_Call] | None = None
 
 
 class _Body:
@@ -105,14 +114,19 @@ class _Body:
 
     Attributes:
       name: of the computation.
+      calls: the kinds of placed calls that all its launches are of.
       arguments: of the computation.
       operations: all but the return.
       returned: the values that it returns.
       loops: the large loops among the operations.
     """
 
-    def __init__(self, function: ir.OpView, home: SliceMesh, cost: CompileCost) -> None:
+    def __init__(
+        self, function: ir.OpView, launches: Sequence[LaunchOp], home: SliceMesh, cost: CompileCost
+    ) -> None:
         self.name: str = function.attributes["sym_name"].value
+        calls = [frozenset((o.kind, o.part) for o in launch.origins) for launch in launches]
+        self.calls: frozenset[_Call] = frozenset.intersection(*calls)
         self.arguments = list(function.arguments)
         *self.operations, terminator = body_block(function).operations
         self.returned = list(terminator.operands)
@@ -223,8 +237,23 @@ class _Body:
         return make_sharding(self._home.symbol, closed_sharding(sharding, value.type, self._home))
 
 
-type _Shared = Mapping[tuple[str, int], tuple[str, Sequence[int]]]
-"""Of loops, each a computation and a number in it: what is launched, and the results that it returns."""
+@dataclasses.dataclass(frozen=True)
+class _SharedLoop:
+    """A loop that several computations hold.
+
+    Attributes:
+      computation: what is launched in its place.
+      returned: the results of the loop that it returns.
+      calls: the kinds of placed calls that all launches of its holders are of.
+    """
+
+    computation: str
+    returned: Sequence[int]
+    calls: frozenset[_Call]
+
+
+type _Shared = Mapping[tuple[str, int], _SharedLoop]
+"""The shared loops, by the computations that hold them and their numbers there."""
 
 
 def _shared(bodies: Sequence[_Body], computations: Computations) -> _Shared:
@@ -236,14 +265,15 @@ def _shared(bodies: Sequence[_Body], computations: Computations) -> _Shared:
             alone = ir.Module.create(computations.module.operation.location)
             body.piece([n], list(body.operations[n].results), "loop", Computations(alone, {}))
             same[alone.operation.get_asm(use_local_scope=True)].append((body, n))
-    shared: dict[tuple[str, int], tuple[str, Sequence[int]]] = {}
+    shared: dict[tuple[str, int], _SharedLoop] = {}
     for loops in same.values():
         if len({body.name for body, _ in loops}) > 1:
             returned = sorted({r for body, n in loops for r in body.results_read(n)})
             body, n = loops[0]
             results = [body.operations[n].results[r] for r in returned]
             name = body.piece([n], results, f"{body.name}_loop", computations).computation
-            shared.update(((body.name, n), (name, returned)) for body, n in loops)
+            calls = frozenset.intersection(*(body.calls for body, _ in loops))
+            shared.update(((body.name, n), _SharedLoop(name, returned, calls)) for body, n in loops)
     return shared
 
 
@@ -256,21 +286,48 @@ def _cut(body: _Body, shared: _Shared, computations: Computations) -> list[_Piec
         if outputs:
             pieces.append(body.piece(segment, outputs, f"{body.name}_part", computations))
         if k < len(loops):
-            name, returned = shared[body.name, loops[k]]
+            loop = shared[body.name, loops[k]]
             results = body.operations[loops[k]].results
-            outputs = [results[n] for n in returned]
-            pieces.append(_Piece(name, body.inputs([loops[k]], outputs), outputs))
+            outputs = [results[n] for n in loop.returned]
+            inputs = body.inputs([loops[k]], outputs)
+            pieces.append(_Piece(loop.computation, inputs, outputs, loop.calls))
     return pieces
+
+
+def _origins(launch: LaunchOp, pieces: Sequence[_Piece]) -> list[tuple[Origin, ...]]:
+    """The placed calls of a launch that each of its pieces is of.
+
+    A shared loop is of the calls that all who hold it have in common. What stands between two loops is of
+    theirs and of those between them.
+    """
+    calls = [(origin.kind, origin.part) for origin in launch.origins]
+    ranges = []
+    for piece in pieces:
+        held = [n for n, call in enumerate(calls) if piece.calls and call in piece.calls]
+        ranges.append((held[0], held[-1]) if held else None)
+    of_pieces = []
+    for n, known in enumerate(ranges):
+        before = next((r[0] for r in reversed(ranges[:n]) if r), 0)
+        behind = next((r[1] for r in ranges[n + 1 :] if r), len(calls) - 1)
+        first, last = known or sorted((before, behind))
+        of_pieces.append(range(first, last + 1) if calls else range(0))
+    shares = collections.Counter(call for piece in of_pieces for call in piece)
+    origins = [
+        dataclasses.replace(origin, pieces=shares[n] if shares[n] > 1 else None)
+        for n, origin in enumerate(launch.origins)
+    ]
+    return [tuple(origins[n] for n in piece) for piece in of_pieces]
 
 
 def _launch_pieces(launch: LaunchOp, body: _Body, pieces: Sequence[_Piece]) -> None:
     """Replaces a launch of a computation by launches of its pieces."""
     values = dict(zip(body.arguments, launch.operands, strict=True))
-    for piece in pieces:
+    for piece, origins in zip(pieces, _origins(launch, pieces), strict=True):
         new = launch.rebuilt(
             [values[v] for v in piece.inputs],
             [v.type for v in piece.outputs],
             callee=piece.computation,
+            origins=origins,
             ip=ir.InsertionPoint(launch),
         )
         values.update(zip(piece.outputs, new.results, strict=True))

@@ -12,8 +12,8 @@ Durations are given as a mapping, which is also the form of a JSON file:
 All of it is optional, and the most specific entry counts: a launch by its label, its computation, the
 kinds of its placed calls at their stages, these kinds. A number counts time units, a string has a suffix
 and counts seconds; the two do not mix. Where nothing is stated, a placed call takes one unit and glue none;
-half of a split backward takes half of a backward, the only half of one all of it, and a launch that several
-placed calls were fused into what they take together.
+half of a split backward takes half of a backward, the only half of one all of it, a launch that several
+placed calls were fused into what they take together, and each piece of a call that was cut an equal share.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Times:
             return self.computations[launch.computation]
         if not launch.origins:
             return self.kinds.get("glue", 0.0)
-        return sum(self._of_call(origin, launch.label) for origin in launch.origins)
+        return sum(self._of_call(call, launch.label) / (call.pieces or 1) for call in launch.origins)
 
     def _of_call(self, call: Origin, label: str) -> float:
         if call.stage in self.whole:

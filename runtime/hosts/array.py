@@ -107,7 +107,10 @@ class Array:
 
     @property
     def sharding(self) -> NamedSharding:
-        """How it lies over the devices of its first slice, which have no objects in this process."""
+        """How it lies over the devices of its first slice, which have no objects in this process.
+
+        Of an array whose rows replicas share, how each block of them does.
+        """
         placement = next(iter(self._copies)).placement
         # As meshes of slices are. Explicit axes would be part of its type, and not go with those of others.
         kinds = (AxisType.Auto,) * len(placement.mesh)
@@ -206,10 +209,23 @@ class Array:
     def _fetched(self) -> np.ndarray[Any, Any]:
         data = jax.eval_shape(jax.random.key_data, self.aval) if _is_key(self.aval) else self.aval
         whole = np.empty(data.shape, data.dtype)
+        self._check_alive()
+        # What replicas share lies in blocks of rows; of what is in several places any will do.
+        blocks: dict[tuple[int, int], Location] = {}
+        for location in list(self._copies):
+            blocks.setdefault((location.replica, location.replicas), location)
+        if (0, 1) in blocks:
+            blocks = {(0, 1): blocks[0, 1]}
+        for location in blocks.values():
+            self._fetch_rows(location.rows(whole), location)
+        whole.flags.writeable = False
+        return whole
+
+    def _fetch_rows(self, whole: np.ndarray[Any, Any], location: Location) -> None:
+        """Fills in what one of its locations has."""
         with self._controller.asking:
-            self._check_alive()
-            location, number = next(iter(self._copies.items()))
-            parts = dict(different_shards(data.shape, location.placement))
+            number = self.number_at(location)
+            parts = dict(different_shards(whole.shape, location.placement))
             asked = [
                 (host, own, self._controller.ask(host, number, [n for n, _ in own], sizes))
                 for host, positions in location.holders.items()
@@ -229,8 +245,6 @@ class Array:
             raise
         if self._step is not None:
             self._controller.settle(self._step)
-        whole.flags.writeable = False
-        return whole
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         value = self.fetch()

@@ -288,6 +288,7 @@ class Controller:
         Raises:
           HostError: one of them is gone.
         """
+        value = location.rows(value)
         number = self._number()
         try:
             for host in location.gang.hosts:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pathways.runtime.hosts.garbage import Unused
 from pathways.runtime.hosts.launching import WorkerProcess
 from pathways.runtime.hosts.messages import DeviceLayout, Ready, Report
@@ -120,7 +122,7 @@ class Gang:
         self.error: str | None = None
         self.fate: str | None = None
         self.unused: Unused[int] = Unused()
-        self._locations: dict[DeviceLayout, Location] = {}
+        self._locations: dict[tuple[DeviceLayout, int, int], Location] = {}
         self._began = time.monotonic()
         for host in hosts:
             host.gang = self
@@ -134,9 +136,10 @@ class Gang:
         if self.error is not None:
             raise HostError(self.error if self.fate is None else f"{self.error}; {self.fate}")
 
-    def location(self, placement: DeviceLayout) -> Location:
-        """Where arrays lie on it."""
-        return self._locations.setdefault(placement, Location(self, placement))
+    def location(self, placement: DeviceLayout, replica: int = 0, replicas: int = 1) -> Location:
+        """Where arrays lie on it, or one of so many blocks of their rows."""
+        key = (placement, replica, replicas)
+        return self._locations.setdefault(key, Location(self, *key))
 
     def has_done_something(self) -> bool:
         """Whether any of its hosts was done with a step."""
@@ -150,10 +153,21 @@ class Location:
     Attributes:
       gang: the workers.
       placement: how they lie there.
+      replica: which block of the rows of arrays is there; replicas have equal blocks.
+      replicas: how many blocks there are; 1 where all rows are there.
     """
 
     gang: Gang
     placement: DeviceLayout
+    replica: int = 0
+    replicas: int = 1
+
+    def rows(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """What is there of an array."""
+        if self.replicas == 1:
+            return value
+        rows = len(value) // self.replicas
+        return value[self.replica * rows : (self.replica + 1) * rows]
 
     @functools.cached_property
     def holders(self) -> Mapping[HostProcess, tuple[int, ...]]:

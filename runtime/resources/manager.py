@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import itertools
 import threading
+import types
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -68,8 +69,9 @@ class ResourceManager:
     def bind(self, slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
         """Returns the devices of all slices of a program, choosing those of slices that have none yet.
 
-        Free devices come first, then those of other device sets with the fewest slices on them. Either
-        all slices are bound or none.
+        Free devices come first, then those of other device sets with the fewest slices on them. The slices of
+        a replica lie on one island, each replica on another, as far as there is room. Either all slices are
+        bound or none.
 
         Raises:
           ResourceError: not enough devices, or two slices that were bound before share a device.
@@ -81,7 +83,13 @@ class ResourceManager:
             new = [slice for slice in distinct if slice not in held]
             # The largest first: what is left over then still fits the small ones.
             ordered = sorted(new, key=lambda slice: (slice.island is None, -slice.size))
-            chosen = self._place(ordered, self._free(held.values()), set())
+            free = self._free(held.values())
+            homes = _homes_of_replicas(
+                distinct, held, {island[0].island: len(island) for island in free if island}
+            )
+            chosen = self._place(ordered, free, set(), homes) if homes else None
+            if chosen is None:
+                chosen = self._place(ordered, free, set())
             if chosen is None:
                 chosen = self._place_sharing(ordered, held)
             if chosen is None:
@@ -148,10 +156,12 @@ class ResourceManager:
         slices: Sequence[VirtualSlice],
         islands: list[list[Device]],
         failed: set[tuple[int, ...]],
+        homes: Mapping[VirtualSlice, str] = types.MappingProxyType({}),
     ) -> dict[VirtualSlice, list[Device]] | None:
         """Devices for each slice out of those left in each island, by depth-first search.
 
-        `failed` holds the numbers of slices and of devices left that were tried without success.
+        `failed` holds the numbers of slices and of devices left that were tried without success. Slices in
+        `homes` lie on those islands.
         """
         if not slices:
             return {}
@@ -162,14 +172,14 @@ class ResourceManager:
         costs = self._costs(first)
         candidates = []
         for number, (island, free) in enumerate(zip(self.cluster.islands, islands, strict=True)):
-            if first.island in (None, island.name) and len(free) >= first.size:
+            if homes.get(first, first.island) in (None, island.name) and len(free) >= first.size:
                 ranked = sorted(free, key=lambda device: (costs[device.position], device.position))
                 best = sorted(ranked[: first.size], key=lambda device: device.position)
                 candidates.append((sorted(costs[device.position] for device in best)[::-1], number, best))
         for _, number, best in sorted(candidates, key=lambda candidate: candidate[:2]):
             left = list(islands)
             left[number] = [device for device in islands[number] if device not in best]
-            others = self._place(rest, left, failed)
+            others = self._place(rest, left, failed, homes)
             if others is not None:
                 return {first: best, **others}
         failed.add(state)
@@ -209,6 +219,38 @@ class ResourceManager:
         if self.cluster.platform == "cpu":
             lines.append("  " + MORE_CPU_DEVICES.format(count=max(needed, devices + 1)))
         return "\n".join(lines)
+
+
+def _homes_of_replicas(
+    slices: Sequence[VirtualSlice], held: Mapping[VirtualSlice, Binding], free: Mapping[str, int]
+) -> dict[VirtualSlice, str]:
+    """An island for all slices of each replica; nothing where there are no replicas, or no room for that.
+
+    Args:
+      slices: the slices of a program.
+      held: the devices of those that have some.
+      free: how many devices each island has left for the others.
+    """
+    groups: dict[int, list[VirtualSlice]] = {}
+    for slice in slices:
+        if slice.device_set.replicas > 1:
+            groups.setdefault(slice.replica, []).append(slice)
+    left, used = dict(free), collections.Counter[str]()
+    homes: dict[VirtualSlice, str] = {}
+    # Those that have an island already come first.
+    for group in sorted(groups.values(), key=lambda group: not any(slice in held for slice in group)):
+        islands = {held[slice].island if slice in held else slice.island for slice in group} - {None}
+        if len(islands) > 1:
+            return {}
+        size = sum(slice.size for slice in group if slice not in held)
+        fitting = [name for name, room in left.items() if room >= size and islands <= {name}]
+        if not fitting:
+            return {}
+        home = min(fitting, key=lambda name: used[name])
+        used[home] += 1
+        left[home] -= size
+        homes.update(dict.fromkeys(group, home))
+    return homes
 
 
 def _check_disjoint(held: Mapping[VirtualSlice, Binding], program: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pathways.passes.schedule.times import Times, kind_of, times_of
-from pathways.passes.util.quantities import UNITS
+from pathways.passes.util.quantities import SECONDS, UNITS
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.timelines.events import EventLog, TimelineEvent
 
@@ -15,6 +15,10 @@ from pathways.runtime.timelines.events import EventLog, TimelineEvent
 def launches_of(plan: Plan) -> list[Launch]:
     """The launches of a program."""
     return [step for step in plan.steps if isinstance(step, Launch)]
+
+
+_WHOLE = ""
+"""In place of the name of a piece."""
 
 
 def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
@@ -30,6 +34,18 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
     return times_of(durations, launches_of(plan), plan.computations)
 
 
+def measured_durations(timelines: Sequence[EventLog]) -> dict[str, Any]:
+    """The median times of each stage and kind in measured steps, as a mapping that `read_times` reads."""
+    suffix = "s" if timelines and timelines[0].unit == SECONDS else ""
+    stages = _by_stage(_counted(timelines))
+    return {
+        "stages": {
+            str(stage): {kind: f"{time:.9g}{suffix}" if suffix else time for kind, time in kinds.items()}
+            for stage, kinds in stages.items()
+        }
+    }
+
+
 def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
     """The median time of each launch, each computation and each action of a stage in measured steps.
 
@@ -41,8 +57,7 @@ def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
     """
     by_label: dict[str, list[float]] = {}
     by_computation: dict[str, list[float]] = {}
-    taken = [pair for timeline in timelines for pair in _times_taken(timeline)]
-    counted = [pair for pair in taken if not pair[0].estimated] or taken
+    counted = _counted(timelines)
     for event, time in counted:
         by_label.setdefault(event.label, []).append(time)
         by_computation.setdefault(event.label.partition("[")[0], []).append(time)
@@ -55,16 +70,34 @@ def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
     )
 
 
+def _counted(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, float]]:
+    """Each launch and the time that it took, without those that are estimated, unless all are."""
+    taken = [pair for timeline in timelines for pair in _times_taken(timeline)]
+    return [pair for pair in taken if not pair[0].estimated] or taken
+
+
 def _by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
-    """The median time of each kind of call of each stage, of the launches that are one call."""
-    measured: dict[tuple[int, str], list[float]] = {}
+    """The median time of each kind of call of each stage.
+
+    Calls that were fused into one launch share its time, a whole backward twice as much as others. They count
+    where a kind is in no launch of its own. Where a call was cut into several launches, the medians of their
+    computations count together.
+    """
+    alone: dict[tuple[int, str], dict[str, list[float]]] = {}
+    shared: dict[tuple[int, str], dict[str, list[float]]] = {}
     for event, time in taken:
-        if len(event.origins) == 1 and event.origins[0].stage is not None:
-            (call,) = event.origins
-            measured.setdefault((event.origins[0].stage, kind_of(call)), []).append(time)
+        weights = [(2 if kind_of(call) == "bwd" else 1) / (call.pieces or 1) for call in event.origins]
+        table = alone if len(weights) == 1 else shared
+        for call, weight in zip(event.origins, weights, strict=True):
+            if call.stage is not None:
+                piece = _WHOLE if call.pieces is None else event.label.partition("[")[0]
+                of_call = table.setdefault((call.stage, kind_of(call)), {})
+                of_call.setdefault(piece, []).append(time * weight / sum(weights))
     stages: dict[int, dict[str, float]] = {}
-    for (stage, kind), times in sorted(measured.items()):
-        stages.setdefault(stage, {})[kind] = statistics.median(times)
+    for stage, kind in sorted({*alone, *shared}):
+        pieces = shared.get((stage, kind), {}) | alone.get((stage, kind), {})
+        counted = [pieces[_WHOLE]] if _WHOLE in pieces else pieces.values()
+        stages.setdefault(stage, {})[kind] = sum(map(statistics.median, counted))
     for kinds in stages.values():
         halves = [time for kind, time in kinds.items() if kind.startswith("bwd.")]
         if halves:

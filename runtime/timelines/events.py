@@ -118,6 +118,13 @@ class EventLog:
         whole = self.step_time
         return max(0.0, 1 - self.busy(slice) / whole) if whole else 0.0
 
+    def idle(self, slice: str) -> float:
+        """The part of the time from its first to its last launch in which a slice does not compute."""
+        launches = [event for event in self.launches if event.slice == slice]
+        begin = min((event.start for event in launches), default=0.0)
+        whole = max((event.end for event in launches), default=0.0) - begin
+        return max(0.0, 1 - self.busy(slice) / whole) if whole else 0.0
+
     @property
     def mean_bubble(self) -> float:
         """The bubble over all slices that compute at all."""

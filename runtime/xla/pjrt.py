@@ -10,6 +10,7 @@ import functools
 import io
 import os
 import platform
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -141,7 +142,25 @@ def portable_artifact(module: bytes) -> bytes:
     version = stablehlo.get_version_from_compatibility_requirement(
         stablehlo.StablehloCompatibilityRequirement.WEEK_12
     )
-    return _jax.mlir.serialize_portable_artifact(module, version, False)
+    return _jax.mlir.serialize_portable_artifact(_with_jax_mesh(module), version, False)
+
+
+def _with_jax_mesh(module: bytes) -> bytes:
+    """A module whose only mesh is called `mesh`, as JAX calls it.
+
+    XLA aborts on an artifact with a manual computation over a mesh of another name, which it keeps as text.
+    """
+    with mlir.make_ir_context() as context, ir.Location.unknown(context):
+        parsed = ir.Module.parse(module)
+        meshes = [op.attributes["sym_name"].value for op in parsed.body.operations if op.name == "sdy.mesh"]
+        if len(meshes) != 1 or meshes == ["mesh"]:
+            return module
+        text = re.sub(rf"@{re.escape(meshes[0])}\b", "@mesh", str(parsed))
+        if "sdy.manual_computation" not in text:
+            return module
+        buffer = io.BytesIO()
+        ir.Module.parse(text).operation.write_bytecode(buffer)
+        return buffer.getvalue()
 
 
 def compile_and_load(

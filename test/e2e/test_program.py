@@ -516,6 +516,9 @@ def test_every_phase_is_printed(chain):
     assert texts["placed"].count('"pw.transfer"') == 1
     assert "pw.channel" in texts["scheduled"]
     assert lowered.as_text() == texts["scheduled"] == lowered.compile().as_text()
+    assert lowered.as_text("placed", pretty=True).count(" = pw.launch @") == texts["placed"].count(
+        '"pw.launch"'
+    )
     with pytest.raises(ValueError, match="unknown phase 'schedule'; the phases are stablehlo, imported"):
         lowered.as_text("schedule")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +14,12 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from jaxlib.mlir import ir
 
 import pathways as pw
+from pathways.compiler.from_mlir import lower_module
+from pathways.dialect import make_context
+from pathways.passes.pipeline import Options
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 
 WIDTH, ROWS, MICROBATCHES = 8, 24, 12
@@ -145,6 +152,26 @@ def test_copies_stay_equal_over_many_steps() -> None:
     assert len(params[0].sharding.device_set) == 4
 
 
+def test_a_schedule_file_is_for_each_replica(tmp_path: Path) -> None:
+    params, batch = inputs(2)
+    by_name = pw.program(step_of(placed(stages(2))), schedule="1f1b").lower(params, batch)
+    (tmp_path / "step.mlir").write_text(by_name.as_text())
+    written = subprocess.run(
+        [sys.executable, "-m", "pathways.tools.pw_opt", "step.mlir", "--emit-schedule", "-o", "order.csv"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert written.returncode == 0, written.stderr
+    by_file = pw.program(step_of(placed(stages(2))), schedule=tmp_path / "order.csv")
+    value, new = by_file(params, batch)
+    wanted, expected = by_name.compile()(params, batch)
+    np.testing.assert_array_equal(value, wanted)
+    for got, want in zip(new, expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_a_tied_gradient_is_exchanged_once() -> None:
     params, batch = inputs(1)
     first, last = placed(stages(2))
@@ -181,6 +208,27 @@ def test_each_replica_exchanges_its_share_of_the_gradient(replicas: int) -> None
     share = 2 * (replicas - 1) / replicas * (params[0].nbytes + 4)
     assert len(sent) == replicas
     assert all(share <= count <= share + 8 * replicas * 2 for count in sent.values())
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("shape", [(1,), (2,)])
+def test_gradients_are_exchanged_in_half_of_the_bytes(replicas: int, shape: tuple[int, ...]) -> None:
+    params, batch = inputs(1)
+    params = [np.tile(params[0], (16, 16))]
+    batch = tuple(np.tile(array, (1, 16)) for array in batch)
+    step = step_of(placed(stages(replicas, count=1, shape=shape)))
+    sent = {}
+    for dtype in (None, "bfloat16"):
+        program = pw.program(step, exchange_dtype=dtype)
+        value, new = program(params, batch)
+        sent[dtype] = exchanged_bytes(program.calls[0].plan)
+        assert_same_bits(new)
+    assert sent["bfloat16"] == pytest.approx(sent[None] / 2, rel=1e-3)
+    wanted, expected = jax.jit(step_of([layer]))(params, batch)
+    # A bfloat16 has 8 bits: terms and their sum are off by 2^-9 each.
+    np.testing.assert_allclose(value, wanted, rtol=2**-8)
+    update, exact = (np.asarray(w[0]) - params[0] for w in (new, expected))
+    np.testing.assert_allclose(update, exact, rtol=0, atol=2**-7 * np.abs(exact).max())
 
 
 def test_computations_are_shared_by_replicas() -> None:
@@ -263,6 +311,26 @@ class TestResultsForCallers:
         assert_same_bits(w)
         plain = layer(params[1], layer(w, x))
         np.testing.assert_allclose(forward([w, params[1]], x), plain, rtol=1e-6)
+
+    def test_what_all_slices_read_is_on_all_of_them(self) -> None:
+        one, other = placed(stages(2))
+
+        @pw.program(donate_argnums=0)
+        def turn(state, x):
+            count, scale = state["count"] + 1, state["scale"] * 2
+            return {"count": count, "scale": scale}, other(x * scale, one(x, x * count))
+
+        plain = jax.jit(
+            lambda state, x: layer(x * state["scale"] * 2, layer(x, x * (state["count"] + 1))),
+        )
+        x = np.eye(WIDTH, dtype=np.float32)
+        state, shown = {"count": 0, "scale": 1.0}, {"count": 0, "scale": 1.0}
+        for n in range(3):
+            state, y = turn(state, x)
+            np.testing.assert_allclose(y, plain(shown, x), rtol=1e-6)
+            shown = {"count": n + 1, "scale": 2.0 ** (n + 1)}
+        assert int(state["count"]) == 3
+        assert len(state["count"].sharding.device_set) == 2
 
     def test_keys_and_scalars(self) -> None:
         (slice,) = stages(2, count=1)
@@ -383,6 +451,57 @@ class TestBatches:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
 
 
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_bundle_runs_as_replicas(tmp_path: Path, trust: bool) -> None:
+    params, batch = inputs(2)
+    slices = [*stages(2, count=1), *stages(2, count=1, shape=(2,))]
+    compiled = pw.program(step_of(placed(slices)), donate_argnums=0).lower(params, batch).compile()
+    compiled.save(tmp_path / "step.pwb")
+    loaded = pw.load(tmp_path / "step.pwb", trust=trust)
+    value, new = loaded(params, batch)
+    expected = compiled(params, batch)
+    np.testing.assert_array_equal(value, expected[0])
+    for got, want in zip(new, expected[1], strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert got.sharding.mesh.axis_names == ("replica", "x")
+    loaded(new, batch)
+
+
+@pytest.mark.parametrize("phase", ["stablehlo", "placed", "sharded", "scheduled"])
+def test_every_form_in_a_file_runs_as_replicas(phase: str) -> None:
+    params, batch = inputs(1)
+    lowered = pw.program(step_of(placed(stages(2, count=1)))).lower(params, batch)
+    module = ir.Module.parse(lowered.as_text(phase), make_context())
+    with module.context, ir.Location.unknown():
+        again = lower_module(module, "step", Options()).compile()
+    ours, theirs = jax.tree.leaves(again(*params, *batch)), jax.tree.leaves(lowered.compile()(params, batch))
+    for got, want in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert got.sharding.spec == want.sharding.spec
+
+
+def test_donated_parameters_that_no_result_takes_are_named() -> None:
+    (one,) = placed(stages(2, count=1))
+    program = pw.program(lambda w, x: one(w, x).sum(), donate_argnums=0)
+    with pytest.warns(pw.PathwaysWarning, match=r"not usable: w of 8x8xf32; no result"):
+        program.lower(jnp.ones((8, 8)), jnp.ones((2, 8)))
+
+
+def test_a_checkpoint_is_for_any_number_of_replicas(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
+    params, batch = inputs(2)
+    programs = {n: pw.program(step_of(placed(stages(n)))) for n in (1, 2)}
+    _, saved = programs[2](params, batch)
+    pw.checkpoint.save(tmp_path, saved, 1)
+    for replicas, program in programs.items():
+        compiled = program.lower(params, batch).compile()
+        restored = pw.checkpoint.restore(tmp_path, compiled.out_info[1])
+        assert len(restored[0].sharding.device_set) == replicas
+        for got, want in zip(restored, saved, strict=True):
+            np.testing.assert_array_equal(got, want)
+        assert compiled.call.bring([*restored, *batch])[0] is restored[0]
+
+
 class TestRefusals:
     def test_microbatches_that_do_not_divide(self) -> None:
         params, batch = inputs(2)
@@ -410,6 +529,10 @@ class TestRefusals:
         (one,), (other,) = placed(stages(2, count=1)), placed(stages(3, count=1))
         with pytest.raises(ValueError, match=r"asks for 3 replicas, but @s.* for 2"):
             pw.program(lambda w, x: other(w, one(w, x))).lower(jnp.ones((8, 8)), jnp.ones((2, 8)))
+
+    def test_dtypes_of_an_exchange(self) -> None:
+        with pytest.raises(ValueError, match="exchange_dtype must be one of bfloat16, float16, float32, got"):
+            pw.program(lambda x: x, exchange_dtype="int8")
 
     def test_numbers_of_replicas(self) -> None:
         with pytest.raises(ValueError, match="replicas=0: expected 1 to"):

@@ -254,6 +254,16 @@ def test_interruption(tmp_path, number, code, message):
         (["-o"], "argument -o: expected one argument"),
         (["a", "b"], "unexpected argument 'b'"),
         (["--no-such-thing"], "unknown flag '--no-such-thing'"),
+        (["--mlir-print-ir-after=pw-cse,pw-dee"], "no pass is named 'pw-dee'; did you mean 'pw-dce'?"),
+        (
+            ["--mlir-print-ir-tree-dir=tree"],
+            "--mlir-print-ir-tree-dir needs a flag that prints, such as --mlir-print-ir-after-all",
+        ),
+        (["--cse", "--run-reproducer"], "--run-reproducer takes the passes from the input; give no others"),
+        (
+            ["--split-input-file", "--mlir-pass-pipeline-crash-reproducer=f"],
+            "--mlir-pass-pipeline-crash-reproducer does not go with --split-input-file",
+        ),
         (["--list-pases"], "unknown flag '--list-pases'; did you mean '--list-passes'?"),
         (["--pw-dee"], "unknown flag '--pw-dee'; did you mean '--pw-dce'?"),
         (["--pw-fuze"], "unknown flag '--pw-fuze'; did you mean '--pw-fuse-launches'?"),
@@ -302,6 +312,62 @@ def test_a_bug_in_a_pass_keeps_its_traceback(module):
     assert result.returncode == 1
     assert b"Traceback" in result.stderr
     assert result.stderr.endswith(b"ZeroDivisionError\nwhile running pw-cse\n")
+
+
+# A pass that ends the process in a way that nothing in it can catch.
+CRASHING = """
+import os, signal, sys
+from pathways.dialect import FORMS
+from pathways.passes import registry, base
+from pathways.tools.pw_opt import main
+
+class Crashing(base.Pass):
+    name = 'pw-cse'
+    takes = tuple(FORMS.values())
+    def run(self, module): os.kill(os.getpid(), signal.{signal})
+
+registry.load = lambda name: Crashing
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGSEGV", "SIGTERM"])
+def test_a_crash_leaves_a_reproducer(module, tmp_path, number):
+    flag = f"--mlir-pass-pipeline-crash-reproducer={tmp_path / 'kept.mlir'}"
+    result = subprocess.run(
+        [sys.executable, "-c", CRASHING.format(signal=number), module, "--pw-cse", flag],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if number == "SIGTERM":  # Asked to end, it tidies up.
+        assert (result.returncode, result.stderr) == (143, "")
+        assert [path.name for path in tmp_path.iterdir()] == ["module.mlir"]
+        return
+    assert result.stderr == (
+        f"pw-opt: note: pipeline failed: reproducer generated at '{tmp_path / 'kept.mlir'}'\n"
+        "pw-opt: error: MLIR crashed (SIGSEGV) while running pw-cse\n"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.mlir", "module.mlir"]
+    again = pw_opt(tmp_path / "kept.mlir", "--run-reproducer")
+    assert (again.returncode, again.stdout) == (0, pw_opt(module, "--pw-cse").stdout)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(MODULE.replace("s0", "s1"), "as text, is read back as another module"), ("%", "is not read back: ")],
+)
+def test_what_is_read_back_as_another_module_is_an_error(monkeypatch, text, message):
+    from jaxlib.mlir import ir
+
+    from pathways.tools import roundtrip
+
+    module = ir.Module.parse(MODULE, make_context())
+    monkeypatch.setattr(roundtrip, "_WAYS", {"text": lambda _: text.encode()})
+    with Diagnostics(module.context) as seen, pytest.raises(PassFailure, match=message):
+        roundtrip.check_round_trip(module)
+    assert len(seen.errors) == 1
 
 
 class Complaining(Pass):

@@ -1,14 +1,25 @@
-// RUN: pw-opt %s --split-input-file -p 'pw-lower-all-reduces{whole-bytes=16}' | filecheck %s
+// RUN: pw-opt %s --split-input-file -p 'pw-lower-all-reduces{whole-bytes=40}' | filecheck %s
+// RUN: pw-opt %s --split-input-file -p 'pw-lower-all-reduces{whole-bytes=16}' | filecheck %s --check-prefix=LARGE
+// RUN: pw-opt %s --split-input-file -p 'pw-lower-all-reduces{whole-bytes=16,dtype=bfloat16}' | filecheck %s --check-prefix=NARROW
 
 // Two replicas send each other all of a bucket, as many bytes as cut in pieces, and both add in one order.
 // CHECK-LABEL: module @two_replicas
-// CHECK: %[[B0:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s0} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<1x11xf32>
-// CHECK: %[[B1:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s1}
+// CHECK: %[[B0:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s0, soon} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<1x11xf32>
+// CHECK: %[[B1:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s1, soon}
 // CHECK: %[[T1:.*]] = "pw.transfer"(%[[B1]]) {slice = @s0}
 // CHECK: %[[T0:.*]] = "pw.transfer"(%[[B0]]) {slice = @s1}
 // CHECK: %[[S0:.*]]:2 = "pw.launch"(%[[B0]], %[[T1]]) {callee = @bucket_total, slice = @s0}
 // CHECK: %[[S1:.*]]:2 = "pw.launch"(%[[T0]], %[[B1]]) {callee = @bucket_total, slice = @s1}
 // CHECK: return %[[S0]]#0, %[[S1]]#0, %[[S0]]#1, %[[S1]]#1
+
+// What is large travels as it is.
+// LARGE-LABEL: module @two_replicas
+// LARGE: @main(%[[A0:.*]]: tensor<4x2xf32> {pw.slice = @s0}, %[[A1:.*]]: tensor<4x2xf32> {pw.slice = @s1},
+// LARGE: %[[T1:.*]] = "pw.transfer"(%[[A1]]) {slice = @s0}
+// LARGE-NEXT: "pw.launch"(%[[A0]], %[[T1]]) {callee = @total, slice = @s0}
+// LARGE-NEXT: %[[T0:.*]] = "pw.transfer"(%[[A0]]) {slice = @s1}
+// LARGE-NEXT: "pw.launch"(%[[T0]], %[[A1]]) {callee = @total, slice = @s1}
+// LARGE: {callee = @bucket, slice = @s0, soon} : (tensor<3xf32>)
 module @two_replicas {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
@@ -28,25 +39,34 @@ module @two_replicas {
 
 // Of three replicas each adds up a third of a bucket, which zeros fill up.
 // CHECK-LABEL: module @three_replicas
-// CHECK: %[[B0:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s0} : (tensor<4x2xf32>) -> (tensor<1x3xf32>, tensor<1x3xf32>, tensor<1x3xf32>)
-// CHECK: %[[B1:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s1}
-// CHECK: %[[B2:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s2}
+// CHECK: %[[B0:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s0, soon} : (tensor<4x4xf32>) -> (tensor<1x6xf32>, tensor<1x6xf32>, tensor<1x6xf32>)
+// CHECK: %[[B1:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s1, soon}
+// CHECK: %[[B2:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s2, soon}
 // CHECK: %[[T0:.*]] = "pw.transfer"(%[[B0]]#1) {slice = @s1}
 // CHECK: %[[T2:.*]] = "pw.transfer"(%[[B2]]#1) {slice = @s1}
-// CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[B1]]#1, %[[T2]]) {callee = @bucket_sum, slice = @s1}
+// CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[B1]]#1, %[[T2]]) {callee = @bucket_sum, slice = @s1, soon}
 // CHECK: "pw.transfer"(%[[S1]]) {slice = @s0}
-// CHECK: %{{.*}} = "pw.launch"(%{{.*}}, %{{.*}}, %{{.*}}) {callee = @bucket_join, slice = @s0} : (tensor<1x3xf32>, tensor<1x3xf32>, tensor<1x3xf32>) -> tensor<4x2xf32>
+// CHECK: %{{.*}} = "pw.launch"(%{{.*}}, %{{.*}}, %{{.*}}) {callee = @bucket_join, slice = @s0} : (tensor<1x6xf32>, tensor<1x6xf32>, tensor<1x6xf32>) -> tensor<4x4xf32>
+
+// Narrower floats are sent, terms and sums; they are added in their own dtype. Integers are sent as they are.
+// NARROW-LABEL: module @three_replicas
+// NARROW: callee = @bucket, slice = @s0, soon} : (tensor<4x4xf32>) -> (tensor<1x6xbf16>, tensor<1x6xbf16>, tensor<1x6xbf16>)
+// NARROW-LABEL: func.func private @bucket_sum(
+// NARROW: stablehlo.add %{{.*}}, %{{.*}} : tensor<1x6xf32>
+// NARROW: stablehlo.convert %{{.*}} : (tensor<1x6xf32>) -> tensor<1x6xbf16>
+// NARROW-LABEL: module @sharded
+// NARROW: callee = @bucket_1, slice = @s0, soon} : (tensor<3xi32>) -> tensor<2x3xi32>
 module @three_replicas {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
   "pw.slice"() {mesh = @mesh, replica = 1, replica_of = @s0, sym_name = "s1"} : () -> ()
   "pw.slice"() {mesh = @mesh, replica = 2, replica_of = @s0, sym_name = "s2"} : () -> ()
   func.func public @main(
-      %a0: tensor<4x2xf32> {pw.slice = @s0}, %a1: tensor<4x2xf32> {pw.slice = @s1},
-      %a2: tensor<4x2xf32> {pw.slice = @s2}) -> (tensor<4x2xf32> {pw.slice = @s0}) {
-    %a:3 = "pw.all_reduce"(%a0, %a1, %a2) : (tensor<4x2xf32>, tensor<4x2xf32>, tensor<4x2xf32>)
-        -> (tensor<4x2xf32>, tensor<4x2xf32>, tensor<4x2xf32>)
-    return %a#0 : tensor<4x2xf32>
+      %a0: tensor<4x4xf32> {pw.slice = @s0}, %a1: tensor<4x4xf32> {pw.slice = @s1},
+      %a2: tensor<4x4xf32> {pw.slice = @s2}) -> (tensor<4x4xf32> {pw.slice = @s0}) {
+    %a:3 = "pw.all_reduce"(%a0, %a1, %a2) : (tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>)
+        -> (tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>)
+    return %a#0 : tensor<4x4xf32>
   }
 }
 
@@ -55,8 +75,8 @@ module @three_replicas {
 // What is replicated over the devices of a slice is divided among them first, where a dimension divides; what does
 // not divide is sent by each. Elements of other types travel apart.
 // CHECK-LABEL: module @sharded
-// CHECK: callee = @bucket, slice = @s0} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<2x7xf32>
-// CHECK: callee = @bucket_1, slice = @s0} : (tensor<3xi32>) -> tensor<2x3xi32>
+// CHECK: callee = @bucket, slice = @s0, soon} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<2x7xf32>
+// CHECK: callee = @bucket_1, slice = @s0, soon} : (tensor<3xi32>) -> tensor<2x3xi32>
 // CHECK-LABEL: func.func private @bucket(
 // CHECK: sdy.sharding_constraint %{{.*}} <@mesh, [{"x"}, {}]> : tensor<4x2xf32>
 // CHECK: sdy.manual_computation

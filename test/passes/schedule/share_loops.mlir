@@ -14,8 +14,8 @@ module @stages attributes {pw.form = "ordered"} {
   "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}, %w: !x {pw.slice = @s1}) -> (!x {pw.slice = @s1}) {
     // WHOLE: "pw.launch"(%arg0) {callee = @first, order = 0
-    // CUT: %[[E:.*]] = "pw.launch"(%arg0) {callee = @first_part, order = 0 : i64, origins = [{kind = "fwd", stage = 0
-    // CUT-NEXT: %[[L:.*]] = "pw.launch"(%[[E]]) {callee = @first_loop, order = 1 : i64, origins = [{kind = "fwd", stage = 0
+    // CUT: %[[E:.*]] = "pw.launch"(%arg0) {callee = @first_part, order = 0 : i64, origins = [{kind = "fwd", pieces = 3 : i64, stage = 0
+    // CUT-NEXT: %[[L:.*]] = "pw.launch"(%[[E]]) {callee = @first_loop, order = 1 : i64, origins = [{kind = "fwd", pieces = 3 : i64, stage = 0
     // CUT-NEXT: %[[Y:.*]] = "pw.launch"(%[[E]], %[[L]]) {callee = @first_part_1, order = 2
     // CUT-NEXT: %[[T:.*]] = "pw.transfer"(%[[Y]]) {{.*}}order = 3
     %y = "pw.launch"(%x) {callee = @first, slice = @s0, order = 0, origins = [{kind = "fwd", stage = 0}]} : (!x) -> !x
@@ -109,6 +109,57 @@ module @other_loops attributes {pw.form = "ordered"} {
     %l:2 = stablehlo.while(%i = %zero, %v = %x) : !i, !x
       cond {
         %end = stablehlo.constant dense<4> : !i
+        %more = stablehlo.compare LT, %i, %end : (!i, !i) -> tensor<i1>
+        stablehlo.return %more : tensor<i1>
+      } do {
+        %one = stablehlo.constant dense<1> : !i
+        %next = stablehlo.add %i, %one : !i
+        %s = stablehlo.sine %v : !x
+        stablehlo.return %next, %s : !i, !x
+      }
+    %y = stablehlo.negate %l#1 : !x
+    return %y : !x
+  }
+}
+
+// -----
+
+// A loop that a forward and a fused forward and backward share is of the forward; what follows it is of both.
+
+!x = tensor<4xf32>
+!i = tensor<i32>
+// CHECK-LABEL: module @fused
+module @fused attributes {pw.form = "ordered"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
+    // CUT: callee = @forward_loop, order = 0 : i64, origins = [{kind = "fwd", stage = 0 : i64}]
+    // CUT: callee = @forward_loop, order = 1 : i64, origins = [{kind = "fwd", pieces = 2 : i64, stage = 1 : i64}]
+    // CUT: callee = @both_part, order = 2 : i64, origins = [{kind = "fwd", pieces = 2 : i64, stage = 1 : i64}, {kind = "bwd", stage = 1 : i64}]
+    %y = "pw.launch"(%x) {callee = @forward, slice = @s0, order = 0, origins = [{kind = "fwd", stage = 0}]} : (!x) -> !x
+    %z = "pw.launch"(%y) {callee = @both, slice = @s0, order = 1, origins = [{kind = "fwd", stage = 1}, {kind = "bwd", stage = 1}]} : (!x) -> !x
+    return %z : !x
+  }
+  func.func private @forward(%x: !x) -> !x {
+    %zero = stablehlo.constant dense<0> : !i
+    %l:2 = stablehlo.while(%i = %zero, %v = %x) : !i, !x
+      cond {
+        %end = stablehlo.constant dense<3> : !i
+        %more = stablehlo.compare LT, %i, %end : (!i, !i) -> tensor<i1>
+        stablehlo.return %more : tensor<i1>
+      } do {
+        %one = stablehlo.constant dense<1> : !i
+        %next = stablehlo.add %i, %one : !i
+        %s = stablehlo.sine %v : !x
+        stablehlo.return %next, %s : !i, !x
+      }
+    return %l#1 : !x
+  }
+  func.func private @both(%x: !x) -> !x {
+    %zero = stablehlo.constant dense<0> : !i
+    %l:2 = stablehlo.while(%i = %zero, %v = %x) : !i, !x
+      cond {
+        %end = stablehlo.constant dense<3> : !i
         %more = stablehlo.compare LT, %i, %end : (!i, !i) -> tensor<i1>
         stablehlo.return %more : tensor<i1>
       } do {

@@ -219,3 +219,33 @@ def test_a_session_changes_its_cluster_only_while_nothing_is_bound_there():
     assert session.cluster() is larger
     session.release(slice)
     assert len(session.connect(lambda: cluster_of(1)).devices) == 1
+
+
+def test_the_slices_of_a_replica_lie_on_one_island():
+    devices = make_virtual_device_set(replicas=2)
+    slices = [*devices.add_slice(2, "x").replicas, *devices.add_slice(1, "x").replicas]
+    bound = manager_of(8, islands=2).bind(slices, "f")
+    assert [bound[slice].island for slice in slices] == ["island0", "island1"] * 2
+
+
+def test_replicas_share_an_island_that_has_room_for_them():
+    devices = make_virtual_device_set(replicas=3)
+    slices = devices.add_slice(2, "x").replicas
+    bound = manager_of(8, islands=2).bind(slices, "f")
+    assert [bound[slice].island for slice in slices] == ["island0", "island1", "island0"]
+
+
+def test_replicas_too_large_for_an_island_are_spread_over_several():
+    devices = make_virtual_device_set(replicas=2)
+    slices = [slice for _ in range(3) for slice in devices.add_slice(1, "x").replicas]
+    bound = manager_of(6, islands=3).bind(slices, "f")
+    assert len({bound[slice].positions for slice in slices}) == 6
+
+
+def test_slices_of_a_replica_that_were_bound_before_say_which_island_it_has():
+    manager, devices = manager_of(8, islands=2), make_virtual_device_set(replicas=2)
+    first, second = devices.add_slice(1, "x").replicas, devices.add_slice(1, "x").replicas
+    manager.bind([first[1]], "f")
+    bound = manager.bind([*first, *second], "g")
+    assert bound[first[1]].island == bound[second[1]].island == "island0"
+    assert bound[first[0]].island == bound[second[0]].island == "island1"

@@ -8,11 +8,15 @@ import json
 import pytest
 from pipelines import gpipe, pipeline
 
+from pathways.dialect.origins import Origin
+from pathways.passes.schedule.times import Times
 from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
-from pathways.runtime.simulate.links import read_link
-from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import measured_times, read_times
+from pathways.runtime.plan.plan import Launch
+from pathways.runtime.simulate.links import Link, read_link
+from pathways.runtime.simulate.replay import simulate, steady_step_time
+from pathways.runtime.simulate.times import measured_durations, measured_times, read_times
+from pathways.runtime.timelines.events import EventLog, TimelineEvent
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +105,50 @@ def test_estimates_count_only_where_nothing_was_measured(plan):
     assert measured_times([unseen], plan).computations["front"] == pytest.approx(9e-3)
 
 
+def test_the_pieces_of_a_call_count_together(plan):
+    """A forward that was cut in two is one unit, and its measured time that of both computations."""
+    piece = Origin("fwd", stage=0, microbatch=0, pieces=2)
+    cut = [Launch(name, "s0", (), (), f"{name}[0]", (piece,), 0) for name in ("part", "loop")]
+    assert [Times().of(launch) for launch in cut] == [0.5, 0.5]
+    events = [
+        TimelineEvent("launch", "s0", launch.label, start=n, end=n + seconds, origins=launch.origins)
+        for n, (launch, seconds) in enumerate(zip(cut, (1.0, 2.0), strict=True))
+    ]
+    measured = measured_times([EventLog("step", "measured", "s", ("s0",), tuple(events))], plan)
+    assert measured.stages[0]["fwd"] == pytest.approx(1 + 2)
+
+
 def test_json_of_the_documentation_is_valid():
     from pathways.passes.schedule import times
 
     text = times.__doc__.partition("{")[2].rpartition("}")[0]
     assert set(json.loads(f"{{{text}}}")) == set(times.SECTIONS)
+
+
+def test_measured_halves_are_durations_of_stages(plan):
+    """What a run shows is read again, for the same program and for others."""
+    run = simulate(plan, read_times({"kinds": {"fwd": "1ms", "bwd": "2ms"}}, plan))
+    halves = [
+        dataclasses.replace(
+            event,
+            origins=tuple(
+                dataclasses.replace(origin, part="input") if origin.kind == "bwd" else origin
+                for origin in event.origins
+            ),
+        )
+        for event in run.events
+    ]
+    whole = measured_durations([run])
+    assert whole == {"stages": {str(n): {"fwd": "0.001s", "bwd": "0.002s"} for n in range(2)}}
+    assert simulate(plan, read_times(whole, plan)).step_time == pytest.approx(run.step_time)
+    # A backward that is measured in halves takes what they take together.
+    split = measured_durations([dataclasses.replace(run, events=tuple(halves))])
+    assert split["stages"]["1"] == {"fwd": "0.001s", "bwd.input": "0.002s", "bwd": "0.002s"}
+
+
+def test_steps_that_follow_each_other(plan):
+    """Slices begin the next step when they are done, whatever others are at."""
+    times = read_times({"kinds": {"fwd": 1, "bwd": 2}}, plan)
+    alone = simulate(plan, times).step_time
+    busiest = max(simulate(plan, times).busy(name) for name in simulate(plan, times).slices)
+    assert busiest <= steady_step_time(plan, times, Link(), 5) <= alone

@@ -2,15 +2,41 @@
 // RUN: pw-sim %s --compare --times %S/Inputs/halves.json --json | filecheck %s --check-prefix=JSON
 // RUN: pw-opt %s -p pw-propagate-shardings,pw-lower-transfers | not pw-sim --compare 2>&1 | filecheck %s --check-prefix=FORM
 // RUN: not pw-sim %s --compare --trace %t.json 2>&1 | filecheck %s --check-prefix=TRACE
+// RUN: pw-sim %s --compare --steps 6 | filecheck %s --check-prefix=STEPS
+// RUN: pw-sim %s --compare --limits max-live=2 | filecheck %s --check-prefix=LIMITS
+// RUN: not pw-sim %s --compare --limits max-lvie=2 2>&1 | filecheck %s --check-prefix=OPTION
+// RUN: not pw-sim %s --limits max-live=2 2>&1 | filecheck %s --check-prefix=ALONE
+// RUN: pw-viz %s --policy 1f1b --policy zb-h1 | filecheck %s --check-prefix=PAGE
+// RUN: not pw-viz %s --policy zb-v 2>&1 | filecheck %s --check-prefix=UNFIT
 
 // Two stages under every policy, the fastest first, and why others do not fit. Halves save a unit of time, for the
 // memory of what waits for the half of the weights.
 
 // CHECK: {{^ +}}policy            step time  s0 idle  s1 idle  s0 peak  s1 peak  transfers
-// CHECK-NEXT: zb-h1             9          11.1 %   11.1 %   336 B    288 B    8, 256 B
-// CHECK:      1f1b              10         20.0 %   20.0 %   336 B    192 B    8, 256 B
+// CHECK:      zb-h1             9          11.1 %   0.0 %    336 B    288 B    8, 256 B
+// CHECK:      1f1b              10         20.0 %   0.0 %    336 B    192 B    8, 256 B
 // CHECK:      program           16
 // CHECK:      zb-v does not fit: it needs two stages on each slice in a V
+
+// Steps that follow each other overlap; zb-h2 idles only in the first.
+
+// STEPS: policy            step time  steady
+// STEPS: zb-h2             9          8.5
+// STEPS: zb-h1             9          9
+// STEPS: 1f1b              10         10
+
+// Limits are for all policies.
+
+// LIMITS: zb-h2             9          11.1 %   0.0 %    336 B    288 B    8, 256 B
+// LIMITS: gpipe does not fit: it has 4 microbatches of stage 0 alive at once, more than 2: use search
+// OPTION: pw-sim: error: 'gpipe(max-lvie=2)': option 'max-lvie' is unknown; did you mean 'max-live'?
+// ALONE: pw-sim: error: --limits is for --compare
+
+// Policies are drawn under one another, the fastest first.
+
+// PAGE: <h2>zb-h1 <small>9 units
+// PAGE: <h2>1f1b <small>10 units
+// UNFIT: pw-viz: error: zb-v does not fit: it needs two stages on each slice in a V
 
 // JSON: "zb-h1": {
 // JSON: "step_time": 0.026
@@ -19,7 +45,7 @@
 // JSON: "refused": {
 // JSON-NEXT: "zb-v": "does not fit: it needs two stages on each slice in a V
 
-// FORM: pw-sim: error: '<stdin>' is in the form 'sharded', in which backwards are no longer cut in halves; --compare takes the form 'placed'
+// FORM: pw-sim: error: '<stdin>' is in the form 'sharded', in which backwards are no longer cut in halves; policies are compared from the form 'placed'
 // TRACE: pw-sim: error: --compare and --trace exclude each other: a trace is of one schedule
 
 !x = tensor<8x4xf32>

@@ -1,0 +1,24 @@
+"""Words of MLIR text, as far as tools on text need them: brackets, strings, names."""
+
+from __future__ import annotations
+
+import re
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|->|.', re.DOTALL)
+_OPENING, _CLOSING = "<({[", ">)}]"
+
+
+def split(text: str, separator: str) -> list[str]:
+    """The pieces of a text between separators that stand in no bracket and no string; none of none."""
+    pieces: list[str] = []
+    depth, start = 0, 0
+    for token in _TOKEN.finditer(text):
+        word = token.group()
+        if word == separator and depth == 0:
+            pieces.append(text[start : token.start()])
+            start = token.end()
+        elif word in _OPENING:
+            depth += 1
+        elif word in _CLOSING:
+            depth -= 1
+    return [*pieces, text[start:]] if text.strip() else []

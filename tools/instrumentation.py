@@ -1,0 +1,121 @@
+"""What `pw-opt` does around each pass: it prints the IR, takes the time, and notes what runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.operation import symbol_name
+from pathways.passes.text import Item, item_name
+from pathways.tools import supervisor
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
+from pathways.tools.reports import Timing
+
+_LONGEST_NAME = 100
+"""Of a file in a tree, in characters: a pipeline may be one item."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dumps:
+    """When the IR is printed.
+
+    Attributes:
+      before_all, after_all: around every pass.
+      after_change: behind those that changed it.
+      before, after: around the passes of these names.
+    """
+
+    before_all: bool = False
+    after_all: bool = False
+    after_change: bool = False
+    before: Collection[str] = ()
+    after: Collection[str] = ()
+
+
+class DumpTree:
+    """Where the IR is printed: a file for each time below a folder, named as `mlir-opt` does.
+
+    The n-th dump of a module `@m` is `builtin_module_m/<n>_<pass>.mlir`.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._dumps: Counter[str] = Counter()
+
+    def write(self, module: ir.Module, item: Item, text: bytes) -> None:
+        """Writes one dump.
+
+        Raises:
+          UserError: a folder or the file cannot be made.
+        """
+        name = f"builtin_module_{_file_name(symbol_name(module.operation.opview) or 'no-symbol-name')}"
+        path = self._folder / name / f"{self._dumps[name]}_{_file_name(item_name(item))}.mlir"
+        self._dumps[name] += 1
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make folder '{path.parent}': {error.strerror}") from None
+        write_output(str(path), text)
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", text)[:_LONGEST_NAME].strip("_")
+
+
+@dataclasses.dataclass
+class Instrumentation:
+    """The hooks of `run_passes` that print the IR and take the time.
+
+    Attributes:
+      text: prints a module as the user wants it.
+      dumps: when to print it.
+      tree: where; on standard error when None.
+      timing: where to add the time of each pass.
+    """
+
+    text: Callable[[ir.Module], bytes]
+    dumps: Dumps
+    tree: DumpTree | None
+    timing: Timing
+    _previous: bytes = b""
+    _start: float = 0.0
+
+    def before_each(self, item: Item, module: ir.Module) -> None:
+        """To be called before each pass."""
+        supervisor.doing(f"running {item_name(item)}")
+        if self.dumps.before_all or _is_among(item, self.dumps.before):
+            self._dump("Before", item, module, self.text(module))
+        if self.dumps.after_change:
+            self._previous = self.text(module)
+        self._start = time.perf_counter()
+
+    def after_each(self, item: Item, module: ir.Module) -> None:
+        """To be called after each pass."""
+        self.timing.add(item_name(item), time.perf_counter() - self._start)
+        supervisor.doing(f"verifying the result of {item_name(item)}")
+        asked = self.dumps.after_all or _is_among(item, self.dumps.after)
+        if asked or (self.dumps.after_change and self.text(module) != self._previous):
+            self._dump("After", item, module, self.text(module))
+
+    def _dump(self, when: str, item: Item, module: ir.Module, text: bytes) -> None:
+        header = f"// -----// IR Dump {when} {item_name(item)} //----- //\n"
+        if self.tree is not None:
+            self.tree.write(module, item, header.encode() + text)
+        else:
+            print(header + text.decode(errors="replace"), file=sys.stderr)
+
+
+def _is_among(item: Item, names: Collection[str]) -> bool:
+    """Whether an item is one of these passes, or a nested pipeline of MLIR's that has one in it."""
+    if not names:
+        return False
+    without_options = re.sub(r"\{[^{}]*\}", "", item_name(item))
+    return not set(re.findall(r"[\w-]+", without_options)).isdisjoint(names)

@@ -1,0 +1,91 @@
+"""Reproducers of failed pipelines, as `mlir-opt` has them: a module, with the pipeline in its metadata."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.passes.text import Item, pipeline_text
+from pathways.tools import supervisor
+from pathways.tools.errors import UserError
+from pathways.tools.files import write_output
+from pathways.tools.source import Source
+
+_SECTION = re.compile(rb"\{-#(?:(?!#-\}).)*?\bmlir_reproducer\s*:\s*\{(.*?)\}\s*\}\s*#-\}\s*\Z", re.DOTALL)
+_PIPELINE = re.compile(rb'\bpipeline\s*:\s*"((?:[^"\\\n]|\\.)*)"')
+_VERIFY_EACH = re.compile(rb"\bverify_each\s*:\s*(true|false)\b")
+_ESCAPE = re.compile(r'\\(?:([0-9A-Fa-f]{2})|(["\\nt]))')
+
+
+@contextlib.contextmanager
+def kept(path: str | None, module: ir.Module, items: Sequence[Item], verify_each: bool) -> Iterator[None]:
+    """Leaves a reproducer in a file when the block fails, or ends the process in a crash.
+
+    Args:
+      path: the file; None for none.
+      module: the module in front of the passes.
+      items: the passes.
+      verify_each: whether they are verified.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    pending = supervisor.pending(path)
+    write_output(str(pending), _text(module, items, verify_each))
+    supervisor.keep_after_crash(path)
+    try:
+        yield
+    except Exception:
+        pending.replace(path)
+        print(f"pw-opt: note: pipeline failed: reproducer generated at '{path}'", file=sys.stderr)
+        raise
+    finally:
+        supervisor.keep_after_crash("")
+        pending.unlink(missing_ok=True)
+
+
+def _text(module: ir.Module, items: Sequence[Item], verify_each: bool) -> bytes:
+    text = module.operation.get_asm(binary=True)
+    escaped = "".join(
+        c if c.isprintable() and c not in '"\\' else f"\\{ord(c):02X}" for c in pipeline_text(items)
+    )
+    lines = [
+        "",
+        "{-#",
+        "  external_resources: {",
+        "    mlir_reproducer: {",
+        f'      pipeline: "{escaped}",',
+        "      disable_threading: true,",
+        f"      verify_each: {str(verify_each).lower()}",
+        "    }",
+        "  }",
+        "#-}",
+        "",
+    ]
+    return text.rstrip(b"\n") + b"\n" + "\n".join(lines).encode()
+
+
+def split(source: Source) -> tuple[Source, str, bool]:
+    """The module of a reproducer, its pipeline as text, and whether each pass is verified.
+
+    Raises:
+      UserError: it is none.
+    """
+    section = None if source.is_bytecode else _SECTION.search(source.data)
+    pipeline = section and _PIPELINE.search(section[1])
+    if not section or not pipeline:
+        raise UserError(f"'{source.name}' holds no reproducer: no pipeline stands in its `mlir_reproducer`")
+    verify = _VERIFY_EACH.search(section[1])
+    text = _ESCAPE.sub(_unescaped, pipeline[1].decode(errors="replace"))
+    return Source(source.name, source.data[: section.start()]), text, verify is None or verify[1] == b"true"
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 16)) if escape[1] else {"n": "\n", "t": "\t"}.get(escape[2], escape[2])

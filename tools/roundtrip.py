@@ -1,0 +1,62 @@
+"""Checks that a module, once printed, is read back as it was."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Mapping
+
+from jaxlib.mlir import ir
+
+from pathways.passes.base import PassFailure
+from pathways.passes.driver import Diagnostics
+from pathways.tools.supervisor import doing
+
+
+def check_round_trip(module: ir.Module) -> None:
+    """Prints a module in each way that there is, reads that back and compares.
+
+    Raises:
+      PassFailure: after an error was emitted: what was printed cannot be read, or is another module.
+    """
+    reference = _printed(module, generic=True)
+    for way, write in _WAYS.items():
+        doing(f"reading the input back from {way}")
+        with Diagnostics(module.context) as seen:
+            try:
+                problem = _difference(
+                    reference, _printed(ir.Module.parse(write(module), module.context), True)
+                )
+            except (ir.MLIRError, ValueError) as error:
+                problem = f"is not read back: {seen.errors[0] if seen.errors else error}"
+        if problem:
+            message = f"the input, printed as {way}, {problem}"
+            module.operation.location.emit_error(message)
+            raise PassFailure(message)
+
+
+def _printed(module: ir.Module, generic: bool) -> bytes:
+    return module.operation.get_asm(binary=True, enable_debug_info=True, print_generic_op_form=generic)
+
+
+def _bytecode(module: ir.Module) -> bytes:
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+_WAYS: Mapping[str, Callable[[ir.Module], bytes]] = {
+    "text": lambda module: _printed(module, generic=False),
+    "generic text": lambda module: _printed(module, generic=True),
+    "bytecode": _bytecode,
+}
+
+
+def _difference(before: bytes, after: bytes) -> str:
+    """What is another in the generic text of the module that was read back; empty for nothing."""
+    lines = itertools.zip_longest(before.splitlines(), after.splitlines(), fillvalue=b"")
+    for old, new in lines:
+        if old != new:
+            shown = [line.decode(errors="replace").strip() for line in (old, new)]
+            return f"is read back as another module: '{shown[0]}' becomes '{shown[1]}'"
+    return ""
