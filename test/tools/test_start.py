@@ -47,7 +47,7 @@ def test_every_tool_tells_its_version_and_its_flags(tool, capfd):
     name = tool.replace("_", "-")
     main = importlib.import_module(f"pathways.tools.{tool}").main
     assert main(["--version"]) == 0
-    assert re.fullmatch(rf"{name} \S+( \(jax(lib)? \S+\))?\n", capfd.readouterr().out)
+    assert re.fullmatch(rf"{name} \S+( \((jax(lib)?|pygls) \S+\))?\n", capfd.readouterr().out)
     assert main(["--help"]) == 0
     text = capfd.readouterr().out
     assert text.startswith(f"usage: {name} ")
@@ -58,7 +58,7 @@ def test_every_tool_tells_its_version_and_its_flags(tool, capfd):
 
 
 def test_there_are_tools():
-    assert TOOLS == ["pw_bundle", "pw_compile", "pw_opt", "pw_run", "pw_sim", "pw_viz"]
+    assert TOOLS == ["pw_bundle", "pw_compile", "pw_lsp", "pw_opt", "pw_run", "pw_sim", "pw_viz"]
 
 
 # A tool whose work is what stands behind `work`.

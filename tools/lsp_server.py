@@ -1,0 +1,270 @@
+"""The language server of `pw-lsp`: it answers from an index of names, and from a parse in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from lsprotocol import types as lsp
+from pygls.lsp.server import LanguageServer
+
+from pathways.dialect import OPERATIONS
+from pathways.tools.lsp_client import Analyst
+from pathways.tools.lsp_help import attribute_help, operation_help, pass_help
+from pathways.tools.lsp_index import Definition, Index, Token
+
+_PAUSE = 0.1
+"""How long nothing must be typed before a text is parsed, in seconds."""
+
+_SEVERITIES = {
+    "error": lsp.DiagnosticSeverity.Error,
+    "warning": lsp.DiagnosticSeverity.Warning,
+    "remark": lsp.DiagnosticSeverity.Information,
+    "note": lsp.DiagnosticSeverity.Hint,
+}
+_SYMBOL_KINDS = {
+    "module": lsp.SymbolKind.Module,
+    "func.func": lsp.SymbolKind.Function,
+    "pw.channel": lsp.SymbolKind.Event,
+    "pw.constant": lsp.SymbolKind.Constant,
+    "pw.loop": lsp.SymbolKind.Array,
+}
+_PASS = re.compile(r"pw-[a-z]+(?:-[a-z]+)*")
+
+
+def serve(timeout: float) -> int:
+    """Serves one editor over standard input and output until it hangs up.
+
+    Args:
+      timeout: how long a parse may take, in seconds.
+    """
+    server = LanguageServer("pw-lsp", metadata.version("pathways-mlir"))
+    _Features(server, timeout).register()
+    # The server closes them when it ends, and nothing else may write where its answers go.
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    server.start_io(questions, answers)
+    return 0
+
+
+@dataclasses.dataclass
+class _Document:
+    """What is known of an open text.
+
+    Attributes:
+      text: as it is now.
+      values: what the parse says of its values; empty until then.
+    """
+
+    text: str
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def index(self) -> Index:
+        """Its names; read when they are first asked for, not whenever a key is pressed."""
+        return Index(self.text)
+
+
+class _Features:
+    """What the server answers.
+
+    Args:
+      server: to register with.
+      timeout: of a parse, in seconds.
+    """
+
+    def __init__(self, server: LanguageServer, timeout: float) -> None:
+        self._server = server
+        self._analyst = Analyst(timeout)
+        self._documents: dict[str, _Document] = {}
+        self._checks: set[asyncio.Task[None]] = set()
+
+    def register(self) -> None:
+        """Tells the server which requests are answered."""
+        answers: dict[str, Callable[..., Any]] = {
+            lsp.TEXT_DOCUMENT_DID_OPEN: self.changed,
+            lsp.TEXT_DOCUMENT_DID_CHANGE: self.changed,
+            lsp.TEXT_DOCUMENT_DID_CLOSE: self.closed,
+            lsp.TEXT_DOCUMENT_HOVER: self.hover,
+            lsp.TEXT_DOCUMENT_DEFINITION: self.definition,
+            lsp.TEXT_DOCUMENT_REFERENCES: self.references,
+            lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL: self.symbols,
+            lsp.SHUTDOWN: self.shutdown,
+        }
+        for method, answer in answers.items():
+            # A method has no place for what pygls notes of it.
+            self._server.feature(method)(functools.partial(answer))
+
+    async def changed(self, params: lsp.DidOpenTextDocumentParams | lsp.DidChangeTextDocumentParams) -> None:
+        """Takes a text, and parses it as soon as nobody types."""
+        uri = params.text_document.uri
+        document = self._documents[uri] = _Document(self._server.workspace.get_text_document(uri).source)
+        check = asyncio.create_task(self._check(uri, document, params.text_document.version))
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+
+    async def closed(self, params: lsp.DidCloseTextDocumentParams) -> None:
+        """Takes back what was said of a text."""
+        self._documents.pop(params.text_document.uri, None)
+        self._publish(params.text_document.uri, None, [])
+
+    async def shutdown(self, _params: None) -> None:
+        """Ends the process that parses."""
+        self._documents.clear()
+        await self._analyst.close()
+
+    async def _check(self, uri: str, document: _Document, version: int | None) -> None:
+        await asyncio.sleep(_PAUSE)
+        # What was typed meanwhile is checked by a task of its own.
+        async with self._analyst.lock:
+            if self._documents.get(uri) is not document:
+                return
+            found = await self._analyst.analyse(document.text)
+        if self._documents.get(uri) is not document:
+            return
+        document.values = found
+        shown = [self._diagnostic(uri, document, entry) for entry in found["diagnostics"]]
+        self._publish(uri, version, shown)
+
+    def _publish(self, uri: str, version: int | None, diagnostics: list[lsp.Diagnostic]) -> None:
+        self._server.text_document_publish_diagnostics(
+            lsp.PublishDiagnosticsParams(uri=uri, version=version, diagnostics=diagnostics)
+        )
+
+    def _diagnostic(self, uri: str, document: _Document, entry: dict[str, Any]) -> lsp.Diagnostic:
+        placed = [note for note in entry["notes"] if note["line"] is not None]
+        elsewhere = [note["message"] for note in entry["notes"] if note["line"] is None]
+        return lsp.Diagnostic(
+            range=self._range_of(document, entry),
+            message="\n".join([entry["message"], *elsewhere]),
+            severity=_SEVERITIES[entry["severity"]],
+            source="pw",
+            related_information=[
+                lsp.DiagnosticRelatedInformation(
+                    lsp.Location(uri, self._range_of(document, note)), note["message"]
+                )
+                for note in placed
+            ],
+        )
+
+    def _range_of(self, document: _Document, entry: dict[str, Any]) -> lsp.Range:
+        """The word at a position of MLIR's, whose columns are bytes; the first line where there is none."""
+        lines = document.index.lines
+        line = min(max((entry["line"] or 1) - 1, 0), len(lines) - 1)
+        before = lines[line].encode(errors="replace")[: max((entry["column"] or 1) - 1, 0)]
+        column = len(before.decode(errors="ignore"))
+        words = [t for t in document.index.tokens(line) if t.start <= column < t.end]
+        return self._range(document, line, column, words[0].end if words else column + 1)
+
+    def _range(self, document: _Document, line: int, start: int, end: int) -> lsp.Range:
+        units = self._server.workspace.position_codec.client_num_units
+        text = document.index.lines[line].rstrip("\r")
+        return lsp.Range(lsp.Position(line, units(text[:start])), lsp.Position(line, units(text[:end])))
+
+    def _place(self, uri: str, document: _Document, token: Token) -> lsp.Location:
+        return lsp.Location(uri, self._range(document, token.line, token.start, token.end))
+
+    def _at(self, params: Any) -> tuple[_Document, int, int] | None:
+        """The text that a request is about, and the line and column in characters of its position."""
+        document = self._documents.get(params.text_document.uri)
+        line = params.position.line
+        if document is None or not 0 <= line < len(document.index.lines):
+            return None
+        units = self._server.workspace.position_codec.client_num_units
+        text = document.index.lines[line]
+        before = (n for n in range(len(text)) if units(text[:n]) >= params.position.character)
+        column = next(before, len(text))
+        return document, line, column
+
+    def hover(self, params: lsp.HoverParams) -> lsp.Hover | None:
+        """What the word at a position is."""
+        place = self._at(params)
+        if place is None:
+            return None
+        document, line, column = place
+        text = _hover_of_pass(document.index.lines[line], column)
+        token = document.index.at(line, column)
+        if text is None and token is not None:
+            text = _hover_of(document, token)
+        if text is None:
+            return None
+        span = None if token is None else self._range(document, line, token.start, token.end)
+        return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, text), span)
+
+    def definition(self, params: lsp.DefinitionParams) -> lsp.Location | None:
+        """Where a value or a symbol is defined."""
+        place = self._at(params)
+        token = place and place[0].index.at(*place[1:])
+        found = place and token and place[0].index.definition(token)
+        return self._place(params.text_document.uri, place[0], found.token) if place and found else None
+
+    def references(self, params: lsp.ReferenceParams) -> list[lsp.Location]:
+        """Where a value or a symbol stands."""
+        place = self._at(params)
+        token = place and place[0].index.at(*place[1:])
+        if not place or not token:
+            return []
+        document = place[0]
+        declared = document.index.definition(token)
+        return [
+            self._place(params.text_document.uri, document, other)
+            for other in document.index.references(token)
+            if params.context.include_declaration or declared is None or other != declared.token
+        ]
+
+    def symbols(self, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
+        """The symbols of a text: functions, slices, channels, meshes."""
+        document = self._documents.get(params.text_document.uri)
+        if document is None:
+            return []
+        return [
+            lsp.DocumentSymbol(
+                name=found.name,
+                detail=found.keyword,
+                kind=_SYMBOL_KINDS.get(found.keyword, lsp.SymbolKind.Object),
+                range=(span := self._range(document, found.token.line, found.token.start, found.token.end)),
+                selection_range=span,
+            )
+            for found in document.index.definitions
+            if found.keyword
+        ]
+
+
+def _hover_of_pass(line: str, column: int) -> str | None:
+    """The documentation of a pass, wherever it is named: in a pipeline, a flag or a comment."""
+    for name in _PASS.finditer(line):
+        if name.start() <= column <= name.end():
+            return pass_help(name.group())
+    return None
+
+
+def _hover_of(document: _Document, token: Token) -> str | None:
+    index = document.index
+    name = token.text.strip('"')
+    if name in OPERATIONS:
+        return operation_help(name)
+    definition = index.definition(token)
+    if definition is not None and definition.keyword:
+        return f"```mlir\n{index.lines[definition.token.line].strip()}\n```"
+    if definition is not None:
+        return _hover_of_value(document, token, definition)
+    for op in (t.text.strip('"') for t in index.tokens(token.line)):
+        if op in OPERATIONS:
+            return attribute_help(OPERATIONS[op], name)
+    return None
+
+
+def _hover_of_value(document: _Document, token: Token, definition: Definition) -> str:
+    """Type, slices and position of a value, or the line that defines it where no parse tells."""
+    kind = "arguments" if definition.is_argument else "results"
+    known = document.values.get(kind, {}).get(str(definition.owner + 1), [])
+    offset = int(token.text.partition("#")[2] or 0)
+    if definition.number is not None and 0 <= definition.number + offset < len(known):
+        return known[definition.number + offset]
+    return f"```mlir\n{document.index.lines[definition.token.line].strip()}\n```"
