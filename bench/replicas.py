@@ -8,8 +8,14 @@ from the same weights. The lines in front of them are counted in plans, or simul
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import importlib.util
+import itertools
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -155,6 +161,9 @@ def cases() -> Iterator[Case]:
     """The measured cases."""
     for replicas, width, rows in ((2, 512, 256), (2, 128, 256), (4, 512, 256)):
         yield data_parallel(replicas, width, rows)
+    yield prefetched()
+    if importlib.util.find_spec("orbax") is not None:
+        yield checkpointed()
 
 
 def data_parallel(replicas: int, width: int, rows: int) -> Case:
@@ -192,6 +201,67 @@ def data_parallel(replicas: int, width: int, rows: int) -> Case:
     np.testing.assert_allclose(ours()[0], theirs()[0], rtol=1e-4)
     name = f"data parallel, R={replicas}, {rows} x {width}"
     return Case(name, "one SPMD jax.jit", 1.05, ours, theirs, is_return_timed=False)
+
+
+def prefetched() -> Case:
+    """Batches of the host through a step, put on the slices by `pw.prefetch` or by hand, one ahead."""
+    weights, batch = arrays(2, 512, 256)
+    program = replicated(2, 2, 2)
+    step = program.lower(weights, batch).compile()
+    batches = [tuple(array + n for array in batch) for n in range(32)]
+    state = list(step.place(weights)[0])
+
+    def ours() -> Any:
+        nonlocal state
+        with pw.prefetch(iter(batches), step, "batch", depth=1) as ready:
+            for one in ready:
+                value, state = step(state, one)
+        return value, state
+
+    def by_hand() -> Any:
+        nonlocal state
+        placed = step.input_shardings[0][1]
+        waiting = jax.device_put(batches[0], placed)
+        for following in (*batches[1:], None):
+            value, state = step(state, waiting)
+            if following is not None:
+                waiting = jax.device_put(following, placed)
+        return value, state
+
+    return Case(
+        "32 batches, pw.prefetch", "a double buffer by hand", 1.02, ours, by_hand, is_return_timed=False
+    )
+
+
+def checkpointed() -> Case:
+    """Ten steps while the state is written, by us and by Orbax around one SPMD program."""
+    import orbax.checkpoint.experimental.v1 as orbax
+
+    case = data_parallel(2, 512, 256)
+    folder = Path(tempfile.mkdtemp(prefix="pathways-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    numbers = itertools.count(1)
+    under_way: list[Any] = []
+
+    def ours() -> Any:
+        _, state = case.ours()
+        under_way.append(pw.checkpoint.save(folder / "ours", state, next(numbers)).wait)
+        return [case.ours() for _ in range(10)][-1]
+
+    def theirs() -> Any:
+        _, state = case.theirs()
+        path = folder / "theirs" / str(next(numbers))
+        under_way.append(orbax.save_checkpointables_async(path, {"state": state}).result)
+        return [case.theirs() for _ in range(10)][-1]
+
+    def wait() -> None:
+        for done in under_way:
+            done()
+        under_way.clear()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    versus = "Orbax around one jax.jit"
+    return Case("10 steps and a checkpoint", versus, 1.02, ours, theirs, wait, is_return_timed=False)
 
 
 def main() -> None:

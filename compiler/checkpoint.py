@@ -24,6 +24,9 @@ from pathways.runtime.xla.tracebacks import boundary
 _STATE, _DATA = "state", "data"
 """Under which names Orbax has the tree and the position of the input."""
 
+_REMOVED = ".removed"
+"""The end of the names of checkpoints that are being removed."""
+
 _AS_ARRAYS = (bool, complex, np.generic)
 """Numbers that are kept as arrays without dimensions: Orbax refuses them, or does not know their types."""
 
@@ -38,10 +41,11 @@ class Saving:
       path: the folder that is there when it is done.
     """
 
-    def __init__(self, step: int, path: str, response: Any) -> None:
+    def __init__(self, step: int, path: str, response: Any, keep: int | None = None) -> None:
         self.step = step
         self.path = path
         self._response = response
+        self._keep = keep
 
     def __repr__(self) -> str:
         return f"<checkpoint of step {self.step} in {self.path}>"
@@ -58,10 +62,14 @@ class Saving:
             raise OSError(
                 f"the checkpoint of step {self.step} in {self.path} was not saved: {error}"
             ) from error
+        if self._keep is not None:
+            _remove_old(_folder(self.path).parent, self._keep)
 
 
 @boundary
-def save(path: str | os.PathLike[str], state: Any, step: int, *, data: Any = None) -> Saving:
+def save(
+    path: str | os.PathLike[str], state: Any, step: int, *, data: Any = None, keep: int | None = None
+) -> Saving:
     """Writes a checkpoint to `path/<step>`, and returns before it is written.
 
     The folder appears at once when all of it is written; a process that ends on the way, however it does,
@@ -77,6 +85,8 @@ def save(path: str | os.PathLike[str], state: Any, step: int, *, data: Any = Non
       step: the number of the checkpoint.
       data: an iterator whose position belongs to it: one of Grain, or `pw.prefetch` of one. Anything with
         `get_state()` that JSON can write.
+      keep: how many checkpoints stay, those of the highest steps; by default all. The others are removed once
+        this one is written and something waits for it: the next save, say. So there is one more for a while.
 
     Returns:
       What is under way; `wait` says when it is done.
@@ -84,13 +94,15 @@ def save(path: str | os.PathLike[str], state: Any, step: int, *, data: Any = Non
     Raises:
       ImportError: Orbax is not installed.
       TypeError: a leaf is nothing that can be saved; names it. Or `data` has no position.
-      ValueError: a leaf has no elements, the tree has no leaves, or the step is negative.
+      ValueError: a leaf has no elements, the tree has no leaves, the step is negative, or `keep` below one.
       FileExistsError: there is such a checkpoint.
       OSError: an earlier save failed.
     """
     orbax = _orbax()
     if step < 0:
         raise ValueError(f"pw.checkpoint: the step must not be negative, got {step}")
+    if keep is not None and keep < 1:
+        raise ValueError(f"pw.checkpoint: keep must be at least 1, got {keep}")
     folder = _folder(path) / str(int(step))
     items: dict[str, Any] = {_STATE: jax.tree_util.tree_map_with_path(_saved, state)}
     if not jax.tree.leaves(state):
@@ -105,7 +117,7 @@ def save(path: str | os.PathLike[str], state: Any, step: int, *, data: Any = Non
     context = orbax.Context()
     context.asynchronous.create_directories_asynchronously = False
     with context:
-        saving = Saving(int(step), str(folder), orbax.save_checkpointables_async(folder, items))
+        saving = Saving(int(step), str(folder), orbax.save_checkpointables_async(folder, items), keep)
     _pending.add(saving)
     return saving
 
@@ -273,6 +285,18 @@ def _steps(path: str | os.PathLike[str]) -> list[int]:
         for file in folder.iterdir()
         if file.name.isdecimal() and orbax.is_orbax_checkpoint(file)
     )
+
+
+def _remove_old(folder: Any, keep: int) -> None:
+    """Removes all checkpoints but the last ones, and what an earlier removal has left.
+
+    A folder that is renamed is no checkpoint any more, whenever the process ends.
+    """
+    for step in _steps(folder)[:-keep]:
+        (folder / str(step)).rename(folder / f"{step}{_REMOVED}")
+    for file in list(folder.iterdir()):
+        if file.name.endswith(_REMOVED):
+            file.rmtree(missing_ok=True)
 
 
 def _chosen(path: str | os.PathLike[str], step: int | None) -> int:

@@ -16,6 +16,7 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.names import DONATED, MAIN
+from pathways.dialect.replicas import ports_of_callers
 
 
 def unusable_donations(module: ir.Module, arguments: Sequence[str]) -> Iterator[str]:
@@ -30,11 +31,13 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str]) -> Iterator[
     symbols = symbol_table(module)
     main = symbols[MAIN]
     values = main.regions[0].blocks[0].arguments
-    named = list(zip(arguments, values, argument_attrs(main), argument_slices(main), strict=False))
+    all_attrs, places = argument_attrs(main), argument_slices(main)
+    # What the first replica makes of an argument, the others make of theirs.
+    ports = zip(arguments, ports_of_callers(all_attrs), strict=False)
     unused = [
-        f"{name} of {value.type}".replace("tensor<", "").removesuffix(">")
-        for name, value, attrs, slices in named
-        if DONATED in attrs and len(slices or ()) == 1 and _is_only_freed(value, symbols)
+        f"{name} of {values[n].type}".replace("tensor<", "").removesuffix(">")
+        for name, (n, *_) in ports
+        if DONATED in all_attrs[n] and len(places[n] or ()) == 1 and _is_only_freed(values[n], symbols)
     ]
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""

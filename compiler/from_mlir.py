@@ -9,12 +9,13 @@ from pathways.compiler.arguments import Signature
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import ProgramError, run_phases
 from pathways.compiler.stages import Lowered
-from pathways.dialect.names import ARGUMENT_INFO, CONSTANT
+from pathways.dialect.names import ARGUMENT_INFO, CONSTANT, REPLICA
 from pathways.dialect.program import Attributes, ProgramView, read_program
+from pathways.dialect.replicas import ReplicaPort, ports_of_callers
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import array_type
-from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
+from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
 
 
 def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
@@ -36,10 +37,12 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     program = read_program(module)
     if program is None:
         raise ProgramError(f"program '{name}' has no function @main with a body")
-    passed = [n for n, attrs in enumerate(program.arguments) if CONSTANT not in attrs]
+    groups = ports_of_callers(program.arguments)
+    passed = [group[0] for group in groups if CONSTANT not in program.arguments[group[0]]]
     types = program.main.type
-    in_avals = tuple(_aval(types.inputs[n]) for n in passed)
-    out_avals = tuple(map(_aval, types.results))
+    in_avals = tuple(_aval(types.inputs[n], program.arguments[n]) for n in passed)
+    results = [group[0] for group in ports_of_callers(program.results)]
+    out_avals = tuple(_aval(types.results[n], program.results[n]) for n in results)
     interface = Interface(
         slices=_slices(program),
         argument_paths=tuple(_path(program.arguments[n], n) for n in passed),
@@ -56,17 +59,22 @@ def _path(attributes: Attributes, n: int) -> str:
     return attributes[ARGUMENT_INFO].value if ARGUMENT_INFO in attributes else f"args[{n}]"
 
 
-def _aval(type_: ir.Type) -> jax.core.ShapedArray:
+def _aval(type_: ir.Type, attributes: Attributes) -> jax.core.ShapedArray:
     plain = array_type(type_)
-    return jax.core.ShapedArray(plain.shape, jax.numpy.dtype(plain.dtype))
+    shape = plain.shape
+    port = ReplicaPort.read(attributes[REPLICA]) if REPLICA in attributes else None
+    if port is not None and port.split:
+        shape = (shape[0] * port.count, *shape[1:])
+    return jax.core.ShapedArray(shape, jax.numpy.dtype(plain.dtype))
 
 
 def _slices(program: ProgramView) -> dict[str, VirtualSlice]:
-    devices = make_virtual_device_set()
+    sets: dict[int, VirtualDeviceSet] = {}
     slices = {}
     for name, mesh in program.meshes.items():
         op = program.symbols[name]
         axes = dict(mesh.axes)
+        devices = sets.setdefault(op.replicas or 1, make_virtual_device_set(replicas=op.replicas or 1))
         slices[name] = devices.add_slice(
             tuple(axes.values()), tuple(axes), name=name, island=op.island, overlap=bool(op.overlap)
         )

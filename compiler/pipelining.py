@@ -31,7 +31,8 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
     for loop in loops:
         places = sorted(slices.get(loop.sym_name, ()))
         what = f"pw.accumulate of '{loop.sym_name}'"
-        if loop.count == 1 or tuple(places) in said:
+        # Replicas do what the first of them does.
+        if loop.count == 1 or tuple(places) in said or loop.replica_of is not None:
             continue
         # In a loop of several turns there is one of it for each turn.
         said.add(tuple(places))

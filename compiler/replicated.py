@@ -88,4 +88,8 @@ def with_replicas(
       names: for each slice of the program its name, that of the slice that it stands for in its replica, and
         the number of that.
     """
-    return {name: slices[name if of is None else of].replicas[replica] for name, of, replica in names}
+    return {
+        # A program that was read as a program of replicas has a slice for each already.
+        name: slices[name] if name in slices else slices[of or name].replicas[replica]
+        for name, of, replica in names
+    }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
 from pathways.dialect.fields import NATURAL, UNIT, entries_of
-from pathways.dialect.names import MOST_DEVICES
+from pathways.dialect.names import MOST_DEVICES, REPLICA
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,3 +53,12 @@ def is_replica_port(attribute: ir.Attribute) -> bool:
         return False
     port = ReplicaPort.read(attribute)
     return port.number < port.count <= MOST_DEVICES
+
+
+def ports_of_callers(attrs: Sequence[Mapping[str, ir.Attribute]]) -> list[list[int]]:
+    """The numbers of the arguments or results that are one for callers: those of all replicas."""
+    groups: dict[object, list[int]] = {}
+    for number, attr in enumerate(attrs):
+        key = ("of", ReplicaPort.read(attr[REPLICA]).of) if REPLICA in attr else number
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())

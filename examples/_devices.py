@@ -51,3 +51,12 @@ def connect(slices: int, shape: tuple[int, ...], hosts: bool = False) -> tuple[t
     platform = jax.default_backend()
     cluster = pw.connect(cpu_devices=needed if platform == "cpu" else None)
     return fit(platform, len(cluster.devices), slices, shape)
+
+
+def slices(
+    count: int, shape: tuple[int, ...] = (1,), axes: tuple[str, ...] = ("x",)
+) -> list[pw.VirtualSlice]:
+    """Equal slices for an example, of the devices that there are."""
+    shape, overlap = connect(count, shape)
+    devices = pw.make_virtual_device_set()
+    return [devices.add_slice(shape, axes, overlap=overlap) for _ in range(count)]

@@ -32,9 +32,10 @@ def f(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     return y, z
 
 
-v = jnp.array([1.0, 2.0])
-y, z = f(v)
-print(f"f({v}) = ({y}, {z})")
+if __name__ == "__main__":
+    v = jnp.array([1.0, 2.0])
+    y, z = f(v)
+    print(f"f({v}) = ({y}, {z})")
 
-cost = f.lower(v).compile().cost_analysis()
-print(f"{cost['launches']} launches, {cost['transfers']} transfers between slices")
+    cost = f.lower(v).compile().cost_analysis()
+    print(f"{cost['launches']} launches, {cost['transfers']} transfers between slices")

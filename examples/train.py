@@ -1,5 +1,7 @@
 """Trains a small language model over two stages, and goes on where it was when it is started again.
 
+With `--replicas 2` there are two of each stage, each pair with half of every batch.
+
 Parameters are born on their slices. Grain cuts excerpts out of a text, shuffled; `pw.prefetch` puts the next
 batches on the slices while a step runs. Orbax writes the state, with the position of the input, every few
 steps in the background. The learning rate warms up and decays. The loss on held-out text is measured now and
@@ -80,8 +82,8 @@ def back(params: dict[str, jax.Array], x: jax.Array, targets: jax.Array) -> jax.
 
 def main() -> int:
     options = parse_options()
-    shape, overlap = connect(slices=2, shape=(1,))
-    devices = pw.make_virtual_device_set()
+    shape, overlap = connect(slices=2 * options.replicas, shape=(1,))
+    devices = pw.make_virtual_device_set(replicas=options.replicas)
     s0, s1 = (devices.add_slice(shape, ("data",), overlap=overlap) for _ in range(2))
     placed_front = pw.jit(front, devices=s0, in_shardings=(P(), P("data")))
     placed_back = pw.jit(back, devices=s1, in_shardings=(P(), P("data"), P("data")))
@@ -131,7 +133,7 @@ def main() -> int:
                     line["held_out"] = float(np.mean(losses))
                     metrics.write({**line, "seconds": time.perf_counter() - began})
                     # Behind the metrics: what a checkpoint says is done is in them.
-                    pw.checkpoint.save(folder, state, n, data=ready)
+                    pw.checkpoint.save(folder, state, n, data=ready, keep=options.keep)
                 else:
                     metrics.write({**line, "seconds": time.perf_counter() - began})
         print(f"{options.steps - done} steps from step {done}; waited {ready.waited:.2f} s for the input")
@@ -173,10 +175,16 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--every", type=int, default=20, help="steps from checkpoint to checkpoint (default: %(default)s)"
     )
+    parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay (default: %(default)s)")
+    parser.add_argument(
+        "--replicas", type=int, default=1, help="of both stages: 1, 2 or 4 (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of parameters and input (default: %(default)s)")
     options = parser.parse_args()
-    if options.steps < 1 or options.every < 1:
-        parser.error("--steps and --every must be at least 1")
+    if min(options.steps, options.every, options.keep) < 1:
+        parser.error("--steps, --every and --keep must be at least 1")
+    if options.replicas < 1 or MICROBATCHES % options.replicas:
+        parser.error(f"--replicas must divide the {MICROBATCHES} microbatches")
     return options
 
 

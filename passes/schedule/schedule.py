@@ -212,7 +212,8 @@ def schedule_of(module: ir.Module) -> str:
     """
     main = main_function(module)
     events = data_events(module)
-    loops = read_loops(module, events)
+    # Those of other replicas have the same.
+    loops = [loop for loop in read_loops(module, events) if loop.op.replica_of is None]
     if len(loops) != 1:
         fail(main, f"has {counted(len(loops), 'loop')}; a schedule file is of exactly 1")
     (loop,) = loops

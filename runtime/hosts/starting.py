@@ -219,7 +219,7 @@ class _Start:
     def _failed(self, host: int, why: str) -> HostError:
         process = self._processes[host]
         # Its end explains why its connection has ended.
-        how = process.ending(0.5)
+        how = process.ending(3.0)
         if how is None:
             process.kill()
         else:

@@ -75,6 +75,10 @@ class Step:
                 return False
         return self.done(host, error)
 
+    def is_lost(self) -> bool:
+        """Whether a host is gone that others waited for."""
+        return self._lost is not None
+
     def spoil(self, error: str) -> None:
         """Notes that nobody can say what any host has made of it."""
         with self._lock:
@@ -123,8 +127,8 @@ class Step:
         Raises:
           HostError: nobody can say.
         """
-        if self._spoiled is not None:
-            raise HostError(f"program {self.program}: {self._spoiled}")
+        if why := self._verdict():
+            raise HostError(f"program {self.program}: {why}")
 
     def check(self, hosts: Iterable[int] | None = None, number: int | None = None) -> None:
         """Checks that what some hosts, or all, have done went well.

@@ -44,7 +44,7 @@ from pathways.dialect.meshes import replicated
 from pathways.dialect.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, REPLICA, SHARDING
 from pathways.dialect.operation import attribute_of
 from pathways.dialect.program import read_hosts
-from pathways.dialect.replicas import ReplicaPort
+from pathways.dialect.replicas import ReplicaPort, ports_of_callers
 from pathways.dialect.shardings import make_sharding, mesh_of, read_mesh, read_sharding
 from pathways.dialect.traits import Trait
 from pathways.runtime.plan.plan import (
@@ -234,7 +234,7 @@ class _Flattener:
         """The numbers of arguments or results in the program, where this is what a host does of it."""
         if self.host is None:
             return ()
-        first = [ports[group[0]] for group in _ports_of_callers(ports)]
+        first = [ports[group[0]] for group in ports_of_callers(ports)]
         return tuple(
             ReplicaPort.read(attrs[REPLICA]).of if REPLICA in attrs else attrs[NUMBER].value
             for attrs in first
@@ -266,7 +266,7 @@ class _Flattener:
         self.donated: set[ir.Value] = set()
         attrs = argument_attrs(self.main)
         arguments = []
-        for group in _ports_of_callers(attrs):
+        for group in ports_of_callers(attrs):
             donated = DONATED in attrs[group[0]]
             values = [self.arguments[n] for n in group]
             if donated:
@@ -285,7 +285,7 @@ class _Flattener:
         attrs = result_attrs(self.main)
         return tuple(
             Result(*self.port([self.terminator.operands[n] for n in group], [attrs[n] for n in group]))
-            for group in _ports_of_callers(attrs)
+            for group in ports_of_callers(attrs)
         )
 
     def port(
@@ -495,15 +495,6 @@ class _Flattener:
             for mesh in sorted(meshes):
                 self.symbols[mesh].operation.clone()
         return _bytecode(extracted, self.located), callbacks, effects
-
-
-def _ports_of_callers(attrs: Sequence[Mapping[str, ir.Attribute]]) -> list[list[int]]:
-    """The numbers of the arguments or results that are one for callers: those of all replicas."""
-    groups: dict[object, list[int]] = {}
-    for number, attr in enumerate(attrs):
-        key = ("of", ReplicaPort.read(attr[REPLICA]).of) if REPLICA in attr else number
-        groups.setdefault(key, []).append(number)
-    return list(groups.values())
 
 
 def _must_not_say(op: ir.Operation) -> bool:

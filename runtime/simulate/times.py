@@ -17,6 +17,10 @@ def launches_of(plan: Plan) -> list[Launch]:
     return [step for step in plan.steps if isinstance(step, Launch)]
 
 
+_WHOLE = ""
+"""In place of the name of a piece."""
+
+
 def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
     """Reads durations for a program.
 
@@ -73,24 +77,27 @@ def _counted(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, float]]
 
 
 def _by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
-    """The median time of each kind of call of each stage, of the launches that are of one call.
+    """The median time of each kind of call of each stage.
 
-    Where a call was cut into several launches, the medians of their computations count together.
+    Calls that were fused into one launch share its time, a whole backward twice as much as others. They count
+    where a kind is in no launch of its own. Where a call was cut into several launches, the medians of their
+    computations count together.
     """
-    measured: dict[tuple[int, str], dict[str, list[float]]] = {}
-    pieces: dict[tuple[int, str], int] = {}
+    alone: dict[tuple[int, str], dict[str, list[float]]] = {}
+    shared: dict[tuple[int, str], dict[str, list[float]]] = {}
     for event, time in taken:
-        if len(event.origins) == 1 and event.origins[0].stage is not None:
-            (call,) = event.origins
-            key = event.origins[0].stage, kind_of(call)
-            computation = "" if call.pieces is None else event.label.partition("[")[0]
-            measured.setdefault(key, {}).setdefault(computation, []).append(time)
-            pieces[key] = call.pieces or 1
+        weights = [(2 if kind_of(call) == "bwd" else 1) / (call.pieces or 1) for call in event.origins]
+        table = alone if len(weights) == 1 else shared
+        for call, weight in zip(event.origins, weights, strict=True):
+            if call.stage is not None:
+                piece = _WHOLE if call.pieces is None else event.label.partition("[")[0]
+                of_call = table.setdefault((call.stage, kind_of(call)), {})
+                of_call.setdefault(piece, []).append(time * weight / sum(weights))
     stages: dict[int, dict[str, float]] = {}
-    for (stage, kind), by_computation in sorted(measured.items()):
-        # Some of its pieces are of another call, too.
-        if len(by_computation) == pieces[stage, kind]:
-            stages.setdefault(stage, {})[kind] = sum(map(statistics.median, by_computation.values()))
+    for stage, kind in sorted({*alone, *shared}):
+        pieces = shared.get((stage, kind), {}) | alone.get((stage, kind), {})
+        counted = [pieces[_WHOLE]] if _WHOLE in pieces else pieces.values()
+        stages.setdefault(stage, {})[kind] = sum(map(statistics.median, counted))
     for kinds in stages.values():
         halves = [time for kind, time in kinds.items() if kind.startswith("bwd.")]
         if halves:

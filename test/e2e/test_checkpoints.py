@@ -197,6 +197,16 @@ def test_the_position_of_the_last_batch_is_saved_as_grain_does(programs, tmp_pat
             assert [np.array_equal(next(again), w) for w in wanted[3:]] == [True] * 3
 
 
+def test_keeps_the_last_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "1.removed").mkdir()
+    for step in range(1, 6):
+        pw.checkpoint.save(tmp_path, {"a": np.arange(step)}, step, keep=2)
+    assert pw.checkpoint.latest(tmp_path) == 5
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["4", "5"]
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        pw.checkpoint.save(tmp_path, {"a": 1}, 6, keep=0)
+
+
 def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     def refused(kind: type[Exception], message: str, state: Any, step: int = 1, **options: Any) -> None:
         with pytest.raises(kind, match=message):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dual_pipe import dual_pipe_v
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -122,6 +124,14 @@ def test_bytes_that_a_search_may_have_bound_the_peak():
     assert peaks[0] > peaks[1] > peaks[2]
     with pytest.raises(pw.ProgramError, match=r"needs at least \d+ bytes of microbatches on @.*may have 8"):
         program_of([0, 1, 2], 6, "search(max-bytes=8)").lower(*arrays)
+
+
+def test_dual_pipe_v_runs_from_its_file(tmp_path: Path):
+    """A file of torch's: stages in a V, wholes and halves of backwards, and actions that may overlap."""
+    file = tmp_path / "dualpipev.csv"
+    file.write_text(dual_pipe_v(2, 4))
+    arrays = arguments(4, 4)
+    assert error(program_of([0, 1, 1, 0], 4, str(file))(*arrays), expected(4, 4)) < 1e-6
 
 
 def test_a_search_says_what_it_found():

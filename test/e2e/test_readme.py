@@ -37,7 +37,7 @@ def run(*command: str, folder: Path) -> str:
     "program",
     [
         pytest.param(program, id=f"{page}-{number}")
-        for page in ("README.md", "docs/pipelining.md", "docs/training.md")
+        for page in ("README.md", "docs/pipelining.md", "docs/training.md", "docs/replicas.md")
         for number, program in enumerate(programs(page))
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,12 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from jaxlib.mlir import ir
 
 import pathways as pw
+from pathways.compiler.from_mlir import lower_module
+from pathways.dialect import make_context
+from pathways.passes.pipeline import Options
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 
 WIDTH, ROWS, MICROBATCHES = 8, 24, 12
@@ -144,6 +150,26 @@ def test_copies_stay_equal_over_many_steps() -> None:
         value, params = train(params, batch)
     assert_same_bits((value, params))
     assert len(params[0].sharding.device_set) == 4
+
+
+def test_a_schedule_file_is_for_each_replica(tmp_path: Path) -> None:
+    params, batch = inputs(2)
+    by_name = pw.program(step_of(placed(stages(2))), schedule="1f1b").lower(params, batch)
+    (tmp_path / "step.mlir").write_text(by_name.as_text())
+    written = subprocess.run(
+        [sys.executable, "-m", "pathways.tools.pw_opt", "step.mlir", "--emit-schedule", "-o", "order.csv"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert written.returncode == 0, written.stderr
+    by_file = pw.program(step_of(placed(stages(2))), schedule=tmp_path / "order.csv")
+    value, new = by_file(params, batch)
+    wanted, expected = by_name.compile()(params, batch)
+    np.testing.assert_array_equal(value, wanted)
+    for got, want in zip(new, expected, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_a_tied_gradient_is_exchanged_once() -> None:
@@ -286,6 +312,26 @@ class TestResultsForCallers:
         plain = layer(params[1], layer(w, x))
         np.testing.assert_allclose(forward([w, params[1]], x), plain, rtol=1e-6)
 
+    def test_what_all_slices_read_is_on_all_of_them(self) -> None:
+        one, other = placed(stages(2))
+
+        @pw.program(donate_argnums=0)
+        def turn(state, x):
+            count, scale = state["count"] + 1, state["scale"] * 2
+            return {"count": count, "scale": scale}, other(x * scale, one(x, x * count))
+
+        plain = jax.jit(
+            lambda state, x: layer(x * state["scale"] * 2, layer(x, x * (state["count"] + 1))),
+        )
+        x = np.eye(WIDTH, dtype=np.float32)
+        state, shown = {"count": 0, "scale": 1.0}, {"count": 0, "scale": 1.0}
+        for n in range(3):
+            state, y = turn(state, x)
+            np.testing.assert_allclose(y, plain(shown, x), rtol=1e-6)
+            shown = {"count": n + 1, "scale": 2.0 ** (n + 1)}
+        assert int(state["count"]) == 3
+        assert len(state["count"].sharding.device_set) == 2
+
     def test_keys_and_scalars(self) -> None:
         (slice,) = stages(2, count=1)
 
@@ -419,6 +465,41 @@ def test_a_bundle_runs_as_replicas(tmp_path: Path, trust: bool) -> None:
         np.testing.assert_array_equal(got, want)
         assert got.sharding.mesh.axis_names == ("replica", "x")
     loaded(new, batch)
+
+
+@pytest.mark.parametrize("phase", ["stablehlo", "placed", "sharded", "scheduled"])
+def test_every_form_in_a_file_runs_as_replicas(phase: str) -> None:
+    params, batch = inputs(1)
+    lowered = pw.program(step_of(placed(stages(2, count=1)))).lower(params, batch)
+    module = ir.Module.parse(lowered.as_text(phase), make_context())
+    with module.context, ir.Location.unknown():
+        again = lower_module(module, "step", Options()).compile()
+    ours, theirs = jax.tree.leaves(again(*params, *batch)), jax.tree.leaves(lowered.compile()(params, batch))
+    for got, want in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert got.sharding.spec == want.sharding.spec
+
+
+def test_donated_parameters_that_no_result_takes_are_named() -> None:
+    (one,) = placed(stages(2, count=1))
+    program = pw.program(lambda w, x: one(w, x).sum(), donate_argnums=0)
+    with pytest.warns(pw.PathwaysWarning, match=r"not usable: w of 8x8xf32; no result"):
+        program.lower(jnp.ones((8, 8)), jnp.ones((2, 8)))
+
+
+def test_a_checkpoint_is_for_any_number_of_replicas(tmp_path: Path) -> None:
+    pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
+    params, batch = inputs(2)
+    programs = {n: pw.program(step_of(placed(stages(n)))) for n in (1, 2)}
+    _, saved = programs[2](params, batch)
+    pw.checkpoint.save(tmp_path, saved, 1)
+    for replicas, program in programs.items():
+        compiled = program.lower(params, batch).compile()
+        restored = pw.checkpoint.restore(tmp_path, compiled.out_info[1])
+        assert len(restored[0].sharding.device_set) == replicas
+        for got, want in zip(restored, saved, strict=True):
+            np.testing.assert_array_equal(got, want)
+        assert compiled.call.bring([*restored, *batch])[0] is restored[0]
 
 
 class TestRefusals:

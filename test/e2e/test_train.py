@@ -15,8 +15,9 @@ pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installe
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
 
 
-def command(folder: Path) -> list[str]:
-    return [sys.executable, str(EXAMPLE), "--out", str(folder), "--steps", "80", "--every", "4"]
+def command(folder: Path, replicas: int) -> list[str]:
+    flags = ["--steps", "80", "--every", "4", "--replicas", str(replicas), "--keep", "2"]
+    return [sys.executable, str(EXAMPLE), "--out", str(folder), *flags]
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -25,19 +26,24 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-def test_ends_with_the_same_losses_when_it_is_killed_and_started_again(tmp_path: Path) -> None:
-    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_ends_with_the_same_losses_when_it_is_killed_and_started_again(tmp_path: Path, replicas: int) -> None:
+    subprocess.run(command(tmp_path / "whole", replicas), check=True, capture_output=True)
     whole = metrics(tmp_path / "whole")
     assert [line["step"] for line in whole] == list(range(1, 81))
     assert whole[-1]["held_out"] < whole[3]["held_out"]
 
     cut = tmp_path / "cut"
-    with subprocess.Popen(command(cut), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command(cut, replicas), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         while not (cut / "metrics.jsonl").exists() or len((cut / "metrics.jsonl").read_text()) < 1000:
             assert process.poll() is None
         process.kill()
     steps = sorted(int(file.name) for file in (cut / "checkpoints").iterdir() if file.name.isdecimal())
     assert steps[-1] < 80
-    done = subprocess.run(command(cut), check=True, capture_output=True, text=True)
+    done = subprocess.run(command(cut, replicas), check=True, capture_output=True, text=True)
     assert f"from step {steps[-1]};" in done.stdout
     assert metrics(cut) == whole
+    kept = sorted(int(file.name) for file in (cut / "checkpoints").iterdir() if file.name.isdecimal())
+    assert kept == [76, 80]

@@ -21,8 +21,8 @@ from pathways.compiler.lowering import PHASES
 Slices = list[pw.VirtualSlice]
 
 
-def slices(*shapes: tuple[int, ...], overlap: bool = False) -> Slices:
-    devices = pw.make_virtual_device_set()
+def slices(*shapes: tuple[int, ...], overlap: bool = False, replicas: int = 1) -> Slices:
+    devices = pw.make_virtual_device_set(replicas=replicas)
     axes = ("data", "model")
     return [devices.add_slice(shape, axes[: len(shape)], overlap=overlap) for shape in shapes]
 
@@ -74,7 +74,8 @@ def pipeline(count: int, schedule: str, places: Callable[[], Slices], microbatch
         value, gradients = pw.accumulate(jax.value_and_grad(loss), microbatches)(params, batch)
         return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
-    return step.lower([abstract(4, 4)] * count, (abstract(8, 4), abstract(8, 4)))
+    rows = 4 * microbatches
+    return step.lower([abstract(4, 4)] * count, (abstract(rows, 4), abstract(rows, 4)))
 
 
 def one_forward_one_backward() -> Any:
@@ -87,6 +88,11 @@ def interleaved() -> Any:
 
 def eager_on_two_devices() -> Any:
     return pipeline(2, "eager", lambda: slices((2,), (1,)))
+
+
+def replicated() -> Any:
+    """Three replicas of two stages, one of them on two devices; gradients are exchanged in pieces."""
+    return pipeline(2, "1f1b", lambda: slices((1,), (2,), replicas=3), microbatches=6)
 
 
 def overlapping() -> Any:
@@ -152,6 +158,7 @@ PROGRAMS = (
     one_forward_one_backward,
     interleaved,
     eager_on_two_devices,
+    replicated,
     overlapping,
     outputs_of_microbatches,
     sharded,

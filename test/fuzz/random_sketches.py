@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from typing import Any
 
@@ -60,6 +61,7 @@ _SCHEDULES = (
     "search(iterations=30, max-live=2)",
     "search(iterations=30, max-bytes=256)",
 )
+_MOST_DEVICES = 16
 _NO_BACKWARD = ("while", "scan_rows")
 
 
@@ -104,6 +106,7 @@ def _program(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch:
         calls=rng.choice([1, 1, 2]),
         threads=threads,
         under_mesh=rng.random() < 0.04,
+        replicas=_replicas(rng, slices, 0.1),
     )
 
 
@@ -150,7 +153,15 @@ def _pipeline(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch
         fuse=rng.random() < 0.2,
         calls=rng.choice([1, 2]),
         threads=rng.choice([1] * 14 + [2]),
+        # One that does not divide the microbatches is refused.
+        replicas=_replicas(rng, slices, 0.4 if count > 1 else 0.05),
     )
+
+
+def _replicas(rng: random.Random, slices: tuple[tuple[int, ...], ...], share: float) -> int:
+    """A number of replicas for which there are devices."""
+    wanted = rng.choice([2, 2, 2, 4]) if rng.random() < 1.0 else 1
+    return wanted if wanted * sum(map(math.prod, slices)) <= _MOST_DEVICES else 1
 
 
 def _donated(each: Input) -> Input:

@@ -62,12 +62,12 @@ class Placed:
 
     def __init__(self, sketch: Sketch, hosts: int = 0) -> None:
         self.sketch = sketch
-        devices = pw.make_virtual_device_set()
+        devices = pw.make_virtual_device_set(replicas=sketch.replicas)
         self.slices = [
             devices.add_slice(
                 shape,
                 AXES[: len(shape)],
-                island=f"island{n % hosts}" if hosts else None,
+                island=f"island{n % hosts}" if hosts and sketch.replicas == 1 else None,
                 overlap=sketch.overlap,
             )
             for n, shape in enumerate(sketch.slices)

@@ -114,6 +114,7 @@ class Sketch:
       calls: how often it is called.
       threads: in how many threads at the same time.
       under_mesh: whether it is called under `jax.set_mesh`.
+      replicas: how many times every slice exists.
     """
 
     slices: tuple[tuple[int, ...], ...]
@@ -131,6 +132,7 @@ class Sketch:
     calls: int = 1
     threads: int = 1
     under_mesh: bool = False
+    replicas: int = 1
 
 
 def to_json(sketch: Sketch) -> str:

@@ -137,6 +137,7 @@ REFUSALS = (
     r"is a scalar and cannot be concatenated",
     r"cannot be scheduled by '[^']+', which",
     r"is not divisible by",
+    r"microbatches, which do not divide by \d+ replicas",
 )
 """What may be said of a program that `jax.jit` takes."""
 
@@ -255,15 +256,16 @@ def _shards_agree(x: Any) -> bool:
 
 
 def _shards_on_hosts_agree(x: pw.Array) -> bool:
-    whole = x.fetch()
+    fetched = x.fetch()
     for location, number in x._copies.items():
-        shape = whole.shape
-        parts = shard_indices(shape, location.placement)
-        sizes = [whole[part].nbytes for part in parts]
-        asked = x._controller.ask(location.host, number, range(len(parts)), sizes)
-        shards = x._controller.fetch(location.host, number, asked)
-        if any(bytes(s) != whole[part].tobytes() for s, part in zip(shards, parts, strict=True)):
-            return False
+        whole = location.rows(fetched)
+        parts = shard_indices(whole.shape, location.placement)
+        for host, positions in location.holders.items():
+            wanted = [whole[parts[at]] for at in positions]
+            asked = x._controller.ask(host, number, range(len(positions)), [part.nbytes for part in wanted])
+            shards = x._controller.fetch(host, number, asked)
+            if any(bytes(s) != part.tobytes() for s, part in zip(shards, wanted, strict=True)):
+                return False
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ from pathways.compiler.lowering import PHASES
 from pathways.tools import targets
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def actor_learner() -> Any:
+    """The step of the learner."""
+    import actor_learner as example
+
+    act, learn, state = example.build(*_two_slices())
+    return learn.lower(state, act(state[0], jax.random.key(0)))
 
 
 def char_lm() -> Any:
@@ -32,6 +41,30 @@ def char_lm() -> Any:
         return example.update(stages, optimizer, 2, state, batch)
 
     return train_step.lower(state, (np.zeros((4, 8), np.int32), np.zeros((4, 8), np.int32)))
+
+
+def encoder_decoder() -> Any:
+    return _built("encoder_decoder")
+
+
+def equinox_autoencoder() -> Any:
+    return _built("equinox_autoencoder")
+
+
+def flax_linen() -> Any:
+    return _built("flax_linen")
+
+
+def flax_nnx() -> Any:
+    return _built("flax_nnx")
+
+
+def kv_decode() -> Any:
+    """All turns of one call."""
+    import kv_decode as example
+
+    decode, (caches, last, done), params = example.build(*_two_slices())
+    return decode.lower(caches, params, last, done)
 
 
 def figure2() -> Any:
@@ -81,7 +114,30 @@ def two_slices() -> Any:
     return _lower("two_slices.mlir")
 
 
-PROGRAMS = (char_lm, figure2, train, transformer_sharded, two_slices)
+PROGRAMS = (
+    actor_learner,
+    char_lm,
+    encoder_decoder,
+    equinox_autoencoder,
+    figure2,
+    flax_linen,
+    flax_nnx,
+    kv_decode,
+    train,
+    transformer_sharded,
+    two_slices,
+)
+
+
+def _two_slices() -> list[pw.VirtualSlice]:
+    devices = pw.make_virtual_device_set()
+    return [devices.add_slice((1,), ("x",)) for _ in range(2)]
+
+
+def _built(name: str) -> Any:
+    """The train step that an example builds."""
+    step, state, batch = importlib.import_module(name).build(*_two_slices())
+    return step.lower(state, batch)
 
 
 def _lower(name: str, *arguments: Any) -> Any:
@@ -90,7 +146,7 @@ def _lower(name: str, *arguments: Any) -> Any:
 
 
 def main(folder: Path) -> None:
-    jax.config.update("jax_num_cpu_devices", 3)  # Figure 2 runs as it is imported.
+    jax.config.update("jax_num_cpu_devices", 3)  # Figure 2 takes its devices as it is imported.
     sys.path.insert(0, str(EXAMPLES))
     for program in PROGRAMS:
         lowered = program()

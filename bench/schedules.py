@@ -1,0 +1,388 @@
+"""What schedules give and cost: halves against wholes, simulated steps against real ones, bubbles, searches.
+
+  python bench/schedules.py [--json PATH] [--only TEXT] [--steps N]
+
+Rows: the halves of a transformer stage against its whole backward; steps simulated from the halves of a
+measured run against real steps; bubbles against the formulas; what a search gains over the best policy on 50
+random pipelines; and what it takes to cut, schedule and prove a long one. Medians.
+"""
+
+from __future__ import annotations
+
+import os
+
+# One device to a core, so that slices overlap.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+
+import argparse
+import itertools
+import json
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxlib.mlir import ir
+
+import pathways
+from pathways.compiler.stages import Compiled, Lowered
+from pathways.dialect import LaunchOp, make_context, symbol_table
+from pathways.passes.driver import run_passes
+from pathways.passes.pipeline import Options, phases_behind
+from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.ordering import Costs, orders_by
+from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
+from pathways.passes.schedule.policies.registry import POLICIES
+from pathways.passes.schedule.request import ScheduleRequest
+from pathways.passes.schedule.schedule_file import Work
+from pathways.passes.schedule.search.problem import SearchProblem, counted
+from pathways.passes.schedule.search.replay import replay
+from pathways.passes.util.operations import byte_size
+from pathways.passes.util.work import WorkEstimate
+from pathways.runtime.local.devices import connect
+from pathways.runtime.simulate.replay import simulate
+from pathways.runtime.simulate.times import measured_durations, read_times
+from pathways.runtime.timelines.events import EventLog
+from pathways.runtime.timelines.trace_file import read_trace
+
+ROWS, WIDTH, LAYERS = 256, 256, 4
+SEED = 0
+
+Row = dict[str, Any]
+Stage = Callable[[Any, jax.Array], jax.Array]
+
+
+def block(w: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """A transformer block on one sequence: attention with one head, then two products."""
+    h = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * w["scale"]
+    q, k, v = (h @ w[name] for name in ("q", "k", "v"))
+    x = x + jax.nn.softmax(q @ k.T / x.shape[-1] ** 0.5) @ v
+    return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+def stage_of(scanned: bool, remat: bool) -> Stage:
+    """A stage of some blocks, as a scan or unrolled, with its forward repeated in the backward or not."""
+    one = jax.checkpoint(block) if remat else block
+
+    def in_turn(w: Any, x: jax.Array) -> jax.Array:
+        for n in range(LAYERS):
+            x = one({name: a[n] for name, a in w.items()}, x)
+        return x
+
+    def in_scan(w: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, w: (one(w, x), None), x, w)[0]
+
+    return in_scan if scanned else in_turn
+
+
+def weights(seed: int) -> dict[str, np.ndarray]:
+    """The weights of a stage."""
+    rng = np.random.default_rng(seed)
+    shapes = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH)}
+    shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH), "scale": (WIDTH,)}
+    return {
+        name: (rng.normal(size=(LAYERS, *shape)) / WIDTH**0.5).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def lower_pipeline(
+    stage: Stage, count: int, microbatches: int, schedule: str, params: Any, batch: Any
+) -> Lowered:
+    """A pipeline of equal stages with its loss, on a slice each."""
+    devices = pathways.make_virtual_device_set()
+    stages = [pathways.jit(stage, devices=devices.add_slice((1,), ("x",))) for _ in range(count)]
+
+    def loss(params: Any, batch: jax.Array) -> jax.Array:
+        x = batch.reshape(batch.shape[-2:])
+        for run, w in zip(stages, params, strict=True):
+            x = run(w, x)
+        return jnp.mean(x**2)
+
+    def step(params: Any, batch: jax.Array) -> Any:
+        return pathways.accumulate(jax.value_and_grad(loss), microbatches)(params, batch)
+
+    return pathways.program(step, schedule=schedule).lower(params, batch)
+
+
+def traced(compiled: Compiled, steps: int, *arguments: Any) -> list[EventLog]:
+    """Measured steps, without the first."""
+    placed = compiled.place(*arguments)
+    jax.block_until_ready(compiled(*placed))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        with pathways.trace(path):
+            for _ in range(steps + 1):
+                jax.block_until_ready(compiled(*placed))
+        return read_trace(path.read_bytes())[1:]
+
+
+def _seconds(durations: Mapping[str, Any], stage: int, *kinds: str) -> float:
+    return sum(float(durations["stages"][str(stage)][kind].removesuffix("s")) for kind in kinds)
+
+
+def halves(steps: int) -> Iterator[Row]:
+    """The backward of the last of two stages in halves, against the whole."""
+    params = [weights(n) for n in range(2)]
+    batch = np.random.default_rng(9).normal(size=(1, ROWS, WIDTH)).astype(np.float32)
+    for scanned, remat in itertools.product((False, True), (False, True)):
+        stage = stage_of(scanned, remat)
+        found: dict[str, tuple[float, float]] = {}
+        handed = kept = 0
+        for schedule, kinds in (("1f1b", ("bwd",)), ("zb-h1", ("bwd.input", "bwd.weight"))):
+            lowered = lower_pipeline(stage, 2, 1, schedule, params, batch)
+            module = ir.Module.parse(lowered.as_text("sharded"), make_context())
+            times = measured_durations(traced(lowered.compile(), steps, params, batch))
+            found[schedule] = (work_of_backward(module, 1), _seconds(times, 1, *kinds))
+            if schedule == "zb-h1":
+                handed = handed_over(module, 1)
+            else:
+                kept = read_by_backward(module, 1)
+        (flops, whole), (both, split) = found["1f1b"], found["zb-h1"]
+        yield {
+            "case": f"I + W / B: {'scan' if scanned else 'unrolled'}{', remat' if remat else ''}",
+            "flops": both / flops,
+            "time": split / whole,
+            "ms": whole * 1e3,
+            "handed MiB": handed / 2**20,
+            "kept by B MiB": kept / 2**20,
+            "target": "flops equal, time 1.05",
+        }
+
+
+def _backward_launches(module: ir.Module, stage: int) -> list[LaunchOp]:
+    main = symbol_table(module)["main"].regions[0].blocks[0]
+    return [
+        op
+        for op in main.operations
+        if isinstance(op, LaunchOp) and any(o.kind == "bwd" and o.stage == stage for o in op.origins)
+    ]
+
+
+def work_of_backward(module: ir.Module, stage: int) -> float:
+    """The floating point operations of the backward of a stage, by our estimate."""
+    work = WorkEstimate(symbol_table(module))
+    return float(sum(work.of(op.callee) for op in _backward_launches(module, stage)))
+
+
+def handed_over(module: ir.Module, stage: int) -> int:
+    """The bytes that the first half of a backward gives to the second one."""
+    first, second = _backward_launches(module, stage)
+    return sum(byte_size(v.type) for v in dict.fromkeys(second.operands) if v in set(first.results))
+
+
+def read_by_backward(module: ir.Module, stage: int) -> int:
+    """The bytes of what launches made that the whole backward reads."""
+    (whole,) = _backward_launches(module, stage)
+    made = [v for v in whole.operands if not isinstance(v, ir.BlockArgument)]
+    return sum(byte_size(v.type) for v in dict.fromkeys(made))
+
+
+def real_steps(steps: int) -> Iterator[Row]:
+    """Steps that are simulated from the halves of a measured run, against real ones."""
+    width, microbatches = 512, 8
+
+    def stage(w: jax.Array, x: jax.Array) -> jax.Array:
+        for n in range(4):
+            x = jnp.tanh(x @ w[n])
+        return x
+
+    rng = np.random.default_rng(3)
+    params = [(rng.normal(size=(4, width, width)) / width**0.5).astype(np.float32) for _ in range(2)]
+    batch = rng.normal(size=(microbatches, width // 2, width)).astype(np.float32)
+    runs: dict[str, tuple[Compiled, list[EventLog]]] = {}
+    for schedule in ("zb-h1", "1f1b"):
+        compiled = lower_pipeline(stage, 2, microbatches, schedule, params, batch).compile()
+        runs[schedule] = compiled, traced(compiled, steps, params, batch)
+    # The steps that others on the machine disturbed the least.
+    fastest = {name: min(logs, key=lambda log: log.step_time) for name, (_, logs) in runs.items()}
+    durations = measured_durations([fastest["zb-h1"]]) | {"kinds": {"glue": "0s"}}
+    for schedule, (compiled, logs) in runs.items():
+        simulated = simulate(compiled.plan, read_times(durations, compiled.plan)).step_time
+        yield {
+            "case": f"simulated / real: {schedule}",
+            "fastest": simulated / fastest[schedule].step_time,
+            "median": simulated / statistics.median(log.step_time for log in logs),
+            "ms": fastest[schedule].step_time * 1e3,
+            "target": "within 10 %",
+        }
+    ratio = fastest["zb-h1"].step_time / fastest["1f1b"].step_time
+    yield {"case": "real: zb-h1 / 1f1b", "fastest": ratio, "target": "1.05"}
+
+
+def line(slices: tuple[int, ...], microbatches: int, kinds: str = "FIW") -> Work:
+    """The actions of a pipeline of these kinds."""
+    pipeline = Pipeline(slices, microbatches)
+    actions = [
+        Action(stage, kind, m) for stage in range(len(slices)) for kind in kinds for m in range(microbatches)
+    ]
+    rows = [f"s{n}" for n in range(max(slices) + 1)]
+    needs = {action: set(pipeline.needs(action)) for action in actions}
+    return Work(rows, {stage: rows[place] for stage, place in enumerate(slices)}, microbatches, needs)
+
+
+def bubbles() -> Iterator[Row]:
+    """The idle time of a slice from its first to its last action, against the formulas, at F = I = W."""
+    formulas: dict[str, Callable[[int], int]] = {
+        "1f1b": lambda s: 3 * (s - 1),
+        "zb-h1": lambda s: s - 1,
+        "zb-h2": lambda s: 0,
+        "zb-v": lambda s: 0,
+    }
+    for policy, formula in formulas.items():
+        equal = cases = 0
+        for s in range(2, 17):
+            for m in range(s, 4 * s + 1, max(1, s // 2)):
+                if policy in ("zb-h2", "zb-v") and m < 2 * s:
+                    continue
+                places = (*range(s), *reversed(range(s))) if policy == "zb-v" else tuple(range(s))
+                # 1f1b has whole backwards.
+                work = line(places, m, "FB" if policy == "1f1b" else "FIW")
+                cases += 1
+                equal += idle(orders_by(ScheduleRequest(policy), work, Costs(), str), work) == formula(s)
+        yield {"case": f"bubble: {policy}", "equal": f"{equal} of {cases}", "target": "all"}
+
+
+def idle(orders: Any, work: Work) -> float:
+    """The longest time that a slice idles between its first and its last action; B takes two units."""
+    problem = _problem(work, {action: 1.0 + (action.kind == "B") for action in work.needs})
+    numbers, takes = problem.numbered(orders), problem.durations
+    run = replay(problem, numbers)
+    assert run is not None
+    return max(
+        run.end[row[-1]] - run.end[row[0]] + takes[row[0]] - sum(takes[n] for n in row) for row in numbers
+    )
+
+
+def searches() -> Iterator[Row]:
+    """What a search gains over the best policy under the same limits, on pipelines of unequal stages."""
+    gains, gaps, seconds, worse = [], [], [], 0
+    patterns = []
+    for seed in range(50):
+        rng = random.Random(f"{SEED}/{seed}")
+        s = rng.choice([4, 6, 8])
+        m = rng.randint(s, 4 * s)
+        work = line(tuple(range(s)), m)
+        takes = {(k, kind): rng.uniform(0.5, 1.5) for k in range(s) for kind in "FIW"}
+        durations = {action: takes[action[:2]] for action in work.needs}
+        limit = rng.randint(s // 2, 2 * s)
+        times = {}
+        for policy in POLICIES:
+            for name, costs in ((policy, Costs(durations)), (f"{policy} pattern", Costs())):
+                try:
+                    orders = orders_by(ScheduleRequest(policy, max_live=limit), work, costs, str)
+                except PolicyError:
+                    continue
+                times[name] = step_time(orders, work, durations)
+        began = time.perf_counter()
+        request = ScheduleRequest("search", max_live=limit, iterations=400)
+        found = orders_by(request, work, Costs(durations), str)
+        seconds.append(time.perf_counter() - began)
+        taken = step_time(found, work, durations)
+        by_pattern = min(t for name, t in times.items() if name.endswith("pattern"))
+        worse += taken > min(times.values()) * (1 + 1e-9)
+        gains.append(min(times.values()) / taken - 1)
+        patterns.append(by_pattern / taken - 1)
+        gaps.append(taken / bound(work, durations, limit) - 1)
+    yield {
+        "case": "search, 50 pipelines",
+        "worse": worse,
+        "gain over patterns": f"{statistics.median(patterns):.1%}",
+        "over policies with times": f"{statistics.median(gains):.1%}",
+        "at the bound": sum(gap < 1e-6 for gap in gaps),
+        "gap": f"{statistics.median(gaps):.1%} (largest {max(gaps):.1%})",
+        "s": statistics.median(seconds),
+        "target": "worse 0, gain 3 %",
+    }
+
+
+def _problem(work: Work, durations: Mapping[Action, float]) -> SearchProblem:
+    place = {stage: work.rows.index(slice) for stage, slice in work.slices.items()}
+    return SearchProblem(place, work.needs, durations)
+
+
+def step_time(orders: Any, work: Work, durations: Mapping[Action, float]) -> float:
+    """How long a step takes."""
+    problem = _problem(work, durations)
+    run = replay(problem, problem.numbered(orders))
+    assert run is not None
+    return run.step_time
+
+
+def bound(work: Work, durations: Mapping[Action, float], limit: int) -> float:
+    """What no order is faster than: by paths and work, and by how much may be alive."""
+    place = {stage: work.rows.index(slice) for stage, slice in work.slices.items()}
+    return SearchProblem(place, work.needs, durations, counted(work.needs, limit)).lower_bound()
+
+
+def compile_times() -> Iterator[Row]:
+    """Cutting, scheduling and proving a long pipeline, against 1f1b; and a search that is told to end."""
+    s, m = 16, 64
+    params = [np.zeros((8, 8), np.float32)] * s
+    lowered = lower_pipeline(
+        lambda w, x: jnp.tanh(x @ w), s, m, "1f1b", params, np.zeros((m, 4, 8), np.float32)
+    )
+    text = lowered.as_text("placed")
+    counted_passes = ("pw-split-backward", "pw-schedule", "pw-verify-schedule")
+    times: dict[str, float] = {}
+    for policy in ("1f1b", "zb-h1", "search(seconds=2)"):
+        runs = []
+        for _ in range(1 if "search" in policy else 3):
+            module = ir.Module.parse(text, make_context())
+            spent = 0.0
+            for phase in phases_behind(Options(policy=policy), "placed"):
+                for each in phase.passes:
+                    began = time.perf_counter()
+                    run_passes(module, [each], verify_each=False)
+                    spent += (time.perf_counter() - began) * (each.name in counted_passes)
+            runs.append(spent)
+        times[policy] = statistics.median(runs)
+    yield {
+        "case": "split + schedule + proof, S=16 M=64",
+        "zb-h1 / 1f1b": times["zb-h1"] / times["1f1b"],
+        "1f1b s": times["1f1b"],
+        "with search(seconds=2) s": times["search(seconds=2)"],
+        "target": "2",
+    }
+
+
+def main() -> None:
+    """Parses the command line, measures, and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--only", default="", help="only the parts with this text in their names")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of each run")
+    options = parser.parse_args()
+    connect(cpu_devices=16)
+    print(f"command: {' '.join(['python', *sys.argv])}")
+    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "halves": lambda: halves(options.steps),
+        "real": lambda: real_steps(options.steps),
+        "bubbles": bubbles,
+        "search": searches,
+        "compile": compile_times,
+    }
+    rows: list[Row] = []
+    for name, part in parts.items():
+        if options.only not in name:
+            continue
+        for row in part():
+            rows.append(row)
+            shown = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in list(row.items())[1:])
+            print(f"{row['case']:<38}{', '.join(shown)}", flush=True)
+    if options.json:
+        document = {"jax": jax.__version__, "command": sys.argv, "cases": rows}
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
