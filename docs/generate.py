@@ -1,10 +1,12 @@
-"""Writes docs/pw_ops.md, pw_forms.md and pw_passes.md from what operations, forms and passes declare.
+"""Writes docs/pw_ops.md, pw_forms.md and pw_passes.md from what operations, forms and passes declare, and
+docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md.
 
 With `--check` it writes nothing, and fails when a page is stale.
 """
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -21,7 +23,12 @@ NOTICE = "<!-- Made by `make docs` from {source}; do not edit. -->\n"
 
 def main(check: bool) -> int:
     """Writes or checks all pages; returns the exit status."""
-    pages = {"pw_ops.md": ops_page(), "pw_forms.md": forms_page(), "pw_passes.md": passes_page()}
+    pages = {
+        "pw_ops.md": ops_page(),
+        "pw_forms.md": forms_page(),
+        "pw_passes.md": passes_page(),
+        "ten_minutes.ipynb": notebook(DOCS / "ten_minutes.md"),
+    }
     stale = [name for name, text in pages.items() if read(DOCS / name) != text]
     if check:
         for name in stale:
@@ -35,6 +42,22 @@ def main(check: bool) -> int:
 def read(path: Path) -> str | None:
     """The text of a page, None when it does not exist."""
     return path.read_text() if path.exists() else None
+
+
+def notebook(page: Path) -> str:
+    """A page as a notebook without outputs: its blocks of Python are cells of code, the rest is text."""
+    cells: list[dict[str, object]] = []
+    for number, part in enumerate(re.split(r"^```python\n(.*?)^```\n", page.read_text(), flags=re.M | re.S)):
+        if source := part.strip().splitlines(keepends=True):
+            cell = {"cell_type": "code" if number % 2 else "markdown", "id": f"cell-{number}", "metadata": {}}
+            outputs = {"execution_count": None, "outputs": []} if number % 2 else {}
+            cells.append({**cell, **outputs, "source": source})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return (
+        json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}, indent=1)
+        + "\n"
+    )
 
 
 def ops_page() -> str:

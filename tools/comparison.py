@@ -71,7 +71,7 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contest:
+class Candidates:
     """Which policies to compare, and how.
 
     Attributes:
@@ -104,18 +104,20 @@ class Contest:
         return asked
 
 
-def compare(path: str, contest: Contest, model: Callable[[Plan], tuple[Times, Link]]) -> Comparison | None:
+def compare(
+    path: str, candidates: Candidates, model: Callable[[Plan], tuple[Times, Link]]
+) -> Comparison | None:
     """Schedules a program by several policies; None after errors were printed.
 
     Args:
       path: the program, in the form 'placed' or one before it.
-      contest: the policies.
+      candidates: the policies.
       model: gives the times and links for a plan, or raises `TimesError`.
 
     Raises:
       UserError: when the file cannot be read, or holds a later form.
     """
-    requests = contest.requests()
+    requests = candidates.requests()
     context = make_context()
     source = Source("<stdin>" if path == "-" else path, read_input(path))
     with Diagnostics(context, Printer(source)):
@@ -142,8 +144,8 @@ def compare(path: str, contest: Contest, model: Callable[[Plan], tuple[Times, Li
         try:
             times, link = model(plan)
             timelines[policy] = simulate(plan, times, link, policy)
-            if contest.steps > 1:
-                steady[policy] = steady_step_time(plan, times, link, contest.steps)
+            if candidates.steps > 1:
+                steady[policy] = steady_step_time(plan, times, link, candidates.steps)
         except TimesError as error:
             # The times may be those of a run by another policy.
             refused[policy] = f"cannot be replayed: {error}"

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from pathways.runtime.timelines.timeline import Timeline
-from pathways.tools.comparison import Contest, compare
+from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
 from pathways.tools.files import write_output
 from pathways.tools.scheduled import durations_text, policy_options, read_model, read_plan, simulated
@@ -52,8 +52,8 @@ def _compare(options: argparse.Namespace) -> int:
     if steps < 1:
         raise UserError("--steps: must be at least 1")
     with policy_options(options) as asked:
-        contest = Contest(options=asked, steps=steps)
-        comparison = compare(options.input, contest, lambda plan: read_model(options, plan))
+        candidates = Candidates(options=asked, steps=steps)
+        comparison = compare(options.input, candidates, lambda plan: read_model(options, plan))
     if comparison is None:
         return 1
     text = f"{comparison}\n"

@@ -9,7 +9,7 @@ from pathways.passes.schedule.times import Times
 from pathways.runtime.simulate.links import Link
 from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.page import page_of
-from pathways.tools.comparison import Contest, compare
+from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
 from pathways.tools.files import write_output
 from pathways.tools.scheduled import policy_options, read_model, read_plan, read_timelines, simulated
@@ -50,8 +50,8 @@ def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
     if options.compare and options.policies:
         raise UserError("--compare and --policy exclude each other: one is of all policies")
     with policy_options(options) as asked:
-        contest = Contest(options.policies or NAMES, asked)
-        comparison = compare(options.input, contest, lambda plan: read_model(options, plan))
+        candidates = Candidates(options.policies or NAMES, asked)
+        comparison = compare(options.input, candidates, lambda plan: read_model(options, plan))
     if comparison is None:
         return None
     for policy in options.policies:

@@ -9,6 +9,7 @@ carries nothing but the values that it fills or adds to.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
@@ -118,7 +119,8 @@ class LoopSplitter:
         }
         first_returns = [returned[n] for n in sorted(urgent)]
         self.split(body, first_returns, per_turn)
-        _Pair(self, loop, urgent, counters, constant, late, turn, turns.count).build(per_turn)
+        roles = _Roles(urgent, counters, constant, late, turn, turns.count)
+        _Pair(self, loop, roles).build(per_turn)
 
 
 def _cost(value: ir.Value, costs: Mapping[ir.Value, int]) -> int:
@@ -131,33 +133,41 @@ def _turn(turns: Turns) -> int | None:
     return next((n for n, c in turns.counters.items() if (c.factor, c.offset) == (1, 0)), None)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Roles:
+    """What the values are that a loop carries, by position.
+
+    Attributes:
+      urgent: the first loop hands them from turn to turn.
+      counters: they count turns.
+      constant: they stay what they are.
+      late: the second loop fills them, or adds to them.
+      turn: one of the counters, the number of the turn.
+      count: the number of turns.
+    """
+
+    urgent: Collection[int]
+    counters: Collection[int]
+    constant: Collection[int]
+    late: Sequence[int]
+    turn: int
+    count: int
+
+
 class _Pair:
     """A loop, and the two that take its place."""
 
-    def __init__(
-        self,
-        splitter: LoopSplitter,
-        loop: ir.OpView,
-        urgent: Collection[int],
-        counters: Collection[int],
-        constant: Collection[int],
-        late: Sequence[int],
-        turn: int,
-        count: int,
-    ) -> None:
-        self.splitter = splitter
-        self.loop = loop
+    def __init__(self, splitter: LoopSplitter, loop: ir.OpView, roles: _Roles) -> None:
+        self.splitter, self.loop, self.roles = splitter, loop, roles
         self.cond, self.body = (region.blocks[0] for region in loop.regions)
         *self.operations, terminator = self.body.operations
         self.returned = list(terminator.operands)
-        self.urgent, self.counters, self.constant, self.late = urgent, counters, constant, late
-        self.turn, self.count = turn, count
 
     def build(self, per_turn: Mapping[ir.Value, int]) -> None:
         """Writes the two loops in front of the old one, and gives its readers their results."""
         arguments = list(self.body.arguments)
-        late_returns = [self.returned[n] for n in (*sorted(self.counters), *self.late)]
-        in_first = sorted({*self.urgent, *self.counters})
+        late_returns = [self.returned[n] for n in (*sorted(self.roles.counters), *self.roles.late)]
+        in_first = sorted({*self.roles.urgent, *self.roles.counters})
         halves = halve(
             Question(
                 self.operations,
@@ -165,21 +175,21 @@ class _Pair:
                 late_returns,
                 per_turn,
                 self.splitter.has_effect,
-                only_second=[arguments[n] for n in self.late],
+                only_second=[arguments[n] for n in self.roles.late],
                 ends_second=True,
                 repeats=self.splitter.repeats,
             )
         )
         read = {v for op in halves.second for v in captured(op)}
         read.update(late_returns)
-        carried = [arguments[n] for n in sorted(self.urgent)]
+        carried = [arguments[n] for n in sorted(self.roles.urgent)]
         stacked = [*(v for v in carried if v in read), *halves.handed]
         with self.loop.operation.location, ir.InsertionPoint(self.loop):
-            stacks = [zeros_of(_stack_type(v, self.count)) for v in stacked]
+            stacks = [zeros_of(_stack_type(v, self.roles.count)) for v in stacked]
 
             def fill(mapping: dict[ir.Value, ir.Value], extra: list[ir.Value]) -> list[ir.Value]:
                 copy_into(halves.first, mapping)
-                turn = mapping[arguments[self.turn]]
+                turn = mapping[arguments[self.roles.turn]]
                 return [_put(mapping[v], s, turn) for v, s in zip(stacked, extra, strict=True)]
 
             first = self.emit(in_first, halves.first, stacks, fill)
@@ -188,17 +198,17 @@ class _Pair:
             filled = first[len(in_first) :]
 
             def use(mapping: dict[ir.Value, ir.Value], extra: list[ir.Value]) -> list[ir.Value]:
-                turn = mapping[arguments[self.turn]]
+                turn = mapping[arguments[self.roles.turn]]
                 mapping.update((v, _get(s, turn, v)) for v, s in zip(stacked, extra, strict=True))
                 copy_into(halves.second, mapping)
                 return extra
 
-            own = [*sorted(self.counters), *self.late]
+            own = [*sorted(self.roles.counters), *self.roles.late]
             second = self.emit(own, halves.second, filled, use)
             for n, result in zip(own, second, strict=False):
-                if n in self.late:
+                if n in self.roles.late:
                     self.loop.results[n].replace_all_uses_with(result)
-        for n in self.constant:
+        for n in self.roles.constant:
             self.loop.results[n].replace_all_uses_with(self.loop.operands[n])
         self.loop.operation.erase()
 
@@ -225,7 +235,7 @@ class _Pair:
         read = {v for op in operations for v in captured(op)} | {self.returned[n] for n in carried}
         tests = list(self.cond.operations)
         read.update(self.body.arguments[n] for n in _arguments_in(self.cond, _reads(tests)))
-        whole = [*carried, *(n for n in sorted(self.constant) if self.body.arguments[n] in read)]
+        whole = [*carried, *(n for n in sorted(self.roles.constant) if self.body.arguments[n] in read)]
         inits = [*(loop.operands[n] for n in whole), *extra]
         types = [v.type for v in inits]
         new = ir.Operation.create(_WHILE, results=types, operands=inits, regions=2)

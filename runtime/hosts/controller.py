@@ -63,6 +63,9 @@ from pathways.runtime.resources.status import HostStatus, StepStatus
 _PAUSE = 0.5
 """The most seconds from one look at all workers to the next."""
 
+_END_SECONDS = 0.1
+"""How long a process may take to end behind its connections."""
+
 _FREE_SECONDS = 0.05
 
 log = logging.getLogger("pathways")
@@ -545,7 +548,7 @@ class Controller:
         if done.error is None and not done.failed:
             is_last = step.done(host.index, None)
         else:
-            self._find_ended()
+            self._find_ended(_END_SECONDS if len(step.hosts) > 1 and not step.is_lost() else 0.0)
             failed = {position: f"{host}: {what}" for position, what in done.failed.items()}
             if host.gang.is_several:
                 what = done.error or next(iter(done.failed.values()))
@@ -566,11 +569,20 @@ class Controller:
             # Waits a little: that a process has ended is seen later than that its connections have.
             self._lose(peer, peer.ending() or f"{host} does not reach it: {said.error}")
 
-    def _find_ended(self) -> None:
-        """Finds workers that have just ended, which is why others fail."""
-        for host in [*self.hosts]:
-            if host.error is None and (how := host.ending(0)):
+    def _find_ended(self, seconds: float = 0.0) -> None:
+        """Finds workers that have just ended, which is why others fail.
+
+        Args:
+          seconds: how long to look for one: the connections of a process end before it does.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            ended = [(h, how) for h in [*self.hosts] if h.error is None and (how := h.ending(0))]
+            for host, how in ended:
                 self._lose(host, how)
+            if ended or time.monotonic() >= until:
+                return
+            time.sleep(0.005)
 
     def _watch(self) -> None:
         """Asks all workers whether they live."""

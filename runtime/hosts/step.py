@@ -75,6 +75,10 @@ class Step:
                 return False
         return self.done(host, error)
 
+    def is_lost(self) -> bool:
+        """Whether a host is gone that others waited for."""
+        return self._lost is not None
+
     def spoil(self, error: str) -> None:
         """Notes that nobody can say what any host has made of it."""
         with self._lock:

@@ -1,0 +1,240 @@
+"""Programs on islands of one and of several hosts, while hosts are killed, stopped, slowed and starved.
+
+  python bench/soak.py [--seconds 120] [--seed 0]
+
+Three islands, the first of two hosts, run programs that go through all of them from several threads; each
+value is an integer, so that it is right or wrong. Meanwhile a random host is killed, stopped for good,
+stopped for a moment, or may take no more memory. What is lost has to be an error within the time below, all
+else right; the islands come back, and the same programs go on. In the end nothing is left: no array, step,
+process, or thread. Exits with 1 and says why when that is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import gc
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+from pathways.runtime.hosts.connect import controller
+from pathways.runtime.hosts.host import HostError, HostProcess
+
+HEARTBEAT = 2.0
+STEP_DEADLINE = 20.0
+"""A host without memory may answer, and do nothing else."""
+
+MOST_SECONDS = 60.0
+"""How long a value may take, or its error: an island that is lost starts anew meanwhile."""
+
+THREADS = 3
+ISLANDS = (pw.Island(hosts=2, devices_per_host=1), pw.Island(devices_per_host=2), pw.Island())
+
+
+def on_wide(x: Any) -> Any:
+    return (x * 3 + jnp.sum(x)) % 1009
+
+
+def on_pair(x: Any) -> Any:
+    return (x * 5 + 7) % 1009
+
+
+def on_single(x: Any) -> Any:
+    return (x + x[::-1]) % 1009
+
+
+class Programs:
+    """The programs, and what they have to give."""
+
+    def __init__(self) -> None:
+        devices = pw.make_virtual_device_set()
+        slices = [
+            devices.add_slice((count,), ("x",), island=f"island{n}") for n, count in enumerate((2, 2, 1))
+        ]
+        wide, pair, single = (
+            pw.jit(fun, devices=slice, in_shardings=P("x"))
+            for fun, slice in zip((on_wide, on_pair, on_single), slices, strict=True)
+        )
+        self.all = [
+            (pw.program(lambda x: single(pair(wide(x)))), [on_wide, on_pair, on_single]),
+            (pw.program(lambda x: wide(single(wide(x)))), [on_wide, on_single, on_wide]),
+            (pw.program(lambda x: pair(single(x))), [on_single, on_pair]),
+            (pw.program(lambda x: pair(wide(pair(x))), donate_argnums=0), [on_pair, on_wide, on_pair]),
+        ]
+
+
+class Counts:
+    """What has happened."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.of: dict[str, int] = {}
+        self.slowest = 0.0
+
+    def add(self, what: str, seconds: float = 0.0) -> None:
+        with self.lock:
+            self.of[what] = self.of.get(what, 0) + 1
+            self.slowest = max(self.slowest, seconds)
+
+
+def work(seed: str, programs: Programs, end: float, counts: Counts) -> None:
+    """Runs programs on what others have made, and compares what comes of it."""
+    chosen = random.Random(seed)
+    value = expected = np.arange(8, dtype=np.int32) + chosen.randrange(1000)
+    while time.monotonic() < end:
+        program, functions = chosen.choice(programs.all)
+        began = time.monotonic()
+        try:
+            for _ in range(chosen.randrange(1, 5)):
+                value = program(value)
+                for function in functions:
+                    expected = np.asarray(function(expected))
+            found = np.asarray(value)
+        except (HostError, RuntimeError) as error:
+            if not isinstance(error, HostError) and "deleted" not in str(error):
+                raise
+            value = expected = np.arange(8, dtype=np.int32) + chosen.randrange(1000)
+            counts.add("errors", time.monotonic() - began)
+            continue
+        np.testing.assert_array_equal(found, expected)
+        counts.add("values", time.monotonic() - began)
+        if time.monotonic() - began > MOST_SECONDS:
+            raise AssertionError(f"a value took {time.monotonic() - began:.0f} seconds")
+
+
+def kill(host: HostProcess, chosen: random.Random) -> None:
+    os.kill(host.process.pid, signal.SIGKILL)
+
+
+def stop(host: HostProcess, chosen: random.Random) -> None:
+    os.kill(host.process.pid, signal.SIGSTOP)
+
+
+def slow(host: HostProcess, chosen: random.Random) -> None:
+    os.kill(host.process.pid, signal.SIGSTOP)
+    time.sleep(chosen.random() * HEARTBEAT / 2)
+    os.kill(host.process.pid, signal.SIGCONT)
+
+
+def starve(host: HostProcess, chosen: random.Random) -> None:
+    used = int(Path(f"/proc/{host.process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(host.process.pid, resource.RLIMIT_AS, (used, used))
+
+
+def hurt(seed: str, end: float, counts: Counts) -> None:
+    """Does something to some host, again and again, each time when all are there."""
+    chosen = random.Random(seed)
+    while time.monotonic() < end:
+        time.sleep(chosen.random() * 3)
+        workers = controller()
+        assert workers is not None
+        deadline = time.monotonic() + MOST_SECONDS
+        while not workers.is_whole():
+            assert workers.is_usable(), "an island does not start anew"
+            assert time.monotonic() < deadline, "an island does not come back"
+            time.sleep(0.05)
+        act = chosen.choice((kill, stop, slow, starve))
+        counts.add(act.__name__)
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            act(chosen.choice(workers.hosts), chosen)
+
+
+def wait_for(what: str, is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + MOST_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what}\n{pw.status()}"
+        gc.collect()
+        time.sleep(0.1)
+
+
+def children() -> list[int]:
+    """The processes of which this one is the parent."""
+    lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
+    return [int(pid) for pids in lists for pid in pids.split()]
+
+
+def soak(seed: str, seconds: float) -> Counts:
+    """Does it for so many seconds.
+
+    Raises:
+      AssertionError: something hangs, is wrong, or is left.
+    """
+    pw.connect(islands=ISLANDS, heartbeat=HEARTBEAT, step_deadline=STEP_DEADLINE)
+    programs, counts, errors = Programs(), Counts(), list[str]()
+    for program, _ in programs.all:
+        np.asarray(program(np.arange(8, dtype=np.int32)))
+    threads = threading.active_count()
+    end = time.monotonic() + seconds
+
+    def start(target: Callable[..., None], *args: Any) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                target(*args)
+            except BaseException:
+                errors.append(traceback.format_exc())
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        return thread
+
+    running = [start(work, f"{seed} {n}", programs, end, counts) for n in range(THREADS)]
+    running.append(start(hurt, f"{seed} hurt", end, counts))
+    for thread in running:
+        thread.join(max(0.0, end - time.monotonic()) + 2 * MOST_SECONDS)
+        if thread.is_alive():
+            faulthandler.dump_traceback()
+            raise AssertionError(f"a thread hangs\n{pw.status()}")
+    assert not errors, errors[0]
+    workers = controller()
+    assert workers is not None
+    wait_for("an island does not come back", workers.is_whole)
+    for program, functions in programs.all:
+        value = np.arange(8, dtype=np.int32)
+        found = np.asarray(program(value))
+        for function in functions:
+            value = np.asarray(function(value))
+        np.testing.assert_array_equal(found, value)
+    del found
+    wait_for("steps are left", lambda: not pw.status().steps)
+    wait_for("arrays are left", lambda: all(host.arrays == 0 for host in pw.status().hosts))
+    wait_for("processes are left", lambda: len(children()) == workers.settings.hosts)
+    wait_for("threads are left", lambda: threading.active_count() <= threads + 1)
+    pw.disconnect()
+    wait_for("processes are left", lambda: not children())
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seed", default="0")
+    options = parser.parse_args()
+    # Losses are what this is about.
+    logging.getLogger("pathways").setLevel(logging.CRITICAL)
+    faulthandler.dump_traceback_later(options.seconds + 5 * MOST_SECONDS, exit=True)
+    counts = soak(options.seed, options.seconds)
+    print(", ".join(f"{count} {what}" for what, count in sorted(counts.of.items())))
+    print(f"nothing hung, nothing was wrong, nothing is left; the slowest took {counts.slowest:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The pages of the manual, and the programs and commands that stand in them.
+
+A block of code says what it is by its language. `python` is run: a block that imports pathways, or the
+pipeline of README as `step`, starts a program, and those behind it go on with it. `sh` are commands.
+`text` is not looked at; `mlir`, `csv` and `console` are for test_docs_snippets.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TOOLS = ("pw-opt", "pw-compile", "pw-bundle", "pw-run", "pw-sim", "pw-viz")
+COMMAND = re.compile(rf"(?:\w+=\S+ )*(?:\.venv/bin/)?(?:python|pip|make|{'|'.join(TOOLS)}) ")
+PROGRAM = re.compile(r"^(?:import pathways|from step import)", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+
+
+def pages() -> list[str]:
+    """README, CONTRIBUTING and all of docs/, as paths from the root."""
+    manual = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+    return ["README.md", "CONTRIBUTING.md", *manual]
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks(page: str, *languages: str) -> list[Block]:
+    """The blocks of a page, those in some languages if any are given."""
+    every = [Block(*match) for match in BLOCK.findall(read(page))]
+    return [block for block in every if not languages or block.language in languages]
+
+
+def programs(page: str) -> list[str]:
+    """The programs of a page."""
+    found: list[str] = []
+    for block in blocks(page, "python"):
+        if PROGRAM.search(block.text):
+            found.append(block.text)
+        else:
+            found[-1] += "\n" + block.text
+    return found
+
+
+def promised(program: str) -> list[str]:
+    """The lines that a program prints, as comments behind `print` say."""
+    return re.findall(r"^ *print\(.*\)  # (.*)$", program, re.MULTILINE)
+
+
+def commands(page: str) -> list[str]:
+    """The blocks of commands of a page."""
+    return [block.text for block in blocks(page, "sh")]
+
+
+def mentioned(page: str) -> list[str]:
+    """The commands within the prose of a page."""
+    prose = BLOCK.sub("", read(page))
+    return list(dict.fromkeys(w for w in re.findall(r"`([^`\n]+)`", prose) if COMMAND.match(w)))
