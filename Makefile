@@ -11,7 +11,7 @@ STEPS := check-format lint types wheel lit pytest
 FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
-.PHONY: help demo test $(STEPS) fuzz bench docs format lock venv type-links clean
+.PHONY: help demo test $(STEPS) fuzz bench docs site format lock test-oldest venv type-links clean
 
 help: ## list the targets
 	@echo "make <target>; the first run makes .venv (PYTHON=/path/to/python chooses its Python)"
@@ -62,8 +62,14 @@ fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
 bench: venv ## run the benchmarks (ARGS is handed to each)
 	@for bench in $(BENCHES); do echo "--- $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done
 
-docs: venv ## write docs/pw_ops.md, pw_forms.md and pw_passes.md anew
+docs: venv ## write docs/pw_ops.md, pw_forms.md, pw_passes.md and ten_minutes.ipynb anew
 	@$(BIN)/python docs/generate.py
+
+site: venv type-links ## the manual as a site, in build/site/html
+	@.ci/site
+
+test-oldest: ## a small set of tests with the oldest jax and Python that are supported
+	@.ci/test-oldest
 
 format: venv ## format, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .

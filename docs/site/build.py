@@ -1,0 +1,101 @@
+"""Brings together the pages of the site: the manual, a reference of the API, and pictures by our own tools.
+
+`make site` runs it, then MkDocs. Pages are those of docs/, README, CONTRIBUTING and CHANGELOG, with links as
+they are between files of the site. What links to a file that is no page of it becomes the text alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pathways
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "site"
+PAGES = BUILD / "pages"
+PICTURES = ("gpipe", "1f1b", "eager", "zb-h1")
+AT_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def with_links_of_the_site(text: str, folder: Path) -> str:
+    """A page with its links to files as they are in the site.
+
+    Args:
+      text: the page.
+      folder: where it stands in the repository.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], match[2], match[3] or ""
+        if re.match(r"\w+:", target):
+            return match[0]
+        path = (folder / target).resolve().relative_to(ROOT)
+        if str(path) in AT_ROOT:
+            return f"[{text}]({AT_ROOT[str(path)]}{anchor})"
+        if path.parent == Path("docs") and path.suffix in (".md", ".ipynb"):
+            return f"[{text}]({path.name}{anchor})"
+        return text
+
+    return LINK.sub(replaced, text)
+
+
+def write_pages() -> None:
+    """Writes the pages of the manual."""
+    for name, page in AT_ROOT.items():
+        (PAGES / page).write_text(with_links_of_the_site((ROOT / name).read_text(), ROOT))
+    for path in (ROOT / "docs").glob("*.md"):
+        (PAGES / path.name).write_text(with_links_of_the_site(path.read_text(), path.parent))
+    shutil.copy(ROOT / "docs" / "ten_minutes.ipynb", PAGES)
+
+
+def write_api() -> None:
+    """Writes the reference of all public names; MkDocs fills it from their docstrings."""
+    names = [name for name in pathways.__all__ if not name.startswith("_")]
+    places = [f"pathways.{pathways._MODULES[name]}" for name in names]
+    sections = [
+        f"::: {place}\n" if inspect.ismodule(getattr(pathways, name)) else f"::: {place}.{name}\n"
+        for name, place in zip(names, places, strict=True)
+    ]
+    (PAGES / "api.md").write_text("# Python\n\n`import pathways as pw`\n\n" + "\n".join(sections))
+
+
+def draw() -> None:
+    """Draws the pipeline of README under several schedules, with `pw-compile` and `pw-viz`."""
+    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    (program,) = (text for text in programs if "schedule=" in text)
+    step = BUILD / "step.py"
+    step.write_text(program)
+    environment = {**os.environ, "PW_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    folder = PAGES / "pictures"
+    folder.mkdir()
+    text = "# Schedules in pictures\n\nThe pipeline of [README](index.md#pipelining), as `pw-viz` draws it.\n"
+    for policy in PICTURES:
+        module, picture = BUILD / f"{policy}.mlir", folder / f"{policy}.html"
+        tool(environment, "pw_compile", f"{step}:step", "--schedule", policy, "-o", module)
+        tool(environment, "pw_viz", module, "-o", picture)
+        frame = f'<iframe src="pictures/{policy}.html" title="{policy}" width="100%" height="420"></iframe>'
+        text += f"\n## {policy}\n\n{frame}\n"
+    (PAGES / "pictures.md").write_text(text)
+
+
+def tool(environment: dict[str, str], name: str, *words: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", f"pathways.tools.{name}", *words], env=environment, check=True)
+
+
+def main() -> None:
+    shutil.rmtree(PAGES, ignore_errors=True)
+    PAGES.mkdir(parents=True)
+    write_pages()
+    write_api()
+    draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What the package says of itself is true, wherever it says it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+import pathways
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_a_citation_names_this_version_and_license() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == pathways.__version__
+    assert citation["license"] == PROJECT["license"]
+    (paper,) = citation["references"]
+    assert paper["url"] in (ROOT / "README.md").read_text()
+
+
+def test_the_versions_of_python_are_those_that_are_locked() -> None:
+    known = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", c)]
+    minors = re.search(r"for minor in ([\d ]+);", (ROOT / ".ci" / "lock").read_text())[1].split()
+    assert known == [f"3.{minor}" for minor in minors]
+    assert PROJECT["requires-python"] == f">={known[0]}"
+
+
+def test_every_extra_is_installed_for_the_tests() -> None:
+    pinned = {
+        re.sub(r"[-_.]+", "-", name).lower()
+        for name in re.findall(r"(?m)^(\S+)==", (ROOT / "requirements.in").read_text())
+    }
+    wanted = {
+        re.match(r"[\w.-]+", requirement)[0].lower()
+        for extra in PROJECT["optional-dependencies"].values()
+        for requirement in extra
+    }
+    assert wanted <= pinned
+
+
+def test_every_page_of_the_manual_is_in_the_site() -> None:
+    listed = re.findall(
+        r"^ +- [^:]+: ([\w.]+\.md)$", (ROOT / "docs" / "site" / "mkdocs.yml").read_text(), re.M
+    )
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    made = {"index.md", "contributing.md", "changelog.md", "pictures.md", "api.md"}
+    assert set(listed) == pages | made
+    assert len(listed) == len(set(listed))
