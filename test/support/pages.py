@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TOOLS = ("pw-opt", "pw-compile", "pw-bundle", "pw-run", "pw-sim", "pw-viz", "pw-lsp")
 COMMAND = re.compile(rf"(?:\w+=\S+ )*(?:\.venv/bin/)?(?:python|pip|make|{'|'.join(TOOLS)}) ")
+ELSEWHERE = "10.0.0.5"
+"""A machine that is not there: blocks that name it are compiled, and not run."""
 PROGRAM = re.compile(r"^(?:import pathways|from step import)", re.MULTILINE)
 
 
@@ -44,7 +46,9 @@ def programs(page: str) -> list[str]:
     """The programs of a page."""
     found: list[str] = []
     for block in blocks(page, "python"):
-        if PROGRAM.search(block.text):
+        if ELSEWHERE in block.text:
+            compile(block.text, page, "exec")
+        elif PROGRAM.search(block.text):
             found.append(block.text)
         else:
             found[-1] += "\n" + block.text
