@@ -172,7 +172,8 @@ class HostCall(SignedCall):
                 island: [leaves[n].number_at(location) for n, location in inputs]
                 for island, inputs in self._inputs.items()
             }
-            step = self._controller.run(self._program, arguments, [leaf.step for leaf in leaves])
+            made = [leaf.step for leaf in leaves] if self._controller.is_several else ()
+            step = self._controller.run(self._program, arguments, made)
             for n in self._donated:
                 leaves[n].delete()
         first = step.number + 1

@@ -22,7 +22,7 @@ from pathways.dialect.fields import (
     symbol,
 )
 from pathways.dialect.names import MOST_DEVICES, MOST_MICROBATCHES, MOST_OPERATIONS
-from pathways.dialect.operation import OPERATIONS, Emit, PwOp, counted, operation
+from pathways.dialect.operation import OPERATIONS, Emit, PwOp, attribute_of, counted, operation
 from pathways.dialect.origins import Origin
 from pathways.dialect.shardings import read_mesh
 from pathways.dialect.traits import Trait
@@ -654,8 +654,11 @@ class NextOp(PwOp):
         source = self.operands[0].owner
         if isinstance(source, ir.Block) or not isinstance(source.opview, CarryOp):
             emit("operand #0 is no `pw.carry`")
-        elif source.opview.loop != self.loop:
-            emit(f"operand #0 is carried by @{source.opview.loop}, not by @{self.loop}")
+        else:
+            # The other operation may be ill-formed.
+            carries = attribute_of(source, "loop")
+            if carries != self.attributes["loop"]:
+                emit(f"operand #0 is carried by {carries or 'no loop'}, not by @{self.loop}")
         for number, value in enumerate(self.operands):
             if value.type != self.results[0].type:
                 emit(f"operand #{number} has type {value.type}, but the result has {self.results[0].type}")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Iterator, Sequence
 
-from pathways.runtime.bundle.examine import allowance, examine, memory_of_at_most
+from pathways.runtime.bundle.examine import examine
 from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import MANIFEST, BundleError, Leaf
 from pathways.runtime.bundle.program import artifact_of
 from pathways.runtime.timelines.tables import size, table
 from pathways.tools import supervisor
+from pathways.tools.bundles import within_allowance
 from pathways.tools.errors import UserError
 from pathways.tools.files import write_output
 
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _verify(bundle: Bundle) -> str:
-    with _allowance(bundle):
+    with within_allowance(bundle):
         examine(bundle)
     kept = f"; {len(bundle.executables)} executables not looked into" if bundle.executables else ""
     return f"{bundle.path}: sound ({len(bundle.members)} members{kept})"
@@ -49,22 +49,8 @@ def _computation(bundle: Bundle, name: str) -> str:
     if name not in bundle.artifacts():
         raise UserError(f"there is no computation '{name}'; there are {', '.join(bundle.artifacts())}")
     supervisor.doing(f"reading computation {name}")
-    with _allowance(bundle):
+    with within_allowance(bundle):
         return str(artifact_of(bundle, name))
-
-
-@contextlib.contextmanager
-def _allowance(bundle: Bundle) -> Iterator[None]:
-    """Limits what MLIR may take of time and memory, as when the bundle is loaded, in a process of its own."""
-    if not supervisor.supervised():
-        yield
-        return
-    seconds, memory = allowance(bundle)
-    try:
-        with supervisor.at_most(seconds), memory_of_at_most(memory):
-            yield
-    except MemoryError:
-        raise UserError(f"{bundle.path}: reading its program takes too much memory") from None
 
 
 def _shown(text: str) -> str:

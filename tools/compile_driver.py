@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -20,8 +22,8 @@ from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla.compile_cache import CompileError
 from pathways.tools import targets
 from pathways.tools.errors import UserError, hint
-from pathways.tools.explain import explain
-from pathways.tools.files import write_output
+from pathways.tools.explain import explain, figures
+from pathways.tools.files import BUNDLE, check_extension, write_output
 from pathways.tools.supervisor import doing
 from pathways.tools.user_code import CannotRun
 
@@ -55,12 +57,18 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
       TooFewDevices: it cannot be compiled for the devices that there are.
     """
     phase = _phase(options)
-    is_bundle = options.output.endswith(".pwb")
+    is_bundle = options.output.endswith(BUNDLE)
     if options.cpu_devices is not None:
         _use_cpu_devices(options.cpu_devices)
     # Standard output is for the module alone.
-    with contextlib.redirect_stdout(sys.stderr):
+    with _output_on_stderr():
         doing(f"importing {options.target}")
+        if not options.target.endswith(".mlir"):
+            where = options.target.rpartition(":")[0] or options.target
+            print(
+                f"pw-compile: note: importing {where}, which runs what stands at its top level",
+                file=sys.stderr,
+            )
         target = targets.find(options.target)
         args, kwargs = (target.example_args(), {}) if arguments is None else arguments
         doing(f"lowering {options.target}")
@@ -77,8 +85,31 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
     if options.remarks:
         _print_remarks(lowered)
     if options.explain or not is_bundle:
+        if not is_bundle:
+            check_extension("pw-compile", options.output, *_format(options, phase))
         write_output("-" if is_bundle else options.output, text.encode(errors="replace") + b"\n")
     return 0
+
+
+@contextlib.contextmanager
+def _output_on_stderr() -> Iterator[None]:
+    """Sends to standard error what is written to standard output: by Python, C and other processes."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _format(options: argparse.Namespace, phase: str) -> tuple[str, ...]:
+    """What is written, and the extensions that are usual for it."""
+    if options.explain:
+        return ("figures as JSON", ".json") if options.json else ("tables", ".txt")
+    return ("modules of XLA", ".hlo", ".txt") if phase == _DEVICE else ("MLIR text", ".mlir")
 
 
 def _phase(options: argparse.Namespace) -> str:
@@ -135,7 +166,9 @@ def _save(path: str, lowered: Lowered, compiled: Compiled | None) -> None:
 def _text(options: argparse.Namespace, phase: str, lowered: Lowered, compiled: Compiled | None) -> str:
     """What the tool prints: a table, or the module after a phase."""
     if compiled is not None and options.explain:
-        text = explain(lowered, compiled)
+        text = (
+            json.dumps(figures(lowered, compiled), indent=2) if options.json else explain(lowered, compiled)
+        )
     elif compiled is not None and phase == _DEVICE:
         text = compiled.as_text(_DEVICE)
     else:

@@ -1,8 +1,10 @@
-"""What a compiled program does, as a table."""
+"""What a compiled program does: as figures, and as tables of them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -13,77 +15,135 @@ from pathways.passes.base import main_function
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.timelines.tables import duration, percent, size, table
 
+Row = Mapping[str, Any]
 
-def explain(lowered: Lowered, compiled: Compiled) -> str:
-    """The totals of one call of a program, and what each slice, computation and channel has of them."""
+
+def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
+    """The totals of one call of a program, and what each slice, computation and channel has of them.
+
+    Sizes are in bytes, times in seconds, but for the planned step time, in units of a placed call.
+    """
     plan = compiled.plan
     cost = compiled.cost_analysis()
     launches = [step for step in plan.steps if isinstance(step, Launch)]
     module = ir.Module.parse(lowered.as_text(), make_context())
-    channels = _channels(module, plan)
-    loops = [(op.sym_name, str(op.count)) for op in ops_named(module, ["pw.loop"])]
-    totals = [
-        ("slices", str(len(plan.slices))),
-        ("computations", str(len(plan.computations))),
-        ("launches", str(cost["launches"])),
-        ("transfers", str(cost["transfers"])),
-        ("channels", str(len(channels))),
-        ("bytes on the wire", size(cost["bytes transferred"])),
-        ("FLOPs", f"{cost['flops']:.4g}"),
+    loops = [{"loop": op.sym_name, "microbatches": op.count} for op in ops_named(module, ["pw.loop"])]
+    timeline = compiled.timeline() if loops else None
+    return {
+        "program": lowered.name,
+        "arguments": [aval.str_short(short_dtypes=True) for aval in lowered.in_avals],
+        "launches": cost["launches"],
+        "transfers": cost["transfers"],
+        "bytes_transferred": cost["bytes transferred"],
+        "flops": cost["flops"],
+        "planned_step_time": timeline and timeline.step_time,
+        "bubble": timeline and timeline.mean_bubble,
+        "loops": loops,
+        "slices": _slices(plan, launches),
+        "computations": [
+            {"computation": name, "slice": where, "launches": n, "flops_each": compiled.flops(name, where)}
+            for (name, where), n in Counter((s.computation, s.slice) for s in launches).items()
+        ],
+        "modules": _modules(compiled),
+        "memory": {name: dataclasses.asdict(of) for name, of in compiled.memory_analysis().items()},
+        "channels": _channels(module, plan),
+    }
+
+
+def explain(lowered: Lowered, compiled: Compiled) -> str:
+    """The figures of a program as tables."""
+    of = figures(lowered, compiled)
+    tables = [
+        f"program {of['program']}({', '.join(of['arguments'])})\n{table(_totals(of))}",
+        _table(of["loops"]),
+        _table([{**row, "mesh": _mesh(row["mesh"])} for row in of["slices"]]),
+        _table([{**row, "flops_each": f"{row['flops_each']:.4g}"} for row in of["computations"]]),
+        _table(_shown_modules(of["modules"])),
+        f"memory\n{compiled.memory_analysis()}",
+        _table([{**row, "bytes": size(row["bytes"])} for row in of["channels"]]),
     ]
-    if loops:
-        timeline = compiled.timeline()
+    return "\n\n".join(filter(None, tables))
+
+
+_HEADS = {"flops_each": "FLOPs each", "module": "XLA module", "seconds": "time", "how": ""}
+"""The heads of columns that are not called as their figures are."""
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """A table of figures, with their names as heads; nothing without rows."""
+    if not rows:
+        return ""
+    return table(
+        [tuple(_HEADS.get(name, name) for name in rows[0]), *(tuple(map(str, r.values())) for r in rows)]
+    )
+
+
+def _totals(of: Row) -> list[tuple[str, str]]:
+    totals = [
+        ("slices", str(len(of["slices"]))),
+        ("computations", str(len({row["computation"] for row in of["computations"]}))),
+        ("launches", str(of["launches"])),
+        ("transfers", str(of["transfers"])),
+        ("channels", str(len(of["channels"]))),
+        ("bytes on the wire", size(of["bytes_transferred"])),
+        ("FLOPs", f"{of['flops']:.4g}"),
+    ]
+    if of["planned_step_time"] is not None:
         totals += [
-            ("planned step time", f"{timeline.step_time:g} units"),
-            ("bubble", percent(timeline.mean_bubble)),
+            ("planned step time", f"{of['planned_step_time']:g} units"),
+            ("bubble", percent(of["bubble"])),
         ]
-    slices = [
-        (
-            name,
-            " ".join(f"{axis}={n}" for axis, n in zip(spec.axis_names, spec.shape, strict=True)),
-            str(len({launch.computation for launch in launches if launch.slice == name})),
-            str(sum(launch.slice == name for launch in launches)),
-        )
+    return totals
+
+
+def _slices(plan: Plan, launches: Sequence[Launch]) -> list[Row]:
+    return [
+        {
+            "slice": name,
+            "mesh": dict(zip(spec.axis_names, spec.shape, strict=True)),
+            "computations": len({launch.computation for launch in launches if launch.slice == name}),
+            "launches": sum(launch.slice == name for launch in launches),
+        }
         for name, spec in plan.slices.items()
     ]
-    computations = [
-        (*pair, str(count), f"{compiled.flops(*pair):.4g}")
-        for pair, count in Counter((s.computation, s.slice) for s in launches).items()
-    ]
-    arguments = ", ".join(aval.str_short(short_dtypes=True) for aval in lowered.in_avals)
-    tables = [
-        f"program {lowered.name}({arguments})\n{table(totals)}",
-        *([table([("loop", "microbatches"), *loops])] if loops else []),
-        table([("slice", "mesh", "computations", "launches"), *slices]),
-        table([("computation", "slice", "launches", "FLOPs each"), *computations]),
-        table([("XLA module", "slice", "instructions", "time", "share", ""), *_modules(compiled)]),
-        f"memory\n{compiled.memory_analysis()}",
-    ]
-    if channels:
-        tables.append(table([("channel", "from", "to", "type", "transfers", "bytes"), *channels]))
-    return "\n\n".join(tables)
 
 
-def _modules(compiled: Compiled) -> list[tuple[str, ...]]:
-    """Each module that XLA made, the slowest first, with its share of the time that all took.
+def _mesh(mesh: Mapping[str, int]) -> str:
+    return " ".join(f"{axis}={n}" for axis, n in mesh.items())
 
-    Several threads compile, so that all together takes less than the sum.
-    """
+
+def _modules(compiled: Compiled) -> list[Row]:
+    """Each module that XLA made, the slowest first, with the seconds that it took."""
     executable = compiled.call.executable
     pairs = sorted(
         zip(executable.requests, executable.loaded, strict=True), key=lambda pair: -pair[1].seconds
     )
-    total = sum(loaded.seconds for _, loaded in pairs)
     return [
-        (
-            request.computation.name,
-            request.slice,
-            str(_instructions(loaded.executable)),
-            duration(loaded.seconds, "s"),
-            percent(loaded.seconds / total if total else 0.0),
-            loaded.how,
-        )
+        {
+            "module": request.computation.name,
+            "slice": request.slice,
+            "instructions": _instructions(loaded.executable),
+            "seconds": loaded.seconds,
+            "how": loaded.how,
+        }
         for request, loaded in pairs
+    ]
+
+
+def _shown_modules(modules: Sequence[Row]) -> list[Row]:
+    """Modules with their share of the time that all took.
+
+    Several threads compile, so that all together takes less than the sum.
+    """
+    total = sum(row["seconds"] for row in modules)
+    return [
+        {
+            **{name: row[name] for name in ("module", "slice", "instructions")},
+            "seconds": duration(row["seconds"], "s"),
+            "share": percent(row["seconds"] / total if total else 0.0),
+            "how": row["how"],
+        }
+        for row in modules
     ]
 
 
@@ -92,7 +152,7 @@ def _instructions(executable: Any) -> int:
     return sum(text.count(" = ") for text in (module.to_string() for module in executable.hlo_modules()))
 
 
-def _channels(module: ir.Module, plan: Plan) -> list[tuple[str, ...]]:
+def _channels(module: ir.Module, plan: Plan) -> list[Row]:
     """Each channel of the program, with what passes through it in one call."""
     block = main_function(module).regions[0].blocks[0]
     ops = [op for op in block.operations if isinstance(op, TransferOp)]
@@ -103,9 +163,14 @@ def _channels(module: ir.Module, plan: Plan) -> list[tuple[str, ...]]:
     for op, step in zip(ops, steps, strict=True):
         count[op.channel] += 1
         moved[op.channel] += plan.bytes_moved(step)
-    rows: list[tuple[str, ...]] = []
-    for op in ops_named(module, ["pw.channel"]):
-        type_ = str(op.value_type).removeprefix("tensor<").removesuffix(">")
-        name = op.sym_name
-        rows.append((name, op.src, op.dst, type_, str(count[name]), size(moved[name])))
-    return rows
+    return [
+        {
+            "channel": op.sym_name,
+            "from": op.src,
+            "to": op.dst,
+            "type": str(op.value_type).removeprefix("tensor<").removesuffix(">"),
+            "transfers": count[op.sym_name],
+            "bytes": moved[op.sym_name],
+        }
+        for op in ops_named(module, ["pw.channel"])
+    ]

@@ -11,6 +11,26 @@ from pathlib import Path
 
 from pathways.tools.errors import UserError
 
+BUNDLE = ".pwb"
+"""How the name of a bundle ends."""
+
+
+def check_extension(tool: str, path: str, content: str, *usual: str) -> None:
+    """Warns when the name of an output ends in a way that says something else than what is written.
+
+    Args:
+      tool: who warns.
+      path: the file; what has no extension, or is no file, may hold anything.
+      content: what is written.
+      *usual: the extensions that are usual for that.
+    """
+    target = Path(path)
+    if path == "-" or not target.suffix or path.endswith(usual) or (target.exists() and not target.is_file()):
+        return
+    print(
+        f"{tool}: warning: '{path}' gets {content}, whose names end in {' or '.join(usual)}", file=sys.stderr
+    )
+
 
 def read_input(path: str) -> bytes:
     """Reads a whole file, or standard input for `-`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pathways.tools.errors import UserError, hint
@@ -66,6 +66,11 @@ class FlagParser(argparse.ArgumentParser):
     def destinations(self) -> dict[str, str]:
         """The attribute of the options that each flag sets."""
         return {flag: action.dest for action in self._actions for flag in action.option_strings}
+
+    @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """All flags and arguments, as they were added."""
+        return self._actions
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, rest = self.parse_known_args(args, namespace)

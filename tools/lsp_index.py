@@ -10,6 +10,7 @@ import bisect
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 _TOKEN = re.compile(
     r'//.*|"(?:[^"\\]|\\.)*"?|%[\w$.-]+(?:#\d+)?|@(?:"(?:[^"\\]|\\.)*"|[\w$.-]+)|[#!^]?[A-Za-z_][\w$.]*|\d[\w.]*|->|\S'
@@ -19,8 +20,7 @@ _SEPARATOR = re.compile(r"// -----[ \t\r]*$")
 _VISIBILITIES = ("public", "private", "nested")
 
 
-@dataclasses.dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A word of a text.
 
     Attributes:

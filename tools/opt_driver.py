@@ -16,7 +16,7 @@ from pathways.passes.text import Item, PipelineError, parse_pipeline
 from pathways.tools import reproducer
 from pathways.tools.diagnostics import Expectations, Printer
 from pathways.tools.errors import UserError
-from pathways.tools.files import read_input, write_output
+from pathways.tools.files import check_extension, read_input, write_output
 from pathways.tools.instrumentation import Dumps, DumpTree, Instrumentation
 from pathways.tools.reports import Timing, dialects_help, list_passes, pipeline_dump
 from pathways.tools.roundtrip import check_round_trip
@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
     printed = [output for output in outputs if output]
     complete = None not in outputs
     if printed and (complete or options.output == "-"):
+        check_extension("pw-opt", options.output, *_format(options))
         with timing.measure("Output"):
             write_output(options.output, f"{SEPARATOR}\n".encode().join(printed))
     if options.timing:
@@ -98,6 +99,13 @@ def _dumps(options: argparse.Namespace) -> Dumps:
         options.mlir_print_ir_before,
         options.mlir_print_ir_after,
     )
+
+
+def _format(options: argparse.Namespace) -> tuple[str, ...]:
+    """What is written, and the extensions that are usual for it."""
+    if options.emit_schedule:
+        return "a schedule", ".csv"
+    return ("bytecode", ".mlirbc", ".bc") if options.emit_bytecode else ("MLIR text", ".mlir")
 
 
 def _output(module: ir.Module, options: argparse.Namespace) -> bytes:

@@ -20,7 +20,7 @@ Both read the file as a stranger's: nothing in it is evaluated, and executables 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
-    return command.run(_parser(), _run, arguments)
+    return command.run(make_parser(), _run, arguments)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -32,7 +32,8 @@ def _run(options: argparse.Namespace) -> int:
     return bundle_driver.run(options)
 
 
-def _parser() -> FlagParser:
+def make_parser() -> FlagParser:
+    """The flags of the tool."""
     parser = FlagParser("pw-bundle", "pw-bundle inspect|verify FILE [flags]", _DESCRIPTION)
     add = parser.add_argument
     add("command", nargs="?", choices=("inspect", "verify"), metavar="inspect|verify")

@@ -53,7 +53,7 @@ _AGAIN = 75
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`. The child process may be started again, with more devices."""
-    parser = _parser()
+    parser = make_parser()
     if arguments is not None:
         return run_here(parser, _run, arguments)
     words = sys.argv[1:]
@@ -74,6 +74,8 @@ def _run(options: argparse.Namespace, needed: mmap.mmap | None = None) -> int:
         raise UserError(f"{options.output} is a bundle, which --compile-to does not go with")
     if options.executables and not is_bundle:
         raise UserError("--executables are for a bundle; write one with -o FILE.pwb")
+    if options.json and not options.explain:
+        raise UserError("--json is for --explain")
     if options.pretty and (is_bundle or options.explain or options.phase == "device"):
         raise UserError("--pretty prints a form of the module, which these flags do not ask for")
     arguments = read_arguments(options)
@@ -111,7 +113,8 @@ def _more_help() -> str:
     )
 
 
-def _parser() -> FlagParser:
+def make_parser() -> FlagParser:
+    """The flags of the tool."""
     parser = FlagParser(
         "pw-compile",
         "pw-compile TARGET [--args ARG ...] [--kwargs NAME=ARG ...] [-o FILE] [flags]",
@@ -142,6 +145,7 @@ def _parser() -> FlagParser:
         action="store_true",
         help="compile, and print what the program does in place of the module",
     )
+    add("--json", action="store_true", help="print what --explain tells as JSON")
     add("-o", dest="output", default="-", metavar="FILE", help="FILE.pwb: a bundle; default: standard output")
     add("--executables", action="store_true", help="compile, and store the code in the bundle")
     add("--remarks", action="store_true", help="print what the passes remarked, on standard error")

@@ -19,7 +19,7 @@ parsed in a process of its own, so that a crash of MLIR is a diagnostic.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
-    return command.run(_parser(), _run, arguments)
+    return command.run(make_parser(), _run, arguments)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -34,7 +34,8 @@ def _run(options: argparse.Namespace) -> int:
     return lsp_server.serve(options.timeout)
 
 
-def _parser() -> FlagParser:
+def make_parser() -> FlagParser:
+    """The flags of the tool."""
     parser = FlagParser("pw-lsp", "pw-lsp [--timeout SECONDS]", _DESCRIPTION, library="pygls")
     add = parser.add_argument
     add("--timeout", type=count, default=10, metavar="SECONDS", help="of one parse; default: 10")

@@ -26,7 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
     # Before flags are read: those that are passes are looked up among all passes.
     defer_numpy()
-    return command.run(_OptParser(), _run, arguments)
+    return command.run(make_parser(), _run, arguments)
+
+
+def make_parser() -> FlagParser:
+    """The flags of the tool."""
+    return _OptParser()
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -18,15 +18,19 @@ names its arguments and results (pw-bundle inspect): x, params.w, result.0.
 _EXAMPLES = """\
 examples:
   pw-run model.pwb --inputs in.npz --outputs out.npz
+  pw-run model.pwb --input 2x2xf32=1,2,3,4 --input i32=7 --print
   pw-run step.pwb --random 0 --steps 100 --feed result.0:state
 
+--input is given once for each of the first arguments, in the order of pw-bundle inspect. Its form is that of
+iree-run-module: one value stands for all elements, none for zeros, and brackets are as good as commas.
+--print writes results so, up to 1024 elements of each.
 --feed OUT:IN passes a result on to the next step: a leaf, or all leaves under a name to those under another.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
-    return command.run(_parser(), _run, arguments)
+    return command.run(make_parser(), _run, arguments)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -40,7 +44,8 @@ def _run(options: argparse.Namespace) -> int:
     return run_driver.run(options)
 
 
-def _parser() -> FlagParser:
+def make_parser() -> FlagParser:
+    """The flags of the tool."""
     parser = FlagParser(
         "pw-run",
         "pw-run BUNDLE [--inputs FILE] [--outputs FILE] [--steps N] [--feed OUT:IN ...] [flags]",
@@ -50,6 +55,14 @@ def _parser() -> FlagParser:
     add = parser.add_argument
     add("bundle", nargs="?", metavar="BUNDLE", help="a file made by pw-compile -o or Compiled.save")
     add("--inputs", metavar="FILE", help="arrays by the names of arguments (.npz)")
+    add(
+        "--input",
+        dest="values",
+        action="append",
+        default=[],
+        metavar="VALUE",
+        help="the next argument, such as 2x2xf32=1,2,3,4 or i32=7, or @FILE.npy",
+    )
     add("--outputs", metavar="FILE", help="write the results of the last step by their names (.npz)")
     add("--steps", type=count, default=1, metavar="N", help="run so many times; default: 1")
     add(
@@ -60,6 +73,7 @@ def _parser() -> FlagParser:
         metavar="OUT:IN",
         help="pass results on to the next step",
     )
+    add("--print", dest="shown", action="store_true", help="print the results of the last step")
     add("--trace", metavar="FILE", help="record when each launch and transfer ran, for Perfetto and pw-viz")
     making = parser.add_mutually_exclusive_group()
     making.add_argument("--random", type=count, metavar="SEED", help="make inputs that are missing at random")

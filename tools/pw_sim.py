@@ -18,7 +18,7 @@ in order; a send waits for room on its channel, takes no time of its slice and o
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
-    return command.run(_parser(), _run, arguments)
+    return command.run(make_parser(), _run, arguments)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -27,12 +27,19 @@ def _run(options: argparse.Namespace) -> int:
     return sim_driver.run(options)
 
 
-def _parser() -> FlagParser:
+def make_parser() -> FlagParser:
+    """The flags of the tool."""
     parser = FlagParser(
         "pw-sim", "pw-sim [FILE] [--times FILE] [flags]", _DESCRIPTION, lambda: TIMES_HELP, library=None
     )
     add = parser.add_argument
-    add("input", nargs="?", default="-", metavar="FILE", help="the program; default: standard input")
+    add(
+        "input",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="the program, or a bundle: FILE.pwb; default: standard input",
+    )
     add_timing_flags(parser)
     add("--json", action="store_true", help="print the figures as JSON")
     add("--compare", action="store_true", help="schedule a placed program by every policy, side by side")

@@ -20,7 +20,7 @@ another. Traces of measured runs, from PW_TRACE or pw.trace, are drawn below it.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
-    return command.run(_parser(), _run, arguments)
+    return command.run(make_parser(), _run, arguments)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -32,7 +32,8 @@ def _run(options: argparse.Namespace) -> int:
     return viz_driver.run(options)
 
 
-def _parser() -> FlagParser:
+def make_parser() -> FlagParser:
+    """The flags of the tool."""
     parser = FlagParser(
         "pw-viz",
         "pw-viz [FILE] [--trace FILE ...] [-o FILE] [flags]",
@@ -41,7 +42,7 @@ def _parser() -> FlagParser:
         library=None,
     )
     add = parser.add_argument
-    add("input", nargs="?", metavar="FILE", help="the program; - for standard input")
+    add("input", nargs="?", metavar="FILE", help="the program, or a bundle: FILE.pwb; - for standard input")
     add_timing_flags(parser)
     add(
         "--compare", action="store_true", help="schedule a placed program by every policy, the fastest on top"

@@ -17,9 +17,10 @@ from pathways.runtime.bundle.manifest import BundleError, Leaf
 from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.arrays import made_up, read_arrays, write_arrays
 from pathways.tools.errors import UserError
-from pathways.tools.files import write_output
+from pathways.tools.files import check_extension, write_output
 from pathways.tools.flags import MOST_CPU_DEVICES
 from pathways.tools.supervisor import doing
+from pathways.tools.values import read_values, value_text
 
 if TYPE_CHECKING:
     from pathways.compiler.loaded import LoadedProgram
@@ -46,7 +47,10 @@ def run(options: argparse.Namespace) -> int:
     except (RuntimeError, OSError) as error:
         # XLA's, such as too little memory, or of writing a trace.
         raise UserError(f"cannot run {options.bundle}: {error}") from None
+    if options.shown:
+        _say("\n".join(f"{name}: {value_text(array)}" for name, array in results.items()))
     if options.outputs:
+        check_extension("pw-run", options.outputs, "arrays", ".npz")
         write_arrays(options.outputs, results)
     return 0
 
@@ -60,12 +64,16 @@ def _read(path: str) -> Bundle:
 
 def _arrays(options: argparse.Namespace, inputs: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
     """An array for each argument: from the file, or else made up, if the flags say so."""
-    arrays = read_arrays(options.inputs, inputs) if options.inputs else {}
+    arrays = read_values(options.values, inputs)
+    stored = read_arrays(options.inputs, inputs) if options.inputs else {}
+    if twice := sorted(arrays.keys() & stored.keys()):
+        raise UserError(f"{twice[0]} is given by --input and by --inputs")
+    arrays |= stored
     missing = {name: type_ for name, type_ in inputs.items() if name not in arrays}
     if missing and not options.zeros and options.random is None:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         named = ", ".join(list(missing)[:3])
-        raise UserError(f"no input for {named}{more}; give --inputs FILE, --zeros or --random SEED")
+        raise UserError(f"no input for {named}{more}; give --input, --inputs FILE, --zeros or --random SEED")
     try:
         return arrays | made_up(missing, options.random)
     except MemoryError:

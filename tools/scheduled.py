@@ -26,19 +26,22 @@ from pathways.runtime.simulate.times import measured_durations, measured_times, 
 from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.runtime.timelines.trace_file import TraceError, read_trace
+from pathways.tools.bundles import plan_in
 from pathways.tools.diagnostics import Printer
 from pathways.tools.errors import UserError
-from pathways.tools.files import read_input
+from pathways.tools.files import BUNDLE, read_input
 from pathways.tools.source import Source, parse
 from pathways.tools.supervisor import doing
 
 
 def read_plan(path: str) -> Plan | None:
-    """The plan of a program in scheduled form; None after errors were printed.
+    """The plan of a program in scheduled form, or of the one in a bundle; None after errors were printed.
 
     Raises:
       UserError: when the file cannot be read, or holds another form.
     """
+    if path.endswith(BUNDLE):
+        return plan_in(path)
     context = make_context()
     source = Source("<stdin>" if path == "-" else path, read_input(path))
     with Diagnostics(context, Printer(source)):

@@ -11,7 +11,7 @@ from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.page import page_of
 from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
-from pathways.tools.files import write_output
+from pathways.tools.files import check_extension, write_output
 from pathways.tools.scheduled import policy_options, read_model, read_plan, read_timelines, simulated
 
 
@@ -25,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
         timelines += replays
     for path in options.traces:
         timelines += _steps_of(read_timelines(path), options.step, path)
+    check_extension("pw-viz", options.output, "a page of HTML", ".html", ".htm")
     write_output(options.output, page_of(timelines).encode())
     return 0
 

@@ -212,7 +212,8 @@ class Array:
         self._check_alive()
         # What replicas share lies in blocks of rows; of what is in several places any will do.
         blocks: dict[tuple[int, int], Location] = {}
-        for location in list(self._copies):
+        # Those of hosts that are there first.
+        for location in sorted(self._copies, key=lambda where: where.gang.error is not None):
             blocks.setdefault((location.replica, location.replicas), location)
         if (0, 1) in blocks:
             blocks = {(0, 1): blocks[0, 1]}

@@ -86,6 +86,7 @@ class Controller:
       order: held from the look at the numbers of arrays until the step that takes them is issued, and while
         arrays are deleted: a worker would wait for ever for what it has freed. `run` waits under it until
         there is room.
+      is_several: whether any island has several hosts, so that steps may be spoiled.
       asking: the same for numbers that are sent to fetch an array. Nobody waits under it.
 
     Raises:
@@ -97,7 +98,7 @@ class Controller:
         self.islands = Islands(starter, len(settings.islands))
         self.hosts = self.islands.hosts
         self.cluster = self.islands.cluster
-        self._several = any(gang.is_several for gang in self.islands.gangs)
+        self.is_several = any(gang.is_several for gang in self.islands.gangs)
         self._next = 1
         # Handing a step to all its hosts is one thing to all threads: one order of steps everywhere.
         self.order = threading.RLock()
@@ -366,7 +367,7 @@ class Controller:
     ) -> None:
         """Hands a step to its hosts; nothing is wrong when that is done twice."""
         if step.number not in self._steps and not step.is_done():
-            if self._several:
+            if self.is_several:
                 self._follow(step, made)
             self._steps[step.number] = step
             self._running.append(step)
@@ -436,7 +437,7 @@ class Controller:
           HostError: the array failed, or a host is gone.
         """
         hosts = None if location is None else [host.index for host in location.holders]
-        self._answers.wait(step.is_settled if self._several else functools.partial(step.is_done, hosts))
+        self._answers.wait(step.is_settled if self.is_several else functools.partial(step.is_done, hosts))
         step.check(hosts, number)
         if location is not None:
             location.gang.check()
@@ -447,14 +448,14 @@ class Controller:
         Raises:
           HostError: it is spoiled.
         """
-        if self._several:
+        if self.is_several:
             self._answers.wait(step.is_settled)
             step.check_spoiled()
 
     def is_done(self, step: Step, location: Location) -> bool:
         """Whether the hosts of a location are done with a step; see `wait`."""
         hosts = [host.index for host in location.holders]
-        is_done = step.is_settled if self._several else functools.partial(step.is_done, hosts)
+        is_done = step.is_settled if self.is_several else functools.partial(step.is_done, hosts)
         if not is_done():
             self._answers.poll()
         return is_done()

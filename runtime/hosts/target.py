@@ -258,8 +258,9 @@ class WorkerTarget(LocalTarget):
         return picks
 
     def _copier(self, send: Send) -> Callable[[Arrays], Arrays]:
-        mesh = self._slots.shardings[send.operands[0]].mesh
-        devices = [transfer.device_list(list(mesh.devices.flat))] * len(send.operands)
+        if not self._is_here(send.operands[0]):
+            return self._shard_by_shard(send.operands, send.operands, send.src)
+        devices = [transfer.device_list(self._devices[send.src])] * len(send.operands)
         shardings = [self._slots.shardings[slot] for slot in send.operands]
         return lambda arrays: transfer.copied(arrays, devices, shardings)
 

@@ -86,7 +86,10 @@ class LocalTarget:
           ValueError: the pieces have not one type; the plan is wrong.
         """
         if transfer.routes is None:
-            return None
+            if self._is_here(transfer.results[0]):
+                return None
+            check_whole(self._plan, transfer, self._slots.shardings)
+            return self._shard_by_shard(transfer.operands, transfer.results, transfer.dst)
         check_pieces(self._plan, transfer)
         avals = tuple(self._slots.avals[slot] for slot in transfer.results)
         in_shards = self._are_in_shards((*transfer.operands, *transfer.results))
@@ -108,13 +111,29 @@ class LocalTarget:
         rewrap = None if aval == self._slots.avals[slot] else pjrt.rewrap(aval, sharding)
         if self._plan.own_slots.get(slot) == result:
             return rewrap
-        devices = pjrt.device_list(list(sharding.mesh.devices.flat))
+        devices = pjrt.device_list(self._devices[slice])
+        in_shards = None if self._is_here(slot) else self._shard_by_shard((slot,), (slot,), slice)
 
         def copy(array: Any) -> Any:
-            (copied,) = pjrt.copy_arrays([array], [devices], [sharding], [pjrt.ALWAYS_COPY])
+            if in_shards is not None:
+                (copied,) = in_shards([array])
+            else:
+                (copied,) = pjrt.copy_arrays([array], [devices], [sharding], [pjrt.ALWAYS_COPY])
             return copied if rewrap is None else rewrap(copied)
 
         return copy
+
+    def _is_here(self, slot: Slot) -> bool:
+        """Whether all devices of what is in a slot are of this process."""
+        return bool(self._slots.shardings[slot].is_fully_addressable)
+
+    def _shard_by_shard(
+        self, operands: Sequence[Slot], results: Sequence[Slot], slice: str
+    ) -> Callable[[Arrays], Arrays]:
+        """Copies the shards of this process: a copy of a whole array reaches for devices of others."""
+        devices = self._devices[slice]
+        routes = [tuple((n, k) for k in range(len(devices))) for n in range(len(operands))]
+        return pjrt.route(routes, devices, self._readers(operands), self._makers(results))
 
     def _on_all_devices(self, launch: Launch) -> Kernel:
         """One execution for all devices of the slice."""

@@ -186,3 +186,17 @@ func.func @main(%x: tensor<2xf32>, %y: tensor<3xf32>) {
   %4 = "pw.index"() {loop = @a} : () -> tensor<i64>
   return
 }
+
+// -----
+
+// What is wrong with one operation does not keep others from being checked.
+module {
+  "pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
+  func.func public @main(%x: tensor<4xf32>) -> (tensor<4xf32>) {
+    // expected-error@below {{attribute `loop` must be a flat symbol reference to a `pw.loop`, got 3}}
+    %c = "pw.carry"(%x) {loop = 3} : (tensor<4xf32>) -> tensor<4xf32>
+    // expected-error@below {{operand #0 is carried by 3 : i64, not by @batch}}
+    %l = "pw.next"(%c, %x) {loop = @batch} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+    return %l : tensor<4xf32>
+  }
+}

@@ -1,4 +1,4 @@
-"""What docs/dialect.md, docs/schedules.md, docs/timelines.md, docs/transfers.md and README.md show is real.
+"""What docs/dialect.md, schedules.md, timelines.md, tools.md, transfers.md and README.md show is real.
 
 A `mlir` block is a whole module, which must verify, or starts with `// excerpt of <source>`: a form of the
 program of the page (`train_step, placed`), a file, or the `output` of the last command. A block whose first
@@ -22,7 +22,14 @@ from pathways.dialect import make_context, verify
 from pathways.passes.driver import Diagnostics
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/dialect.md", "docs/schedules.md", "docs/timelines.md", "docs/transfers.md", "README.md")
+PAGES = (
+    "docs/dialect.md",
+    "docs/schedules.md",
+    "docs/timelines.md",
+    "docs/tools.md",
+    "docs/transfers.md",
+    "README.md",
+)
 EXCERPT = "// excerpt of "
 BLOCKS = [
     pytest.param(page, number, language, text, id=f"{page}-{number}")

@@ -97,6 +97,46 @@ assert_equal(jax.random.key_data(keys[1]), jax.random.key_data(jax.random.split(
 """)
 
 
+def test_copies_of_values_on_all_hosts_of_an_island():
+    """What the caller keeps, gets twice, or has sent on is copied on each host."""
+    run("""
+pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2), pw.Island(hosts=2)])
+left, right = (devices.add_slice((2,), ("x",), overlap=True, island="island0") for _ in range(2))
+wide, far = devices.add_slice((4,), ("y",), island="island0"), devices.add_slice((2,), ("x",))
+a, b, c, d = (
+    pw.jit(lambda x, k=k: x * 2 + k + jnp.sum(x), devices=slice, in_shardings=P(axis), out_shardings=P(axis))
+    for k, (slice, axis) in enumerate(((left, "x"), (right, "x"), (wide, "y"), (far, "x")))
+)
+functions = [lambda x, k=k: x * 2 + k + jnp.sum(x) for k in range(4)]
+
+
+def mixed(a, b, c, d):
+    def call(x, y):
+        z = c(y)
+        return x, y, y, z, z, d(z), d(y), c(d(z)) + z
+
+    return call
+
+
+def crossing(a, b, c, d):
+    return lambda x: (b(a(x)), a(b(a(x))), d(b(x)), x)
+
+
+value = np.arange(8, dtype=np.float32)
+program = pw.program(mixed(a, b, c, d), donate_argnums=0)
+y = program(value, value)[3]
+for _ in range(3):
+    expected = jax.jit(mixed(*functions))(np.asarray(y), np.asarray(y))
+    results = program(y + 0, y)
+    assert_equal(results, expected)
+    y = results[3]
+    results[4].delete()
+for slice in (wide, left, right):
+    pw.release(slice)
+assert_equal(pw.program(crossing(a, b, None, d))(value), crossing(*functions)(value))
+""")
+
+
 def test_a_launch_that_fails_on_one_host_alone():
     """The other host takes the next launch of the first for this one: nobody may see what comes of it."""
     run(

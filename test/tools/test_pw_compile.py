@@ -39,7 +39,8 @@ def error_of(*arguments, **kwargs):
     assert result.returncode == 1, result
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    text = result.stderr.removeprefix("importing regression\n")
+    note = r"(?:pw-compile: note: importing .*, which runs what stands at its top level\n)?"
+    text = re.sub(rf"\A{note}(?:importing regression\n)?", "", result.stderr)
     assert text.startswith("pw-compile: error: "), text
     return text.removeprefix("pw-compile: error: ").removesuffix("\n")
 
@@ -295,7 +296,7 @@ def test_a_closed_pipe_is_quiet():
         [*PW_COMPILE, f"{REGRESSION}:step"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
     )
     process.stdout.close()
-    assert process.stderr.read() == b"importing regression\n"
+    assert process.stderr.read().splitlines()[1:] == [b"importing regression"]
     process.stderr.close()
     assert process.wait(timeout=60) == 1
 
@@ -304,6 +305,7 @@ def test_interruption(tmp_path):
     path = tmp_path / "slow.py"
     path.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     process = subprocess.Popen([*PW_COMPILE, f"{path}:f"], stderr=subprocess.PIPE, env=ENVIRONMENT)
+    assert process.stderr.readline().startswith(b"pw-compile: note: importing ")
     assert process.stderr.readline() == b"ready\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -352,3 +354,55 @@ def test_modules_of_xla_and_their_share_of_the_time(tmp_path):
         cells = [re.split(r"\s{2,}", row.strip()) for row in rows]
         assert {row[-1] for row in cells} == {how}
         assert sum(float(row[4].removesuffix(" %")) for row in cells) == pytest.approx(100, abs=0.5)
+
+
+LOUD = """
+import os, subprocess, sys
+import jax
+import pathways as pw
+
+print("python")
+sys.__stdout__.write("original\\n")
+os.write(1, b"descriptor\\n")
+subprocess.run(["echo", "process"], check=True)
+f = pw.jit(lambda x: x + 1, devices=pw.make_virtual_device_set().add_slice(1, "x"))
+"""
+
+
+def test_what_a_file_does_is_said_and_what_it_prints_kept_apart(tmp_path):
+    (tmp_path / "loud.py").write_text(LOUD)
+    result = run("loud.py:f", "--args", "f32[2]", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("module @")
+    lines = result.stderr.splitlines()
+    assert lines[0] == "pw-compile: note: importing loud.py, which runs what stands at its top level"
+    assert sorted(lines[1:]) == ["descriptor", "original", "process", "python"]
+
+
+def test_figures_as_json():
+    explained = run(f"{FIGURE2}:f", "--args", "f32[2]", "--explain", "--json")
+    figures = json.loads(explained.stdout)
+    assert (figures["program"], figures["launches"], figures["transfers"]) == ("f", 4, 3)
+    assert [row["slice"] for row in figures["slices"]] == ["s0", "s1", "s2"]
+    assert figures["slices"][0]["mesh"] == {"x": 1}
+    assert figures["bytes_transferred"] == sum(row["bytes"] for row in figures["channels"])
+    assert figures["memory"]["s0"]["peak_memory_in_bytes"] > 0
+    assert figures["planned_step_time"] is None
+    assert error_of(f"{FIGURE2}:f", "--json") == "--json is for --explain"
+
+
+@pytest.mark.parametrize(
+    ("name", "warning"),
+    [
+        ("f.pbw", "pw-compile: warning: 'f.pbw' gets MLIR text, whose names end in .mlir"),
+        ("f.mlir", None),
+        ("f", None),
+        ("/dev/null", None),
+    ],
+)
+def test_an_unusual_extension_is_a_warning(tmp_path, name, warning):
+    result = run(f"{FIGURE2}:f", "--args", "f32[2]", "-o", name, cwd=tmp_path)
+    assert result.returncode == 0
+    assert [line for line in result.stderr.splitlines() if "warning" in line] == (
+        [warning] if warning else []
+    )

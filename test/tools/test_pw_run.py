@@ -11,13 +11,17 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import hypothesis.extra.numpy
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.plan.plan import ArrayType
 from pathways.tools.arrays import read_arrays
 from pathways.tools.errors import UserError
+from pathways.tools.values import read_values, value_text
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -115,6 +119,53 @@ def test_steps_can_be_traced(folder, tmp_path):
     assert "cannot write trace 'no/trace.json'" in problem
 
 
+def test_values_are_written_as_in_iree(folder, tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((8, 4), "bfloat16"))
+    values = ["i32=-7", "4x2xbf16=[1 2][3 4][5 6][7,8]", "8x4xbf16=0.5"]
+    inputs = [word for value in values for word in ("--input", value)]
+    printed = output_of("pw_run", "step.pwb", *inputs, "--print", cwd=folder).splitlines()[-3:]
+    assert printed == [
+        "result.0.n: i32=-6",
+        "result.0.w: 4x2xbf16=[2 4][6 8][10 12][14 16]",
+        f"result.1: bf16={(1 + 3 + 5 + 7 + 2 + 4 + 6 + 8) * 4 - 16}",
+    ]
+    ones = save(tmp_path / "x.npz", x=np.full((8, 4), 0.5, "bfloat16"))
+    again = output_of("pw_run", "step.pwb", *inputs[:4], "--inputs", ones, "--print", cwd=folder)
+    assert again.splitlines()[-3:] == printed
+    problem = error_of("pw_run", "step.pwb", *inputs, "--inputs", ones, cwd=folder)
+    assert problem == "x is given by --input and by --inputs"
+
+
+@given(
+    hypothesis.extra.numpy.arrays(
+        st.sampled_from(
+            ["bool", "int8", "int32", "uint64", "int64", "float16", "float32", "float64", "complex64"]
+        ),
+        hypothesis.extra.numpy.array_shapes(min_dims=0, min_side=0, max_side=4),
+    )
+)
+def test_what_is_printed_is_read_back(array):
+    text = value_text(array)
+    (read,) = read_values([text], {"x": ArrayType(array.shape, array.dtype.name)}).values()
+    np.testing.assert_array_equal(read, array)
+
+
+def test_long_arrays_are_cut():
+    assert value_text(np.zeros((2, 1000), np.int8)).endswith("0 0 ...]")
+    assert value_text(np.zeros(1025, np.int8)).endswith("0 0 ...")
+    assert value_text(np.zeros((2048, 1), np.int8)).endswith("[0][0]...")
+
+
+@pytest.mark.parametrize("tool", ["pw_sim", "pw_viz"])
+def test_the_schedule_of_a_bundle(folder, tmp_path, tool):
+    shown = output_of(tool, "step.pwb", cwd=folder)
+    assert "step" in shown
+    output_of("pw_bundle", "inspect", "step.pwb", cwd=folder)
+    cut = tmp_path / "cut.pwb"
+    cut.write_bytes((folder / "step.pwb").read_bytes()[:-1])
+    assert error_of(tool, cut, cwd=folder).startswith(f"{cut}: ")
+
+
 def save(path, **arrays):
     np.savez(path, **arrays)
     return path
@@ -125,7 +176,10 @@ def save(path, **arrays):
     [
         ([], "expected a bundle; see pw-run --help"),
         (["nothing.pwb"], "nothing.pwb: no such file"),
-        (["step.pwb"], "no input for state.n, state.w, x; give --inputs FILE, --zeros or --random SEED"),
+        (
+            ["step.pwb"],
+            "no input for state.n, state.w, x; give --input, --inputs FILE, --zeros or",
+        ),
         (["step.pwb", "--zeros", "--steps", "0"], "--steps 0: expected at least 1"),
         (["step.pwb", "--zeros", "--feed", "result.0"], "--feed result.0: expected OUT:IN"),
         (["step.pwb", "--zeros", "--feed", "result.7:x"], "--feed result.7:x: there is no result result.7"),
@@ -156,6 +210,11 @@ def save(path, **arrays):
             "x is object[1], but the program takes bfloat16[8, 4]",
         ),
         (["text.npz"], "text.npz: not a bundle"),
+        (["step.pwb", "--input", "i32=x"], "--input 1, 'i32=x': 'x' is no value of dtype int32"),
+        (["step.pwb", "--input", "2xi32=1"], "--input 1, '2xi32=1', is 2xi32, but state.n is i32"),
+        (["step.pwb", *["--input=i32"] * 4], "--input is given 4 times, but the program takes 3 arguments"),
+        (["step.pwb", "--input", "@no.npy"], "cannot open input file 'no.npy': No such file"),
+        (["step.pwb", "--input", "@text.npz"], "--input 1, '@text.npz': cannot read an array: "),
     ],
 )
 def test_mistakes_are_told_in_one_line(folder, arguments, problem):

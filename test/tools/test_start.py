@@ -58,7 +58,8 @@ def test_every_tool_tells_its_version_and_its_flags(tool, capfd):
 
 
 def test_there_are_tools():
-    assert TOOLS == ["pw_bundle", "pw_compile", "pw_lsp", "pw_opt", "pw_run", "pw_sim", "pw_viz"]
+    names = ["bundle", "compile", "completion", "lsp", "opt", "run", "sim", "viz"]
+    assert [f"pw_{name}" for name in names] == TOOLS
 
 
 # A tool whose work is what stands behind `work`.

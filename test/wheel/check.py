@@ -76,7 +76,8 @@ def check(work: Path) -> None:
     script.write_text(USE)
     run(binaries / "python", "-I", script, *modules(), cwd=work)
     expected = wheel.name.split("-")[1]
-    for tool in ("pw-opt", "pw-compile", "pw-run", "pw-bundle", "pw-sim", "pw-viz"):
+    tools = ("bundle", "compile", "completion", "lsp", "opt", "run", "sim", "viz")
+    for tool in (f"pw-{name}" for name in tools):
         version = run(binaries / tool, "--version", cwd=work)
         if expected not in version:
             sys.exit(f"wheel check: {tool} --version prints {version!r}, expected {expected}")

@@ -2,6 +2,8 @@
 // RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=zb-h1}' | filecheck %s --check-prefix=H1
 // RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=zb-h2}' | filecheck %s --check-prefix=H2
 // RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=zb-h2 max-live=3}' | filecheck %s --check-prefix=BOUND
+// RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=gpipe}' | filecheck %s --check-prefix=GPIPE
+// RUN: pw-opt %s --emit-schedule -p 'pw-unroll-microbatches,pw-schedule{policy=eager max-live=4}' | filecheck %s --check-prefix=EAGER
 
 // Four stages whose backwards are cut in halves. 1f1b keeps the halves together and idles for nine units of
 // time between its first and its last action, zb-h1 for three, zb-h2 for none.
@@ -27,6 +29,18 @@
 // BOUND-NEXT: {{^}},1F0,1F1,1F2,,,1I0,1W0,,,1F3,,,1I1,1W1,,,1F4,,,1I2,1W2,,,1F5,,,1I3,1W3,,,1F6,,,1I4,1W4,,,1F7,,,1I5,1W5,1I6,1W6,1I7,1W7,{{$}}
 // BOUND-NEXT: {{^}},,2F0,2F1,2F2,2I0,2W0,,,,,2F3,2I1,2W1,,,,,2F4,2I2,2W2,,,,,2F5,2I3,2W3,,,,,2F6,2I4,2W4,,,,,2F7,2I5,2W5,2I6,2W6,2I7,2W7,,{{$}}
 // BOUND-NEXT: {{^}},,,3F0,3I0,3F1,3I1,3F2,3I2,3W0,,,3F3,3I3,3W1,,,,,3F4,3I4,3W2,,,,,3F5,3I5,3W3,,,,,3F6,3I6,3W4,,,,,3F7,3I7,3W5,3W6,3W7,,,{{$}}
+
+// Policies that know no halves run both where the backward would: all behind the forwards, or of four at a time.
+
+// GPIPE:      {{^}}0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,,,,,,,0I0,0W0,0I1,0W1,0I2,0W2,0I3,0W3,0I4,0W4,0I5,0W5,0I6,0W6,0I7,0W7{{$}}
+// GPIPE-NEXT: {{^}},1F0,1F1,1F2,1F3,1F4,1F5,1F6,1F7,,,,,1I0,1W0,1I1,1W1,1I2,1W2,1I3,1W3,1I4,1W4,1I5,1W5,1I6,1W6,1I7,1W7,{{$}}
+// GPIPE-NEXT: {{^}},,2F0,2F1,2F2,2F3,2F4,2F5,2F6,2F7,,,2I0,2W0,2I1,2W1,2I2,2W2,2I3,2W3,2I4,2W4,2I5,2W5,2I6,2W6,2I7,2W7,,{{$}}
+// GPIPE-NEXT: {{^}},,,3F0,3F1,3F2,3F3,3F4,3F5,3F6,3F7,3I0,3W0,3I1,3W1,3I2,3W2,3I3,3W3,3I4,3W4,3I5,3W5,3I6,3W6,3I7,3W7,,,{{$}}
+
+// EAGER:      {{^}}0F0,0F1,0F2,0F3,,,,,,,0I0,0W0,0F4,0I1,0W1,0F5,0I2,0W2,0F6,0I3,0W3,0F7,0I4,0W4,,0I5,0W5,,0I6,0W6,0I7,0W7{{$}}
+// EAGER-NEXT: {{^}},1F0,1F1,1F2,1F3,,,,,1I0,1W0,1I1,1W1,1I2,1W2,1F4,1I3,1W3,1F5,1F6,,1I4,1W4,1F7,1I5,1W5,,1I6,1W6,1I7,1W7,{{$}}
+// EAGER-NEXT: {{^}},,2F0,2F1,2F2,2F3,,,2I0,2W0,2I1,2W1,2I2,2W2,2I3,2W3,2F4,,,2F5,2I4,2W4,2F6,2I5,2W5,2F7,2I6,2W6,2I7,2W7,,{{$}}
+// EAGER-NEXT: {{^}},,,3F0,3F1,3F2,3F3,3I0,3W0,3I1,3W1,3I2,3W2,3I3,3W3,,,3F4,3I4,3W4,3F5,3I5,3W5,3F6,3I6,3W6,3F7,3I7,3W7,,,{{$}}
 
 !x = tensor<4xf32>
 module @four_slices attributes {pw.form = "sharded"} {

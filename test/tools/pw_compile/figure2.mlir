@@ -5,15 +5,19 @@
 // RUN: pw-compile %S/../../../examples/figure2.py:b --args 'bf16[3]' 2>/dev/null | filecheck %s --check-prefix=ALONE
 // RUN: pw-compile %S/../../../examples/figure2.py:f --args 'f32[2]' --remarks -o %t.mlir 2>&1 | filecheck %s --check-prefix=REMARKS
 // RUN: filecheck %s < %t.mlir
+// RUN: pw-compile %S/../../../examples/figure2.py:f --args 'f32[2]' --pretty 2>/dev/null | filecheck %s --check-prefix=PRETTY
 
-// What the file itself prints stays out of the module, which is whole: pw-opt reads it.
+// The module is whole, and alone on standard output: pw-opt reads it. What stands below __main__ does not run.
+
+// PRETTY: %{{.*}} = pw.launch @lambda(%arg0) on @s0 [fwd 0] order 0 : tensor<2xf32>
 
 // CHECK: module @f attributes {pw.form = "scheduled"} {
 // CHECK-LABEL: func.func public @main
 // CHECK-COUNT-4: "pw.launch"
 // CHECK: return
 
-// ERR: f([1. 2.]) =
+// ERR: pw-compile: note: importing {{.*}}figure2.py, which runs what stands at its top level
+// ERR-NOT: f([1. 2.]) =
 
 // EXPLAIN: {{^}}program f(f32[2])
 // EXPLAIN-NEXT: slices 3

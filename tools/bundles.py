@@ -1,0 +1,44 @@
+"""Bundles as the tools read them: as a stranger's, within limits of time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from pathways.runtime.bundle.examine import allowance, memory_of_at_most
+from pathways.runtime.bundle.file import Bundle, read
+from pathways.runtime.bundle.manifest import BundleError
+from pathways.runtime.bundle.program import read_program
+from pathways.runtime.plan.plan import Plan
+from pathways.tools import supervisor
+from pathways.tools.errors import UserError
+
+
+@contextlib.contextmanager
+def within_allowance(bundle: Bundle) -> Iterator[None]:
+    """Limits what MLIR may take of time and memory, as when the bundle is loaded, in a process of its own."""
+    if not supervisor.supervised():
+        yield
+        return
+    seconds, memory = allowance(bundle)
+    try:
+        with supervisor.at_most(seconds), memory_of_at_most(memory):
+            yield
+    except MemoryError:
+        raise UserError(f"{bundle.path}: reading its program takes too much memory") from None
+
+
+def plan_in(path: str) -> Plan:
+    """The plan of the program in a bundle.
+
+    Raises:
+      UserError: it is no bundle that this release reads.
+    """
+    supervisor.doing(f"reading {path}")
+    try:
+        bundle = read(path)
+        with within_allowance(bundle):
+            _, plan, _ = read_program(bundle)
+    except BundleError as error:
+        raise UserError(str(error)) from None
+    return plan

@@ -1,0 +1,55 @@
+"""`pw-completion` writes a script that lets a shell complete the flags of all tools."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pathways.tools import command
+from pathways.tools.errors import UserError
+from pathways.tools.flags import FlagParser
+
+SHELLS = ("bash", "zsh", "fish")
+
+_DESCRIPTION = """\
+Writes a script that lets a shell complete the flags of all tools, passes and phases among them.
+
+  bash    eval "$(pw-completion bash)"       in ~/.bashrc
+  zsh     source <(pw-completion zsh)        in ~/.zshrc, behind compinit
+  fish    pw-completion fish | source        in ~/.config/fish/config.fish
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the tool; see `command.run`."""
+    return command.run(make_parser(), _run, arguments)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.shell is None:
+        raise UserError("expected a shell: bash, zsh or fish")
+    from pathways.tools.completion import script
+    from pathways.tools.files import write_output
+
+    write_output("-", script(options.shell, make_parsers()).encode())
+    return 0
+
+
+def make_parsers() -> list[FlagParser]:
+    """The flags of all tools."""
+    from pathways.tools import pw_bundle, pw_compile, pw_lsp, pw_opt, pw_run, pw_sim, pw_viz
+
+    tools = (pw_bundle, pw_compile, pw_lsp, pw_opt, pw_run, pw_sim, pw_viz)
+    return [*(tool.make_parser() for tool in tools), make_parser()]
+
+
+def make_parser() -> FlagParser:
+    """The flags of the tool."""
+    parser = FlagParser("pw-completion", "pw-completion bash|zsh|fish [flags]", _DESCRIPTION, library=None)
+    parser.add_argument("shell", nargs="?", choices=SHELLS, metavar="bash|zsh|fish", help="the shell")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

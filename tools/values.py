@@ -1,0 +1,162 @@
+"""Arrays on the command line, as `iree-run-module` has them: `2x2xf32=[1 2][3 4]`, `i32=7`, `@file.npy`."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways.runtime.plan.plan import ArrayType
+from pathways.tools.errors import UserError, hint
+from pathways.tools.files import read_input
+from pathways.tools.signatures import DTYPES
+
+_VALUE = re.compile(r"((?:\d{1,18}x)*)([A-Za-z]\w*)(?:=(.*))?", re.DOTALL)
+_NAMES = {"bool": "i1", "bfloat16": "bf16", "float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2"}
+_SHORT = {"float": "f", "int": "i", "uint": "ui", "complex": "c"}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+MOST_SHOWN = 1024
+"""How many elements of an array are printed."""
+
+
+def read_values(texts: Sequence[str], types: Mapping[str, ArrayType]) -> dict[str, np.ndarray]:
+    """The arrays that flags `--input` give for the first arguments of a program, in their order.
+
+    Args:
+      texts: each `SHAPExDTYPE=VALUES`, or `@FILE.npy`. One value stands for all elements; none for zeros.
+      types: the type of each argument, by name.
+
+    Raises:
+      UserError: names the flag and what is wrong.
+    """
+    if len(texts) > len(types):
+        raise UserError(f"--input is given {len(texts)} times, but the program takes {len(types)} arguments")
+    arrays: dict[str, np.ndarray] = {}
+    for number, (text, name) in enumerate(zip(texts, types, strict=False), 1):
+        type_ = types[name]
+        shown = text if len(text) <= 40 else f"{text[:37]}..."
+        try:
+            array = _from_file(text[1:]) if text.startswith("@") else _from_text(text)
+        except ValueError as error:
+            raise UserError(f"--input {number}, '{shown}': {error}") from None
+        if (array.shape, array.dtype) != (type_.shape, np.dtype(type_.dtype)):
+            given = type_text(array.shape, array.dtype)
+            wanted = type_text(type_.shape, np.dtype(type_.dtype))
+            raise UserError(f"--input {number}, '{shown}', is {given}, but {name} is {wanted}")
+        arrays[name] = array
+    return arrays
+
+
+def _from_file(path: str) -> np.ndarray:
+    try:
+        array = np.load(io.BytesIO(read_input(path)), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"cannot read an array: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise ValueError("it holds several arrays; --inputs takes those")
+    return array
+
+
+def _from_text(text: str) -> np.ndarray:
+    parts = _VALUE.fullmatch(text)
+    if parts is None:
+        raise ValueError("expected SHAPExDTYPE=VALUES, such as 2x2xf32=1,2,3,4")
+    if parts[2] not in DTYPES or parts[2] == "key":
+        raise ValueError(f"no dtype is named '{parts[2]}'{hint(parts[2], DTYPES)}")
+    shape = tuple(map(int, parts[1].split("x")[:-1]))
+    dtype = np.dtype(DTYPES[parts[2]])
+    words = [word for word in re.split(r"[\s,\[\]]+", "0" if parts[3] is None else parts[3]) if word]
+    size = math.prod(shape)
+    if len(words) not in (1, size):
+        raise ValueError(f"expected {size} values or one, got {len(words)}")
+    try:
+        values = _converted(words, dtype)
+        return np.full(shape, values[0]) if len(words) == 1 else values.reshape(shape)
+    except (MemoryError, OverflowError):
+        raise ValueError("it does not fit into memory") from None
+
+
+def _converted(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
+    """Values of a dtype from words; integers must be in its range.
+
+    Raises:
+      ValueError: names the word.
+    """
+    read = _reader(dtype)
+    values = []
+    for word in words:
+        try:
+            values.append(read(word))
+        except (ValueError, KeyError, OverflowError):
+            raise ValueError(f"'{word}' is no value of dtype {dtype}") from None
+    return np.array(values, object).astype(dtype) if dtype.kind in "biu" else np.array(values).astype(dtype)
+
+
+def _reader(dtype: np.dtype) -> Callable[[str], Any]:
+    if dtype == np.bool_:
+        return lambda word: _BOOLEANS[word.lower()]
+    if dtype.kind == "c":
+        return complex
+    if not _is_integer(dtype):
+        return float
+    unsigned = dtype.name.startswith("uint")
+    bits = int(dtype.name.removeprefix("uint").removeprefix("int"))
+    least, most = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+    def read(word: str) -> int:
+        if not least <= (number := int(word)) <= most:
+            raise OverflowError
+        return number
+
+    return read
+
+
+def _is_integer(dtype: np.dtype) -> bool:
+    return dtype.name.startswith(("int", "uint"))
+
+
+def type_text(shape: Sequence[int], dtype: np.dtype) -> str:
+    """A type as MLIR writes it inside of a tensor: `2x2xf32`."""
+    kind = dtype.name.rstrip("0123456789")
+    known = f"{_SHORT[kind]}{dtype.name.removeprefix(kind)}" if kind in _SHORT else dtype.name
+    return "".join(f"{n}x" for n in shape) + _NAMES.get(dtype.name, known)
+
+
+def value_text(array: np.ndarray) -> str:
+    """An array as `--input` reads it, but for elements beyond the first 1024: `2x2xf32=[1 2][3 4]`."""
+    left = MOST_SHOWN
+
+    def shown(part: np.ndarray) -> str:
+        nonlocal left
+        if left <= 0:
+            return "..."
+        if part.ndim == 0:
+            left -= 1
+            return _element(part[()])
+        if part.ndim == 1:
+            words = [_element(element) for element in part[:left]]
+            more = ["..."] if len(part) > left else []
+            left -= len(part)
+            return " ".join([*words, *more])
+        rows = []
+        for row in part:
+            rows.append(f"[{shown(row)}]")
+            if left <= 0 and len(rows) < len(part):
+                rows.append("...")
+                break
+        return "".join(rows)
+
+    return f"{type_text(array.shape, array.dtype)}={shown(array)}"
+
+
+def _element(element: Any) -> str:
+    if isinstance(element, np.bool_):
+        return str(int(element))
+    if isinstance(element, np.complexfloating):
+        imaginary = _element(element.imag)
+        return f"{_element(element.real)}{'' if imaginary.startswith('-') else '+'}{imaginary}j"
+    return str(element).removesuffix(".0")
