@@ -267,21 +267,21 @@ def _discharge_placed_call(
 discharge.register_discharge_rule(_metadata.xla_metadata_call_p)(_discharge_placed_call)
 
 
-def _drop_unused_of_call(
-    used_results: list[bool], live_operands: list[bool], call: Any
-) -> tuple[list[bool], Any]:
+def _drop_unused_of_call(used_results: list[bool], *live_and_call: Any) -> tuple[list[bool], Any]:
     """Drops what a placed call computes and reads for nothing, or a call that marks microbatches as a whole.
 
     Not by JAX's own rule, because more than the results says what these calls are for: one that hands on what
     microbatches carry does so for the next of them, and one with effects happens once for each microbatch if
     it reads something of one, be it only its shape.
     """
+    # JAX 0.11 does not say which operands are live.
+    *live_operands, call = live_and_call
     metadata = CallMetadata.of_strings(dict(call.params["xla_metadata"]))
     if metadata.mark == "next":
         return [True] * len(call.invars), call
-    if metadata.mark is not None or pe.has_effects(call, live_operands):
-        return pe._default_dce_rule(used_results, live_operands, call)
-    return _metadata.dce_jaxpr_xla_metadata_rule(used_results, live_operands, call)
+    if metadata.mark is not None or pe.has_effects(call, *live_operands):
+        return pe._default_dce_rule(used_results, *live_and_call)
+    return _metadata.dce_jaxpr_xla_metadata_rule(used_results, *live_and_call)
 
 
 pe.dce_rules[_metadata.xla_metadata_call_p] = _drop_unused_of_call
