@@ -95,9 +95,10 @@ def agree(ours: Any, theirs: Any) -> bool:
     return all(np.linalg.norm(a - np.asarray(b)) <= 1e-6 * np.linalg.norm(b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
-@pytest.mark.parametrize("form", LOOPS)
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(
+    ("form", "schedule", "stages"),
+    [*((form, "1f1b", 2) for form in LOOPS), ("scan", "gpipe", 3), ("scan with remat", "zb-h1", 3)],
+)
 def test_stages_share_their_loops(form: str, schedule: str, stages: int) -> None:
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((1,), ("x",)) for _ in range(stages)]
