@@ -395,7 +395,7 @@ assert_equal(pw.program(lambda x: b(a(x)))(1.0), 3)
 def test_a_worker_that_is_stopped():
     """It does not answer, and is given up in the middle of a step."""
     run("""
-pw.connect(hosts=2, heartbeat=3)
+pw.connect(hosts=2, heartbeat=2)
 a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
 program = pw.program(lambda x: a(b(a(x))))
 assert float(program(np.float32(0))) == 3
@@ -417,7 +417,7 @@ a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ i
 program = pw.program(lambda x: a(b(a(x))))
 assert float(program(np.float32(0))) == 3
 time.sleep(1)  # Until all is heard that was said before.
-resume = f"sleep 4; kill -CONT {os.getpid()}"
+resume = f"sleep 3; kill -CONT {os.getpid()}"
 with subprocess.Popen(["sh", "-c", resume]):
     os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(1)
@@ -579,7 +579,7 @@ os.kill(controller().hosts[0].process.pid, signal.SIGSTOP)
 def test_a_worker_that_is_stopped_while_it_is_sent_something_large():
     """Its buffers are full, so that whoever sends waits; it is given up nevertheless, and can be closed."""
     run(
-        STOPPED.replace("hosts=1", "hosts=1, heartbeat=3")
+        STOPPED.replace("hosts=1", "hosts=1, heartbeat=2")
         + """
 with refused(HostError, "host 0 (island0) is lost: it has said nothing for"):
     while True:

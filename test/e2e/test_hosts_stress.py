@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = 10.0
+SECONDS = 4.0
 
 
 @pytest.mark.parametrize("seed", [0])
