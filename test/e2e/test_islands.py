@@ -36,19 +36,7 @@ def test_training_over_islands_of_unlike_hosts():
 a = pw.jit(front, devices=wide, in_shardings=(None, P("x")))
 b = pw.jit(back, devices=narrow, in_shardings=(None, P("x")))
 
-
-def steps(a, b):
-    def loss(w, x):
-        return (b(w[1], a(w[0], b(w[1], x))) ** 2).mean()
-
-    def step(w, x):
-        value, grads = jax.value_and_grad(loss)(w, x)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
-
-    return step
-
-
-program, jitted = pw.program(steps(a, b), donate_argnums=0), jax.jit(steps(front, back))
+program, jitted = pw.program(training(a, b), donate_argnums=0), jax.jit(training(front, back))
 ours = theirs = (W, W + 1)
 for _ in range(5):
     ours, value = program(ours, X)

@@ -93,20 +93,25 @@ def assert_same_bits(tree: Any) -> None:
             assert all(one.tobytes() == same[0].tobytes() for one in same)
 
 
-@pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b", "eager", "zb-h1", "zb-h2"])
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_steps_of_replicas_are_those_of_one_program(replicas: int, schedule: str | None) -> None:
-    params, batch = inputs(2)
-    train = pw.program(step_of(placed(stages(replicas))), schedule=schedule, donate_argnums=0)
+def assert_trains_alike(train: Any, params: list[Any], batch: Any, steps: int) -> None:
+    """Checks steps of two stages against `jax.jit`, and that the copies of all replicas are the same bits."""
     plain = jax.jit(step_of([layer, layer]))
     expected = params
-    for _ in range(3):
+    for _ in range(steps):
         value, params = train(params, batch)
         wanted, expected = plain(expected, batch)
         np.testing.assert_allclose(value, wanted, rtol=1e-5)
     for got, want in zip(params, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     assert_same_bits(params)
+
+
+@pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b", "eager", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_steps_of_replicas_are_those_of_one_program(replicas: int, schedule: str | None) -> None:
+    params, batch = inputs(2)
+    train = pw.program(step_of(placed(stages(replicas))), schedule=schedule, donate_argnums=0)
+    assert_trains_alike(train, params, batch, steps=3)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved-1f1b", "looped-bfs", "zb-v", "interleaved-zb"])
@@ -128,15 +133,7 @@ def test_slices_of_several_devices_exchange_shards(spec: P) -> None:
     params, batch = inputs(2)
     slices = stages(2, shape=(2,))
     train = pw.program(step_of(placed(slices, in_shardings=(spec, P("x")))), donate_argnums=0)
-    plain = jax.jit(step_of([layer, layer]))
-    expected = params
-    for _ in range(2):
-        value, params = train(params, batch)
-        wanted, expected = plain(expected, batch)
-        np.testing.assert_allclose(value, wanted, rtol=1e-5)
-    for got, want in zip(params, expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-    assert_same_bits(params)
+    assert_trains_alike(train, params, batch, steps=2)
     compiled = train.calls[0].plan
     # The loss is on both devices of its slice.
     gradients = 2 * WIDTH * WIDTH * 4 + 2 * 4
