@@ -657,7 +657,7 @@ class NextOp(PwOp):
         else:
             # The other operation may be ill-formed.
             carries = attribute_of(source, "loop")
-            if carries != self.attributes["loop"]:
+            if carries is None or carries != self.attributes["loop"]:
                 emit(f"operand #0 is carried by {carries or 'no loop'}, not by @{self.loop}")
         for number, value in enumerate(self.operands):
             if value.type != self.results[0].type:
