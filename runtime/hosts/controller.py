@@ -367,6 +367,7 @@ class Controller:
     ) -> None:
         """Hands a step to its hosts; nothing is wrong when that is done twice."""
         if step.number not in self._steps and not step.is_done():
+            step.read(made)
             if self.is_several:
                 self._follow(step, made)
             self._steps[step.number] = step
