@@ -32,10 +32,13 @@ NAME = "relocation"
 Load = Callable[[Scheduled, Mapping[str, Binding]], HostedProgram]
 """Loads a program on its hosts."""
 
-Slice = tuple[int, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
-"""An island, the ids of devices there, and the shape and axes of their mesh."""
+Slice = tuple[bool, int, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
+"""Whether arrays come to it, its island, the ids of its devices there, the shape and the axes of their mesh.
 
-_MOST = 256
+What lies in other shards on the devices where it is wanted goes from one slice to another, too.
+"""
+
+_MOST = 64
 """How many programs are kept; those that were loaded first go first."""
 
 _programs: weakref.WeakKeyDictionary[Controller, dict[tuple[_Move, ...], _Loaded]] = (
@@ -151,8 +154,8 @@ def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:
     """A program of transfers, and the devices of its slices."""
     slices: dict[Slice, str] = {}
     for move in moves:
-        for where in (move.source, move.target):
-            slices.setdefault(_slice(where), f"place{len(slices)}")
+        for slice in _slices(move):
+            slices.setdefault(slice, f"place{len(slices)}")
     text = "\n".join(_text(moves, slices))
     forms = run_phases(ir.Module.parse(text, make_context()), NAME, Options())
     avals = tuple(jax.core.ShapedArray(move.shape, jax.numpy.dtype(move.dtype)) for move in moves)
@@ -170,13 +173,18 @@ def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:
     return program, {name: _binding(slice) for slice, name in slices.items()}
 
 
-def _slice(where: Location) -> Slice:
-    layout = where.placement
-    return where.gang.number, layout.devices, layout.mesh, layout.axis_names
+def _slices(move: _Move) -> tuple[Slice, Slice]:
+    """Where it comes from and where it goes."""
+
+    def slice(where: Location, is_target: bool) -> Slice:
+        layout = where.placement
+        return is_target, where.gang.number, layout.devices, layout.mesh, layout.axis_names
+
+    return slice(move.source, False), slice(move.target, True)
 
 
 def _binding(slice: Slice) -> Binding:
-    island, ids, shape, axis_names = slice
+    _, island, ids, shape, axis_names = slice
     (devices,) = (each.devices for each in cluster().islands if each.name == f"island{island}")
     by_id = {device.id: device for device in devices}
     return Binding(tuple(by_id[n] for n in ids), shape, axis_names, NAME)
@@ -185,14 +193,14 @@ def _binding(slice: Slice) -> Binding:
 def _text(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> Iterator[str]:
     """The module, in the form `placed`."""
     yield f'module @{NAME} attributes {{pw.form = "placed"}} {{'
-    for (_, _, shape, axis_names), name in slices.items():
+    for (*_, shape, axis_names), name in slices.items():
         axes = ", ".join(f'"{axis}"={size}' for axis, size in zip(axis_names, shape, strict=True))
         yield f"sdy.mesh @mesh_{name} = <[{axes}]>"
         yield f'"pw.slice"() {{sym_name = "{name}", mesh = @mesh_{name}}} : () -> ()'
     arguments, results, body = [], [], []
     for n, move in enumerate(moves):
         type_ = f"tensor<{'x'.join([*map(str, move.shape), element_name(move.dtype)])}>"
-        source, target = (slices[_slice(where)] for where in (move.source, move.target))
+        source, target = (slices[slice] for slice in _slices(move))
         here, there = (
             _sharding(name, where.placement) for name, where in ((source, move.source), (target, move.target))
         )
