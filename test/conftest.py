@@ -13,9 +13,12 @@ from typing import Any
 # Before JAX starts: tests count on CPU devices, also on a machine with a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Tests and the processes they start keep compiled code where they find none of earlier runs.
-os.environ["PW_CACHE_DIR"] = tempfile.mkdtemp(prefix="pathways-test-")
-os.environ["PW_CACHE_LIMIT"] = ""
+# Tests and the processes they start keep compiled code where they find none of earlier runs. Workers of one run
+# share it.
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not IS_WORKER:
+    os.environ["PW_CACHE_DIR"] = tempfile.mkdtemp(prefix="pathways-test-")
+    os.environ["PW_CACHE_LIMIT"] = ""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +31,8 @@ from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla import pjrt
 
 jax.config.update("jax_num_cpu_devices", 8)
-atexit.register(shutil.rmtree, os.environ["PW_CACHE_DIR"], ignore_errors=True)
+if not IS_WORKER:
+    atexit.register(shutil.rmtree, os.environ["PW_CACHE_DIR"], ignore_errors=True)
 
 # A runner that was started in the background ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
