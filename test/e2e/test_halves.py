@@ -153,6 +153,40 @@ def test_a_file_that_writes_halves(tmp_path: Path):
     assert error(step(params, batch()), jax.jit(step_of([dense] * 2))(params, batch())) < 1e-6
 
 
+def test_a_file_with_halves_for_one_of_two_loops(tmp_path: Path):
+    """The second loop reads what the first has updated; each is ordered by its own rows."""
+
+    def step_with(stages: Any) -> Any:
+        def loss(params: Any, batch: Any) -> jax.Array:
+            x, y = batch
+            return jnp.mean((stages[1](params[1], stages[0](params[0], x)) - y) ** 2)
+
+        def first(params: Any, batch: Any) -> Any:
+            return jax.grad(loss)(params, batch)
+
+        def second(params: Any, batch: Any) -> Any:
+            return jax.value_and_grad(loss)(params, batch)
+
+        def step(params: Any, batch: Any) -> Any:
+            grads = pw.accumulate(first, 2)(params, batch)
+            params = jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
+            return pw.accumulate(second, 3)(params, batch)
+
+        return step
+
+    file = tmp_path / "order.csv"
+    file.write_text(
+        "@second\n0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1B0,1F2,1B1,1B2\n"
+        "@first\n0F0,0F1,0W0,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
+    )
+    params = [parameters(dense, n) for n in range(2)]
+    step = pw.program(step_with([on(dense) for on in places(2)]), schedule=file)
+    text = step.lower(params, batch()).compile().as_text()
+    assert not [line for line in text.splitlines() if "loop = @second" in line and "part = " in line]
+    assert [line for line in text.splitlines() if "loop = @first" in line and 'part = "weight"' in line]
+    assert error(step(params, batch()), jax.jit(step_with([dense] * 2))(params, batch())) < 1e-6
+
+
 def test_what_waits_for_weights_counts_as_memory():
     """The last of three slices keeps one microbatch with 1f1b, and residuals of three with zb-h1."""
     params = [parameters(block, 10 * n) for n in range(3)]
