@@ -50,8 +50,9 @@ class SplitBackward(Pass):
        products and other heavy work, which is in W. The cut is the one with the fewest bytes between the
        halves: what is handed over, and what W alone keeps alive of the microbatch. Nothing is computed twice;
        broadcasts, constants and other work that only lays out values may be repeated.
-    2. A `stablehlo.while` that makes both becomes two loops. The first one stacks what the second one reads.
-       A loop whose number of turns is not known stays whole, and so does a branch, with a remark.
+    2. A `stablehlo.while` that makes both becomes two loops. The first one stacks what the second one reads;
+       the second one is no loop where its turns can all be done at once. A loop whose number of turns is not
+       known stays whole, and so does a branch, with a remark.
     3. Calls are inlined, and an `optimization_barrier` holds each of its values by itself.
 
     Where a forward is repeated (`jax.checkpoint`), a remark says how many bytes wait for W.
