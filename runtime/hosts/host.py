@@ -136,6 +136,12 @@ class Gang:
         if self.error is not None:
             raise HostError(self.error if self.fate is None else f"{self.error}; {self.fate}")
 
+    def lose(self, host: HostProcess, how: str) -> None:
+        """Notes that one of its hosts is gone, and how, as in `is lost: ...`; so are all."""
+        self.error = f"{host} {how}"
+        for other in self.hosts:
+            other.error = self.error
+
     def location(self, placement: DeviceLayout, replica: int = 0, replicas: int = 1) -> Location:
         """Where arrays lie on it, or one of so many blocks of their rows."""
         key = (placement, replica, replicas)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways.runtime.hosts import frames, messages
-from pathways.runtime.hosts.messages import Challenge, Hello, MessageError, Ping, Pong, Run
+from pathways.runtime.hosts.frames import decode_for_controller, decode_for_worker
+from pathways.runtime.hosts.messages import Challenge, Done, Hello, MessageError, Ping, Pong, Run
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller, greet_worker
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
@@ -121,3 +123,20 @@ def test_no_bytes_harm_a_reader(body):
     for decode in (frames.decode_for_worker, frames.decode_for_controller):
         with contextlib.suppress(MessageError):
             decode(body)
+
+
+def test_a_message_that_is_longer_than_what_is_read_at_once(pair):
+    """Such as one that says of each result of a large program what is wrong with it."""
+    ours, theirs = pair
+    sender = Connection(theirs, decode_for_worker)
+    receiver = Connection(ours, decode_for_controller)
+    sent = Done(3, None, dict.fromkeys(range(1000), "no memory " * 20))
+    thread = threading.Thread(target=sender.send, args=(sent, Done(4, None, {})), daemon=True)
+    thread.start()
+    got: list[object] = []
+    began = time.monotonic()
+    while len(got) < 2:
+        assert receiver.wait(5)
+        receiver.act_on_some(got.append)
+        assert time.monotonic() - began < 10
+    assert got == [sent, Done(4, None, {})]
