@@ -4,8 +4,8 @@
   `coming.py`.
 - The controller: `connect.py`, `settings.py` and `starting.py` start workers; `controller.py` speaks to them,
   of which `host.py` is one; `hosted.py` programs, `step.py` and `issued.py` runs; `answers.py`, `fetching.py`
-  what comes back; `garbage.py` what nobody holds; `stalls.py` what does not end; `array.py` is what the user
-  holds.
+  what comes back; `garbage.py` what nobody holds; `stalls.py` what does not end; `leaving.py` what has to
+  end; `array.py` is what the user holds.
 - A worker: `worker.py` is the process, `target.py` what its steps are bound to, `store.py` its arrays,
   `underway.py` what it is at, `probing.py` whether other workers live.
 - Traces: `tracing.py` and `worker_tracing.py` are their two ends, `clocks.py` and `merging.py` put them

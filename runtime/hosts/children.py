@@ -30,14 +30,19 @@ class Child:
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         # The controller writes what its workers record.
         environment.pop("PW_TRACE", None)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pathways.runtime.hosts.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-            preexec_fn=_die_with_parent if dies_with_parent else None,
-        )
+        # A worker waits for SIGTERM, which none of its threads may get: it has some before its first line.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pathways.runtime.hosts.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                preexec_fn=_die_with_parent if dies_with_parent else None,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = self._process.pid
         self._lines: collections.deque[str] = collections.deque(maxlen=LINES)
         assert self._process.stdin is not None

@@ -24,6 +24,7 @@ from pathways.runtime.hosts.hosted import HostedProgram, HostPart
 from pathways.runtime.hosts.interrupts import Whole
 from pathways.runtime.hosts.islands import Islands
 from pathways.runtime.hosts.issued import IssuedSteps
+from pathways.runtime.hosts.leaving import Leaves
 from pathways.runtime.hosts.messages import (
     Cancel,
     Chunk,
@@ -34,6 +35,7 @@ from pathways.runtime.hosts.messages import (
     Failed,
     Fetch,
     Free,
+    Leaving,
     Load,
     LoadDone,
     Lost,
@@ -121,6 +123,7 @@ class Controller:
             settings.step_deadline,
         )
         self._questions = Questions()
+        self._leaves = Leaves(self._issued, self._reports, self._answers.poll, self._lose, settings.grace)
         for gang in self.islands.gangs:
             self._listen_to(gang)
         for work in (self._watch, self._free, self._look_for_stalls):
@@ -178,8 +181,9 @@ class Controller:
         return not self._closed.is_set() and all(gang.fate is None for gang in self.islands.gangs)
 
     def is_whole(self) -> bool:
-        """Whether no host is lost, and the cluster not closed."""
-        return not self._closed.is_set() and all(gang.error is None for gang in self.islands.gangs)
+        """Whether no host is lost or leaves, and the cluster is not closed."""
+        gangs = self.islands.gangs
+        return not self._closed.is_set() and all(g.error is None and g.leaving is None for g in gangs)
 
     def tell_all(self, *messages: Message) -> None:
         """Sends messages to all hosts that are left, to all of them between the same two steps."""
@@ -286,6 +290,7 @@ class Controller:
         Raises:
           HostError: one of them is gone.
         """
+        location.gang.check_open()
         value = location.rows(value)
         number = self._number()
         try:
@@ -330,7 +335,7 @@ class Controller:
         with self.order:
             self._issued.make_room(self.settings.ahead, self._answers.wait)
             for gang in program.gangs:
-                gang.check()
+                gang.check_open()
             number = self._number(1 + program.most_outputs)
             step = Step(program.name, number, [host.index for host in program.hosts], program.number)
             frames: list[bytes] = []
@@ -516,6 +521,8 @@ class Controller:
                 self._reports.hear(host.index, message)
             case PeerLost():
                 self._start(self._lose_peer, host, message)
+            case Leaving():
+                self._start(self._leaves.begin, host)
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
                 self.traces.hear(host.index, message)
             case Described():
@@ -542,7 +549,9 @@ class Controller:
 
     def _lose_ended(self, host: HostProcess, error: ConnectionEnded) -> None:
         """Loses a worker whose connection has ended, which its process explains where it has ended, too."""
-        if host.error is None:
+        if host.gang.may_end:
+            self._answers.forget(host)
+        elif host.error is None:
             self._lose(host, host.ending() or str(error))
 
     def _lose_peer(self, host: HostProcess, said: PeerLost) -> None:
@@ -618,11 +627,11 @@ class Controller:
                     with contextlib.suppress(HostError):
                         self._send(host, Unload(program.number))
 
-    def _lose(self, host: HostProcess, why: str) -> None:
+    def _lose(self, host: HostProcess, why: str, how: str = "is lost") -> None:
         """A host is gone, and with it its island: all that depends on it is an error from now on."""
         gang = host.gang
         closed = self._closed.is_set()
-        steps = self._issued.lose(host, "is closed" if closed else f"is lost: {why}")
+        steps = self._issued.lose(host, "is closed" if closed else f"{how}: {why}")
         if steps is None or gang.error is None:
             return
         indices = {other.index for other in gang.hosts}

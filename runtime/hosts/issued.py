@@ -43,13 +43,13 @@ class IssuedSteps:
           made: the steps that made what it takes.
 
         Raises:
-          HostError: an island is lost, or what it takes is spoiled.
+          HostError: an island is lost or leaves, or what the step takes is spoiled.
         """
         with self._lock:
             if step.number in self._steps or step.is_done():
                 return
             for gang in gangs:
-                gang.check()
+                gang.check_open()
             if self._is_several:
                 self._follow(step, made)
             self._steps[step.number] = step
@@ -74,6 +74,19 @@ class IssuedSteps:
             if not oldest.is_done():
                 wait(oldest.is_done)
             self._running.popleft()
+
+    def of(self, gang: Gang) -> list[Step]:
+        """The steps that are not done and of which an island has a part; others may need it for theirs."""
+        hosts = {host.index for host in gang.hosts}
+        return [step for step in self.unfinished() if not hosts.isdisjoint(step.hosts)]
+
+    def leave(self, gang: Gang, why: str) -> bool:
+        """Has an island take no more steps; False when it does not already, or is lost."""
+        with self._lock:
+            if gang.error is not None or gang.leaving is not None:
+                return False
+            gang.leaving = why
+            return True
 
     def lose(self, host: HostProcess, how: str) -> Sequence[Step] | None:
         """Notes that a host is gone, and with it its island.

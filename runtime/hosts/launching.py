@@ -27,6 +27,7 @@ class WorkerConfig:
       size: how many hosts its island has.
       cpu_devices: how many CPU devices it has.
       heartbeat: seconds that another worker may say nothing.
+      grace: seconds that its island may take to end when a worker of it was asked to.
       ports: the first and the last port that it may listen on; None for any.
     """
 
@@ -38,6 +39,7 @@ class WorkerConfig:
     size: int
     cpu_devices: int
     heartbeat: float
+    grace: float
     ports: tuple[int, int] | None = None
 
     def to_json(self) -> str:

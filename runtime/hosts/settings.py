@@ -78,6 +78,7 @@ class Settings:
         doubled; None for never.
       step_deadline: seconds without progress after which a step is ended; None for never.
       heartbeat: seconds that a worker may say nothing; then it is killed, and what it had is lost.
+      grace: seconds that an island goes on for when a worker of it was asked to end.
       endpoints: where controller and workers listen.
       launcher: who starts workers: `ray`, or None for this process.
       address: that of the cluster of the launcher; None for one of its own.
@@ -91,6 +92,7 @@ class Settings:
     stall_report: float | None = 60.0
     step_deadline: float | None = None
     heartbeat: float = 10.0
+    grace: float = 20.0
     endpoints: Endpoints = Endpoints()
     launcher: str | None = None
     address: str | None = None
@@ -105,6 +107,8 @@ class Settings:
                 raise ValueError(f"{name}={seconds!r}: expected seconds, or None for never")
         if not isinstance(self.heartbeat, int | float) or not self.heartbeat >= 1:
             raise ValueError(f"heartbeat={self.heartbeat!r}: expected at least one second")
+        if not isinstance(self.grace, int | float) or not self.grace >= 0:
+            raise ValueError(f"grace={self.grace!r}: expected seconds, 0 for none")
 
     @property
     def hosts(self) -> int:

@@ -28,6 +28,7 @@ from pathways.dialect import make_context
 from pathways.runtime.hosts.describing import answers
 from pathways.runtime.hosts.frames import CHUNK
 from pathways.runtime.hosts.launching import START_SECONDS, WorkerConfig
+from pathways.runtime.hosts.leaving import Farewell
 from pathways.runtime.hosts.listening import connect_to, free_port, own_address, server_socket
 from pathways.runtime.hosts.messages import (
     CHANNELS,
@@ -42,6 +43,8 @@ from pathways.runtime.hosts.messages import (
     Free,
     Hello,
     Join,
+    Leave,
+    Leaving,
     Load,
     LoadDone,
     Lost,
@@ -197,6 +200,8 @@ class Worker:
                     self.start(self.describe, message)
                 case Lost():
                     self.peers.lose(message.addresses)
+                case Leave():
+                    _end()
                 case _:
                     raise _unexpected(message)
 
@@ -210,6 +215,11 @@ class Worker:
         """Tells the controller that another host does not answer."""
         with contextlib.suppress(ConnectionEnded):
             self.connections["watch"].send(PeerLost(host, address, why))
+
+    def ask_to_leave(self) -> None:
+        """Tells the controller that this process was asked to end."""
+        with contextlib.suppress(ConnectionEnded):
+            self.connections["watch"].send(Leaving())
 
     def issue(self) -> None:
         """The dispatch thread: everything that has an order, in that order."""
@@ -455,10 +465,10 @@ def _unexpected(message: object) -> MessageError:
     return MessageError(f"a worker does not take {type(message).__name__} here")
 
 
-def _end() -> None:
+def _end(code: int = 0) -> None:
     """Ends the process, past XLA's own end, which waits for threads that wait for workers that are gone."""
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def _described(error: Exception) -> str:
@@ -473,6 +483,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = WorkerConfig.from_json(sys.stdin.readline())
     secret = bytes.fromhex(config.secret)
+    farewell = Farewell(config.grace, _end)
 
     def hello(proof: bytes, nonce: bytes, channel: str) -> Hello:
         return Hello(proof, nonce, versions(), config.host, config.epoch, channel)
@@ -505,6 +516,7 @@ def main() -> int:
             probes.address,
         )
     )
+    farewell.ask = worker.ask_to_leave
     worker.serve()
     return 0
 
