@@ -7,7 +7,8 @@
   what comes back; `garbage.py` what nobody holds; `stalls.py` what does not end; `leaving.py` what has to
   end; `array.py` is what the user holds.
 - A worker: `worker.py` is the process, `target.py` what its steps are bound to, `store.py` its arrays,
-  `underway.py` what it is at, `probing.py` whether other workers live.
+  `underway.py` what it is at, `probing.py` whether other workers live, `ready.py` whether it is ready,
+  `cores.py` which cores it has.
 - Traces: `tracing.py` and `worker_tracing.py` are their two ends, `clocks.py` and `merging.py` put them
   together; `describing.py` tells what XLA made of programs.
 

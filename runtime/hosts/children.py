@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO
 
+from pathways.runtime.hosts.cores import CoreShares
 from pathways.runtime.hosts.launching import LINES, WorkerConfig
 
 _PR_SET_PDEATHSIG = 1
@@ -88,11 +90,17 @@ class Child:
 class Spawner:
     """Starts workers as children of this process."""
 
+    def __init__(self) -> None:
+        self._cores = CoreShares()
+
     def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[Child]:
         """See `Launcher.launch`."""
         started: list[Child] = []
         try:
             for config in configs:
+                if config.cores is not None:
+                    first = self._cores.take("", config.host, config.cores)
+                    config = dataclasses.replace(config, first_core=first)
                 started.append(Child(config))
         except BaseException:
             for child in started:

@@ -141,7 +141,7 @@ def _launcher(settings: Settings) -> Launcher:
     if settings.launcher is None:
         return Spawner()
     assert settings.endpoints.bind is not None
-    return RayLauncher(settings.address, settings.endpoints.bind, settings.hosts)
+    return RayLauncher(settings.address, settings.endpoints.bind, settings.cores)
 
 
 def _connect_hosts(settings: Settings) -> Cluster:

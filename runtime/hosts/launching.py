@@ -29,6 +29,8 @@ class WorkerConfig:
       heartbeat: seconds that another worker may say nothing.
       grace: seconds that its island may take to end when a worker of it was asked to.
       ports: the first and the last port that it may listen on; None for any.
+      cores: how many cores it has for itself; None for any, together with others.
+      first_core: the position of the first of them among those that it may use; its launcher knows.
     """
 
     controller: str | tuple[str, int]
@@ -41,6 +43,8 @@ class WorkerConfig:
     heartbeat: float
     grace: float
     ports: tuple[int, int] | None = None
+    cores: int | None = None
+    first_core: int = 0
 
     def to_json(self) -> str:
         """One line of JSON."""

@@ -14,6 +14,8 @@ class Island:
     Attributes:
       hosts: how many.
       devices_per_host: CPU devices of each.
+      cores: how many cores of its machine each host has for itself: no other host of the cluster gets them.
+        None for all that it may use, together with others.
 
     Raises:
       ValueError: one of them cannot be.
@@ -23,10 +25,13 @@ class Island:
 
     hosts: int = 1
     devices_per_host: int = 1
+    cores: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("hosts", "devices_per_host"):
             _check_count(name, getattr(self, name))
+        if self.cores is not None:
+            _check_count("cores", self.cores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +119,11 @@ class Settings:
     def hosts(self) -> int:
         """The number of hosts of all islands."""
         return sum(island.hosts for island in self.islands)
+
+    @property
+    def cores(self) -> int:
+        """The number of cores that they take of machines; one for each host that does not say."""
+        return sum(island.hosts * (island.cores or 1) for island in self.islands)
 
 
 def islands_of(islands: object, hosts: int | None, devices_per_host: int) -> tuple[Island, ...]:

@@ -119,6 +119,7 @@ class Starter:
                 self._settings.heartbeat,
                 self._settings.grace,
                 self._settings.endpoints.ports,
+                asked.cores,
             )
             for rank, host in enumerate(self._numbers[island])
         ]

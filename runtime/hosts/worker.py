@@ -25,6 +25,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.runtime.hosts.cores import pin
 from pathways.runtime.hosts.describing import answers
 from pathways.runtime.hosts.frames import CHUNK
 from pathways.runtime.hosts.launching import START_SECONDS, WorkerConfig
@@ -64,6 +65,7 @@ from pathways.runtime.hosts.messages import (
 )
 from pathways.runtime.hosts.own_part import own_part
 from pathways.runtime.hosts.probing import Probes
+from pathways.runtime.hosts.ready import FOLDER, Mark
 from pathways.runtime.hosts.store import ELSEWHERE, Poison, Store
 from pathways.runtime.hosts.target import Numbers, Peers, WorkerTarget
 from pathways.runtime.hosts.underway import StepsUnderway
@@ -494,6 +496,8 @@ def main() -> int:
         return greeted, own_address(sock)
 
     try:
+        if config.cores is not None:
+            pin(config.first_core, config.cores)
         connected = {channel: connect(channel) for channel in CHANNELS}
         connections = {channel: connection for channel, (connection, _) in connected.items()}
         # What reaches the controller is what other workers shall reach.
@@ -501,6 +505,7 @@ def main() -> int:
         cluster = _devices(config, address, connections["watch"])
         peers = Peers(jax.devices()[0].client, address, config.ports)
         server = server_socket(address, config.ports)
+        mark = Mark(os.environ.get(FOLDER), config.host)
     except (OSError, MessageError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1
@@ -516,7 +521,12 @@ def main() -> int:
             probes.address,
         )
     )
-    farewell.ask = worker.ask_to_leave
+
+    def ask_to_leave() -> None:
+        mark.remove()
+        worker.ask_to_leave()
+
+    farewell.ask = ask_to_leave
     worker.serve()
     return 0
 

@@ -139,6 +139,51 @@ with socket.create_server(("127.0.0.1", 0)) as silent:
 """)
 
 
+def test_what_platforms_ask(tmp_path):
+    """A worker has a file from when it is ready until it ends or is asked to, however that happens."""
+    run(
+        LEAVING
+        + f"""
+import subprocess
+
+
+def ready(*options):
+    command = [sys.executable, "-m", "pathways.runtime.hosts.ready", "{tmp_path}/ready", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+assert ready() == (1, "0 ready: none\\n")
+os.environ["PW_READY_DIR"] = "{tmp_path}/ready"
+pw.connect(hosts=2, grace=30)
+double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+pids = [host.process.pid for host in controller().hosts]
+assert ready("--hosts", "2") == (0, f"2 ready: host0-{{pids[0]}}, host1-{{pids[1]}}\\n")
+code, text = ready("--hosts", "3")
+assert code == 1, text
+held = double(np.float32(1))
+leave(0)
+assert ready() == (0, f"1 ready: host1-{{pids[1]}}\\n")
+assert float(held) == 2
+del held
+assert ended([controller().hosts[0].process]) == ["exit code 0"]
+pids[0] = controller().hosts[0].process.pid
+os.kill(pids[1], signal.SIGKILL)
+assert controller().hosts[1].process.ending(10) is not None
+assert (0, f"1 ready: host0-{{pids[0]}}\\n") == ready() or controller().is_whole()
+while not controller().is_whole():
+    time.sleep(0.05)
+before = [host.process for host in controller().hosts]
+assert ready("--drain", "25") == (0, "")
+assert ended(before) == ["exit code 0"] * 2
+assert float(double(np.float32(2))) == 4
+held = double(np.float32(2))
+code, text = ready("--drain", "0.2")
+assert code == 1 and "after 0 seconds there is still host0-" in text, text
+"""
+    )
+
+
 def test_a_controller_that_is_asked_to_end_leaves_nothing():
     """In the middle of a step; so it is when the system sends SIGTERM to all processes of a job at once."""
     for workers_too in (False, True):
