@@ -41,7 +41,7 @@ What lies in other shards on the devices where it is wanted goes from one slice 
 _MOST = 64
 """How many programs are kept; those that were loaded first go first."""
 
-_programs: weakref.WeakKeyDictionary[Controller, dict[tuple[_Move, ...], _Loaded]] = (
+_programs: weakref.WeakKeyDictionary[Controller, dict[tuple[_Move, ...], _KeptProgram]] = (
     weakref.WeakKeyDictionary()
 )
 """The programs that were loaded, by what they move."""
@@ -85,7 +85,7 @@ class _Move:
         return cls(tuple(shape), data.dtype.name, source, target)
 
 
-class _Loaded:
+class _KeptProgram:
     """A program that is unloaded when nobody has it any more."""
 
     def __init__(self, controller: Controller, program: HostedProgram) -> None:
@@ -119,12 +119,12 @@ def relocate(
     return [each for each, move in zip(wanted, moves, strict=True) if move is None]
 
 
-def _loaded(controller: Controller, load: Load, moves: tuple[_Move, ...]) -> _Loaded:
+def _loaded(controller: Controller, load: Load, moves: tuple[_Move, ...]) -> _KeptProgram:
     with _lock:
         found = _programs.get(controller, {}).get(moves)
     if found is not None and found.program.is_there():
         return found
-    made = _Loaded(controller, load(*_program(moves)))
+    made = _KeptProgram(controller, load(*_program(moves)))
     with _lock:
         known = {key: old for key, old in _programs.get(controller, {}).items() if old.program.is_there()}
         for key in list(known)[: max(0, len(known) + 1 - _MOST)]:

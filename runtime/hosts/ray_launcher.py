@@ -8,12 +8,15 @@ a worker has the process for itself, and one that is stopped can be ended, which
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from pathways.runtime.hosts.children import Child
+from pathways.runtime.hosts.cores import CoreShares
 from pathways.runtime.hosts.host import HostError
 from pathways.runtime.hosts.launching import START_SECONDS, WorkerConfig
 
@@ -26,6 +29,10 @@ class HostActor:
 
     def __init__(self) -> None:
         self._child: Child | None = None
+
+    def machine(self) -> str:
+        """Tells the machine from others; it may have several nodes of Ray."""
+        return f"{socket.gethostname()} {_import_ray().util.get_node_ip_address()}"
 
     def start(self, config: str) -> int:
         """Starts it; returns its process. It ends with the actor."""
@@ -116,21 +123,22 @@ class RayLauncher:
       address: of a Ray cluster to join, such as `10.0.0.5:6379`, or `auto` for the one of this machine; None
         for one of its own on this machine, which ends with it.
       bind: the address of this machine at which a cluster of its own listens.
-      hosts: how many workers there will be.
+      cores: how many CPUs a cluster of its own has.
 
     Raises:
       ModuleNotFoundError: Ray is not installed.
       HostError: there is no such cluster.
     """
 
-    def __init__(self, address: str | None, bind: str, hosts: int) -> None:
+    def __init__(self, address: str | None, bind: str, cores: int) -> None:
         self._ray = _import_ray()
         self._left = threading.Event()
         self._groups: dict[int, Any] = {}
+        self._cores = CoreShares()
         self._is_own = not self._ray.is_initialized()
         if not self._is_own:
             return
-        own = {"address": "local", "num_cpus": hosts, "_node_ip_address": bind, "include_dashboard": False}
+        own = {"address": "local", "num_cpus": cores, "_node_ip_address": bind, "include_dashboard": False}
         try:
             self._ray.init(
                 **(own if address is None else {"address": address}),
@@ -146,7 +154,7 @@ class RayLauncher:
         actor = self._ray.remote(HostActor)
         actors = [
             actor.options(
-                num_cpus=1,
+                num_cpus=config.cores or 1,
                 max_restarts=0,
                 scheduling_strategy=self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=config.rank
@@ -155,7 +163,11 @@ class RayLauncher:
             for config in configs
         ]
         try:
-            started = [a.start.remote(config.to_json()) for a, config in zip(actors, configs, strict=True)]
+            machines = self._ray.get([a.machine.remote() for a in actors], timeout=START_SECONDS)
+            started = [
+                a.start.remote(self._pinned(config, machine).to_json())
+                for a, config, machine in zip(actors, configs, machines, strict=True)
+            ]
             pids = self._ray.get(started, timeout=START_SECONDS)
         except BaseException as error:
             for one in actors:
@@ -177,16 +189,23 @@ class RayLauncher:
         if self._is_own:
             self._ray.shutdown()
 
+    def _pinned(self, config: WorkerConfig, machine: str) -> WorkerConfig:
+        if config.cores is None:
+            return config
+        first = self._cores.take(machine, config.host, config.cores)
+        return dataclasses.replace(config, first_core=first)
+
     def _group(self, configs: Sequence[WorkerConfig]) -> Any:
         """The places of an island: all of them or none."""
         first = configs[0].host
         if first not in self._groups:
-            bundles = [{"CPU": 1} for _ in configs]
+            bundles = [{"CPU": config.cores or 1} for config in configs]
             group = self._ray.util.placement_group(bundles, strategy="SPREAD")
             if not group.wait(START_SECONDS):
                 self._ray.util.remove_placement_group(group)
                 raise HostError(
-                    f"host {first}: Ray has no place for an island of {len(configs)} hosts, one CPU each; "
+                    f"host {first}: Ray has no place for an island of {len(configs)} hosts, "
+                    f"{configs[0].cores or 1} CPU each; "
                     f"it has {self._ray.available_resources().get('CPU', 0):.0f} free"
                 )
             self._groups[first] = group

@@ -42,6 +42,9 @@ class Step:
         self._reads: list[Step] = []
         self._lock = threading.Lock()
 
+    def __str__(self) -> str:
+        return f"step {self.number} of program {self.program}"
+
     def follow(self, before: Iterable[Step]) -> None:
         """Notes the steps that its hosts had last: what they made, it may read."""
         self._before = list(before)

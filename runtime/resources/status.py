@@ -22,7 +22,7 @@ class HostStatus:
       arrays: how many arrays it holds for programs and their callers; None when it does not say.
       bytes: the bytes of these arrays, all shards together; None when it does not say.
       programs: the names of the programs that are loaded on it.
-      error: why it is lost; None while it is not.
+      error: why it is lost, or leaves; None while it does not.
     """
 
     host: int

@@ -143,7 +143,7 @@ ways = {"kill": same, "leave": leave, "same": same}
 sketched.operation = lambda name, mesh, constrain: ways[name]
 piece = lambda name: Piece(0, (0,), (Apply(name, (-1, -1), 0),))
 sketches = [Sketch(((1,),), (Input((4,), "float32"),), (piece(n),), (1,)) for n in ("kill", "same", "leave")]
-verdicts = dict(random_programs.run_programs(list(enumerate(sketches)), 1, hosts=1))
+verdicts = dict(random_programs.run_programs(list(enumerate(sketches)), 1, random_programs.Workers(1)))
 result = [verdicts[n].kind for n in range(3)]
 """
     assert in_a_process(script, tmp_path) == ["traceback", "ok", "left"]
