@@ -140,6 +140,7 @@ class Controller:
         for host in gang.hosts:
             host.heard = time.monotonic()
             self._answers.add(host)
+            self.traces.attend(host)
         self._listen_to(gang)
 
     def _start(self, work: Callable[..., None], *args: Any) -> None:
