@@ -1,12 +1,12 @@
-"""Programs on islands of one and of several hosts, while hosts are killed, stopped, slowed and starved.
+"""Programs on islands of one and of several hosts, while hosts are killed, stopped, cut off and starved.
 
   python bench/soak.py [--seconds 120] [--seed 0] [--step-deadline 20] [--acts kill,stop,slow]
 
 Three islands, the first of two hosts, run programs that go through all of them from several threads; each
 value is an integer, so that it is right or wrong. Meanwhile a random host is killed, stopped for good,
-stopped for a moment, or may take no more memory. What is lost has to be an error within the time below, all
-else right; the islands come back, and the same programs go on. In the end nothing is left: no array, step,
-process, or thread. Exits with 1 and says why when that is not so.
+stopped for a moment, may take no more memory, is cut off from another one, or is asked to end. What is lost
+has to be an error within the time below, all else right; the islands come back, and the same programs go on.
+In the end nothing is left: no array, step, process, or thread. Exits with 1 and says why when that is not so.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import _cables
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
@@ -39,6 +40,8 @@ from pathways.runtime.hosts.host import HostError, HostProcess
 HEARTBEAT = 2.0
 STEP_DEADLINE = 20.0
 """A host without memory may answer, and do nothing else."""
+
+GRACE = 2.0
 
 MOST_SECONDS = 60.0
 """How long a value may take, or its error: an island that is lost starts anew meanwhile."""
@@ -111,6 +114,8 @@ def work(seed: str, programs: Programs, end: float, counts: Counts) -> None:
                 raise
             value = expected = np.arange(8, dtype=np.int32) + chosen.randrange(1000)
             counts.add("errors", time.monotonic() - began)
+            # What leaves refuses at once.
+            time.sleep(0.05)
             continue
         np.testing.assert_array_equal(found, expected)
         counts.add("values", time.monotonic() - began)
@@ -137,8 +142,18 @@ def starve(host: HostProcess, chosen: random.Random) -> None:
     resource.prlimit(host.process.pid, resource.RLIMIT_AS, (used, used))
 
 
+def cut(host: HostProcess, chosen: random.Random) -> None:
+    workers = controller()
+    assert workers is not None
+    _cables.cut(host, chosen.choice([other for other in workers.hosts if other is not host]))
+
+
+def leave(host: HostProcess, chosen: random.Random) -> None:
+    os.kill(host.process.pid, signal.SIGTERM)
+
+
 Act = Callable[[HostProcess, random.Random], None]
-ACTS: dict[str, Act] = {act.__name__: act for act in (kill, stop, slow, starve)}
+ACTS: dict[str, Act] = {act.__name__: act for act in (kill, stop, slow, starve, cut, leave)}
 
 
 def hurt(seed: str, end: float, counts: Counts, acts: Sequence[Act]) -> None:
@@ -183,6 +198,11 @@ def wait_for(what: str, is_so: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+def count_threads() -> int:
+    """The threads of this process that are not those of cables."""
+    return sum(not thread.name.startswith(_cables.NAME) for thread in threading.enumerate())
+
+
 def children() -> list[int]:
     """The processes of which this one is the parent."""
     lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
@@ -195,11 +215,12 @@ def soak(seed: str, seconds: float, step_deadline: float | None, acts: Sequence[
     Raises:
       AssertionError: something hangs, is wrong, or is left.
     """
-    pw.connect(islands=ISLANDS, heartbeat=HEARTBEAT, step_deadline=step_deadline)
+    _cables.install()
+    pw.connect(islands=ISLANDS, heartbeat=HEARTBEAT, step_deadline=step_deadline, grace=GRACE)
     programs, counts, errors = Programs(), Counts(), list[str]()
     for program, _ in programs.all:
         np.asarray(program(np.arange(8, dtype=np.int32)))
-    threads = threading.active_count()
+    threads = count_threads()
     end = time.monotonic() + seconds
 
     def start(target: Callable[..., None], *args: Any) -> threading.Thread:
@@ -229,7 +250,7 @@ def soak(seed: str, seconds: float, step_deadline: float | None, acts: Sequence[
     wait_for("steps are left", lambda: not pw.status().steps)
     wait_for("arrays are left", lambda: all(host.arrays == 0 for host in pw.status().hosts))
     wait_for("processes are left", lambda: len(children()) == workers.settings.hosts)
-    wait_for("threads are left", lambda: threading.active_count() <= threads + 1)
+    wait_for("threads are left", lambda: count_threads() <= threads + 1)
     pw.disconnect()
     wait_for("processes are left", lambda: not children())
     return counts

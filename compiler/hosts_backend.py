@@ -80,9 +80,11 @@ class HostsBackend(Backend):
             crossing=sum(_count(part, Send) for part in plans.values()),
             inner=max((_count(part, Transfer) for part in plans.values()), default=0),
         )
-        if not any(gang.is_several for gang in working):
-            hosts = {slice: binding.devices[0].host.index for slice, binding in bindings.items()}
-            self._controller.traces.add(loaded, loaded.number, plan, hosts)
+        owners = {
+            slice: tuple(device.host.index for device in binding.devices)
+            for slice, binding in bindings.items()
+        }
+        self._controller.traces.add(loaded, loaded.number, plan, owners)
         return loaded
 
     def status(self) -> Status:

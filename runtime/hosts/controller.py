@@ -140,6 +140,7 @@ class Controller:
         for host in gang.hosts:
             host.heard = time.monotonic()
             self._answers.add(host)
+            self.traces.attend(host)
         self._listen_to(gang)
 
     def _start(self, work: Callable[..., None], *args: Any) -> None:
@@ -552,7 +553,12 @@ class Controller:
         if host.gang.may_end:
             self._answers.forget(host)
         elif host.error is None:
-            self._lose(host, host.ending() or str(error))
+            how = host.ending() or str(error)
+            first = host.gang.hosts[0]
+            # JAX aborts the hosts of an island whose first one is gone.
+            if first is not host and (of_first := first.ending(0)):
+                host, how = first, of_first
+            self._lose(host, how)
 
     def _lose_peer(self, host: HostProcess, said: PeerLost) -> None:
         """Loses a worker that another one does not reach."""

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from pathways.runtime.hosts.launching import START_SECONDS, WorkerConfig
 
 _PATIENCE = 2.0
 """Seconds that an actor may take to answer, besides what it was asked to wait."""
+
+
+_AGAIN_SECONDS = 1.0
 
 
 class HostActor:
@@ -150,7 +154,27 @@ class RayLauncher:
 
     def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[RayWorker]:
         """See `Launcher.launch`."""
+        had_place = configs[0].host in self._groups
         group = self._group(configs)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return self._launch(configs, group, max(1.0, deadline - time.monotonic()))
+            except self._ray.exceptions.RayError as error:
+                # For some seconds Ray gives out places on a machine that is gone, then it looks for others.
+                is_gone = isinstance(error, self._ray.exceptions.RayActorError)
+                if had_place and is_gone and time.monotonic() < deadline:
+                    time.sleep(_AGAIN_SECONDS)
+                    continue
+                why = str(error).partition("\n")[0]
+                raise HostError(f"host {configs[0].host}: Ray does not start it: {why}") from None
+
+    def _launch(self, configs: Sequence[WorkerConfig], group: Any, seconds: float) -> list[RayWorker]:
+        """Starts the workers of an island in their places.
+
+        Raises:
+          RayError: Ray cannot, or not in so many seconds.
+        """
         actor = self._ray.remote(HostActor)
         actors = [
             actor.options(
@@ -163,17 +187,15 @@ class RayLauncher:
             for config in configs
         ]
         try:
-            machines = self._ray.get([a.machine.remote() for a in actors], timeout=START_SECONDS)
+            machines = self._ray.get([a.machine.remote() for a in actors], timeout=seconds)
             started = [
                 a.start.remote(self._pinned(config, machine).to_json())
                 for a, config, machine in zip(actors, configs, machines, strict=True)
             ]
-            pids = self._ray.get(started, timeout=START_SECONDS)
-        except BaseException as error:
+            pids = self._ray.get(started, timeout=seconds)
+        except BaseException:
             for one in actors:
                 self._ray.kill(one)
-            if isinstance(error, self._ray.exceptions.RayError):
-                raise HostError(f"host {configs[0].host}: Ray does not start it: {error}") from None
             raise
         return [RayWorker(self._ray, self._left, one, pid) for one, pid in zip(actors, pids, strict=True)]
 

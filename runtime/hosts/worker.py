@@ -143,7 +143,7 @@ class Worker:
         self.unneeded: set[int] = set()
         self.last = 0
         self.underway = StepsUnderway()
-        self.tracing = WorkerTracing(connections["watch"], records=len(self.island) == 1)
+        self.tracing = WorkerTracing(connections["watch"])
         self.waiting: queue.SimpleQueue[tuple[int, Hosted, list[Any], list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
