@@ -62,9 +62,8 @@ def _path(attributes: Attributes, n: int) -> str:
 def _aval(type_: ir.Type, attributes: Attributes) -> jax.core.ShapedArray:
     plain = array_type(type_)
     shape = plain.shape
-    port = ReplicaPort.read(attributes[REPLICA]) if REPLICA in attributes else None
-    if port is not None and port.split:
-        shape = (shape[0] * port.count, *shape[1:])
+    if REPLICA in attributes:
+        shape = ReplicaPort.read(attributes[REPLICA]).whole(shape)
     return jax.core.ShapedArray(shape, jax.numpy.dtype(plain.dtype))
 
 

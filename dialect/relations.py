@@ -227,7 +227,7 @@ def replicas_agree(program: ProgramView, report: Report) -> None:
         ("argument", program.arguments, program.main.type.inputs),
         ("result", program.results, program.main.type.results),
     ):
-        groups: dict[int, list[tuple[ReplicaPort, tuple[ir.Type, bool, int, bool]]]] = {}
+        groups: dict[int, list[tuple[ReplicaPort, tuple[ir.Type, bool, int, int | None]]]] = {}
         for attrs, type_ in zip(all_attrs, types, strict=True):
             if REPLICA in attrs:
                 port = ReplicaPort.read(attrs[REPLICA])
@@ -239,8 +239,8 @@ def replicas_agree(program: ProgramView, report: Report) -> None:
                 report(program.main, f"{what} {number} is not alike on all replicas")
             elif program.host is None and len(group) < ports[0].count:
                 report(program.main, f"{what} {number} is not on all {ports[0].count} replicas")
-            elif ports[0].split and not ir.RankedTensorType(group[0][1][0]).rank:
-                report(program.main, f"{what} {number} is split, but a scalar")
+            elif (split := ports[0].split) is not None and split >= group[0][1][0].rank:
+                report(program.main, f"{what} {number} is split along a dimension {split} that it lacks")
         if groups and sorted(groups) != list(range(len(groups))) and program.host is None:
             report(program.main, f"{what}s of replicas are numbered {sorted(groups)}")
 

@@ -209,8 +209,8 @@ class _Replicator:
                 value = self.add_argument(argument.type, {**attrs, SLICE: make_slices(places)})
                 self.values[argument] = [value] * self.count
                 continue
-            split = argument in self.cut_arguments
-            type_ = self.rows_of(argument.type) if split else argument.type
+            split = 0 if argument in self.cut_arguments else None
+            type_ = argument.type if split is None else self.rows_of(argument.type)
             self.values[argument] = [
                 self.add_argument(
                     type_,
@@ -405,7 +405,7 @@ class _Replicator:
         for of, (value, attrs) in enumerate(
             zip(self.terminator.operands, result_attrs(self.main), strict=True)
         ):
-            split = value in self.cut_results
+            split = 0 if value in self.cut_results else None
             for r in self.replicas:
                 returned.append(self.values[value][r])
                 attrs_of_results.append(

@@ -289,7 +289,7 @@ class Controller:
         Raises:
           HostError: one of them is gone.
         """
-        value = location.rows(value)
+        value = location.part.of(value)
         number = self._number()
         try:
             for host in location.gang.hosts:
