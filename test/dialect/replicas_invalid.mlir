@@ -81,7 +81,7 @@ module attributes {pw.form = "sharded"} {
   "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
   func.func public @main(%a: tensor<2xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>},
       %b: tensor<2xf32> {pw.slice = @s1}) {
-    // expected-error@below {{sums values that lie differently over their slices}}
+    // expected-error@below {{exchanges values that lie differently over their slices}}
     %c:2 = "pw.all_reduce"(%a, %b) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
     return
   }
