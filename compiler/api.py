@@ -174,7 +174,7 @@ def program(
       fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
       exchange_dtype: `bfloat16` or `float16`: replicas send each other sums of wider floats rounded to it,
         half of the bytes or less, and add them up in their own dtype.
-      zero1: each replica updates its part of the parameters, and keeps that part of the optimizer's state: the
+      zero1: each replica updates a part of the parameters, and keeps that part of the optimizer's state: of
         arrays that only updates read, and whose places results take. They lie as `P(..., "replica", ...)`.
 
     Returns:

@@ -151,14 +151,14 @@ def _ports(
     return tuple(
         HostPort(
             number,
-            gang.location(_placement(plan, slot, bindings[slice]), _part(value.replicas, slice)),
+            gang.location(_placement(plan, slot, bindings[slice]), _share(value.replicas, slice)),
         )
         for number, value in values
         for slice, slot in value.slots.items()
     )
 
 
-def _part(replicas: Replicas | None, slice: str) -> Part:
+def _share(replicas: Replicas | None, slice: str) -> Part:
     """What of an array lies on a slice."""
     if replicas is None or replicas.split is None:
         return WHOLE

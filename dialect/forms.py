@@ -175,6 +175,7 @@ _PLACED_LOOPS = {SplitOp: ("slice",), ReduceOp: ("slice",), AllReduceOp: ("slice
 _WITH_SLICE = {**_PLACED_LOOPS, CarryOp: ("slice",), NextOp: ("slice",)}
 _WITH_ORDER = {LaunchOp: ("order",), TransferOp: ("order", "channel"), ReduceOp: ("slice",)}
 _LOOPS = frozenset({SplitOp, ReduceOp, AllReduceOp, CarryOp, NextOp, IndexOp})
+_BLOCKS = frozenset({ReduceScatterOp, AllGatherOp, ReplicaOp})
 _CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
 
 TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
@@ -213,7 +214,7 @@ PLACED = Form(
 SHARDED = dataclasses.replace(
     PLACED,
     name="sharded",
-    main=PLACED.main | {ReduceScatterOp, AllGatherOp, ReplicaOp},
+    main=PLACED.main | _BLOCKS,
     needs={kind: names for kind, names in _WITH_SLICE.items() if kind is not AllReduceOp},
     lacks=_BEFORE_UNROLLING,
     relations=(
@@ -309,7 +310,7 @@ FORMS: Mapping[str, Form] = {
 UNCLAIMED = Form(
     "",
     symbols=frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp}),
-    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}) | _LOOPS,
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}) | _LOOPS | _BLOCKS,
     glue=True,
     arrays=False,
     relations=(

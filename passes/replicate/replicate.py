@@ -58,7 +58,7 @@ class Replicate(Pass):
     3. An argument or result becomes R of them, tied by `pw.replica`. A batch that is only cut into
        microbatches is `split`: each replica gets its rows. So is a result that concatenates microbatches;
        what else reads such a result gets those of all replicas, each of which crosses once to each other.
-    4. A `pw.all_reduce`, `pw.reduce_scatter` or `pw.all_gather` gets an operand and a result for each replica.
+    4. An exchange, such as `pw.all_reduce`, gets an operand and a result for each replica.
     5. What is done for its effect outside of loops over microbatches, such as a print, is done by replica 0.
 
     Requires: shardings decided, transfers cut into pieces; all slices with one number of replicas, which
@@ -235,9 +235,11 @@ class _Replicator:
             op.slice: None
             for op in self.operations
             if isinstance(op, ReplicaOp)
-            or (isinstance(op, SplitOp)
-            and op.loop in self.microbatched
-            and op.operands[0] not in self.cut_arguments)
+            or (
+                isinstance(op, SplitOp)
+                and op.loop in self.microbatched
+                and op.operands[0] not in self.cut_arguments
+            )
         }
         if not cutting:
             return []
@@ -438,7 +440,7 @@ class _Replicator:
 
 
 def _taken_block(attrs: dict[str, ir.Attribute]) -> int | None:
-    """The dimension of which each replica has a block of an argument or result; takes it from the attributes."""
+    """The dimension of which each replica has a block of an argument or result; it no longer says so."""
     block = attrs.pop(BLOCK, None)
     return None if block is None else NATURAL.read(block)
 

@@ -17,12 +17,12 @@ from pathways.dialect.meshes import replicated
 from pathways.dialect.names import SHARDING
 from pathways.dialect.shardings import decided_inside, make_sharding
 from pathways.passes.replicate.axes import Tie, block_attributes, is_free, partial_dims, ties_of
-from pathways.passes.replicate.splitting import Launch, Splitting
+from pathways.passes.replicate.splitting import OuterLaunch, Splitting
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.operations import captured, replace_operands
 
 
-class Form(enum.IntEnum):
+class Extent(enum.IntEnum):
     """What a replica has of a value."""
 
     PARTIAL = 0
@@ -34,18 +34,18 @@ class Form(enum.IntEnum):
 
 
 class Item(NamedTuple):
-    """A value inside of a computation in a form; the number of the replica has no value there."""
+    """A value inside of a computation, and how much of it; the number of the replica has no value there."""
 
     value: ir.Value | None
-    form: Form
+    extent: Extent
 
 
-NUMBER = Item(None, Form.WHOLE)
+NUMBER = Item(None, Extent.WHOLE)
 """The number of the replica."""
 
 
 @dataclasses.dataclass
-class _Piece:
+class _Segment:
     """A computation between exchanges: what it reads, computes in that order, and returns."""
 
     inputs: list[Item] = dataclasses.field(default_factory=list)
@@ -64,19 +64,21 @@ class SplitLaunch:
     """
 
     def __init__(
-        self, launch: Launch, splitting: Splitting, layouts: Layouts, computations: Computations
+        self, launch: OuterLaunch, splitting: Splitting, layouts: Layouts, computations: Computations
     ) -> None:
         self.launch = launch
         self.splitting = splitting
         self.layouts = layouts
         self.computations = computations
         self.home = layouts.meshes[launch.op.slice]
+        self.positions = {value: n for n, op in enumerate(launch.operations) for value in op.results}
         callee = layouts.symbols[launch.op.callee]
         self.arguments = [attrs.get(SHARDING) for attrs in argument_attrs(callee)]
         results = [attrs.get(SHARDING) for attrs in result_attrs(callee)]
         self.results = dict(zip(launch.returned, results, strict=True))
         self.wanted = [
-            Item(value, Form.WHOLE if self.dim(value) is None else Form.BLOCK) for value in launch.returned
+            Item(value, Extent.WHOLE if self.dim(value) is None else Extent.BLOCK)
+            for value in launch.returned
         ]
 
     def build(self, operand: Callable[[ir.Value | None, bool], ir.Value]) -> list[ir.Value]:
@@ -95,7 +97,7 @@ class SplitLaunch:
             for item in piece.inputs:
                 if item not in values:
                     outer = None if item.value is None else self.launch.key(item.value).value
-                    values[item] = operand(outer, item.form == Form.BLOCK)
+                    values[item] = operand(outer, item.extent == Extent.BLOCK)
             name = self.computation(piece)
             made = LaunchOp.build(
                 [values[item] for item in piece.inputs],
@@ -110,7 +112,7 @@ class SplitLaunch:
                 if exchanged is not None:
                     values[exchanged] = self.gather(item, values[item])
         return [
-            operand(self.launch.key(item.value).value, item.form == Form.BLOCK)
+            operand(self.launch.key(item.value).value, item.extent == Extent.BLOCK)
             if self.is_argument(item.value)
             else values[item]
             for item in self.wanted
@@ -118,8 +120,8 @@ class SplitLaunch:
 
     def gather(self, item: Item, value: ir.Value) -> ir.Value:
         """Exchanges what replicas have."""
-        whole = Item(item.value, Form.STACK if item.form == Form.PARTIAL else Form.WHOLE)
-        dim = 0 if item.form == Form.PARTIAL else self.splitting.dims[self.launch.key(item.value)]
+        whole = Item(item.value, Extent.STACK if item.extent == Extent.PARTIAL else Extent.WHOLE)
+        dim = 0 if item.extent == Extent.PARTIAL else self.splitting.dims[self.launch.key(item.value)]
         return AllGatherOp.build([value], [self.type(whole)], dim=dim, slice=self.launch.op.slice).results[0]
 
     def dim(self, value: ir.Value) -> int | None:
@@ -133,7 +135,9 @@ class SplitLaunch:
         """Whether an item comes from outside of the launch."""
         if item.value is None:
             return True
-        return self.is_argument(item.value) and (item.form == Form.WHOLE or self.dim(item.value) is not None)
+        return self.is_argument(item.value) and (
+            item.extent == Extent.WHOLE or self.dim(item.value) is not None
+        )
 
     def is_partial(self, op: ir.OpView) -> bool:
         """Whether an operation reduces blocks."""
@@ -142,15 +146,15 @@ class SplitLaunch:
 
     def source(self, item: Item) -> Item | None:
         """What is exchanged to get an item; None for what is computed."""
-        if item.form == Form.STACK:
-            return Item(item.value, Form.PARTIAL)
-        if item.value is None or item.form != Form.WHOLE or self.is_argument(item.value):
+        if item.extent == Extent.STACK:
+            return Item(item.value, Extent.PARTIAL)
+        if item.value is None or item.extent != Extent.WHOLE or self.is_argument(item.value):
             return None
-        return None if self.dim(item.value) is None else Item(item.value, Form.BLOCK)
+        return None if self.dim(item.value) is None else Item(item.value, Extent.BLOCK)
 
     def exchanged(self, item: Item) -> Item | None:
         """What becomes of an item by an exchange that the launch needs."""
-        whole = Item(item.value, Form.STACK if item.form == Form.PARTIAL else Form.WHOLE)
+        whole = Item(item.value, Extent.STACK if item.extent == Extent.PARTIAL else Extent.WHOLE)
         return whole if whole in self.needed and self.source(whole) == item else None
 
     def ties(self, value: ir.Value) -> dict[int, Tie] | None:
@@ -162,7 +166,7 @@ class SplitLaunch:
 
     def reads(self, item: Item) -> list[Item]:
         """What an item is computed of."""
-        value, form = item
+        value, extent = item
         if self.is_input(item):
             return []
         source = self.source(item)
@@ -170,22 +174,22 @@ class SplitLaunch:
             return [source]
         assert value is not None
         if self.is_argument(value):
-            return [Item(value, Form.WHOLE), NUMBER]
+            return [Item(value, Extent.WHOLE), NUMBER]
         op = value.owner.opview
         if _is_barrier(op):
-            return [Item(op.operands[ir.OpResult(value).result_number], form)]
-        if form == Form.PARTIAL:
-            return [Item(op.operands[0], Form.BLOCK), Item(op.operands[1], Form.WHOLE)]
-        if form == Form.BLOCK:
+            return [Item(op.operands[ir.OpResult(value).result_number], extent)]
+        if extent == Extent.PARTIAL:
+            return [Item(op.operands[0], Extent.BLOCK), Item(op.operands[1], Extent.WHOLE)]
+        if extent == Extent.BLOCK:
             ties = self.ties(value)
             if ties is None:
-                return [Item(value, Form.WHOLE), NUMBER]
-            return [Item(v, Form.BLOCK if n in ties else Form.WHOLE) for n, v in enumerate(op.operands)]
+                return [Item(value, Extent.WHOLE), NUMBER]
+            return [Item(v, Extent.BLOCK if n in ties else Extent.WHOLE) for n, v in enumerate(op.operands)]
         if self.is_partial(op):
-            return [Item(value, Form.STACK), Item(op.operands[1], Form.WHOLE)]
-        return [Item(v, Form.WHOLE) for v in captured(op)]
+            return [Item(value, Extent.STACK), Item(op.operands[1], Extent.WHOLE)]
+        return [Item(v, Extent.WHOLE) for v in captured(op)]
 
-    def pieces(self) -> list[_Piece]:
+    def pieces(self) -> list[_Segment]:
         """The computations, one behind the other."""
         order = _behind(self.wanted, self.reads)
         self.needed = set(order)
@@ -198,7 +202,7 @@ class SplitLaunch:
             constant[item] = not self.is_input(item) and all(constant[read] for read in reads)
         sources = [source for item in order if (source := self.source(item)) is not None]
         targets = dict.fromkeys(item for item in [*sources, *self.wanted] if not self.is_input(item))
-        pieces = [_Piece() for _ in range(max(levels.values(), default=0) + 1)]
+        pieces = [_Segment() for _ in range(max(levels.values(), default=0) + 1)]
         computed: dict[Item, int] = {}
         for n, piece in enumerate(pieces):
 
@@ -218,9 +222,19 @@ class SplitLaunch:
                 else:
                     computed[item] = n
                     piece.body.append(item)
+            # As they stood: XLA chooses by their order what it fuses, and so how it rounds.
+            piece.body.sort(key=self.position)
+            piece.inputs.sort(key=self.position)
         return [piece for piece in pieces if piece.outputs]
 
-    def computation(self, piece: _Piece) -> str:
+    def position(self, item: Item) -> tuple[int, int, int]:
+        """Where an item stands: arguments first, the number of the replica last."""
+        if item.value is None:
+            return len(self.positions), 0, 0
+        argument = ir.BlockArgument(item.value).arg_number if self.is_argument(item.value) else 0
+        return self.positions.get(item.value, -1), argument, item.extent
+
+    def computation(self, piece: _Segment) -> str:
         """The computation of a piece."""
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
@@ -244,29 +258,29 @@ class SplitLaunch:
 
     def compute(self, item: Item, values: dict[Item, ir.Value]) -> None:
         """Computes an item at the insertion point."""
-        value, form = item
+        value, extent = item
         assert value is not None
         reads = [values[read] for read in self.reads(item)]
         if not self.is_argument(value) and _is_barrier(value.owner.opview):
             values[item] = reads[0]
-        elif form == Form.BLOCK and (self.is_argument(value) or self.ties(value) is None):
+        elif extent == Extent.BLOCK and (self.is_argument(value) or self.ties(value) is None):
             values[item] = self.cut(item, *reads)
-        elif form == Form.BLOCK:
+        elif extent == Extent.BLOCK:
             values[item] = self.compute_block(item, reads)
-        elif form == Form.PARTIAL or self.is_partial(value.owner.opview):
+        elif extent == Extent.PARTIAL or self.is_partial(value.owner.opview):
             copy = value.owner.clone(ir.InsertionPoint.current).opview
             for number, read in enumerate(reads):
                 copy.operands[number] = read
-            if form == Form.WHOLE:
+            if extent == Extent.WHOLE:
                 copy.attributes["dimensions"] = ir.DenseI64ArrayAttr.get([0])
             made = copy.results[0]
-            values[item] = stablehlo.reshape(self.type(item), made) if form == Form.PARTIAL else made
+            values[item] = stablehlo.reshape(self.type(item), made) if extent == Extent.PARTIAL else made
         else:
             op = value.owner.opview
             copy = op.operation.clone(ir.InsertionPoint.current).opview
             replace_operands(copy, dict(zip(captured(op), reads, strict=True)))
             for old, new in zip(op.results, copy.results, strict=True):
-                values[Item(old, form)] = new
+                values[Item(old, extent)] = new
 
     def compute_block(self, item: Item, reads: list[ir.Value]) -> ir.Value:
         """Computes a block of what is made of blocks."""
@@ -296,21 +310,21 @@ class SplitLaunch:
         if item.value is None:
             return ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         tensor = ir.RankedTensorType(item.value.type)
-        match item.form:
-            case Form.WHOLE:
+        match item.extent:
+            case Extent.WHOLE:
                 return tensor
-            case Form.BLOCK:
+            case Extent.BLOCK:
                 dim = self.splitting.dims[self.launch.key(item.value)]
                 return self.splitting.block_type(tensor, dim)
-        rows = 1 if item.form == Form.PARTIAL else self.splitting.count
+        rows = 1 if item.extent == Extent.PARTIAL else self.splitting.count
         return ir.RankedTensorType.get([rows, *tensor.shape], tensor.element_type)
 
     def layout(self, item: Item) -> ir.Attribute | None:
         """How an item lies over the slice."""
         if self.home.mesh.size == 1:
             return None
-        value, form = item
-        if value is None or form in (Form.PARTIAL, Form.STACK):
+        value, extent = item
+        if value is None or extent in (Extent.PARTIAL, Extent.STACK):
             return make_sharding(self.home.symbol, replicated(self.type(item).rank))
         if self.is_argument(value):
             return self.arguments[value.arg_number]

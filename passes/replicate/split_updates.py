@@ -26,7 +26,7 @@ from pathways.dialect.layouts import Layouts
 from pathways.dialect.names import BLOCK
 from pathways.passes.base import Pass, main_function, remark
 from pathways.passes.replicate.split_launch import SplitLaunch
-from pathways.passes.replicate.splitting import Launch, Splitting, decide, main_key
+from pathways.passes.replicate.splitting import OuterLaunch, Splitting, decide, main_key
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, inlined, set_signature
 from pathways.passes.util.operations import has_side_effect
@@ -35,12 +35,12 @@ from pathways.passes.util.replicas import replicas_of
 
 @dataclasses.dataclass(frozen=True)
 class SplitUpdates(Pass):
-    """Lets each replica update its part of the parameters, and keep no more than that part of their state.
+    """Lets each replica update its part of the parameters, and keep only that part of their state.
 
-    1. An argument that only updates read, and whose place a result takes, such as a moment of an optimizer, is
-       split: each replica has a block of a dimension of it, which `pw.block` names, and of that result.
+    1. An argument that only updates read, and whose place a result takes, such as a moment of an optimizer,
+       is split: each replica has a block of a dimension of it, which `pw.block` names, and of that result.
        The result is the one of its type that is fewest operations away.
-    2. The sums over replicas that such updates read become a `pw.reduce_scatter`: each replica gets its block.
+    2. The sums over replicas that such updates read become a `pw.reduce_scatter`: each replica gets a block.
     3. What is made of blocks, element by element, is made block by block; of what a replica has as a whole,
        such as a parameter that the microbatches read, it takes its block, by its `pw.replica`.
     4. What else is needed as a whole, such as the new parameters, is put together by a `pw.all_gather`. So
@@ -71,17 +71,17 @@ class SplitUpdates(Pass):
             remark(main, "has no state that replicas could share: nothing is split")
         else:
             with main.operation.location:
-                _Splitter(main, launches, splitting, layouts, computations).run()
+                _UpdateSplitter(main, launches, splitting, layouts, computations).run()
         erase_unused_functions(module)
 
 
 def _launches(
     main: ir.OpView, symbols: dict[str, ir.OpView], computations: Computations
-) -> dict[LaunchOp, Launch]:
+) -> dict[LaunchOp, OuterLaunch]:
     """The launches outside of loops that may be done on blocks."""
     effects: dict[str, bool] = {}
     flat: dict[str, ir.OpView] = {}
-    launches: dict[LaunchOp, Launch] = {}
+    launches: dict[LaunchOp, OuterLaunch] = {}
     for op in body_block(main).operations:
         if not isinstance(op, LaunchOp) or op.loop is not None:
             continue
@@ -89,7 +89,7 @@ def _launches(
             continue
         if op.callee not in flat:
             flat[op.callee] = _flattened(op.callee, symbols, computations)
-        launches[op] = Launch(len(launches), op, body_block(flat[op.callee]))
+        launches[op] = OuterLaunch(len(launches), op, body_block(flat[op.callee]))
     return launches
 
 
@@ -108,11 +108,11 @@ def _flattened(name: str, symbols: dict[str, ir.OpView], computations: Computati
     return function
 
 
-class _Splitter:
+class _UpdateSplitter:
     def __init__(
         self,
         main: ir.OpView,
-        launches: dict[LaunchOp, Launch],
+        launches: dict[LaunchOp, OuterLaunch],
         splitting: Splitting,
         layouts: Layouts,
         computations: Computations,

@@ -29,7 +29,7 @@ from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured_by_regions
 
 
-class Key(NamedTuple):
+class Occurrence(NamedTuple):
     """A value of `@main`, or one inside of the computation of a launch.
 
     Attributes:
@@ -41,12 +41,12 @@ class Key(NamedTuple):
     value: ir.Value
 
 
-type Axis = tuple[Key, int]
+type Axis = tuple[Occurrence, int]
 """A dimension of a value."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
+class OuterLaunch:
     """A launch outside of loops, and its computation.
 
     Attributes:
@@ -59,11 +59,11 @@ class Launch:
     op: LaunchOp
     block: ir.Block
 
-    def key(self, value: ir.Value) -> Key:
+    def key(self, value: ir.Value) -> Occurrence:
         """The key of a value inside; what a launch reads is a value of `@main`."""
         if isinstance(value, ir.BlockArgument) and value.owner == self.block:
             return main_key(self.op.operands[value.arg_number])
-        return Key(self.number, value)
+        return Occurrence(self.number, value)
 
     @property
     def operations(self) -> list[ir.OpView]:
@@ -76,9 +76,9 @@ class Launch:
         return list(self.block.operations[len(self.block.operations) - 1].operands)
 
 
-def main_key(value: ir.Value) -> Key:
+def main_key(value: ir.Value) -> Occurrence:
     """The key of a value of `@main`."""
-    return Key(-1, value)
+    return Occurrence(-1, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +94,11 @@ class Splitting:
     """
 
     count: int
-    dims: Mapping[Key, int]
-    made: Collection[Key]
+    dims: Mapping[Occurrence, int]
+    made: Collection[Occurrence]
     states: Mapping[ir.Value, int]
 
-    def dim(self, key: Key) -> int | None:
+    def dim(self, key: Occurrence) -> int | None:
         """The dimension of which a replica has a block; None where it has all."""
         return self.dims[key] if key in self.made else None
 
@@ -110,7 +110,7 @@ class Splitting:
 
 
 def decide(
-    main: ir.OpView, launches: Mapping[LaunchOp, Launch], layouts: Layouts, count: int
+    main: ir.OpView, launches: Mapping[LaunchOp, OuterLaunch], layouts: Layouts, count: int
 ) -> Splitting | None:
     """Decides what replicas split; None for nothing.
 
@@ -153,7 +153,7 @@ class _Graph:
       summed: those that stand for axes of sums.
     """
 
-    def __init__(self, main: ir.OpView, launches: Mapping[LaunchOp, Launch], layouts: Layouts) -> None:
+    def __init__(self, main: ir.OpView, launches: Mapping[LaunchOp, OuterLaunch], layouts: Layouts) -> None:
         self.launches = launches
         self.layouts = layouts
         self.arguments = argument_slices(main)
@@ -162,7 +162,7 @@ class _Graph:
         self.blocked: dict[Axis, list[ir.OpView]] = defaultdict(list)
         self.read_elsewhere: set[ir.Value] = set()
         self.sources: dict[Axis, list[Axis]] = defaultdict(list)
-        self.readers: dict[Key, list[tuple[Key, int]]] = defaultdict(list)
+        self.readers: dict[Occurrence, list[tuple[Occurrence, int]]] = defaultdict(list)
         self.parents: dict[Axis, Axis] = {}
         *operations, terminator = body_block(main).operations
         self.returned = list(terminator.operands)
@@ -185,7 +185,7 @@ class _Graph:
                 self.sums.append(op.results[0])
                 self.read_elsewhere.difference_update(op.operands)
 
-    def read_launch(self, launch: Launch) -> None:
+    def read_launch(self, launch: OuterLaunch) -> None:
         """Reads the computation of a launch."""
         for op in launch.operations:
             tied = set()
@@ -203,7 +203,7 @@ class _Graph:
         for inner, outer in zip(launch.returned, launch.op.results, strict=True):
             self.pass_on(launch.key(inner), main_key(outer))
 
-    def pass_on(self, source: Key, target: Key) -> None:
+    def pass_on(self, source: Occurrence, target: Occurrence) -> None:
         """Notes that a value is another."""
         self.readers[source].append((target, 0))
         for dim in _dims(source.value):
@@ -238,7 +238,7 @@ class _Graph:
                 pending += targets[axis]
         return reached
 
-    def distances(self, argument: ir.Value) -> dict[Key, int]:
+    def distances(self, argument: ir.Value) -> dict[Occurrence, int]:
         """How many operations it takes from an argument to each value that is made of it."""
         distances = {main_key(argument): 0}
         pending = deque(distances)
@@ -305,7 +305,7 @@ class _Choice:
         self.graph = graph
         self.states = states
         self.count = count
-        self.dims: dict[Key, int] = {}
+        self.dims: dict[Occurrence, int] = {}
         self.made = graph.flow([*graph.sums, *states])
         kept = set(states.values())
         gathered = {value for n, value in enumerate(graph.returned) if n not in kept} | graph.read_elsewhere
@@ -335,14 +335,14 @@ class _Choice:
         if readers[best]:
             fail(
                 readers[best][0],
-                f"needs all of what {self.count} replicas would have blocks of: zero1 cannot split the update "
-                f"of {named}; let it work element by element, or do without zero1",
+                f"needs all of what {self.count} replicas would have blocks of: zero1 cannot split the "
+                f"update of {named}; let it work element by element, or do without zero1",
             )
         self.dims |= dict(graph.classes[graph.find((key, best))])
 
     def why_not(self, axis: Axis) -> str | None:
         """What is against cutting all that goes together with a dimension; None for nothing."""
-        dims: dict[Key, int] = {}
+        dims: dict[Occurrence, int] = {}
         for key, dim in self.graph.classes[self.graph.find(axis)]:
             size = ir.RankedTensorType(key.value.type).shape[dim]
             parts = self.graph.parts((key, dim))

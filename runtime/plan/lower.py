@@ -297,9 +297,10 @@ class _Flattener:
         if REPLICA not in attrs[0]:
             return type_, slots, None
         ports = [ReplicaPort.read(attr[REPLICA]) for attr in attrs]
+        count, split = ports[0].count, ports[0].split
         type_ = dataclasses.replace(type_, shape=ports[0].whole(type_.shape))
         slices = tuple(tuple(self.slots.get(value, {})) for value in values)
-        return type_, slots, Replicas(slices, tuple(port.number for port in ports), ports[0].count, ports[0].split)
+        return type_, slots, Replicas(slices, tuple(port.number for port in ports), count, split)
 
     def slice_spec(self, op: SliceOp) -> SliceSpec:
         names, sizes = _mesh_axes(self.symbols[op.mesh])
