@@ -1,7 +1,7 @@
 """Trains a small language model over two stages, and goes on where it was when it is started again.
 
-With `--replicas 2` there are two of each stage, each pair with half of every batch; with `--zero1` as well, each
-of them keeps half of the optimizer's state.
+With `--replicas 2` there are two of each stage, each pair with half of every batch; with `--zero1` as well,
+each of them keeps half of the optimizer's state.
 
 Parameters are born on their slices. Grain cuts excerpts out of a text, shuffled; `pw.prefetch` puts the next
 batches on the slices while a step runs. Orbax writes the state, with the position of the input, every few
