@@ -30,6 +30,10 @@ _MONOIDS = frozenset(
 """What a reduction may do that is reduced again, block by block."""
 
 
+BRANCHES = frozenset({"stablehlo.case", "stablehlo.if"})
+"""Operations that do what one of their regions does; each result is what that returns."""
+
+
 class Tie(NamedTuple):
     """A dimension of an operand, and that of a result which is cut where it is cut."""
 

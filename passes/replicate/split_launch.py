@@ -11,12 +11,12 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.dialect import AllGatherOp, LaunchOp, argument_attrs, result_attrs
+from pathways.dialect import AllGatherOp, LaunchOp, argument_attrs, nested_ops, result_attrs
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import replicated
 from pathways.dialect.names import SHARDING
 from pathways.dialect.shardings import decided_inside, make_sharding
-from pathways.passes.replicate.axes import Tie, block_attributes, is_free, partial_dims, ties_of
+from pathways.passes.replicate.axes import BRANCHES, Tie, block_attributes, is_free, partial_dims, ties_of
 from pathways.passes.replicate.splitting import OuterLaunch, Splitting
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.operations import captured, replace_operands
@@ -53,6 +53,13 @@ class _Segment:
     outputs: list[Item] = dataclasses.field(default_factory=list)
 
 
+class _Branches(NamedTuple):
+    """What branches read from outside, and of each of them what it computes and returns."""
+
+    reads: list[Item]
+    bodies: list[tuple[list[Item], list[Item]]]
+
+
 class SplitLaunch:
     """How a launch is done on blocks.
 
@@ -71,15 +78,13 @@ class SplitLaunch:
         self.layouts = layouts
         self.computations = computations
         self.home = layouts.meshes[launch.op.slice]
+        self._branches: dict[ir.OpView, _Branches] = {}
         self.positions = {value: n for n, op in enumerate(launch.operations) for value in op.results}
         callee = layouts.symbols[launch.op.callee]
         self.arguments = [attrs.get(SHARDING) for attrs in argument_attrs(callee)]
         results = [attrs.get(SHARDING) for attrs in result_attrs(callee)]
         self.results = dict(zip(launch.returned, results, strict=True))
-        self.wanted = [
-            Item(value, Extent.WHOLE if self.dim(value) is None else Extent.BLOCK)
-            for value in launch.returned
-        ]
+        self.wanted = [Item(value, self.extent(value)) for value in launch.returned]
 
     def build(self, operand: Callable[[ir.Value | None, bool], ir.Value]) -> list[ir.Value]:
         """Makes the launches at the insertion point.
@@ -178,6 +183,8 @@ class SplitLaunch:
         op = value.owner.opview
         if _is_barrier(op):
             return [Item(op.operands[ir.OpResult(value).result_number], extent)]
+        if self.is_branch(item):
+            return self.branches(op).reads
         if extent == Extent.PARTIAL:
             return [Item(op.operands[0], Extent.BLOCK), Item(op.operands[1], Extent.WHOLE)]
         if extent == Extent.BLOCK:
@@ -263,6 +270,8 @@ class SplitLaunch:
         reads = [values[read] for read in self.reads(item)]
         if not self.is_argument(value) and _is_barrier(value.owner.opview):
             values[item] = reads[0]
+        elif self.is_branch(item):
+            self.compute_branches(value.owner.opview, values)
         elif extent == Extent.BLOCK and (self.is_argument(value) or self.ties(value) is None):
             values[item] = self.cut(item, *reads)
         elif extent == Extent.BLOCK:
@@ -281,6 +290,59 @@ class SplitLaunch:
             replace_operands(copy, dict(zip(captured(op), reads, strict=True)))
             for old, new in zip(op.results, copy.results, strict=True):
                 values[Item(old, extent)] = new
+
+    def is_branch(self, item: Item) -> bool:
+        """Whether an item is computed by one of several branches, of which a result is split."""
+        if item.value is None or self.is_argument(item.value):
+            return False
+        op = item.value.owner.opview
+        if op.operation.name not in BRANCHES or self.extent(item.value) != item.extent:
+            return False
+        return any(self.dim(result) is not None for result in op.results)
+
+    def extent(self, value: ir.Value) -> Extent:
+        """What a replica makes of a value."""
+        return Extent.WHOLE if self.dim(value) is None else Extent.BLOCK
+
+    def branches(self, op: ir.OpView) -> _Branches:
+        """What the branches of an operation compute."""
+        if op not in self._branches:
+            inside = {value for inner in nested_ops(op) for value in inner.results}
+            bodies, outside = [], [Item(value, Extent.WHOLE) for value in op.operands]
+
+            def reads_inside(item: Item) -> list[Item]:
+                return self.reads(item) if item.value in inside else []
+
+            for region in op.regions:
+                *_, terminator = region.blocks[0].operations
+                pairs = zip(terminator.operands, op.results, strict=True)
+                returned = [Item(value, self.extent(result)) for value, result in pairs]
+                order = _behind(returned, reads_inside)
+                outside += [item for item in order if item.value not in inside]
+                bodies.append(([item for item in order if item.value in inside], returned))
+            self._branches[op] = _Branches(list(dict.fromkeys(outside)), bodies)
+        return self._branches[op]
+
+    def compute_branches(self, op: ir.OpView, values: dict[Item, ir.Value]) -> None:
+        """Computes all results of an operation with branches."""
+        branches = self.branches(op)
+        items = [Item(result, self.extent(result)) for result in op.results]
+        made = ir.Operation.create(
+            op.operation.name,
+            results=[self.type(item) for item in items],
+            operands=[values[Item(value, Extent.WHOLE)] for value in op.operands],
+            attributes={name: op.attributes[name] for name in op.attributes},
+            regions=len(op.regions),
+            loc=op.operation.location,
+        )
+        for region, (body, returned) in zip(made.regions, branches.bodies, strict=True):
+            here = dict(values)
+            with op.operation.location, ir.InsertionPoint(region.blocks.append()):
+                for item in body:
+                    if item not in here:
+                        self.compute(item, here)
+                ir.Operation.create("stablehlo.return", operands=[here[item] for item in returned])
+        values |= dict(zip(items, made.results, strict=True))
 
     def compute_block(self, item: Item, reads: list[ir.Value]) -> ir.Value:
         """Computes a block of what is made of blocks."""

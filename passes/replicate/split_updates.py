@@ -15,6 +15,7 @@ from pathways.dialect import (
     ReplicaOp,
     TransferOp,
     argument_attrs,
+    nested_ops,
     result_attrs,
     set_argument_attrs,
     set_result_attrs,
@@ -95,12 +96,12 @@ def _launches(
 
 def _flattened(name: str, symbols: dict[str, ir.OpView], computations: Computations) -> ir.OpView:
     """A computation without calls."""
-    if not any(op.operation.name == "func.call" for op in body_block(symbols[name]).operations):
+    if not any(op.operation.name == "func.call" for op in nested_ops(symbols[name])):
         return symbols[name]
     function = computations.variant(name, f"{name}_flat")
-    while calls := [op for op in body_block(function).operations if op.operation.name == "func.call"]:
+    while calls := [op for op in nested_ops(function) if op.operation.name == "func.call"]:
         for op in calls:
-            with ir.InsertionPoint(op):
+            with ir.InsertionPoint(op), op.operation.location:
                 results = inlined(symbols[op.callee.value], list(op.operands))
             for old, new in zip(op.results, results, strict=True):
                 old.replace_all_uses_with(new)

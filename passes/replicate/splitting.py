@@ -24,7 +24,7 @@ from pathways.dialect.layouts import Layouts
 from pathways.dialect.names import ARGUMENT_INFO, CONSTANT, KEYS, SLICE
 from pathways.dialect.shardings import decided_inside
 from pathways.passes.base import fail, remark
-from pathways.passes.replicate.axes import partial_dims, ties_of
+from pathways.passes.replicate.axes import BRANCHES, partial_dims, ties_of
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured_by_regions
 
@@ -187,7 +187,22 @@ class _Graph:
 
     def read_launch(self, launch: OuterLaunch) -> None:
         """Reads the computation of a launch."""
-        for op in launch.operations:
+        self.read_operations(launch, launch.operations)
+        for inner, outer in zip(launch.returned, launch.op.results, strict=True):
+            self.pass_on(launch.key(inner), main_key(outer))
+
+    def read_operations(
+        self, launch: OuterLaunch, operations: Iterable[ir.OpView], in_branch: bool = False
+    ) -> None:
+        """Reads operations of a computation; in a branch, what is reduced cannot be exchanged."""
+        for op in operations:
+            if op.operation.name in BRANCHES:
+                for region in op.regions:
+                    *inside, terminator = region.blocks[0].operations
+                    self.read_operations(launch, inside, in_branch=True)
+                    for inner, result in zip(terminator.operands, op.results, strict=True):
+                        self.pass_on(launch.key(inner), launch.key(result))
+                continue
             tied = set()
             for tie in ties_of(op):
                 tied.add((tie.operand, tie.dim))
@@ -196,12 +211,10 @@ class _Graph:
             for number, value in enumerate([*op.operands, *captured_by_regions(op)]):
                 key = launch.key(value)
                 self.readers[key] += [(launch.key(result), 1) for result in op.results]
-                partial = partial_dims(op) if number == 0 else ()
+                partial = partial_dims(op) if number == 0 and not in_branch else ()
                 for dim in _dims(value):
                     if (number, dim) not in tied and dim not in partial:
                         self.blocked[key, dim].append(op)
-        for inner, outer in zip(launch.returned, launch.op.results, strict=True):
-            self.pass_on(launch.key(inner), main_key(outer))
 
     def pass_on(self, source: Occurrence, target: Occurrence) -> None:
         """Notes that a value is another."""

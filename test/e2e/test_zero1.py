@@ -40,6 +40,7 @@ CLIPPED = {
     "global norm": optax.chain(optax.clip_by_global_norm(0.05), optax.adam(1e-2)),
     "norm of each": optax.chain(optax.clip_by_block_rms(0.01), optax.adam(1e-2)),
     "lamb": optax.lamb(1e-2),
+    "now and then": optax.MultiSteps(optax.adam(1e-2), 2),
     "finite": optax.chain(optax.zero_nans(), optax.adam(1e-2)),
     "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=8),
 }
