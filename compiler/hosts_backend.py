@@ -22,7 +22,7 @@ from pathways.passes.bind.split_hosts import SplitHosts
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
 from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import Gang
+from pathways.runtime.hosts.host import WHOLE, Gang, Part
 from pathways.runtime.hosts.hosted import HostedProgram, HostPart, HostPort
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.local.devices import slice_statuses
@@ -162,19 +162,19 @@ def _ports(
     return tuple(
         HostPort(
             number,
-            gang.location(_placement(plan, slot, bindings[slice]), *_block(value.replicas, slice)),
+            gang.location(_placement(plan, slot, bindings[slice]), _share(value.replicas, slice)),
         )
         for number, value in values
         for slice, slot in value.slots.items()
     )
 
 
-def _block(replicas: Replicas | None, slice: str) -> tuple[int, int]:
-    """Which of how many blocks of the rows of an array lies on a slice."""
-    if replicas is None or not replicas.split:
-        return 0, 1
+def _share(replicas: Replicas | None, slice: str) -> Part:
+    """What of an array lies on a slice."""
+    if replicas is None or replicas.split is None:
+        return WHOLE
     replica = next(n for n, names in zip(replicas.numbers, replicas.slices, strict=True) if slice in names)
-    return replica, replicas.count
+    return Part(replica, replicas.count, replicas.split)
 
 
 def _placement(plan: Plan, slot: Slot, binding: Binding) -> DeviceLayout:

@@ -54,7 +54,7 @@ class _Move:
     """What is moved, from where to where.
 
     Attributes:
-      shape: the shape of the array, or of a block of its rows that a replica has.
+      shape: the shape of the array, or of the part of it that a replica has.
       dtype: the name of its dtype.
       source: where it lies.
       target: where it is wanted.
@@ -67,22 +67,18 @@ class _Move:
 
     @classmethod
     def of(cls, array: Array, target: Location) -> _Move | None:
-        """How an array gets somewhere; None if nothing there is has the same rows, or a host is gone."""
-        block = (target.replica, target.replicas)
+        """How an array gets somewhere; None if it lies nowhere in the same part, or a host is gone."""
         sources = [
-            where
-            for where in array.locations
-            if (where.replica, where.replicas) == block and where.gang.error is None
+            where for where in array.locations if where.part == target.part and where.gang.error is None
         ]
         if not sources or target.gang.error is not None:
             return None
         data = array.aval
         if jax.dtypes.issubdtype(data.dtype, jax.dtypes.extended):
             data = jax.eval_shape(jax.random.key_data, data)
-        shape = data.shape if target.replicas == 1 else (data.shape[0] // target.replicas, *data.shape[1:])
         # Within an island, if it can be.
         source = min(sources, key=lambda where: where.gang is not target.gang)
-        return cls(tuple(shape), data.dtype.name, source, target)
+        return cls(target.part.shape(data.shape), data.dtype.name, source, target)
 
 
 class _KeptProgram:
@@ -106,7 +102,7 @@ def relocate(
       wanted: the arrays, each with a location that it is not at.
 
     Returns:
-      Those that cannot be moved so: replicas that share their rows have no part that is what is wanted.
+      Those that cannot be moved so: no replica that shares them has the part that is wanted.
 
     Raises:
       HostError: a host is gone.

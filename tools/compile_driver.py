@@ -72,7 +72,7 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
         target = targets.find(options.target)
         args, kwargs = (target.example_args(), {}) if arguments is None else arguments
         doing(f"lowering {options.target}")
-        lowered = target.lower(args, kwargs, policy=options.policy, fuse=options.fuse)
+        lowered = target.lower(args, kwargs, policy=options.policy, fuse=options.fuse, zero1=options.zero1)
         compiled = None
         if phase == _DEVICE or options.explain or options.executables:
             doing(f"compiling {options.target}")

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import HostError, Location
+from pathways.runtime.hosts.host import WHOLE, HostError, Location, Part
 from pathways.runtime.hosts.shards import different_shards
 from pathways.runtime.hosts.step import Step
 from pathways.runtime.xla import pjrt
@@ -219,19 +219,20 @@ class Array:
         data = jax.eval_shape(jax.random.key_data, self.aval) if _is_key(self.aval) else self.aval
         whole = np.empty(data.shape, data.dtype)
         self._check_alive()
-        # What replicas share lies in blocks of rows; of what is in several places any will do.
-        blocks: dict[tuple[int, int], Location] = {}
+        # What replicas share lies in blocks; of what is in several places any will do.
+        blocks: dict[Part, Location] = {}
         # Those of hosts that are there first.
         for location in sorted(self._copies, key=lambda where: where.gang.error is not None):
-            blocks.setdefault((location.replica, location.replicas), location)
-        if (0, 1) in blocks:
-            blocks = {(0, 1): blocks[0, 1]}
-        for location in blocks.values():
-            self._fetch_rows(location.rows(whole), location)
+            blocks.setdefault(location.part, location)
+        # There may be copies that are cut otherwise.
+        first = WHOLE if WHOLE in blocks else next(iter(blocks))
+        for part, location in blocks.items():
+            if (part.count, part.dim) == (first.count, first.dim):
+                self._fetch_part(part.of(whole), location)
         whole.flags.writeable = False
         return whole
 
-    def _fetch_rows(self, whole: np.ndarray[Any, Any], location: Location) -> None:
+    def _fetch_part(self, whole: np.ndarray[Any, Any], location: Location) -> None:
         """Fills in what one of its locations has."""
         with self._controller.asking:
             number, step = self.number_at(location), self.step_at(location)

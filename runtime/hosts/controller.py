@@ -292,7 +292,7 @@ class Controller:
           HostError: one of them is gone.
         """
         location.gang.check_open()
-        value = location.rows(value)
+        value = location.part.of(value)
         number = self._number()
         try:
             for host in location.gang.hosts:

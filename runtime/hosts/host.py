@@ -94,6 +94,37 @@ class HostProcess:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a replica has of arrays that replicas share.
+
+    Attributes:
+      number: which block.
+      count: into how many blocks they are cut; 1 where all is there.
+      dim: the dimension that is cut.
+    """
+
+    number: int
+    count: int
+    dim: int
+
+    def of(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """It, of an array."""
+        if self.count == 1:
+            return value
+        size = value.shape[self.dim] // self.count
+        block = slice(self.number * size, (self.number + 1) * size)
+        return value[(*(slice(None),) * self.dim, block)]
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """Its shape, of an array of some shape."""
+        return tuple(n // self.count if d == self.dim else n for d, n in enumerate(whole))
+
+
+WHOLE = Part(0, 1, 0)
+"""All of an array."""
+
+
 class Gang:
     """The workers of an island, from their start to their end.
 
@@ -126,7 +157,7 @@ class Gang:
         self.may_end = False
         self.fate: str | None = None
         self.unused: Unused[int] = Unused()
-        self._locations: dict[tuple[DeviceLayout, int, int], Location] = {}
+        self._locations: dict[tuple[DeviceLayout, Part], Location] = {}
         self._began = time.monotonic()
         for host in hosts:
             host.gang = self
@@ -156,9 +187,9 @@ class Gang:
         for other in self.hosts:
             other.error = self.error
 
-    def location(self, placement: DeviceLayout, replica: int = 0, replicas: int = 1) -> Location:
-        """Where arrays lie on it, or one of so many blocks of their rows."""
-        key = (placement, replica, replicas)
+    def location(self, placement: DeviceLayout, part: Part = WHOLE) -> Location:
+        """Where arrays lie on it, or a part of each."""
+        key = (placement, part)
         return self._locations.setdefault(key, Location(self, *key))
 
     def has_done_something(self) -> bool:
@@ -173,21 +204,12 @@ class Location:
     Attributes:
       gang: the workers.
       placement: how they lie there.
-      replica: which block of the rows of arrays is there; replicas have equal blocks.
-      replicas: how many blocks there are; 1 where all rows are there.
+      part: what of them is there.
     """
 
     gang: Gang
     placement: DeviceLayout
-    replica: int = 0
-    replicas: int = 1
-
-    def rows(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """What is there of an array."""
-        if self.replicas == 1:
-            return value
-        rows = len(value) // self.replicas
-        return value[self.replica * rows : (self.replica + 1) * rows]
+    part: Part = WHOLE
 
     @functools.cached_property
     def holders(self) -> Mapping[HostProcess, tuple[int, ...]]:
