@@ -36,6 +36,9 @@ import pathways
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import LaunchOp, make_context, symbol_table
 from pathways.passes.driver import run_passes
+from pathways.passes.measured.durations import measured_durations
+from pathways.passes.measured.events import EventLog
+from pathways.passes.measured.trace_file import read_trace
 from pathways.passes.pipeline import Options, phases_behind
 from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.ordering import Costs, orders_by
@@ -50,9 +53,7 @@ from pathways.passes.util.work import WorkEstimate
 from pathways.runtime.local.devices import connect
 from pathways.runtime.plan.plan import Launch
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import measured_durations, read_times
-from pathways.runtime.timelines.events import EventLog
-from pathways.runtime.timelines.trace_file import read_trace
+from pathways.runtime.simulate.times import read_times
 from pathways.runtime.xla import pjrt
 
 ROWS, WIDTH, LAYERS = 256, 256, 4

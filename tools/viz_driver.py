@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from pathways.passes.measured.events import EventLog
 from pathways.passes.schedule.policies.registry import NAMES
 from pathways.passes.schedule.times import Times
 from pathways.runtime.simulate.links import Link
-from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.page import page_of
 from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError

@@ -12,8 +12,11 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from pathways.dialect.layouts import Layouts
+from pathways.dialect.operation import symbol_name
 from pathways.dialect.order import Event
 from pathways.dialect.origins import Origin
+from pathways.passes.measured.durations import measured_durations, of_program
+from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
 from pathways.passes.schedule.actions import Action, Needs
 from pathways.passes.schedule.loops import Loop, nearest_after, nearest_before
 from pathways.passes.schedule.search.problem import Held, Limit
@@ -42,9 +45,9 @@ def durations_of(module: ir.Module, events: Sequence[Event], loop: Loop, times: 
       module: the module.
       events: its events.
       loop: the loop.
-      times: a JSON file of durations, `flops` for estimates from the operations of computations, or `units`
-        for one unit for each placed call. Entries of a file for computations and launches that there are not,
-        or not yet, do not count.
+      times: a JSON file of durations, the trace of a run, `flops` for estimates from the operations of
+        computations, or `units` for one unit for each placed call. Entries of a file for computations and
+        launches that there are not, or not yet, do not count.
 
     Raises:
       TimesError: says what is wrong with the file.
@@ -55,7 +58,7 @@ def durations_of(module: ir.Module, events: Sequence[Event], loop: Loop, times: 
         taken = {n: work.of(events[n].op.callee) / layouts.mesh(events[n].slice).size for n in loop.actions}
     else:
         launches = {n: _timed(events[n].op) for n in loop.members}
-        document = {} if times == UNITS else _read(times)
+        document = {} if times == UNITS else _read(times, symbol_name(module.operation) or "main")
         read = times_of(_known(document, launches.values()), list(launches.values()))
         read = read.in_program(launches.values())
         taken = {n: read.of(launches[n]) for n in loop.actions}
@@ -71,17 +74,18 @@ def _timed(op: Any) -> _NamedLaunch:
     return _NamedLaunch(label, op.callee, tuple(op.origins))
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _read(path: str, program: str) -> Mapping[str, Any]:
     try:
-        document = json.loads(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+        if is_trace(data):
+            return measured_durations(of_program(read_trace(data), program))
+        document = json.loads(data)
     except OSError as error:
         raise TimesError(f"'{path}': {error.strerror}") from None
+    except TraceError as error:
+        raise TimesError(f"'{path}': {error}") from None
     except (ValueError, RecursionError) as error:
         raise TimesError(f"'{path}' is no JSON: {error}") from None
-    if isinstance(document, list):
-        raise TimesError(
-            f"'{path}' is a trace: pw-sim --times={path} --save-times=FILE makes durations of it"
-        )
     if not isinstance(document, dict):
         raise TimesError(f"'{path}': expected an object with {', '.join(SECTIONS)}")
     return document
