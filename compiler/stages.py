@@ -24,12 +24,12 @@ from pathways.compiler.replicated import with_replicas
 from pathways.compiler.signed import SignedCall
 from pathways.dialect import ops_named
 from pathways.dialect.pretty import pretty as for_people
+from pathways.passes.schedule.links import read_link
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice
-from pathways.runtime.simulate.links import read_link
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import read_times, times_in
 from pathways.runtime.timelines.timeline import Timeline

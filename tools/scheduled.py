@@ -18,12 +18,12 @@ from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.measured.durations import measured_durations
 from pathways.passes.measured.events import EventLog
 from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
+from pathways.passes.schedule.links import Link, read_link
 from pathways.passes.schedule.times import Times
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.simulate.links import Link, read_link
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import times_in
 from pathways.runtime.timelines.timeline import Timeline
@@ -86,6 +86,11 @@ def _read_times(path: str, plan: Plan) -> Times:
         return times_in(read_input(path), plan)
     except TimesError as error:
         raise UserError(f"'{path}': {error}") from None
+
+
+def link_of(options: argparse.Namespace) -> tuple[str, str]:
+    """The latency and bandwidth that the flags ask for, as a request says them."""
+    return options.latency or "", options.bandwidth or ""
 
 
 @contextlib.contextmanager

@@ -18,15 +18,14 @@ from pathways.dialect.origins import Origin
 from pathways.passes.measured.durations import measured_durations, of_program
 from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
 from pathways.passes.schedule.actions import Action, Needs
+from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.loops import Loop, nearest_after, nearest_before
+from pathways.passes.schedule.request import FLOPS, UNITS
 from pathways.passes.schedule.search.problem import Held, Limit
 from pathways.passes.schedule.times import SECTIONS, times_of
 from pathways.passes.util.operations import byte_size
 from pathways.passes.util.quantities import TimesError
 from pathways.passes.util.work import WorkEstimate
-
-FLOPS, UNITS = "flops", "units"
-"""In place of a file of durations: estimates, or one unit for each placed call, half of it for halves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +37,10 @@ class _NamedLaunch:
     origins: tuple[Origin, ...]
 
 
-def durations_of(module: ir.Module, events: Sequence[Event], loop: Loop, times: str) -> dict[Action, float]:
-    """How long each action of a loop takes.
+def durations_of(
+    module: ir.Module, events: Sequence[Event], loop: Loop, times: str
+) -> tuple[dict[Action, float], str]:
+    """How long each action of a loop takes, and the unit of that.
 
     Args:
       module: the module.
@@ -52,6 +53,7 @@ def durations_of(module: ir.Module, events: Sequence[Event], loop: Loop, times: 
     Raises:
       TimesError: says what is wrong with the file.
     """
+    unit = FLOPS
     if times == FLOPS:
         layouts = Layouts(module)
         work = WorkEstimate(layouts.symbols)
@@ -62,11 +64,33 @@ def durations_of(module: ir.Module, events: Sequence[Event], loop: Loop, times: 
         read = times_of(_known(document, launches.values()), list(launches.values()))
         read = read.in_program(launches.values())
         taken = {n: read.of(launches[n]) for n in loop.actions}
+        unit = read.unit
     durations: dict[Action, float] = {}
     for n, actions in loop.actions.items():
         for action in actions:
             durations[action] = durations.get(action, 0.0) + taken[n] / len(actions)
-    return durations
+    return durations, unit
+
+
+def delays_of(events: Sequence[Event], loop: Loop, link: Link) -> dict[tuple[Action, Action], float]:
+    """How long what an action makes is on the way to one that waits for it, where it changes slices."""
+    delays: dict[tuple[Action, Action], float] = {}
+    through: list[dict[Action, float]] = []
+    for n, event in enumerate(events):
+        ways: dict[Action, float] = {}
+        for other in event.waits_for:
+            for action, way in through[other].items():
+                ways[action] = max(way, ways.get(action, 0.0))
+        if event.kind == "send":
+            takes = link.latency + byte_size(event.op.results[0].type) / link.bandwidth
+            ways = {action: way + takes for action, way in ways.items()}
+        if n in loop.actions:
+            for action in loop.actions[n]:
+                for need, way in ways.items():
+                    delays[need, action] = max(way, delays.get((need, action), 0.0))
+            ways = dict.fromkeys(loop.actions[n], 0.0)
+        through.append(ways)
+    return {pair: delay for pair, delay in delays.items() if delay}
 
 
 def _timed(op: Any) -> _NamedLaunch:
