@@ -12,14 +12,13 @@ from pathways.passes.base import Pass, PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options, Phase, phases_behind
 from pathways.passes.place.split_backward import SplitBackward
-from pathways.passes.schedule.costs import UNITS
+from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.request import FLOPS, UNITS, RequestError, read_request
 from pathways.passes.schedule.times import Times
 from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.simulate.links import Link
 from pathways.runtime.simulate.replay import simulate, steady_step_time
 from pathways.runtime.timelines.tables import duration, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
@@ -77,11 +76,13 @@ class Candidates:
     Attributes:
       policies: their names, or schedule files.
       options: what all of them but `program` and files keep to, such as `max-live=4`.
+      link: the latency and bandwidth of links, for policies that go by times; empty for none.
       steps: how many steps that follow each other are replayed; 1 for a step alone.
     """
 
     policies: Sequence[str] = NAMES
     options: str = ""
+    link: tuple[str, str] = ("", "")
     steps: int = 1
 
     def requests(self) -> dict[str, Options]:
@@ -103,6 +104,8 @@ class Candidates:
             if policy == SEARCH and not request.times:
                 # As what is found is replayed.
                 request = dataclasses.replace(request, times=UNITS)
+            if request.times not in ("", FLOPS):
+                request = dataclasses.replace(request, latency=self.link[0], bandwidth=self.link[1])
             asked[policy] = Options(policy=str(request))
         return asked
 

@@ -11,7 +11,7 @@ from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
 from pathways.tools.files import write_output
-from pathways.tools.scheduled import durations_text, policy_options, read_model, read_plan, simulated
+from pathways.tools.scheduled import durations_text, link_of, policy_options, read_model, read_plan, simulated
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def _compare(options: argparse.Namespace) -> int:
     if steps < 1:
         raise UserError("--steps: must be at least 1")
     with policy_options(options) as asked:
-        candidates = Candidates(options.policies or NAMES, asked, steps)
+        candidates = Candidates(options.policies or NAMES, asked, link_of(options), steps)
         comparison = compare(options.input, candidates, lambda plan: read_model(options, plan))
     if comparison is None:
         return 1

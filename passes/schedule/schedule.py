@@ -17,13 +17,14 @@ from pathways.dialect.order import Event, data_events, device_queues, sort_block
 from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.schedule.actions import Action, ActionCycleError, Needs, Orders, start_times
 from pathways.passes.schedule.channels import Span, capacity_for, first_reads
-from pathways.passes.schedule.costs import FLOPS, bytes_held, bytes_limits, durations_of
+from pathways.passes.schedule.costs import bytes_held, bytes_limits, delays_of, durations_of
+from pathways.passes.schedule.links import read_link
 from pathways.passes.schedule.loops import Loop, nearest_before, read_loops, work_of
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.pipeline import PolicyError
 from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH
 from pathways.passes.schedule.replicas import first_replica, interleaved
-from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
+from pathways.passes.schedule.request import FLOPS, RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
     Work,
@@ -55,10 +56,10 @@ class Schedule(Pass):
     - `search` looks for an order that takes less time than all of these.
 
     A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on what is alive, which are
-    `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations, `flops` for estimates, or
-    `units`. By `1f1b`, `eager`, `zb-h1` and `zb-h2` actions are then ordered as these take time, if that is
-    faster than their pattern. A search has `seconds`, `iterations`, `seed` and `solver` too; a remark says
-    what it found.
+    `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations or a trace, `flops` for
+    estimates, or `units`, with the `latency` and `bandwidth` of links. By `1f1b`, `eager`, `zb-h1` and
+    `zb-h2` actions are then ordered as these take time, if that is faster than their pattern. A search has
+    `seconds`, `iterations`, `seed` and `solver` too; a remark says what it found.
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
@@ -208,16 +209,19 @@ def _apply(
 
 def _costs(request: ScheduleRequest, module: ir.Module, events: list[Event], loop: Loop, work: Work) -> Costs:
     """How long the actions of a loop take, and what they hold, as far as a policy asks for it."""
-    durations = None
+    durations = delays = None
     times = request.times or (FLOPS if request.policy == SEARCH else "")
     if times:
-        durations = durations_of(module, events, loop, times)
+        durations, unit = durations_of(module, events, loop, times)
         if not any(durations.values()):
             durations = None
+        if request.latency or request.bandwidth:
+            link = read_link(request.latency or None, request.bandwidth or None, unit)
+            delays = delays_of(events, loop, link)
     if not request.max_bytes:
-        return Costs(durations)
+        return Costs(durations, delays=delays)
     held = bytes_held(module, events, loop, work.needs)
-    return Costs(durations, bytes_limits(held, request.max_bytes))
+    return Costs(durations, bytes_limits(held, request.max_bytes), delays)
 
 
 def schedule_of(module: ir.Module) -> str:

@@ -6,7 +6,7 @@ import json
 
 from test_hosts import run
 
-from pathways.runtime.timelines.trace_file import read_trace
+from pathways.passes.measured.trace_file import read_trace
 
 PROGRAM = """
 a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))

@@ -13,6 +13,8 @@
 // RUN: printf '0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3\n' >%t.csv
 // RUN: not pw-sim %s --policy gpipe --policy %t.csv 2>&1 | filecheck %s --check-prefix=WRONG
 // RUN: not pw-sim %s --policy gpipe --compare 2>&1 | filecheck %s --check-prefix=BOTH
+// RUN: pw-sim %s --policy 1f1b --policy search --latency 2 | filecheck %s --check-prefix=LINKS
+// RUN: not pw-sim %s --policy search --latency 2us 2>&1 | filecheck %s --check-prefix=UNIT
 // RUN: not pw-sim %s --policy gpip 2>&1 | filecheck %s --check-prefix=UNKNOWN
 // RUN: pw-viz %s --policy 1f1b --policy zb-h1 | filecheck %s --check-prefix=PAGE
 // RUN: not pw-viz %s --policy zb-v 2>&1 | filecheck %s --check-prefix=UNFIT
@@ -51,6 +53,13 @@
 // WRONG: pw-sim: error: '{{.*}}', by {{.*}}.csv: {{.*}}: row 2: 1B3 is missing
 // BOTH: pw-sim: error: --compare and --policy exclude each other: one is of all policies
 // UNKNOWN: pw-sim: error: unknown policy 'gpip'; did you mean 'gpipe'?
+
+// A search knows that links take time, a pattern does not.
+
+// LINKS:      policy
+// LINKS-NEXT: {{search +}}13.5
+// LINKS-NEXT: {{1f1b +}}18
+// UNIT: pw-sim: error: {{.*}} cannot be scheduled by 'search(times=units, latency=2us)': latency: is in seconds, but the durations are in time units
 
 // Policies are drawn under one another, the fastest first.
 
