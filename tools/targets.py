@@ -21,7 +21,7 @@ from pathways.dialect import make_context
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.request import RequestError, policy_or_file
 from pathways.tools.errors import UserError, hint
 from pathways.tools.files import read_input
 from pathways.tools.signatures import ArrayText
@@ -163,12 +163,12 @@ class MlirTarget:
 
 def _options(policy: str | None, fuse: bool) -> dict[str, Any]:
     """What the flags say of the `Options` of the compiler."""
+    options: dict[str, Any] = {}
     if policy is not None:
         try:
-            read_request(policy)
+            options["policy"], options["schedule_file"] = policy_or_file(policy)
         except RequestError as error:
-            raise UserError(f"--schedule: {error}") from None
-    options: dict[str, Any] = {} if policy is None else {"policy": policy, "schedule_file": ""}
+            raise UserError(f"--schedule is {error}") from None
     return options | {"fuse": True} if fuse else options
 
 

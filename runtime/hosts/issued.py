@@ -50,6 +50,7 @@ class IssuedSteps:
                 return
             for gang in gangs:
                 gang.check_open()
+            step.read(made)
             if self._is_several:
                 self._follow(step, made)
             self._steps[step.number] = step
