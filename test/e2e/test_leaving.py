@@ -144,7 +144,8 @@ def test_what_is_read_while_the_worker_ends():
         LEAVING
         + """
 pw.connect(hosts=1, grace=30)
-held = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))(np.float32(1))
+double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+held = double(np.float32(1)).block_until_ready()
 leave(0)
 host = controller().hosts[0]
 host.gang.may_end = True
