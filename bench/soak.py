@@ -205,8 +205,12 @@ def count_threads() -> int:
 
 def children() -> list[int]:
     """The processes of which this one is the parent."""
-    lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
-    return [int(pid) for pids in lists for pid in pids.split()]
+    pids: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may end in between.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pids += map(int, (task / "children").read_text().split())
+    return pids
 
 
 def soak(seed: str, seconds: float, step_deadline: float | None, acts: Sequence[Act]) -> Counts:

@@ -481,7 +481,8 @@ class Controller:
                 send(*what)
         except ConnectionEnded as error:
             self._lose_ended(host, error)
-            raise HostError(host.error) from None
+            # One that was told to end is not lost at once.
+            raise HostError(host.error or host.gang.leaving or str(error)) from None
 
     def _hear_some(self, host: HostProcess) -> None:
         """Hears what a worker has said of steps."""

@@ -139,6 +139,23 @@ with socket.create_server(("127.0.0.1", 0)) as silent:
 """)
 
 
+def test_what_is_read_while_the_worker_ends():
+    run(
+        LEAVING
+        + """
+pw.connect(hosts=1, grace=30)
+double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+held = double(np.float32(1)).block_until_ready()
+leave(0)
+host = controller().hosts[0]
+host.gang.may_end = True
+host.steps.close()
+with refused(HostError, "host 0 (island0) leaves: its process was asked to end"):
+    held.fetch()
+"""
+    )
+
+
 def test_what_platforms_ask(tmp_path):
     """A worker has a file from when it is ready until it ends or is asked to, however that happens."""
     run(
