@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from pathways.runtime.hosts.settings import Endpoints
 
@@ -14,6 +17,8 @@ Address = str | tuple[str, int]
 """The path of a socket, or address and port."""
 
 _BACKLOG = 64
+_PREFIX = "pathways-"
+_OLD_SECONDS = 600.0
 
 
 @contextlib.contextmanager
@@ -23,15 +28,34 @@ def controller_socket(endpoints: Endpoints) -> Iterator[tuple[socket.socket, Add
         with server_socket(endpoints.bind, endpoints.ports) as server:
             yield server, (endpoints.advertise or endpoints.bind, server.getsockname()[1])
         return
+    remove_left(Path("/tmp"))
     # A folder that nobody else may enter: faster than a port, and less open. Paths of sockets are short, and
     # the folder that the user chose for temporary files may be deep.
     with (
-        tempfile.TemporaryDirectory(prefix="pathways-", dir="/tmp") as folder,
+        tempfile.TemporaryDirectory(prefix=_PREFIX, dir="/tmp") as folder,
         socket.socket(socket.AF_UNIX) as server,
     ):
         server.bind(f"{folder}/controller")
         server.listen(_BACKLOG)
         yield server, f"{folder}/controller"
+
+
+def remove_left(place: Path) -> None:
+    """Removes the folders of controllers that were killed while workers started.
+
+    Args:
+      place: where the folders are.
+    """
+    for path in place.glob(f"{_PREFIX}*/controller"):
+        # Of other users, or removed by another process in between.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+            # One that is new may not listen yet.
+            if time.time() - path.stat().st_mtime > _OLD_SECONDS and path.stat().st_uid == os.getuid():
+                try:
+                    sock.connect(str(path))
+                except ConnectionRefusedError:
+                    path.unlink()
+                    path.parent.rmdir()
 
 
 def connect_to(address: Address, heartbeat: float) -> socket.socket:
