@@ -173,6 +173,8 @@ def _options(policy: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
             options["policy"], options["schedule_file"] = policy_or_file(policy)
         except RequestError as error:
             raise UserError(f"--schedule is {error}") from None
+        if options["schedule_file"] and not Path(options["schedule_file"]).is_file():
+            raise UserError(f"--schedule: there is no file '{options['schedule_file']}'")
     return options | {name: True for name, given in flags.items() if given}
 
 
