@@ -127,33 +127,35 @@ def traced(compiled: Compiled, steps: int, *arguments: Any) -> list[EventLog]:
         return read_trace(path.read_bytes())[1:]
 
 
-def seconds_alone(compiled: Compiled, stage: int, steps: int) -> float:
+def seconds_alone(programs: Mapping[str, Compiled], stage: int, steps: int) -> dict[str, float]:
     """How long the launches of the backward of a stage take together, one after the other on an idle device.
 
-    In a pipeline the halves of one stage run beside other stages, which share the cores of the machine.
+    In a pipeline the halves of one stage run beside other stages, which share the cores of the machine. All
+    launches of all programs take turns, so that what else runs on the machine meets them alike.
     """
     device = jax.devices()[0]
     rng = np.random.default_rng(1)
-    names = [
-        step.computation
-        for step in compiled.plan.steps
-        if isinstance(step, Launch) and any(o.kind == "bwd" and o.stage == stage for o in step.origins)
-    ]
-    total = 0.0
-    for computation in (compiled.plan.computations[name] for name in names):
-        options = pjrt.compile_options([device], len(computation.operands), len(computation.results))
-        executable = pjrt.compile_anew(computation.module, [device], options)
-        values = [(rng.normal(size=a.shape) * 0.1).astype(a.dtype) for a in computation.operands]
-        times = []
-        for _ in range(steps + 1):
+    launches: list[tuple[str, Any, list[np.ndarray], list[float]]] = []
+    for name, compiled in programs.items():
+        for step in compiled.plan.steps:
+            if not isinstance(step, Launch) or not any(
+                o.kind == "bwd" and o.stage == stage for o in step.origins
+            ):
+                continue
+            computation = compiled.plan.computations[step.computation]
+            options = pjrt.compile_options([device], len(computation.operands), len(computation.results))
+            executable = pjrt.compile_anew(computation.module, [device], options)
+            values = [(rng.normal(size=a.shape) * 0.1).astype(a.dtype) for a in computation.operands]
+            launches.append((name, executable, values, []))
+    for _ in range(steps + 1):
+        for _, executable, values, times in launches:
             # Some are donated.
             operands = jax.block_until_ready([jax.device_put(value, device) for value in values])
             began = time.perf_counter()
             jax.block_until_ready(pjrt.execute_to_shards(executable, operands))
             times.append(time.perf_counter() - began)
-        # Other work on the machine only adds to it.
-        total += min(times)
-    return total
+    # Other work on the machine only adds to it.
+    return {name: sum(min(times) for of, _, _, times in launches if of == name) for name in programs}
 
 
 def halves(steps: int) -> Iterator[Row]:
@@ -162,22 +164,24 @@ def halves(steps: int) -> Iterator[Row]:
     batch = np.random.default_rng(9).normal(size=(1, ROWS, WIDTH)).astype(np.float32)
     for scanned, remat in itertools.product((False, True), (False, True)):
         stage = stage_of(scanned, remat)
-        found: dict[str, tuple[float, float]] = {}
+        flops: dict[str, float] = {}
+        programs: dict[str, Compiled] = {}
         handed = kept = 0
         for schedule in ("1f1b", "zb-h1"):
             lowered = lower_pipeline(stage, 3, 1, schedule, params, batch)
             module = ir.Module.parse(lowered.as_text("sharded"), make_context())
-            found[schedule] = work_of_backward(module, 1), seconds_alone(lowered.compile(), 1, steps)
+            flops[schedule] = work_of_backward(module, 1)
+            programs[schedule] = lowered.compile()
             if schedule == "zb-h1":
                 handed = handed_over(module, 1)
             else:
                 kept = read_by_backward(module, 1)
-        (flops, whole), (both, split) = found["1f1b"], found["zb-h1"]
+        seconds = seconds_alone(programs, 1, steps)
         yield {
             "case": f"I + W / B: {'scan' if scanned else 'unrolled'}{', remat' if remat else ''}",
-            "flops": both / flops,
-            "time": split / whole,
-            "ms": whole * 1e3,
+            "flops": flops["zb-h1"] / flops["1f1b"],
+            "time": seconds["zb-h1"] / seconds["1f1b"],
+            "ms": seconds["1f1b"] * 1e3,
             "handed MiB": handed / 2**20,
             "kept by B MiB": kept / 2**20,
             "target": "flops equal, time 1.05",

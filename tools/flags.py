@@ -22,7 +22,7 @@ times:
   together. A trace of a measured run serves as well: each launch takes the median of its durations there.
 """
 
-LIMITS_HELP = "with --compare: what all policies keep to, such as max-live=4 or max-bytes=2GiB"
+LIMITS_HELP = "with policies: what all policies keep to, such as max-live=4 or max-bytes=2GiB"
 
 
 class FlagParser(argparse.ArgumentParser):

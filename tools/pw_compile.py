@@ -154,7 +154,7 @@ def make_parser() -> FlagParser:
         "--policy",
         dest="policy",
         metavar="NAME",
-        help="a policy of pw-schedule for all loops, or a CSV file, in place of the program's own schedule",
+        help="the policy of all loops, or their schedule file, FILE.csv, in place of the program's own",
     )
     add("--fuse", action="store_true", help="compile as if the program said fuse=True")
     add(

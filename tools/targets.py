@@ -21,7 +21,7 @@ from pathways.dialect import make_context
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.request import RequestError, policy_or_file
 from pathways.tools.errors import UserError, hint
 from pathways.tools.files import BUNDLE
 from pathways.tools.signatures import ArrayText
@@ -165,18 +165,16 @@ class MlirTarget:
 
 def _options(schedule: str | None, fuse: bool) -> dict[str, Any]:
     """What the flags say of the `Options` of the compiler."""
-    options: dict[str, Any] = {"fuse": True} if fuse else {}
-    if schedule is None:
-        return options
-    if schedule.endswith(".csv"):
-        if not Path(schedule).is_file():
-            raise UserError(f"--schedule: there is no file '{schedule}'")
-        return options | {"schedule_file": schedule}
-    try:
-        read_request(schedule)
-    except RequestError as error:
-        raise UserError(f"--schedule: {error}") from None
-    return options | {"policy": schedule, "schedule_file": ""}
+    options: dict[str, Any] = {}
+    if schedule is not None:
+        try:
+            options["policy"], file = policy_or_file(schedule)
+        except RequestError as error:
+            raise UserError(f"--schedule is {error}") from None
+        if file and not Path(file).is_file():
+            raise UserError(f"--schedule: there is no file '{file}'")
+        options["schedule_file"] = file
+    return options | {"fuse": True} if fuse else options
 
 
 def _parse_file(path: str) -> MlirTarget:

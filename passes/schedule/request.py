@@ -109,6 +109,20 @@ def read_request(text: str) -> ScheduleRequest:
     return ScheduleRequest(policy, **values)
 
 
+def policy_or_file(text: str) -> tuple[str, str]:
+    """The policy that a text names, with its options, or else the schedule file: a path that ends in `.csv`.
+
+    Raises:
+      RequestError: it is neither.
+    """
+    if text.endswith(".csv"):
+        return "", text
+    try:
+        return str(read_request(text)), ""
+    except RequestError as error:
+        raise RequestError(f"neither a policy nor a .csv file: {error}") from None
+
+
 _EXAMPLES = {
     "max-live": "4",
     "max-pending": "2",

@@ -73,7 +73,7 @@ class HostProcess:
             None if report is None else report.arrays,
             None if report is None else report.bytes,
             () if report is None else report.programs,
-            self.error,
+            self.error or self.gang.leaving,
         )
 
     def leave(self) -> None:
@@ -109,6 +109,8 @@ class Gang:
       name: the name of the island.
       is_several: whether it has more than one host.
       error: why it is lost; None while it is not.
+      leaving: why it takes nothing more though it is not lost; None while it does.
+      may_end: whether it was told that its processes may end.
       fate: why it is not started anew; None while it may be.
       unused: the numbers of the arrays that nobody holds.
     """
@@ -120,6 +122,8 @@ class Gang:
         self.name = hosts[0].island
         self.is_several = len(hosts) > 1
         self.error: str | None = None
+        self.leaving: str | None = None
+        self.may_end = False
         self.fate: str | None = None
         self.unused: Unused[int] = Unused()
         self._locations: dict[tuple[DeviceLayout, int, int], Location] = {}
@@ -135,6 +139,22 @@ class Gang:
         """
         if self.error is not None:
             raise HostError(self.error if self.fate is None else f"{self.error}; {self.fate}")
+
+    def check_open(self) -> None:
+        """Checks that it takes what is new.
+
+        Raises:
+          HostError: it is lost, or leaves.
+        """
+        self.check()
+        if self.leaving is not None:
+            raise HostError(self.leaving)
+
+    def lose(self, host: HostProcess, how: str) -> None:
+        """Notes that one of its hosts is gone, and how, as in `is lost: ...`; so are all."""
+        self.error = f"{host} {how}"
+        for other in self.hosts:
+            other.error = self.error
 
     def location(self, placement: DeviceLayout, replica: int = 0, replicas: int = 1) -> Location:
         """Where arrays lie on it, or one of so many blocks of their rows."""
