@@ -54,6 +54,18 @@ def step_of(layers: Sequence[Callable[..., Any]], microbatches: int) -> Callable
     return step
 
 
+def momentum_of(layers: Sequence[Callable[..., Any]], microbatches: int) -> Callable[..., Any]:
+    """A training step with momentum."""
+    step = step_of(layers, microbatches)
+
+    def with_momentum(params: list[Any], moments: list[Any], batch: Any) -> Any:
+        value, new = step(params, batch)
+        moments = [0.9 * m + (w - n) for m, w, n in zip(moments, params, new, strict=True)]
+        return value, [w - m for w, m in zip(params, moments, strict=True)], moments
+
+    return with_momentum
+
+
 def arrays(layers: int, width: int, rows: int) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Weights and a batch."""
     random = np.random.default_rng(0)
@@ -83,6 +95,22 @@ def report_bytes() -> None:
         # The loss travels with the gradient.
         floor = 2 * (replicas - 1) / replicas * (129 * 129 + 1) * 4
         print(f"bytes sent by each of {replicas} replicas: {sent:.0f}, 2 (R - 1) / R x gradient {floor:.0f}")
+
+
+def report_zero1() -> None:
+    """Prints the bytes that a replica sends and keeps, with its state whole and in parts."""
+    weights, batch = arrays(1, 128, 16)
+    for replicas in (2, 4):
+        slice = pw.make_virtual_device_set(replicas=replicas).add_slice((1,), ("x",))
+        step = momentum_of([pw.jit(layer, devices=slice)], replicas)
+        said = []
+        for zero1 in (False, True):
+            program = pw.program(step, donate_argnums=(0, 1), zero1=zero1)
+            plan = program.lower(weights, weights, batch).compile().plan
+            sent = sum(plan.bytes_moved(step) for step in plan.steps if isinstance(step, Transfer)) / replicas
+            moments = next(iter(plan.arguments[1].slots.values()))
+            said.append(f"sends {sent:.0f} B, keeps {plan.slot_types[moments].nbytes} B of moments")
+        print(f"each of {replicas} replicas: {said[0]}; with zero1 {said[1]}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +189,8 @@ def cases() -> Iterator[Case]:
     """The measured cases."""
     for replicas, width, rows in ((2, 512, 256), (2, 128, 256), (4, 512, 256)):
         yield data_parallel(replicas, width, rows)
+    for replicas in (2, 4):
+        yield shared_state(replicas, 512, 256)
     yield prefetched()
     if importlib.util.find_spec("orbax") is not None:
         yield checkpointed()
@@ -201,6 +231,29 @@ def data_parallel(replicas: int, width: int, rows: int) -> Case:
     np.testing.assert_allclose(ours()[0], theirs()[0], rtol=1e-4)
     name = f"data parallel, R={replicas}, {rows} x {width}"
     return Case(name, "one SPMD jax.jit", 1.05, ours, theirs, is_return_timed=False)
+
+
+def shared_state(replicas: int, width: int, rows: int) -> Case:
+    """Momentum with `zero1` against the same with the state whole on each replica."""
+    weights, batch = arrays(2, width, rows)
+    slice = pw.make_virtual_device_set(replicas=replicas).add_slice((1,), ("x",))
+    step = momentum_of([pw.jit(layer, devices=slice, stage=n) for n in range(2)], replicas)
+
+    def side(zero1: bool) -> Callable[[], Any]:
+        program = pw.program(step, donate_argnums=(0, 1), zero1=zero1)
+        moments = [np.zeros_like(w) for w in weights]
+        *state, placed = program.place(weights, moments, batch)
+
+        def once() -> Any:
+            value, *state[:] = program(*state, placed)
+            return value, state
+
+        return once
+
+    ours, theirs = side(zero1=True), side(zero1=False)
+    np.testing.assert_allclose(ours()[0], theirs()[0], rtol=1e-4)
+    name = f"zero1, R={replicas}, {rows} x {width}, momentum"
+    return Case(name, "state whole on each", 1.2, ours, theirs, is_return_timed=False)
 
 
 def prefetched() -> Case:
@@ -268,6 +321,7 @@ def main() -> None:
     """Prints what is counted and simulated, then measures."""
     pw.connect(cpu_devices=DEVICES)
     report_bytes()
+    report_zero1()
     report_simulated()
     run(__doc__.splitlines()[0] if __doc__ else "", cases, cpu_devices=DEVICES, rounds=20)
 

@@ -14,7 +14,7 @@ from pathways.compiler.names import symbol_of
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.passes.pipeline import Options
-from pathways.passes.replicate.lower_all_reduces import WIRES
+from pathways.passes.replicate.exchange import WIRES
 from pathways.passes.schedule.request import RequestError, policy_or_file
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -57,6 +57,7 @@ class _ProgramOptions(TypedDict, total=False):
     schedule: str | os.PathLike[str] | None
     fuse: bool
     exchange_dtype: Any
+    zero1: bool
 
 
 @overload
@@ -149,6 +150,7 @@ def program(
     schedule: str | os.PathLike[str] | None = None,
     fuse: bool = False,
     exchange_dtype: Any = None,
+    zero1: bool = False,
 ) -> Any:
     """Makes a program of a function that calls placed functions.
 
@@ -172,6 +174,8 @@ def program(
       fuse: also fuse placed calls that follow each other on a slice, where nothing waits longer for it.
       exchange_dtype: `bfloat16` or `float16`: replicas send each other sums of wider floats rounded to it,
         half of the bytes or less, and add them up in their own dtype.
+      zero1: each replica updates a part of the parameters, and keeps that part of the optimizer's state: of
+        arrays that only updates read, and whose places results take. They lie as `P(..., "replica", ...)`.
 
     Returns:
       The program, to be called like the function.
@@ -200,6 +204,7 @@ def program(
             schedule=schedule,
             fuse=fuse,
             exchange_dtype=exchange_dtype,
+            zero1=zero1,
         )
     if not callable(fun):
         raise TypeError(f"expected a function to make a program of, got {type(fun).__name__}")
@@ -207,7 +212,9 @@ def program(
         fun, symbol_of(fun), donate_argnums, donate_argnames, static_argnums, static_argnames
     )
     policy, file = _policy_or_file(schedule)
-    options = Options(schedule_file=file, fuse=fuse, exchange_dtype=_exchange_dtype(exchange_dtype))
+    options = Options(
+        schedule_file=file, fuse=fuse, exchange_dtype=_exchange_dtype(exchange_dtype), zero1=zero1
+    )
     return Program(fun, conventions, options, in_shardings, out_shardings, policy)
 
 

@@ -13,13 +13,14 @@ from pathways.dialect import (
     argument_attrs,
     argument_slices,
     donated_arguments,
+    result_slices,
     symbol_table,
 )
 from pathways.dialect.names import DONATED, MAIN
 from pathways.dialect.replicas import ports_of_callers
 
 
-def unusable_donations(module: ir.Module, arguments: Sequence[str]) -> Iterator[str]:
+def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: bool) -> Iterator[str]:
     """Says which donated arguments give their buffer to no result of what reads them, if there are any.
 
     Not those that nothing reads, nor those that live on several slices: these are small, and copied there.
@@ -27,17 +28,23 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str]) -> Iterator[
     Args:
       module: the program, scheduled.
       arguments: the names of its arguments.
+      gathers: whether results are put together of the blocks of replicas: these have buffers of their own,
+        and arguments whose places they take are freed in time for that.
     """
     symbols = symbol_table(module)
     main = symbols[MAIN]
     values = main.regions[0].blocks[0].arguments
     all_attrs, places = argument_attrs(main), argument_slices(main)
+    gathered = set(zip(main.type.results, result_slices(main), strict=True)) if gathers else set()
     # What the first replica makes of an argument, the others make of theirs.
     ports = zip(arguments, ports_of_callers(all_attrs), strict=False)
     unused = [
         f"{name} of {values[n].type}".replace("tensor<", "").removesuffix(">")
         for name, (n, *_) in ports
-        if DONATED in all_attrs[n] and len(places[n] or ()) == 1 and _is_only_freed(values[n], symbols)
+        if DONATED in all_attrs[n]
+        and len(places[n] or ()) == 1
+        and (values[n].type, places[n]) not in gathered
+        and _is_only_freed(values[n], symbols)
     ]
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""

@@ -9,7 +9,7 @@ from pathways.compiler.arguments import Signature
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import ProgramError, run_phases
 from pathways.compiler.stages import Lowered
-from pathways.dialect.names import ARGUMENT_INFO, CONSTANT, REPLICA
+from pathways.dialect.names import ARGUMENT_INFO, BLOCK, CONSTANT, REPLICA
 from pathways.dialect.program import Attributes, ProgramView, read_program
 from pathways.dialect.replicas import ReplicaPort, ports_of_callers
 from pathways.passes.pipeline import Options
@@ -40,9 +40,11 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     groups = ports_of_callers(program.arguments)
     passed = [group[0] for group in groups if CONSTANT not in program.arguments[group[0]]]
     types = program.main.type
-    in_avals = tuple(_aval(types.inputs[n], program.arguments[n]) for n in passed)
+    symbols = [program.symbols[name] for name in program.meshes]
+    replicas = max((op.replicas or 1 for op in symbols), default=1)
+    in_avals = tuple(_aval(types.inputs[n], program.arguments[n], replicas) for n in passed)
     results = [group[0] for group in ports_of_callers(program.results)]
-    out_avals = tuple(_aval(types.results[n], program.results[n]) for n in results)
+    out_avals = tuple(_aval(types.results[n], program.results[n], replicas) for n in results)
     interface = Interface(
         slices=_slices(program),
         argument_paths=tuple(_path(program.arguments[n], n) for n in passed),
@@ -59,12 +61,13 @@ def _path(attributes: Attributes, n: int) -> str:
     return attributes[ARGUMENT_INFO].value if ARGUMENT_INFO in attributes else f"args[{n}]"
 
 
-def _aval(type_: ir.Type, attributes: Attributes) -> jax.core.ShapedArray:
+def _aval(type_: ir.Type, attributes: Attributes, replicas: int) -> jax.core.ShapedArray:
     plain = array_type(type_)
     shape = plain.shape
-    port = ReplicaPort.read(attributes[REPLICA]) if REPLICA in attributes else None
-    if port is not None and port.split:
-        shape = (shape[0] * port.count, *shape[1:])
+    if REPLICA in attributes:
+        shape = ReplicaPort.read(attributes[REPLICA]).whole(shape)
+    elif BLOCK in attributes:
+        shape = ReplicaPort(0, 0, replicas, attributes[BLOCK].value).whole(shape)
     return jax.core.ShapedArray(shape, jax.numpy.dtype(plain.dtype))
 
 

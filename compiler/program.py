@@ -129,7 +129,9 @@ class Program[**P, R](OfProcess):
         schedule = self._options.schedule_file or self._options.policy or self._schedule
         for reason in (
             *why_not_pipelined(forms.scheduled, schedule),
-            *unusable_donations(forms.scheduled, traced.interface.argument_paths),
+            *unusable_donations(
+                forms.scheduled, traced.interface.argument_paths, gathers=self._options.zero1
+            ),
         ):
             if reason not in self._warned:
                 self._warned.add(reason)

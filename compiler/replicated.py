@@ -28,11 +28,13 @@ class Replicated:
       sharding: its sharding, over a mesh with the leading axis `replica`.
       parts: the sharding of the part of each replica, on the first of its slices.
       others: the shardings of its copies on the other slices of each replica.
+      replicas: which they are, and what each has.
     """
 
     sharding: NamedSharding
     parts: tuple[NamedSharding, ...]
     others: tuple[tuple[NamedSharding, ...], ...]
+    replicas: Replicas
 
     @classmethod
     def of(cls, replicas: Replicas, shardings: Sequence[NamedSharding]) -> Replicated:
@@ -42,11 +44,10 @@ class Replicated:
         parts = tuple(group[0] for group in groups)
         first, spec = parts[0].mesh, parts[0].spec
         mesh = Mesh(np.stack([part.mesh.devices for part in parts]), (AXIS, *first.axis_names))
-        if replicas.split:
-            rows, *dims = spec or (None,)
-            axes = () if rows is None else rows if isinstance(rows, tuple) else (rows,)
-            spec = PartitionSpec((AXIS, *axes) if axes else AXIS, *dims)
-        return cls(NamedSharding(mesh, spec), parts, tuple(group[1:] for group in groups))
+        if replicas.split is not None:
+            spec = _split(spec, replicas.split)
+        whole = NamedSharding(mesh, spec)
+        return cls(whole, parts, tuple(group[1:] for group in groups), replicas)
 
     def joiner(self, aval: Any) -> Callable[[Sequence[Any]], Any]:
         """A function from the part of each replica to the whole array; nothing is copied."""
@@ -60,8 +61,7 @@ class Replicated:
 
         The first copies are the array's own buffers.
         """
-        parts = 1 if self.sharding.spec == self.parts[0].spec else len(self.parts)
-        part = aval.update(shape=(aval.shape[0] // parts, *aval.shape[1:])) if parts > 1 else aval
+        part = aval.update(shape=self.replicas.part(aval.shape))
         makers = [pjrt.put_together(part, sharding) for sharding in self.parts]
         size = self.parts[0].mesh.size
 
@@ -76,6 +76,14 @@ class Replicated:
             return copies
 
         return cut
+
+
+def _split(spec: PartitionSpec, dim: int) -> PartitionSpec:
+    """How an array lies whose replicas have blocks of a dimension that lie by `spec`."""
+    dims = [*spec, *(None,) * (dim + 1 - len(spec))]
+    axes = dims[dim] if isinstance(dims[dim], tuple) else (dims[dim],)
+    dims[dim] = AXIS if axes == (None,) else (AXIS, *axes)
+    return PartitionSpec(*dims)
 
 
 def with_replicas(

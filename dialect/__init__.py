@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from pathways.dialect.ops import (
         OPERATIONS,
+        AllGatherOp,
         AllReduceOp,
         CarryOp,
         ChannelOp,
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
         NextOp,
         RecvOp,
         ReduceOp,
+        ReduceScatterOp,
         ReleaseOp,
+        ReplicaOp,
         SendOp,
         SliceOp,
         SplitOp,
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from pathways.dialect.verifier import problems, verify
 
 _MODULES = {
+    "AllGatherOp": "ops",
     "AllReduceOp": "ops",
     "CarryOp": "ops",
     "ChannelOp": "ops",
@@ -74,7 +78,9 @@ _MODULES = {
     "PwOp": "operation",
     "RecvOp": "ops",
     "ReduceOp": "ops",
+    "ReduceScatterOp": "ops",
     "ReleaseOp": "ops",
+    "ReplicaOp": "ops",
     "SendOp": "ops",
     "SliceOp": "ops",
     "Slices": "placement",
@@ -111,6 +117,7 @@ _MODULES = {
 __all__ = [
     "FORMS",
     "OPERATIONS",
+    "AllGatherOp",
     "AllReduceOp",
     "CarryOp",
     "ChannelOp",
@@ -125,7 +132,9 @@ __all__ = [
     "PwOp",
     "RecvOp",
     "ReduceOp",
+    "ReduceScatterOp",
     "ReleaseOp",
+    "ReplicaOp",
     "SendOp",
     "SliceOp",
     "Slices",

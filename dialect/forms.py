@@ -16,6 +16,7 @@ from pathways.dialect.host_relations import JointRelation
 from pathways.dialect.names import FORM, HOST, NUMBER, SLICE
 from pathways.dialect.operation import PwOp, attribute_of
 from pathways.dialect.ops import (
+    AllGatherOp,
     AllReduceOp,
     CarryOp,
     ChannelOp,
@@ -27,7 +28,9 @@ from pathways.dialect.ops import (
     NextOp,
     RecvOp,
     ReduceOp,
+    ReduceScatterOp,
     ReleaseOp,
+    ReplicaOp,
     SendOp,
     SliceOp,
     SplitOp,
@@ -133,6 +136,9 @@ _MISSING = {SLICE: "is not placed", NUMBER: "is none of the program"}
 
 _HINTS = {
     ("unrolled", AllReduceOp): "; run pw-lower-all-reduces",
+    ("unrolled", ReduceScatterOp): "; run pw-lower-all-reduces",
+    ("unrolled", AllGatherOp): "; run pw-lower-all-reduces",
+    ("unrolled", ReplicaOp): "; run pw-replicate",
     ("ordered", SplitOp): "; run pw-unroll-microbatches",
     ("unrolled", SplitOp): "; run pw-unroll-microbatches",
     ("scheduled", ReduceOp): "; run pw-accumulate",
@@ -169,6 +175,7 @@ _PLACED_LOOPS = {SplitOp: ("slice",), ReduceOp: ("slice",), AllReduceOp: ("slice
 _WITH_SLICE = {**_PLACED_LOOPS, CarryOp: ("slice",), NextOp: ("slice",)}
 _WITH_ORDER = {LaunchOp: ("order",), TransferOp: ("order", "channel"), ReduceOp: ("slice",)}
 _LOOPS = frozenset({SplitOp, ReduceOp, AllReduceOp, CarryOp, NextOp, IndexOp})
+_BLOCKS = frozenset({ReduceScatterOp, AllGatherOp, ReplicaOp})
 _CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
 
 TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
@@ -207,9 +214,15 @@ PLACED = Form(
 SHARDED = dataclasses.replace(
     PLACED,
     name="sharded",
+    main=PLACED.main | _BLOCKS,
     needs={kind: names for kind, names in _WITH_SLICE.items() if kind is not AllReduceOp},
     lacks=_BEFORE_UNROLLING,
-    relations=(*_ROLLED, relations.sums_are_over_replicas, relations.replicas_agree),
+    relations=(
+        *_ROLLED,
+        relations.sums_are_over_replicas,
+        relations.blocks_are_there,
+        relations.replicas_agree,
+    ),
     proofs=_CORRESPONDS,
 )
 UNROLLED = Form(
@@ -297,7 +310,7 @@ FORMS: Mapping[str, Form] = {
 UNCLAIMED = Form(
     "",
     symbols=frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp}),
-    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}) | _LOOPS,
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}) | _LOOPS | _BLOCKS,
     glue=True,
     arrays=False,
     relations=(

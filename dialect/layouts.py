@@ -55,4 +55,6 @@ class Layouts:
         if op_has(op, Trait.JOINS):
             copy = next(v for v in op.operands if slice in (slices_of(v) or ()))
             return self._attribute(copy, slice)
+        if op_has(op, Trait.SPREADS):
+            return self._attribute(op.operands[ir.OpResult(value).result_number], slice)
         return sharding_of(value, self.symbols, [])

@@ -24,6 +24,7 @@ CONSTANT = "pw.constant"
 SPEC = "pw.spec"
 KEYS = "pw.keys"
 REPLICA = "pw.replica"
+BLOCK = "pw.block"
 
 # Of Shardy, XLA and JAX, on arguments and results of functions.
 SHARDING = "sdy.sharding"

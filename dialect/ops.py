@@ -29,6 +29,7 @@ from pathways.dialect.traits import Trait
 
 __all__ = [
     "OPERATIONS",
+    "AllGatherOp",
     "AllReduceOp",
     "CarryOp",
     "ChannelOp",
@@ -40,7 +41,9 @@ __all__ = [
     "NextOp",
     "RecvOp",
     "ReduceOp",
+    "ReduceScatterOp",
     "ReleaseOp",
+    "ReplicaOp",
     "SendOp",
     "SliceOp",
     "SplitOp",
@@ -595,6 +598,109 @@ class AllReduceOp(PwOp):
             emit(f"has a `slice`, but {counted(len(self.operands), 'operand')}")
         elif {value.type for value in self.operands} != {value.type for value in self.results}:
             emit(f"sums {self.operands[0].type}, but the result is {self.results[0].type}")
+
+
+@operation("reduce_scatter")
+class ReduceScatterOp(PwOp):
+    """The sum of a value over all replicas, of which each gets its block of a dimension.
+
+    `pw-split-updates` makes it of a `pw.all_reduce`. It has operands and results as that, and is lowered by
+    `pw-lower-all-reduces`, too.
+
+    ```mlir
+    %g = "pw.reduce_scatter"(%gi) {dim = 0, slice = @s0} : (tensor<4x4xf32>) -> tensor<2x4xf32>
+    %g:2 = "pw.reduce_scatter"(%g0, %g1) {dim = 0}
+        : (tensor<4x4xf32>, tensor<4x4xf32>) -> (tensor<2x4xf32>, tensor<2x4xf32>)
+    ```
+
+    Invariants: as those of `pw.all_reduce`, but that the results are blocks: `dim` is as many times larger in
+    an operand as there are replicas.
+    """
+
+    inputs = Values("The value, or that of each replica.", one_type=True)
+    outputs = Values("A block of the sum, or that of each replica.", one_type=True)
+    dim = Attr(NATURAL, "The dimension that is cut; replica r gets block r of it.")
+    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.SPREADS})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_shares(self, self.operands, self.results, symbols, emit)
+
+
+@operation("all_gather")
+class AllGatherOp(PwOp):
+    """A value of which each replica has a block, as a whole on each of them.
+
+    ```mlir
+    %w = "pw.all_gather"(%block) {dim = 0, slice = @s0} : (tensor<2x4xf32>) -> tensor<4x4xf32>
+    %w:2 = "pw.all_gather"(%block0, %block1) {dim = 0}
+        : (tensor<2x4xf32>, tensor<2x4xf32>) -> (tensor<4x4xf32>, tensor<4x4xf32>)
+    ```
+
+    Invariants: as those of `pw.reduce_scatter`, with blocks as operands.
+    """
+
+    inputs = Values("A block, or that of each replica.", one_type=True)
+    outputs = Values("All blocks, or all of them on each replica.", one_type=True)
+    dim = Attr(NATURAL, "The dimension that is put together, in the order of the replicas.")
+    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.SPREADS})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_shares(self, self.results, self.operands, symbols, emit)
+
+
+def _check_shares(
+    op: ReduceScatterOp | AllGatherOp,
+    wholes: Sequence[ir.Value],
+    blocks: Sequence[ir.Value],
+    symbols: dict[str, ir.OpView],
+    emit: Emit,
+) -> None:
+    """Checks an exchange between values and the blocks that replicas have of them."""
+    if not wholes or len(wholes) != len(blocks):
+        emit(f"expected as many results as operands, got {len(op.operands)} and {len(op.results)}")
+        return
+    if len(wholes) > 1 and op.slice is not None:
+        emit(f"has a `slice`, but {counted(len(wholes), 'operand')}")
+        return
+    count = len(wholes)
+    if count == 1 and op.slice is not None:
+        count = symbols[op.slice].replicas or 1
+    types = {value.type for value in wholes}, {value.type for value in blocks}
+    if not all(
+        len(some) == 1 and all(isinstance(t, ir.RankedTensorType) and t.has_static_shape for t in some)
+        for some in types
+    ):
+        emit("expected operands and results of one type each, ranked tensors of static shape")
+        return
+    (whole,), (block,) = types
+    shape = [n * count if dim == op.dim else n for dim, n in enumerate(block.shape)]
+    if op.dim >= block.rank:
+        emit(f"names dimension {op.dim}, but {block} has {block.rank}")
+    elif list(whole.shape) != shape or whole.element_type != block.element_type:
+        emit(f"expected {count} blocks along dimension {op.dim}, got {whole} and {block}")
+
+
+@operation("replica")
+class ReplicaOp(PwOp):
+    """The number of the replica.
+
+    `pw-split-updates` makes it, where a replica takes its block of a value that it has as a whole.
+    `pw-replicate` puts the numbers in its place.
+
+    ```mlir
+    %r = "pw.replica"() {slice = @s0} : () -> tensor<i32>
+    ```
+    """
+
+    outputs = Values("The number.", 1)
+    slice = Attr(_SLICE, "The slice on which it is known.")
+    traits = frozenset({Trait.PURE})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if str(self.results[0].type) != "tensor<i32>":
+            emit(f"expected a result of type tensor<i32>, got {self.results[0].type}")
 
 
 @operation("carry")

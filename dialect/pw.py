@@ -5,6 +5,7 @@ than all else together.
 """
 
 from pathways.dialect.ops import (
+    AllGatherOp,
     AllReduceOp,
     CarryOp,
     ChannelOp,
@@ -16,7 +17,9 @@ from pathways.dialect.ops import (
     NextOp,
     RecvOp,
     ReduceOp,
+    ReduceScatterOp,
     ReleaseOp,
+    ReplicaOp,
     SendOp,
     SliceOp,
     SplitOp,
@@ -24,6 +27,7 @@ from pathways.dialect.ops import (
 )
 
 __all__ = [
+    "AllGatherOp",
     "AllReduceOp",
     "CarryOp",
     "ChannelOp",
@@ -35,7 +39,9 @@ __all__ = [
     "NextOp",
     "RecvOp",
     "ReduceOp",
+    "ReduceScatterOp",
     "ReleaseOp",
+    "ReplicaOp",
     "SendOp",
     "SliceOp",
     "SplitOp",

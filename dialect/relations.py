@@ -9,14 +9,16 @@ from jaxlib.mlir import ir
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.loops import is_unrolled, loop_of, loop_of_op
 from pathways.dialect.meshes import replicated
-from pathways.dialect.names import CONSTANT, DONATED, LOOP, REPLICA, SHARDING, SLICE
+from pathways.dialect.names import BLOCK, CONSTANT, DONATED, LOOP, REPLICA, SHARDING, SLICE
 from pathways.dialect.operation import PwOp, counted, is_program, nested_ops, op_has, referenced_symbols
 from pathways.dialect.ops import (
+    AllGatherOp,
     AllReduceOp,
     CarryOp,
     LaunchOp,
     NextOp,
     ReduceOp,
+    ReduceScatterOp,
     SliceOp,
     SplitOp,
     TransferOp,
@@ -195,12 +197,20 @@ def sums_stand_for_replicas(program: ProgramView, report: Report) -> None:
 
 
 def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
-    """A sum over replicas reads values that lie alike over different slices of one mesh."""
+    """What replicas exchange lies alike over different slices of one mesh."""
     layouts = None
     for op in program.ops:
-        if not isinstance(op, AllReduceOp) or len(op.operands) == 1:
+        if not isinstance(op, AllReduceOp | ReduceScatterOp | AllGatherOp):
             continue
         layouts = layouts or Layouts(program.module)
+        for value in () if isinstance(op, AllReduceOp) else op.results:
+            for name in program.slices.get(value, ()):
+                shape = ir.RankedTensorType(value.type).shape
+                problem = layouts.of(value, name).problem(shape, program.meshes[name])
+                if problem is not None:
+                    report(op, f"makes what cannot lie over @{name}: {problem}")
+        if len(op.operands) == 1:
+            continue
         places = [program.slices.get(value, ()) for value in op.operands]
         if not all(len(here) == 1 for here in places) or len(set(places)) < len(places):
             named = " and ".join(map(_names, places))
@@ -211,7 +221,18 @@ def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
             for value, (name,) in zip(op.operands, places, strict=True)
         ]
         if len(set(lies)) > 1:
-            report(op, "sums values that lie differently over their slices")
+            report(op, "exchanges values that lie differently over their slices")
+
+
+def blocks_are_there(program: ProgramView, report: Report) -> None:
+    """What each replica has a block of has the dimension that is cut."""
+    for what, all_attrs, types in (
+        ("argument", program.arguments, program.main.type.inputs),
+        ("result", program.results, program.main.type.results),
+    ):
+        for number, (attrs, type_) in enumerate(zip(all_attrs, types, strict=True)):
+            if BLOCK in attrs and attrs[BLOCK].value >= type_.rank:
+                report(program.main, f"{what} #{number} is a block along a dimension that it lacks")
 
 
 def replicas_are_one(program: ProgramView, report: Report) -> None:
@@ -227,7 +248,7 @@ def replicas_agree(program: ProgramView, report: Report) -> None:
         ("argument", program.arguments, program.main.type.inputs),
         ("result", program.results, program.main.type.results),
     ):
-        groups: dict[int, list[tuple[ReplicaPort, tuple[ir.Type, bool, int, bool]]]] = {}
+        groups: dict[int, list[tuple[ReplicaPort, tuple[ir.Type, bool, int, int | None]]]] = {}
         for attrs, type_ in zip(all_attrs, types, strict=True):
             if REPLICA in attrs:
                 port = ReplicaPort.read(attrs[REPLICA])
@@ -239,8 +260,8 @@ def replicas_agree(program: ProgramView, report: Report) -> None:
                 report(program.main, f"{what} {number} is not alike on all replicas")
             elif program.host is None and len(group) < ports[0].count:
                 report(program.main, f"{what} {number} is not on all {ports[0].count} replicas")
-            elif ports[0].split and not ir.RankedTensorType(group[0][1][0]).rank:
-                report(program.main, f"{what} {number} is split, but a scalar")
+            elif (split := ports[0].split) is not None and split >= group[0][1][0].rank:
+                report(program.main, f"{what} {number} is split along a dimension {split} that it lacks")
         if groups and sorted(groups) != list(range(len(groups))) and program.host is None:
             report(program.main, f"{what}s of replicas are numbered {sorted(groups)}")
 

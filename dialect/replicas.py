@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.fields import NATURAL, UNIT, entries_of
+from pathways.dialect.fields import NATURAL, entries_of
 from pathways.dialect.names import MOST_DEVICES, REPLICA
 
 
@@ -19,26 +19,29 @@ class ReplicaPort:
       of: the number of that argument or result.
       number: the number of the replica.
       count: how many replicas there are.
-      split: whether replicas have equal blocks of its leading dimension, in their order, and not all of it.
+      split: the dimension of which replicas have equal blocks, in their order; None where each has all of it.
     """
 
     of: int
     number: int
     count: int
-    split: bool = False
+    split: int | None = None
 
     @classmethod
     def read(cls, attribute: ir.Attribute) -> ReplicaPort:
         """Reads the attribute that `attribute` makes."""
         entries = {entry.name: entry.attr for entry in ir.DictAttr(attribute)}
-        of, number, count = (NATURAL.read(entries[name]) for name in ("of", "number", "count"))
-        return cls(of, number, count, "split" in entries)
+        return cls(**{name: NATURAL.read(entry) for name, entry in entries.items()})
 
     @property
     def attribute(self) -> ir.Attribute:
         """The attribute."""
-        numbers = {name: NATURAL.make(getattr(self, name)) for name in ("of", "number", "count")}
-        return ir.DictAttr.get(numbers | ({"split": ir.UnitAttr.get()} if self.split else {}))
+        numbers = {name: number for name, number in vars(self).items() if number is not None}
+        return ir.DictAttr.get({name: NATURAL.make(number) for name, number in numbers.items()})
+
+    def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what callers know, of that of what a replica has."""
+        return tuple(n * self.count if dim == self.split else n for dim, n in enumerate(shape))
 
 
 def is_replica_port(attribute: ir.Attribute) -> bool:
@@ -48,8 +51,7 @@ def is_replica_port(attribute: ir.Attribute) -> bool:
     entries = entries_of(attribute)
     if not {"of", "number", "count"} <= entries.keys() <= {"of", "number", "count", "split"}:
         return False
-    kinds = {name: UNIT if name == "split" else NATURAL for name in entries}
-    if not all(entry is not None and kinds[name].matches(entry) for name, entry in entries.items()):
+    if not all(entry is not None and NATURAL.matches(entry) for entry in entries.values()):
         return False
     port = ReplicaPort.read(attribute)
     return port.number < port.count <= MOST_DEVICES

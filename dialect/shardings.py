@@ -111,11 +111,22 @@ def sharding_of(
                     return entry.attr
         case "pw.transfer" | "pw.recv" | "pw.split" | "pw.reduce" | "pw.carry":
             return op.attributes.get("sharding")
-        case "pw.all_reduce":
+        case "pw.all_reduce" | "pw.reduce_scatter" | "pw.all_gather":
             return sharding_of(op.operands[ir.OpResult(value).result_number], symbols, arguments)
         case "pw.mirror" | "pw.next":
             return sharding_of(op.operands[0], symbols, arguments)
     return None
+
+
+def decided_inside(value: ir.Value, home: SliceMesh) -> Sharding:
+    """How a result of an operation in a computation lies over a slice, by what was decided for it."""
+    op, number = value.owner, ir.OpResult(value).result_number
+    sharding = None
+    if op.operation.name == "sdy.sharding_constraint":
+        sharding = op.attributes["sharding"]
+    elif SHARDING in op.attributes:
+        sharding = sdy.TensorShardingPerValueAttr(op.attributes[SHARDING]).shardings[number]
+    return closed_sharding(sharding, value.type, home)
 
 
 @dataclasses.dataclass(frozen=True)

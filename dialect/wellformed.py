@@ -17,6 +17,7 @@ from pathways.dialect.fields import SHARDING as SHARDING_KIND
 from pathways.dialect.names import (
     ALIASING,
     ARGUMENT_INFO,
+    BLOCK,
     CONSTANT,
     DONATED,
     HOST,
@@ -92,6 +93,7 @@ DISCARDABLE: Mapping[str, Kind] = {
     HOST: NATURAL,
     NUMBER: NATURAL,
     REPLICA: _REPLICA,
+    BLOCK: NATURAL,
     ALIASING: _RESULT_NUMBER,
     ARGUMENT_INFO: STRING,
     RESULT_INFO: STRING,

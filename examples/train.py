@@ -1,6 +1,7 @@
 """Trains a small language model over two stages, and goes on where it was when it is started again.
 
-With `--replicas 2` there are two of each stage, each pair with half of every batch.
+With `--replicas 2` there are two of each stage, each pair with half of every batch; with `--zero1` as well,
+each of them keeps half of the optimizer's state.
 
 Parameters are born on their slices. Grain cuts excerpts out of a text, shuffled; `pw.prefetch` puts the next
 batches on the slices while a step runs. Orbax writes the state, with the position of the input, every few
@@ -100,7 +101,7 @@ def main() -> int:
         params = {"front": born_front(keys[0]), "back": born_back(keys[1])}
         return {"params": params, "moments": optimizer.init(params)}
 
-    @pw.program(schedule="1f1b", donate_argnums=0)
+    @pw.program(schedule="1f1b", donate_argnums=0, zero1=options.zero1)
     def train_step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         gradient = pw.accumulate(jax.value_and_grad(loss_of), MICROBATCHES)
         loss, grads = gradient(state["params"], batch)
@@ -178,6 +179,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay (default: %(default)s)")
     parser.add_argument(
         "--replicas", type=int, default=1, help="of both stages: 1, 2 or 4 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--zero1", action="store_true", help="each replica keeps a part of the optimizer's state"
     )
     parser.add_argument("--seed", type=int, default=0, help="of parameters and input (default: %(default)s)")
     options = parser.parse_args()

@@ -18,6 +18,7 @@ from pathways.passes.place.split_backward import SplitBackward
 from pathways.passes.place.verify_placed import VerifyPlaced
 from pathways.passes.replicate.lower_all_reduces import LowerAllReduces
 from pathways.passes.replicate.replicate import Replicate
+from pathways.passes.replicate.split_updates import SplitUpdates
 from pathways.passes.schedule.accumulate import Accumulate
 from pathways.passes.schedule.fuse_launches import FuseLaunches
 from pathways.passes.schedule.plan_memory import PlanMemory
@@ -38,12 +39,14 @@ class Options:
       schedule_file: a CSV file with the orders of all loops, in place of a policy.
       fuse: whether the user's own placed calls may be fused with each other.
       exchange_dtype: the dtype in which replicas send wider floats to each other; empty for their own.
+      zero1: whether each replica updates a part of the parameters, and keeps that part of their state.
     """
 
     policy: str = ""
     schedule_file: str = ""
     fuse: bool = False
     exchange_dtype: str = ""
+    zero1: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,8 @@ def phases(options: Options) -> list[Phase]:
                 PropagateShardings(),
                 # Before scheduling: cutting and joining are launches that stand in the order of their slice.
                 LowerTransfers(),
+                # Not sooner: blocks are of dimensions that devices do not divide, where there are any.
+                *([SplitUpdates()] if options.zero1 else []),
             ),
         ),
         Phase(

@@ -19,6 +19,7 @@ MODULES = {
     "pw-split-backward": "place.split_backward",
     "pw-propagate-shardings": "shard.propagate_shardings",
     "pw-lower-transfers": "shard.lower_transfers",
+    "pw-split-updates": "replicate.split_updates",
     "pw-replicate": "replicate.replicate",
     "pw-lower-all-reduces": "replicate.lower_all_reduces",
     "pw-unroll-microbatches": "schedule.unroll_microbatches",

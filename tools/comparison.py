@@ -24,8 +24,7 @@ from pathways.runtime.timelines.tables import duration, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.diagnostics import Printer
 from pathways.tools.errors import UserError
-from pathways.tools.files import read_input
-from pathways.tools.source import Source, parse
+from pathways.tools.source import parse, read_source
 from pathways.tools.supervisor import doing
 
 
@@ -125,7 +124,7 @@ def compare(
     """
     requests = candidates.requests()
     context = make_context()
-    source = Source("<stdin>" if path == "-" else path, read_input(path))
+    source = read_source(path)
     with Diagnostics(context, Printer(source)):
         try:
             module = parse(source, context)

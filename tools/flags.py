@@ -108,6 +108,19 @@ def count(text: str) -> int:
     return int(text)
 
 
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """A word on the command line, of some."""
+
+    def word(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(
+                f"must be one of {', '.join(choices)}, got '{text}'{hint(text, choices)}"
+            )
+        return text
+
+    return word
+
+
 def cpu_devices(text: str) -> int:
     """A number of CPU devices on the command line; XLA starts threads for each."""
     number = count(text)

@@ -157,6 +157,7 @@ def make_parser() -> FlagParser:
         help="the policy of all loops, or their schedule file, FILE.csv, in place of the program's own",
     )
     add("--fuse", action="store_true", help="compile as if the program said fuse=True")
+    add("--zero1", action="store_true", help="compile as if the program said zero1=True")
     add(
         "--cpu-devices",
         type=cpu_devices,

@@ -31,7 +31,7 @@ from pathways.tools.bundles import plan_in
 from pathways.tools.diagnostics import Printer
 from pathways.tools.errors import UserError
 from pathways.tools.files import BUNDLE, read_input
-from pathways.tools.source import Source, parse
+from pathways.tools.source import parse, read_source
 from pathways.tools.supervisor import doing
 
 
@@ -44,13 +44,13 @@ def read_plan(path: str) -> Plan | None:
     if path.endswith(BUNDLE):
         return plan_in(path)
     context = make_context()
-    source = Source("<stdin>" if path == "-" else path, read_input(path))
+    source = read_source(path)
     with Diagnostics(context, Printer(source)):
         try:
             module = parse(source, context)
             form = form_of(module)
             if form != SCHEDULED.name:
-                problem = "has no pw.form" if form is None else f"is in the form '{form}'"
+                problem = "says no form (pw.form)" if form is None else f"is in the form '{form}'"
                 raise UserError(
                     f"'{source.name}' {problem}, not '{SCHEDULED.name}'; compile it with pw-compile, or run "
                     "pw-schedule, pw-plan-memory and pw-verify-schedule"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.request import RequestError, policy_or_file
 from pathways.tools.errors import UserError, hint
-from pathways.tools.files import read_input
+from pathways.tools.files import BUNDLE
 from pathways.tools.signatures import ArrayText
-from pathways.tools.source import Source, parse
+from pathways.tools.source import parse, read_source
 from pathways.tools.user_code import call, import_file, import_module
 
 
@@ -40,6 +40,8 @@ def find(name: str) -> PythonTarget | MlirTarget:
     if name.endswith(".mlir"):
         return _parse_file(name)
     where, colon, attribute = name.rpartition(":")
+    if (path := where or name).endswith(BUNDLE):
+        raise UserError(f"'{path}' is a bundle, which is compiled; pw-run {path} runs it")
     is_file = (where or name).endswith(".py") or "/" in (where or name)
     if colon and not (where and attribute):
         raise UserError(f"expected path/file.py:function or package.module:function, got '{name}'")
@@ -95,9 +97,11 @@ class PythonTarget:
         return ()
 
     def lower(
-        self, args: Sequence[Any], kwargs: dict[str, Any], policy: str | None = None, fuse: bool = False
+        self, args: Sequence[Any], kwargs: dict[str, Any], policy: str | None = None, **flags: bool
     ) -> Lowered:
         """Lowers the program for arguments, with `signatures.Array` for those that have no value.
+
+        `fuse` and `zero1` are as if the program said so.
 
         Raises:
           UserError: the arguments do not fit, or the user's code or a pass refuses them.
@@ -105,7 +109,7 @@ class PythonTarget:
         args = [_abstract(value) for value in args]
         kwargs = {name: _abstract(value) for name, value in kwargs.items()}
         self._check_signature(args, kwargs)
-        program = self.program.with_options(**_options(policy, fuse))
+        program = self.program.with_options(**_options(policy, flags))
         return call(f"program '{self.name}'", program.lower, *args, **kwargs)
 
     def compile(self, lowered: Lowered) -> Compiled:
@@ -144,7 +148,7 @@ class MlirTarget:
         return ()
 
     def lower(
-        self, args: Sequence[Any], kwargs: dict[str, Any], policy: str | None = None, fuse: bool = False
+        self, args: Sequence[Any], kwargs: dict[str, Any], policy: str | None = None, **flags: bool
     ) -> Lowered:
         """Takes the module through the phases that follow its form.
 
@@ -154,14 +158,14 @@ class MlirTarget:
         if args or kwargs:
             raise UserError(f"{self.name} says itself what it takes; it gets no arguments")
         name = symbol(Path(self.name).stem)
-        return call(self.name, lower_module, self.module, name, Options(**_options(policy, fuse)))
+        return call(self.name, lower_module, self.module, name, Options(**_options(policy, flags)))
 
     def compile(self, lowered: Lowered) -> Compiled:
         """Compiles for the devices of the cluster; see `PythonTarget.compile`."""
         return call(self.name, lowered.compile)
 
 
-def _options(policy: str | None, fuse: bool) -> dict[str, Any]:
+def _options(policy: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
     """What the flags say of the `Options` of the compiler."""
     options: dict[str, Any] = {}
     if policy is not None:
@@ -169,12 +173,12 @@ def _options(policy: str | None, fuse: bool) -> dict[str, Any]:
             options["policy"], options["schedule_file"] = policy_or_file(policy)
         except RequestError as error:
             raise UserError(f"--schedule is {error}") from None
-    return options | {"fuse": True} if fuse else options
+    return options | {name: True for name, given in flags.items() if given}
 
 
 def _parse_file(path: str) -> MlirTarget:
     """Reads a module and verifies it; the first diagnostic becomes the error."""
-    source = Source(path, read_input(path))
+    source = read_source(path)
     context = make_context()
     with Diagnostics(context) as seen:
         try:

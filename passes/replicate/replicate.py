@@ -11,12 +11,15 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import (
+    AllGatherOp,
     AllReduceOp,
     CarryOp,
     ConstantOp,
     LaunchOp,
     LoopOp,
     ReduceOp,
+    ReduceScatterOp,
+    ReplicaOp,
     SliceOp,
     SplitOp,
     TransferOp,
@@ -29,10 +32,11 @@ from pathways.dialect import (
     set_argument_attrs,
     set_result_attrs,
 )
+from pathways.dialect.fields import NATURAL
 from pathways.dialect.forms import SHARDED
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import Sharding
-from pathways.dialect.names import CONSTANT, MOST_OPERATIONS, REPLICA, SLICE
+from pathways.dialect.names import BLOCK, CONSTANT, MOST_OPERATIONS, REPLICA, SLICE
 from pathways.dialect.replicas import ReplicaPort
 from pathways.dialect.shardings import make_sharding
 from pathways.passes.base import Pass, fail, main_function
@@ -54,7 +58,7 @@ class Replicate(Pass):
     3. An argument or result becomes R of them, tied by `pw.replica`. A batch that is only cut into
        microbatches is `split`: each replica gets its rows. So is a result that concatenates microbatches;
        what else reads such a result gets those of all replicas, each of which crosses once to each other.
-    4. A `pw.all_reduce` gets an operand and a result for each replica.
+    4. An exchange, such as `pw.all_reduce`, gets an operand and a result for each replica.
     5. What is done for its effect outside of loops over microbatches, such as a print, is done by replica 0.
 
     Requires: shardings decided, transfers cut into pieces; all slices with one number of replicas, which
@@ -209,8 +213,9 @@ class _Replicator:
                 value = self.add_argument(argument.type, {**attrs, SLICE: make_slices(places)})
                 self.values[argument] = [value] * self.count
                 continue
-            split = argument in self.cut_arguments
-            type_ = self.rows_of(argument.type) if split else argument.type
+            split, type_ = _taken_block(attrs), argument.type
+            if argument in self.cut_arguments:
+                split, type_ = 0, self.rows_of(argument.type)
             self.values[argument] = [
                 self.add_argument(
                     type_,
@@ -225,13 +230,16 @@ class _Replicator:
             of += 1
 
     def add_numbers(self) -> list[ir.Value]:
-        """The numbers of the replicas as hidden arguments, where values are cut that are whole everywhere."""
+        """The numbers of the replicas as hidden arguments, where they are read."""
         cutting = {
             op.slice: None
             for op in self.operations
-            if isinstance(op, SplitOp)
-            and op.loop in self.microbatched
-            and op.operands[0] not in self.cut_arguments
+            if isinstance(op, ReplicaOp)
+            or (
+                isinstance(op, SplitOp)
+                and op.loop in self.microbatched
+                and op.operands[0] not in self.cut_arguments
+            )
         }
         if not cutting:
             return []
@@ -263,12 +271,14 @@ class _Replicator:
 
     def repeat(self, op: ir.OpView, ip: ir.InsertionPoint) -> None:
         """Repeats an operation on every replica."""
-        if isinstance(op, AllReduceOp):
-            (value,) = op.operands
-            total = AllReduceOp.build(
-                self.values[value], [value.type] * self.count, loop=op.loop, ip=ip, loc=op.operation.location
-            )
-            self.values[op.results[0]] = list(total.results)
+        if isinstance(op, ReplicaOp):
+            self.values[op.results[0]] = self.numbers
+            return
+        if isinstance(op, AllReduceOp | ReduceScatterOp | AllGatherOp):
+            (value,), (result,) = op.operands, op.results
+            types = [result.type] * self.count
+            exchange = op.rebuilt(self.values[value], types, ip=ip, slice=None)
+            self.values[result] = list(exchange.results)
             return
         if isinstance(op, ReduceOp) and op.kind == "concat" and op.loop in self.microbatched:
             self.repeat_concatenation(op, ip)
@@ -405,7 +415,9 @@ class _Replicator:
         for of, (value, attrs) in enumerate(
             zip(self.terminator.operands, result_attrs(self.main), strict=True)
         ):
-            split = value in self.cut_results
+            split = _taken_block(attrs)
+            if value in self.cut_results:
+                split = 0
             for r in self.replicas:
                 returned.append(self.values[value][r])
                 attrs_of_results.append(
@@ -425,6 +437,12 @@ class _Replicator:
         set_signature(self.main, [a.type for a in self.block.arguments], [v.type for v in returned])
         set_argument_attrs(self.main, self.new_attrs)
         set_result_attrs(self.main, attrs_of_results)
+
+
+def _taken_block(attrs: dict[str, ir.Attribute]) -> int | None:
+    """The dimension of which each replica has a block of an argument or result; it no longer says so."""
+    block = attrs.pop(BLOCK, None)
+    return None if block is None else NATURAL.read(block)
 
 
 def _scalar(value: int) -> ir.Value:

@@ -228,13 +228,15 @@ def schedule_of(module: ir.Module) -> str:
     """The schedules of the loops of a program, as a file that `pw-schedule` reads.
 
     Raises:
-      PassFailure: when the program is not scheduled, has no loop with stages, or an order has a cycle.
+      PassFailure: when there is no program, it is not scheduled, has no loop with stages, or an order has a
+        cycle.
     """
+    main = main_function(module)
     events = data_events(module)
     # Those of other replicas have the same.
     loops = [loop for loop in read_loops(module, events) if loop.op.replica_of is None and loop.slices]
     if not loops:
-        fail(main_function(module), "has no loop with stages, of which there could be a schedule file")
+        fail(main, "has no loop with stages, of which there could be a schedule file")
     schedules: dict[str, tuple[Orders, Needs]] = {}
     for loop in loops:
         unordered = next((n for n in loop.members if events[n].order is None), None)

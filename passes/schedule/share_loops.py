@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
 
 from pathways.dialect import LaunchOp, argument_attrs, symbol_table
 from pathways.dialect.forms import ORDERED
 from pathways.dialect.names import SHARDING
 from pathways.dialect.origins import Origin
-from pathways.dialect.shardings import SliceMesh, closed_sharding, make_sharding, slice_meshes
+from pathways.dialect.shardings import SliceMesh, decided_inside, make_sharding, slice_meshes
 from pathways.passes.base import Pass, main_function, option
 from pathways.passes.schedule.orders import renumber
 from pathways.passes.util.compile_cost import LARGE, CompileCost
@@ -228,13 +227,7 @@ class _Body:
             return self._layouts[value.arg_number]
         if self._home.mesh.size == 1:
             return None
-        op, number = value.owner.opview, ir.OpResult(value).result_number
-        sharding = None
-        if op.operation.name == "sdy.sharding_constraint":
-            sharding = op.attributes["sharding"]
-        elif SHARDING in op.attributes:
-            sharding = sdy.TensorShardingPerValueAttr(op.attributes[SHARDING]).shardings[number]
-        return make_sharding(self._home.symbol, closed_sharding(sharding, value.type, self._home))
+        return make_sharding(self._home.symbol, decided_inside(value, self._home))
 
 
 @dataclasses.dataclass(frozen=True)

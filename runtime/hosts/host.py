@@ -73,7 +73,7 @@ class HostProcess:
             None if report is None else report.arrays,
             None if report is None else report.bytes,
             () if report is None else report.programs,
-            self.error,
+            self.error or self.gang.leaving,
         )
 
     def leave(self) -> None:
@@ -94,6 +94,37 @@ class HostProcess:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a replica has of arrays that replicas share.
+
+    Attributes:
+      number: which block.
+      count: into how many blocks they are cut; 1 where all is there.
+      dim: the dimension that is cut.
+    """
+
+    number: int
+    count: int
+    dim: int
+
+    def of(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """It, of an array."""
+        if self.count == 1:
+            return value
+        size = value.shape[self.dim] // self.count
+        block = slice(self.number * size, (self.number + 1) * size)
+        return value[(*(slice(None),) * self.dim, block)]
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """Its shape, of an array of some shape."""
+        return tuple(n // self.count if d == self.dim else n for d, n in enumerate(whole))
+
+
+WHOLE = Part(0, 1, 0)
+"""All of an array."""
+
+
 class Gang:
     """The workers of an island, from their start to their end.
 
@@ -109,6 +140,8 @@ class Gang:
       name: the name of the island.
       is_several: whether it has more than one host.
       error: why it is lost; None while it is not.
+      leaving: why it takes nothing more though it is not lost; None while it does.
+      may_end: whether it was told that its processes may end.
       fate: why it is not started anew; None while it may be.
       unused: the numbers of the arrays that nobody holds.
     """
@@ -120,9 +153,11 @@ class Gang:
         self.name = hosts[0].island
         self.is_several = len(hosts) > 1
         self.error: str | None = None
+        self.leaving: str | None = None
+        self.may_end = False
         self.fate: str | None = None
         self.unused: Unused[int] = Unused()
-        self._locations: dict[tuple[DeviceLayout, int, int], Location] = {}
+        self._locations: dict[tuple[DeviceLayout, Part], Location] = {}
         self._began = time.monotonic()
         for host in hosts:
             host.gang = self
@@ -136,9 +171,25 @@ class Gang:
         if self.error is not None:
             raise HostError(self.error if self.fate is None else f"{self.error}; {self.fate}")
 
-    def location(self, placement: DeviceLayout, replica: int = 0, replicas: int = 1) -> Location:
-        """Where arrays lie on it, or one of so many blocks of their rows."""
-        key = (placement, replica, replicas)
+    def check_open(self) -> None:
+        """Checks that it takes what is new.
+
+        Raises:
+          HostError: it is lost, or leaves.
+        """
+        self.check()
+        if self.leaving is not None:
+            raise HostError(self.leaving)
+
+    def lose(self, host: HostProcess, how: str) -> None:
+        """Notes that one of its hosts is gone, and how, as in `is lost: ...`; so are all."""
+        self.error = f"{host} {how}"
+        for other in self.hosts:
+            other.error = self.error
+
+    def location(self, placement: DeviceLayout, part: Part = WHOLE) -> Location:
+        """Where arrays lie on it, or a part of each."""
+        key = (placement, part)
         return self._locations.setdefault(key, Location(self, *key))
 
     def has_done_something(self) -> bool:
@@ -153,21 +204,12 @@ class Location:
     Attributes:
       gang: the workers.
       placement: how they lie there.
-      replica: which block of the rows of arrays is there; replicas have equal blocks.
-      replicas: how many blocks there are; 1 where all rows are there.
+      part: what of them is there.
     """
 
     gang: Gang
     placement: DeviceLayout
-    replica: int = 0
-    replicas: int = 1
-
-    def rows(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """What is there of an array."""
-        if self.replicas == 1:
-            return value
-        rows = len(value) // self.replicas
-        return value[self.replica * rows : (self.replica + 1) * rows]
+    part: Part = WHOLE
 
     @functools.cached_property
     def holders(self) -> Mapping[HostProcess, tuple[int, ...]]:

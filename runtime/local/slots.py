@@ -45,9 +45,7 @@ def aval_of(type_: ArrayType) -> pjrt.Aval:
 
 def aval_of_part(result: Result, aval: pjrt.Aval) -> pjrt.Aval:
     """The aval of what one replica has of a result."""
-    if result.replicas is None or not result.replicas.split:
-        return aval
-    return aval.update(shape=(aval.shape[0] // result.replicas.count, *aval.shape[1:]))
+    return aval if result.replicas is None else aval.update(shape=result.replicas.part(aval.shape))
 
 
 def _shardings(plan: Plan, meshes: Mapping[str, Mesh]) -> dict[Slot, NamedSharding]:

@@ -298,8 +298,7 @@ class _Flattener:
             return type_, slots, None
         ports = [ReplicaPort.read(attr[REPLICA]) for attr in attrs]
         count, split = ports[0].count, ports[0].split
-        if split:
-            type_ = dataclasses.replace(type_, shape=(type_.shape[0] * count, *type_.shape[1:]))
+        type_ = dataclasses.replace(type_, shape=ports[0].whole(type_.shape))
         slices = tuple(tuple(self.slots.get(value, {})) for value in values)
         return type_, slots, Replicas(slices, tuple(port.number for port in ports), count, split)
 

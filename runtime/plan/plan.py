@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
@@ -214,13 +214,17 @@ class Replicas:
       slices: for each replica, the slices that it has it on; of what one host does, those on that host.
       numbers: the number of each of these replicas.
       count: how many replicas there are.
-      split: whether each has its block of the rows, and not all of them.
+      split: the dimension of which each has its block; None where each has all of it.
     """
 
     slices: tuple[tuple[str, ...], ...]
     numbers: tuple[int, ...]
     count: int
-    split: bool = False
+    split: int | None = None
+
+    def part(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what one replica has of an array."""
+        return tuple(n // self.count if dim == self.split else n for dim, n in enumerate(shape))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,7 +81,7 @@ module attributes {pw.form = "sharded"} {
   "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
   func.func public @main(%a: tensor<2xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>},
       %b: tensor<2xf32> {pw.slice = @s1}) {
-    // expected-error@below {{sums values that lie differently over their slices}}
+    // expected-error@below {{exchanges values that lie differently over their slices}}
     %c:2 = "pw.all_reduce"(%a, %b) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
     return
   }
@@ -129,6 +129,59 @@ module attributes {pw.form = "unrolled"} {
   "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
   // expected-error@below {{`pw.replica` must be a dictionary of `of`, `number` and a larger `count`, and perhaps `split`}}
   func.func public @main(%a: tensor<2xf32> {pw.replica = {count = 2, number = 2, of = 0}, pw.slice = @s0}) {
+    return
+  }
+}
+
+// -----
+
+sdy.mesh @mesh = <["x"=1]>
+"pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+func.func @main(%a: tensor<4x2xf32> {pw.slice = @s0}) {
+  // expected-error@below {{expected 2 blocks along dimension 0, got tensor<4x2xf32> and tensor<4x1xf32>}}
+  %b = "pw.reduce_scatter"(%a) {dim = 0, slice = @s0} : (tensor<4x2xf32>) -> tensor<4x1xf32>
+  return
+}
+
+// -----
+
+sdy.mesh @mesh = <["x"=1]>
+"pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+func.func @main(%a: tensor<2xf32> {pw.slice = @s0}) {
+  // expected-error@below {{names dimension 1, but tensor<2xf32> has 1}}
+  %b = "pw.all_gather"(%a) {dim = 1, slice = @s0} : (tensor<2xf32>) -> tensor<4xf32>
+  return
+}
+
+// -----
+
+sdy.mesh @mesh = <["x"=1]>
+"pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+func.func @main(%a: tensor<2xf32> {pw.slice = @s0}) {
+  // expected-error@below {{expected a result of type tensor<i32>, got tensor<i64>}}
+  %b = "pw.replica"() {slice = @s0} : () -> tensor<i64>
+  return
+}
+
+// -----
+
+module attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  // expected-error@below {{argument #0 is a block along a dimension that it lacks}}
+  func.func public @main(%a: tensor<2xf32> {pw.block = 1, pw.slice = @s0}) {
+    return
+  }
+}
+
+// -----
+
+module attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  func.func public @main(%a: tensor<2xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) {
+    // expected-error@below {{makes what cannot lie over @s0: dimension 0 of size 1 does not divide by 2 (axes x)}}
+    %b = "pw.reduce_scatter"(%a) {dim = 0, slice = @s0} : (tensor<2xf32>) -> tensor<1xf32>
     return
   }
 }

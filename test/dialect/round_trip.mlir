@@ -61,6 +61,12 @@ module @round_trip attributes {round.trip = "hand"} {
     %2 = "pw.reduce"(%1) {kind = "sum", loop = @batch, slice = @s0} : (!x) -> !x
     // CHECK: "pw.all_reduce"(%{{.*}}) {slice = @s0} : (tensor<8x4xf32>) -> tensor<8x4xf32>
     %3 = "pw.all_reduce"(%2) {slice = @s0} : (!x) -> !x
+    // CHECK: "pw.reduce_scatter"(%{{.*}}) {dim = 1 : i64, slice = @s0} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %4 = "pw.reduce_scatter"(%2) {dim = 1, slice = @s0} : (!x) -> !x
+    // CHECK: "pw.all_gather"(%{{.*}}) {dim = 1 : i64, slice = @s0} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %5 = "pw.all_gather"(%4) {dim = 1, slice = @s0} : (!x) -> !x
+    // CHECK: "pw.replica"() {slice = @s0} : () -> tensor<i32>
+    %6 = "pw.replica"() {slice = @s0} : () -> tensor<i32>
     return %3 : !x
   }
 

@@ -41,6 +41,9 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
   "pw.release"(%x, %n) : (tensor<4xf32>, tensor<i32>) -> ()
   %i = "pw.index"() {loop = @batch} : () -> tensor<i32>
   %a = "pw.all_reduce"(%r) {slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+  %w = "pw.all_gather"(%a) {dim = 0, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+  %g = "pw.reduce_scatter"(%w) {dim = 0, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+  %p = "pw.replica"() {slice = @s0} : () -> tensor<i32>
   %c = "pw.carry"(%h#0) {loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
   %d = "pw.next"(%c, %c) {loop = @batch, slice = @s0} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   "pw.send"(%h#0) {channel = @c0, copy, index = 0, order = 0, slice = @s0} : (tensor<4xf32>) -> ()

@@ -63,6 +63,40 @@ again = predict(start, rows)
 np.testing.assert_allclose(
     np.asarray(again), layer(start[1], layer(start[0], np.asarray(rows))), rtol=1e-4, atol=1e-6
 )
+
+
+def scaled(p, x):
+    return jnp.tanh(x @ p["w"]) * p["scales"].sum(axis=0)
+
+
+def momentum_of(layers):
+    def loss(params, batch):
+        x, y = batch
+        for one, p in zip(layers, params):
+            x = one(p, x)
+        return ((x - y) ** 2).mean()
+
+    def step(params, moments, batch):
+        value, grads = pw.accumulate(jax.value_and_grad(loss), 4)(params, batch)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, params, moments), moments
+
+    return step
+
+
+# Replicas have rows of the moments of weights, and columns of those of scales, which have three rows.
+start = [{"w": array(8, 8), "scales": array(3, 8)} for _ in slices]
+zeros = jax.tree.map(np.zeros_like, start)
+step = momentum_of([pw.jit(scaled, devices=s) for s in slices])
+train = pw.program(step, donate_argnums=(0, 1), schedule="1f1b", zero1=True)
+state, expected = (start, zeros), (start, zeros)
+for _ in range(3):
+    state = train(*state, batch)
+    expected = jax.jit(momentum_of([scaled, scaled]))(*expected, batch)
+for got, want in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-6)
+parts = {(where.part.number, where.part.count, where.part.dim) for where in state[1][0]["scales"]._copies}
+assert parts == {(0, 2, 1), (1, 2, 1)}, parts
 islands = {}
 for s in pw.status().slices:
     islands.setdefault(s.name.partition("_r")[2], set()).add(s.island)

@@ -11,8 +11,8 @@
 // CHECK-NEXT: "pw.loop"() {count = 2 : i64, replica_of = @batch, sym_name = "batch_r1"}
 // CHECK: @main(%[[W0:.*]]: tensor<4xf32> {pw.donated, pw.replica = {count = 2 : i64, number = 0 : i64, of = 0 : i64}, pw.slice = @s0}
 // CHECK-SAME: %[[W1:.*]]: tensor<4xf32> {pw.donated, pw.replica = {count = 2 : i64, number = 1 : i64, of = 0 : i64}, pw.slice = @s0_r1}
-// CHECK-SAME: %[[X0:.*]]: tensor<4xf32> {pw.replica = {count = 2 : i64, number = 0 : i64, of = 1 : i64, split}, pw.slice = @s0}
-// CHECK-SAME: %[[X1:.*]]: tensor<4xf32> {pw.replica = {count = 2 : i64, number = 1 : i64, of = 1 : i64, split}, pw.slice = @s0_r1}
+// CHECK-SAME: %[[X0:.*]]: tensor<4xf32> {pw.replica = {count = 2 : i64, number = 0 : i64, of = 1 : i64, split = 0 : i64}, pw.slice = @s0}
+// CHECK-SAME: %[[X1:.*]]: tensor<4xf32> {pw.replica = {count = 2 : i64, number = 1 : i64, of = 1 : i64, split = 0 : i64}, pw.slice = @s0_r1}
 // CHECK: "pw.split"(%[[X0]]) {loop = @batch, slice = @s0}
 // CHECK: %[[B1:.*]] = "pw.split"(%[[X1]]) {loop = @batch_r1, slice = @s0_r1}
 // CHECK: "pw.launch"(%[[W1]], %[[B1]]) {callee = @f, loop = @batch_r1, slice = @s0_r1}
@@ -79,8 +79,8 @@ module @whole_batch {
 
 // What replicas concatenate and only return stays where it is, as the rows of one array.
 // CHECK-LABEL: module @rows_stay
-// CHECK: -> (tensor<4xf32> {pw.replica = {count = 2 : i64, number = 0 : i64, of = 0 : i64, split}, pw.slice = @s0},
-// CHECK-SAME: tensor<4xf32> {pw.replica = {count = 2 : i64, number = 1 : i64, of = 0 : i64, split}, pw.slice = @s0_r1})
+// CHECK: -> (tensor<4xf32> {pw.replica = {count = 2 : i64, number = 0 : i64, of = 0 : i64, split = 0 : i64}, pw.slice = @s0},
+// CHECK-SAME: tensor<4xf32> {pw.replica = {count = 2 : i64, number = 1 : i64, of = 0 : i64, split = 0 : i64}, pw.slice = @s0_r1})
 // CHECK-NOT: pw.transfer
 module @rows_stay {
   sdy.mesh @mesh = <["x"=1]>

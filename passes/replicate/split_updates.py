@@ -1,0 +1,221 @@
+"""`pw-split-updates`: each replica updates a part of the parameters, and keeps that part of their state."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    AllGatherOp,
+    AllReduceOp,
+    LaunchOp,
+    ReduceScatterOp,
+    ReplicaOp,
+    TransferOp,
+    argument_attrs,
+    nested_ops,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
+    slices_of,
+)
+from pathways.dialect.fields import NATURAL
+from pathways.dialect.forms import SHARDED
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.names import BLOCK
+from pathways.passes.base import Pass, main_function, remark
+from pathways.passes.replicate.split_launch import SplitLaunch
+from pathways.passes.replicate.splitting import OuterLaunch, Splitting, decide, main_key
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import body_block, erase_unused_functions, inlined, set_signature
+from pathways.passes.util.operations import has_side_effect
+from pathways.passes.util.replicas import replicas_of
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitUpdates(Pass):
+    """Lets each replica update its part of the parameters, and keep only that part of their state.
+
+    1. An argument that only updates read, and whose place a result takes, such as a moment of an optimizer,
+       is split: each replica has a block of a dimension of it, which `pw.block` names, and of that result.
+       The result is the one of its type that is fewest operations away.
+    2. The sums over replicas that such updates read become a `pw.reduce_scatter`: each replica gets a block.
+    3. What is made of blocks, element by element, is made block by block; of what a replica has as a whole,
+       such as a parameter that the microbatches read, it takes its block, by its `pw.replica`.
+    4. What else is needed as a whole, such as the new parameters, is put together by a `pw.all_gather`. So
+       is what a reduction makes of each block, such as the square of a norm, and reduced again.
+
+    What does not divide by the number of replicas stays whole on each of them, and a remark says so.
+
+    Requires: shardings decided.
+    Guarantees: an argument with `pw.block` is read by launches on blocks of it.
+    """
+
+    name: ClassVar[str] = "pw-split-updates"
+    takes = (SHARDED,)
+
+    def run(self, module: ir.Module) -> None:
+        count = replicas_of(module)
+        if count == 1:
+            return
+        main = main_function(module)
+        if any(BLOCK in attrs for attrs in argument_attrs(main)):
+            remark(main, "has arguments that are split already")
+            return
+        layouts = Layouts(module)
+        computations = Computations(module, layouts.symbols)
+        launches = _launches(main, layouts.symbols, computations)
+        splitting = decide(main, launches, layouts, count)
+        if splitting is None:
+            remark(main, "has no state that replicas could share: nothing is split")
+        else:
+            with main.operation.location:
+                _UpdateSplitter(main, launches, splitting, layouts, computations).run()
+        erase_unused_functions(module)
+
+
+def _launches(
+    main: ir.OpView, symbols: dict[str, ir.OpView], computations: Computations
+) -> dict[LaunchOp, OuterLaunch]:
+    """The launches outside of loops that may be done on blocks."""
+    effects: dict[str, bool] = {}
+    flat: dict[str, ir.OpView] = {}
+    launches: dict[LaunchOp, OuterLaunch] = {}
+    for op in body_block(main).operations:
+        if not isinstance(op, LaunchOp) or op.loop is not None:
+            continue
+        if has_side_effect(symbols[op.callee], symbols, effects):
+            continue
+        if op.callee not in flat:
+            flat[op.callee] = _flattened(op.callee, symbols, computations)
+        launches[op] = OuterLaunch(len(launches), op, body_block(flat[op.callee]))
+    return launches
+
+
+def _flattened(name: str, symbols: dict[str, ir.OpView], computations: Computations) -> ir.OpView:
+    """A computation without calls."""
+    if not any(op.operation.name == "func.call" for op in nested_ops(symbols[name])):
+        return symbols[name]
+    function = computations.variant(name, f"{name}_flat")
+    while calls := [op for op in nested_ops(function) if op.operation.name == "func.call"]:
+        for op in calls:
+            with ir.InsertionPoint(op), op.operation.location:
+                results = inlined(symbols[op.callee.value], list(op.operands))
+            for old, new in zip(op.results, results, strict=True):
+                old.replace_all_uses_with(new)
+            op.operation.erase()
+    return function
+
+
+class _UpdateSplitter:
+    def __init__(
+        self,
+        main: ir.OpView,
+        launches: dict[LaunchOp, OuterLaunch],
+        splitting: Splitting,
+        layouts: Layouts,
+        computations: Computations,
+    ) -> None:
+        self.main = main
+        self.launches = launches
+        self.splitting = splitting
+        self.layouts = layouts
+        self.computations = computations
+        self.blocks: dict[ir.Value, ir.Value] = {}
+        """The block of each value that is split."""
+        self.wholes: dict[ir.Value, ir.Value] = {}
+        """What was put together of blocks, or made as a whole anew."""
+        self.numbers: dict[str, ir.Value] = {}
+
+    def run(self) -> None:
+        *operations, terminator = body_block(self.main).operations
+        self.types = {value: value.type for value in self.splitting.states}
+        for value in self.splitting.states:
+            value.set_type(self.block_type(value))
+            self.blocks[value] = value
+        replaced = [op for op in operations if self.replace(op)]
+        self.finish(terminator)
+        for op in reversed(replaced):
+            op.operation.erase()
+
+    def dim(self, value: ir.Value) -> int | None:
+        return self.splitting.dim(main_key(value))
+
+    def block_type(self, value: ir.Value) -> ir.RankedTensorType:
+        """The type of a block of a value."""
+        whole = self.types.get(value, value.type)
+        return self.splitting.block_type(whole, self.splitting.dims[main_key(value)])
+
+    def replace(self, op: ir.OpView) -> bool:
+        """Makes what stands for an operation of which a result is split; says whether it did."""
+        with op.operation.location, ir.InsertionPoint(op):
+            if op in self.launches and any(self.dim(v) is not None for v in [*op.operands, *op.results]):
+                self.replace_launch(op)
+            elif isinstance(op, AllReduceOp) and self.dim(op.results[0]) is not None:
+                (result,) = op.results
+                self.blocks[result] = ReduceScatterOp.build(
+                    list(op.operands), [self.block_type(result)], dim=self.dim(result), slice=op.slice
+                ).results[0]
+            elif isinstance(op, TransferOp) and self.dim(op.results[0]) is not None:
+                (result,) = op.results
+                moved = op.rebuilt([self.operand(op.operands[0], True)], [self.block_type(result)])
+                self.blocks[result] = moved.results[0]
+            else:
+                self.read_wholes(op)
+                return False
+        return True
+
+    def replace_launch(self, op: LaunchOp) -> None:
+        """Makes the launches that stand for one."""
+        split = SplitLaunch(self.launches[op], self.splitting, self.layouts, self.computations)
+
+        def operand(value: ir.Value | None, is_block: bool) -> ir.Value:
+            return self.number(op.slice) if value is None else self.operand(value, is_block)
+
+        for old, new in zip(op.results, split.build(operand), strict=True):
+            (self.wholes if self.dim(old) is None else self.blocks)[old] = new
+
+    def read_wholes(self, op: ir.OpView | ir.Operation) -> None:
+        """Lets an operation read what there is now of values as a whole."""
+        for number, value in enumerate(op.operands):
+            if value in self.blocks or value in self.wholes:
+                op.operands[number] = self.operand(value, False)
+
+    def operand(self, value: ir.Value, is_block: bool) -> ir.Value:
+        """A value as a whole, or a block of it, at the insertion point."""
+        if is_block:
+            return self.blocks[value]
+        if value in self.blocks and value not in self.wholes:
+            (place,) = slices_of(self.blocks[value]) or ()
+            self.wholes[value] = AllGatherOp.build(
+                [self.blocks[value]],
+                [self.types.get(value, value.type)],
+                dim=self.dim(value),
+                slice=place,
+            ).results[0]
+        return self.wholes.get(value, value)
+
+    def number(self, place: str) -> ir.Value:
+        """The number of the replica on a slice."""
+        if place not in self.numbers:
+            scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+            ip = ir.InsertionPoint.at_block_begin(body_block(self.main))
+            self.numbers[place] = ReplicaOp.build([], [scalar], slice=place, ip=ip).results[0]
+        return self.numbers[place]
+
+    def finish(self, terminator: ir.OpView) -> None:
+        """Returns blocks in the places of arguments that are blocks, all else as a whole."""
+        arguments, results = argument_attrs(self.main), result_attrs(self.main)
+        for argument, number in self.splitting.states.items():
+            dim = NATURAL.make(self.splitting.dims[main_key(argument)])
+            arguments[argument.arg_number][BLOCK] = dim
+            results[number][BLOCK] = dim
+        with ir.InsertionPoint(terminator), terminator.operation.location:
+            for number, value in enumerate(list(terminator.operands)):
+                terminator.operands[number] = self.operand(value, BLOCK in results[number])
+        values = list(body_block(self.main).arguments)
+        set_signature(self.main, [v.type for v in values], [v.type for v in terminator.operands])
+        set_argument_attrs(self.main, arguments)
+        set_result_attrs(self.main, results)

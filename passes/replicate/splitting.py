@@ -1,0 +1,376 @@
+"""Which values outside of loops replicas need only a block of, and of which dimension."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    AllReduceOp,
+    LaunchOp,
+    TransferOp,
+    argument_attrs,
+    argument_slices,
+    read_slices,
+    result_attrs,
+    slices_of,
+)
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.names import ARGUMENT_INFO, CONSTANT, KEYS, SLICE
+from pathways.dialect.shardings import decided_inside
+from pathways.passes.base import fail, remark
+from pathways.passes.replicate.axes import BRANCHES, partial_dims, ties_of
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import captured_by_regions
+
+
+class Occurrence(NamedTuple):
+    """A value of `@main`, or one inside of the computation of a launch.
+
+    Attributes:
+      launch: the number of the launch; -1 for a value of `@main`.
+      value: the value.
+    """
+
+    launch: int
+    value: ir.Value
+
+
+type Axis = tuple[Occurrence, int]
+"""A dimension of a value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterLaunch:
+    """A launch outside of loops, and its computation.
+
+    Attributes:
+      number: what keys know it by.
+      op: the launch.
+      block: the computation, with calls inlined.
+    """
+
+    number: int
+    op: LaunchOp
+    block: ir.Block
+
+    def key(self, value: ir.Value) -> Occurrence:
+        """The key of a value inside; what a launch reads is a value of `@main`."""
+        if isinstance(value, ir.BlockArgument) and value.owner == self.block:
+            return main_key(self.op.operands[value.arg_number])
+        return Occurrence(self.number, value)
+
+    @property
+    def operations(self) -> list[ir.OpView]:
+        """What it computes, without the return."""
+        return list(self.block.operations)[:-1]
+
+    @property
+    def returned(self) -> list[ir.Value]:
+        """What it returns, inside."""
+        return list(self.block.operations[len(self.block.operations) - 1].operands)
+
+
+def main_key(value: ir.Value) -> Occurrence:
+    """The key of a value of `@main`."""
+    return Occurrence(-1, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Splitting:
+    """What is split.
+
+    Attributes:
+      count: the number of replicas.
+      dims: of values that could be split, the dimension along which.
+      made: those of which replicas make, or get, no more than a block.
+      states: the arguments of which each replica has a block, and the numbers of the results that take their
+        places.
+    """
+
+    count: int
+    dims: Mapping[Occurrence, int]
+    made: Collection[Occurrence]
+    states: Mapping[ir.Value, int]
+
+    def dim(self, key: Occurrence) -> int | None:
+        """The dimension of which a replica has a block; None where it has all."""
+        return self.dims[key] if key in self.made else None
+
+    def block_type(self, whole: ir.Type, dim: int) -> ir.RankedTensorType:
+        """The type of a block of an array."""
+        tensor = ir.RankedTensorType(whole)
+        shape = [n // self.count if d == dim else n for d, n in enumerate(tensor.shape)]
+        return ir.RankedTensorType.get(shape, tensor.element_type)
+
+
+def decide(
+    main: ir.OpView, launches: Mapping[LaunchOp, OuterLaunch], layouts: Layouts, count: int
+) -> Splitting | None:
+    """Decides what replicas split; None for nothing.
+
+    An argument that only updates read, and whose place a result takes, is split along a dimension that goes
+    together with one of a sum over replicas. So is all that is made of blocks.
+
+    Args:
+      main: the program, of one replica.
+      launches: what may be rewritten of it.
+      layouts: how its values lie.
+      count: the number of replicas.
+
+    Raises:
+      PassFailure: an operation needs all of what is to be split.
+    """
+    graph = _Graph(main, launches, layouts)
+    states = _states(main, graph)
+    choice = _Choice(main, graph, states, count)
+    for argument in states:
+        choice.add(argument)
+    split = {argument: n for argument, n in states.items() if main_key(argument) in choice.dims}
+    while split:
+        made = graph.flow([*graph.sums, *split])
+        cut = {key for key, dim in choice.dims.items() if (key, dim) in made}
+        last = {argument: n for argument, n in split.items() if main_key(graph.returned[n]) in cut}
+        if len(last) == len(split):
+            return Splitting(count, choice.dims, cut, split)
+        split = last
+    return None
+
+
+class _Graph:
+    """Dimensions that go together, and what reads what.
+
+    Attributes:
+      sums: what replicas sum.
+      blocked: for each axis what reads it and needs all of it.
+      read_elsewhere: the values of `@main` that something else than a launch or a transfer reads.
+      classes: the axes that go together, by one of them.
+      summed: those that stand for axes of sums.
+    """
+
+    def __init__(self, main: ir.OpView, launches: Mapping[LaunchOp, OuterLaunch], layouts: Layouts) -> None:
+        self.launches = launches
+        self.layouts = layouts
+        self.arguments = argument_slices(main)
+        self.slices = [launch.op.slice for launch in launches.values()]
+        self.sums: list[ir.Value] = []
+        self.blocked: dict[Axis, list[ir.OpView]] = defaultdict(list)
+        self.read_elsewhere: set[ir.Value] = set()
+        self.sources: dict[Axis, list[Axis]] = defaultdict(list)
+        self.readers: dict[Occurrence, list[tuple[Occurrence, int]]] = defaultdict(list)
+        self.parents: dict[Axis, Axis] = {}
+        *operations, terminator = body_block(main).operations
+        self.returned = list(terminator.operands)
+        for op in operations:
+            self.read(op)
+        self.summed = {self.find((main_key(value), dim)) for value in self.sums for dim in _dims(value)}
+        self.classes: dict[Axis, list[Axis]] = defaultdict(list)
+        for axis in list(self.parents):
+            self.classes[self.find(axis)].append(axis)
+
+    def read(self, op: ir.OpView) -> None:
+        """Reads an operation of `@main`."""
+        if isinstance(op, LaunchOp) and op in self.launches:
+            self.read_launch(self.launches[op])
+        elif isinstance(op, TransferOp) and op.loop is None and op.routes is None:
+            self.pass_on(main_key(op.operands[0]), main_key(op.results[0]))
+        else:
+            self.read_elsewhere.update(op.operands)
+            if isinstance(op, AllReduceOp) and op.loop is None:
+                self.sums.append(op.results[0])
+                self.read_elsewhere.difference_update(op.operands)
+
+    def read_launch(self, launch: OuterLaunch) -> None:
+        """Reads the computation of a launch."""
+        self.read_operations(launch, launch.operations)
+        for inner, outer in zip(launch.returned, launch.op.results, strict=True):
+            self.pass_on(launch.key(inner), main_key(outer))
+
+    def read_operations(
+        self, launch: OuterLaunch, operations: Iterable[ir.OpView], in_branch: bool = False
+    ) -> None:
+        """Reads operations of a computation; in a branch, what is reduced cannot be exchanged."""
+        for op in operations:
+            if op.operation.name in BRANCHES:
+                for region in op.regions:
+                    *inside, terminator = region.blocks[0].operations
+                    self.read_operations(launch, inside, in_branch=True)
+                    for inner, result in zip(terminator.operands, op.results, strict=True):
+                        self.pass_on(launch.key(inner), launch.key(result))
+                continue
+            tied = set()
+            for tie in ties_of(op):
+                tied.add((tie.operand, tie.dim))
+                source, target = op.operands[tie.operand], op.results[tie.result]
+                self.join((launch.key(source), tie.dim), (launch.key(target), tie.result_dim))
+            for number, value in enumerate([*op.operands, *captured_by_regions(op)]):
+                key = launch.key(value)
+                self.readers[key] += [(launch.key(result), 1) for result in op.results]
+                partial = partial_dims(op) if number == 0 and not in_branch else ()
+                for dim in _dims(value):
+                    if (number, dim) not in tied and dim not in partial:
+                        self.blocked[key, dim].append(op)
+
+    def pass_on(self, source: Occurrence, target: Occurrence) -> None:
+        """Notes that a value is another."""
+        self.readers[source].append((target, 0))
+        for dim in _dims(source.value):
+            self.join((source, dim), (target, dim))
+
+    def join(self, source: Axis, target: Axis) -> None:
+        """Notes that a dimension is cut where another is."""
+        self.sources[target].append(source)
+        self.parents[self.find(source)] = self.find(target)
+
+    def find(self, axis: Axis) -> Axis:
+        """What stands for all axes that go together with one."""
+        root = axis
+        while (parent := self.parents.setdefault(root, root)) != root:
+            root = parent
+        while self.parents[axis] != root:
+            self.parents[axis], axis = root, self.parents[axis]
+        return root
+
+    def flow(self, values: Iterable[ir.Value]) -> set[Axis]:
+        """The axes that are cut where those of some values are."""
+        targets: dict[Axis, list[Axis]] = defaultdict(list)
+        for target, sources in self.sources.items():
+            for source in sources:
+                targets[source].append(target)
+        reached: set[Axis] = set()
+        pending = [(main_key(value), dim) for value in values for dim in _dims(value)]
+        while pending:
+            axis = pending.pop()
+            if axis not in reached:
+                reached.add(axis)
+                pending += targets[axis]
+        return reached
+
+    def distances(self, argument: ir.Value) -> dict[Occurrence, int]:
+        """How many operations it takes from an argument to each value that is made of it."""
+        distances = {main_key(argument): 0}
+        pending = deque(distances)
+        while pending:
+            key = pending.popleft()
+            for other, steps in self.readers[key]:
+                far = distances[key] + steps
+                if far < distances.get(other, far + 1):
+                    distances[other] = far
+                    (pending.append if steps else pending.appendleft)(other)
+        return distances
+
+    def parts(self, axis: Axis) -> int:
+        """Into how many parts a dimension is cut over the devices of the slice."""
+        (launch, value), dim = axis
+        places = (slices_of(value, self.arguments) or ()) if launch < 0 else (self.slices[launch],)
+        most = 1
+        for name in places:
+            home = self.layouts.meshes[name]
+            if home.mesh.size > 1:
+                layout = self.layouts.of(value, name) if launch < 0 else decided_inside(value, home)
+                most = math.lcm(most, layout.splits(home.mesh)[dim])
+        return most
+
+
+def _dims(value: ir.Value) -> range:
+    return range(ir.RankedTensorType(value.type).rank)
+
+
+def _states(main: ir.OpView, graph: _Graph) -> dict[ir.Value, int]:
+    """The arguments that only updates read, and the numbers of the results that take their places.
+
+    An argument belongs to the result of its type that is made of it by the fewest operations.
+    """
+    results = [
+        None if KEYS in attrs else (value.type, read_slices(attrs[SLICE]))
+        for value, attrs in zip(graph.returned, result_attrs(main), strict=True)
+    ]
+    pairs = []
+    for number, attrs in enumerate(argument_attrs(main)):
+        argument = body_block(main).arguments[number]
+        here = argument.type, read_slices(attrs[SLICE])
+        if CONSTANT in attrs or len(here[1]) > 1 or not _dims(argument) or here not in results:
+            continue
+        far = graph.distances(argument)
+        pairs += [
+            (far[main_key(value)], number, result)
+            for result, value in enumerate(graph.returned)
+            if results[result] == here and main_key(value) in far
+        ]
+    taken: dict[int, int] = {}
+    for _, number, result in sorted(pairs):
+        if number not in taken and result not in taken.values():
+            taken[number] = result
+    arguments = {body_block(main).arguments[number]: taken[number] for number in sorted(taken)}
+    return {value: result for value, result in arguments.items() if value not in graph.read_elsewhere}
+
+
+class _Choice:
+    """The dimensions along which values are split, argument by argument."""
+
+    def __init__(self, main: ir.OpView, graph: _Graph, states: Mapping[ir.Value, int], count: int) -> None:
+        self.main = main
+        self.graph = graph
+        self.states = states
+        self.count = count
+        self.dims: dict[Occurrence, int] = {}
+        self.made = graph.flow([*graph.sums, *states])
+        kept = set(states.values())
+        gathered = {value for n, value in enumerate(graph.returned) if n not in kept} | graph.read_elsewhere
+        self.gathered = {main_key(value) for value in gathered}
+        for launch in graph.launches.values():
+            for inner, outer in zip(launch.returned, launch.op.results, strict=True):
+                if outer in gathered:
+                    self.gathered.add(launch.key(inner))
+
+    def add(self, argument: ir.Value) -> None:
+        """Splits an argument, if a dimension of it divides and goes together with one of a sum."""
+        graph, key = self.graph, main_key(argument)
+        result = main_key(graph.returned[self.states[argument]])
+        dims = [dim for dim in _dims(argument) if graph.find((key, dim)) == graph.find((result, dim))]
+        dims = [dim for dim in dims if graph.find((key, dim)) in graph.summed]
+        if key in self.dims or not dims:
+            return
+        name = argument_attrs(self.main)[argument.arg_number].get(ARGUMENT_INFO)
+        named = f"argument #{argument.arg_number}" if name is None else f"argument {name.value}"
+        whys = {dim: self.why_not((key, dim)) for dim in dims}
+        if all(whys.values()):
+            remark(self.main, f"leaves {named} whole on all {self.count} replicas: {whys[dims[0]]}")
+            return
+        fits = [dim for dim in dims if whys[dim] is None]
+        readers = {dim: self.whole_readers((key, dim)) for dim in fits}
+        best = min(fits, key=lambda dim: (len(readers[dim]), graph.parts((key, dim)) > 1, dim))
+        if readers[best]:
+            fail(
+                readers[best][0],
+                f"needs all of what {self.count} replicas would have blocks of: zero1 cannot split the "
+                f"update of {named}; let it work element by element, or do without zero1",
+            )
+        self.dims |= dict(graph.classes[graph.find((key, best))])
+
+    def why_not(self, axis: Axis) -> str | None:
+        """What is against cutting all that goes together with a dimension; None for nothing."""
+        dims: dict[Occurrence, int] = {}
+        for key, dim in self.graph.classes[self.graph.find(axis)]:
+            size = ir.RankedTensorType(key.value.type).shape[dim]
+            parts = self.graph.parts((key, dim))
+            if size == 0 or size % (self.count * parts):
+                devices = f" times {parts} devices" if parts > 1 else ""
+                return f"dimension {axis[1]} of size {size} does not divide by {self.count} replicas{devices}"
+            if dims.setdefault(key, dim) != dim or self.dims.get(key, dim) != dim:
+                return f"dimension {axis[1]} goes together with two dimensions of another array"
+        return None
+
+    def whole_readers(self, axis: Axis) -> list[ir.OpView]:
+        """What needs all of what goes together with a dimension, and is not made whole anyway."""
+        return [
+            op
+            for other in self.graph.classes[self.graph.find(axis)]
+            if other in self.made and other[0] not in self.gathered
+            for op in self.graph.blocked.get(other, ())
+        ]

@@ -1,0 +1,405 @@
+"""With `zero1=True` each replica keeps and updates a part of the optimizer's state, with the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from jaxlib.mlir import ir
+
+import pathways as pw
+from pathways.compiler.from_mlir import lower_module
+from pathways.dialect import make_context
+from pathways.passes.pipeline import Options
+from pathways.runtime.plan.plan import Plan, Transfer
+
+WIDTH, ROWS, MICROBATCHES = 24, 48, 12
+
+OPTIMIZERS = {
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "nesterov": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": optax.adam(1e-2),
+    "adamw": optax.adamw(optax.cosine_decay_schedule(1e-2, 100), weight_decay=0.1),
+    "amsgrad": optax.amsgrad(1e-2),
+    "nadam": optax.nadam(1e-2),
+    "lion": optax.lion(1e-2),
+    "rmsprop": optax.rmsprop(1e-2, momentum=0.9, centered=True),
+    "adagrad": optax.adagrad(1e-2),
+    "ema": optax.chain(optax.scale_by_adam(), optax.scale(-1e-2), optax.ema(0.9)),
+    "signs": optax.chain(optax.sign_sgd(1e-2), optax.trace(0.5)),
+    "bfloat16": optax.adam(1e-2, mu_dtype=jnp.bfloat16),
+}
+CLIPPED = {
+    "global norm": optax.chain(optax.clip_by_global_norm(0.05), optax.adam(1e-2)),
+    "norm of each": optax.chain(optax.clip_by_block_rms(0.01), optax.adam(1e-2)),
+    "lamb": optax.lamb(1e-2),
+    "now and then": optax.MultiSteps(optax.adam(1e-2), 2),
+    "finite": optax.chain(optax.zero_nans(), optax.adam(1e-2)),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=8),
+}
+"""What adds up over all of an array, and in another order when replicas have blocks of it."""
+
+
+def layer(p: dict[str, Any], x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ p["w"] + p["b"]) * p.get("scale", 1.0)
+
+
+def loss_of(layers: list[Callable[..., Any]]) -> Callable[..., Any]:
+    def loss(params: list[Any], batch: Any) -> Any:
+        x, y = batch
+        for one, p in zip(layers, params, strict=True):
+            x = one(p, x)
+        return ((x - y) ** 2).mean()
+
+    return loss
+
+
+def step_of(layers: list[Callable[..., Any]], optimizer: Any) -> Callable[..., Any]:
+    loss = loss_of(layers)
+
+    def step(params, state, batch):
+        value, grads = pw.accumulate(jax.value_and_grad(loss), MICROBATCHES)(params, batch)
+        updates, state = optimizer.update(grads, state, params)
+        return value, optax.apply_updates(params, updates), state
+
+    return step
+
+
+def stages(replicas: int, count: int = 2, shape: tuple[int, ...] = (1,), **shardings: Any) -> list[Any]:
+    devices = pw.make_virtual_device_set(replicas=replicas)
+    axes = ("x", "y")[: len(shape)]
+    return [pw.jit(layer, devices=devices.add_slice(shape, axes), **shardings) for _ in range(count)]
+
+
+def inputs(count: int = 2, dtype: Any = np.float32, odd: bool = True) -> tuple[list[Any], Any]:
+    """Parameters of which the weight and the bias divide by 2, 3 and 4, and the scale by none of them.
+
+    Without `odd` there is no scale: what has one element XLA rounds otherwise where it fuses otherwise.
+    """
+    rng = np.random.default_rng(0)
+
+    def array(*shape: int) -> Any:
+        return jnp.asarray(rng.normal(size=shape) / 2, dtype)
+
+    params = [{"w": array(WIDTH, WIDTH), "b": array(WIDTH)} for _ in range(count)]
+    if odd:
+        params = [{**p, "scale": 1 + array(1)} for p in params]
+    return jax.device_get(params), jax.device_get((array(ROWS, WIDTH), array(ROWS, WIDTH)))
+
+
+def trained(step: Any, params: Any, state: Any, batch: Any, steps: int = 3) -> Any:
+    values = []
+    for _ in range(steps):
+        value, params, state = step(params, state, batch)
+        values.append(value)
+    return values, params, state
+
+
+def assert_equal(got: Any, want: Any) -> None:
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def assert_close(got: Any, want: Any, rtol: float = 1e-4) -> None:
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        one, other = (np.asarray(a).astype(np.float64) for a in (one, other))
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-5)
+
+
+def is_split(array: Any) -> bool:
+    axes = [axis for entry in array.sharding.spec if entry for axis in np.atleast_1d(entry)]
+    return "replica" in axes
+
+
+def assert_state_is_shared(state: Any, params: Any) -> None:
+    """Checks that what divides is split, and the rest whole."""
+    for leaf in jax.tree.leaves(state):
+        assert is_split(leaf) == (leaf.size > 1), f"{leaf.shape}: {leaf.sharding.spec}"
+    assert not any(map(is_split, jax.tree.leaves(params)))
+
+
+def exchanged_bytes(plan: Plan) -> dict[str, int]:
+    """The bytes that each slice sends to those of its stage in other replicas."""
+    sent: dict[str, int] = {}
+    for step in plan.steps:
+        if isinstance(step, Transfer) and step.src.partition("_r")[0] == step.dst.partition("_r")[0]:
+            sent[step.src] = sent.get(step.src, 0) + plan.bytes_moved(step)
+    return sent
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_are_the_same_bits(name: str) -> None:
+    params, batch = inputs(odd=False)
+    step, optimizer = step_of(stages(2), OPTIMIZERS[name]), OPTIMIZERS[name]
+    state = optimizer.init(params)
+    split = trained(pw.program(step, zero1=True), params, state, batch)
+    assert_equal(split, trained(pw.program(step), params, state, batch))
+    assert_close(split, trained(jax.jit(step_of([layer] * 2, optimizer)), params, state, batch))
+    assert_state_is_shared(split[2], split[1])
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_norms_are_added_up_of_blocks(name: str) -> None:
+    params, batch = inputs()
+    step, optimizer = step_of(stages(2), CLIPPED[name]), CLIPPED[name]
+    state = optimizer.init(params)
+    _, new, last = split = trained(pw.program(step, zero1=True), params, state, batch)
+    assert_close(split, trained(jax.jit(step_of([layer] * 2, optimizer)), params, state, batch))
+    assert any(map(is_split, jax.tree.leaves(last)))
+    assert_copies_are_equal(new)
+    assert_copies_are_equal(last)
+
+
+def assert_copies_are_equal(tree: Any) -> None:
+    for leaf in jax.tree.leaves(tree):
+        copies: dict[str, list[bytes]] = {}
+        for shard in leaf.addressable_shards:
+            copies.setdefault(str(shard.index), []).append(np.asarray(shard.data).tobytes())
+        assert all(len(set(same)) == 1 for same in copies.values())
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("schedule", [None, "1f1b", "zb-h1"])
+def test_donated_state_is_taken_in_place_step_after_step(replicas: int, schedule: str | None) -> None:
+    params, batch = inputs(odd=False)
+    optimizer = optax.adam(1e-2)
+    step = step_of(stages(replicas), optimizer)
+    options: dict[str, Any] = {"schedule": schedule, "donate_argnums": (0, 1)}
+    train = pw.program(step, zero1=True, **options)
+    state = optimizer.init(params)
+    split = trained(train, params, state, batch)
+    assert_equal(split, trained(pw.program(step, **options), params, optimizer.init(params), batch))
+    # What one step returns, the next takes as it is.
+    given = jax.tree.leaves((*split[1:], batch))
+    brought = train.calls[0].bring(given)
+    results = len(jax.tree.leaves(split[1:]))
+    assert all(one is other for one, other in zip(brought[:results], given[:results], strict=True))
+    assert_state_is_shared(split[2], split[1])
+    assert_copies_are_equal(split)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("shape", [(2,), (1, 2)])
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(), P("x", "y")])
+def test_slices_of_several_devices(replicas: int, shape: tuple[int, ...], spec: P) -> None:
+    if len(shape) < 2:
+        spec = P(*[axis for axis in spec if axis != "y"])
+    count = 4 // replicas
+    params, batch = inputs(count)
+    shardings = ({"w": spec, "b": P(), "scale": P()}, P("x"))
+    optimizer = optax.chain(optax.clip_by_global_norm(0.05), optax.adam(1e-2))
+    step = step_of(stages(replicas, count, shape, in_shardings=shardings), optimizer)
+    state = optimizer.init(params)
+    split = trained(pw.program(step, zero1=True), params, state, batch)
+    assert_close(split, trained(jax.jit(step_of([layer] * count, optimizer)), params, state, batch))
+    assert_state_is_shared(split[2], split[1])
+    assert_copies_are_equal(split)
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+def test_as_many_bytes_cross_and_the_state_takes_a_part_of_the_memory(replicas: int) -> None:
+    rng = np.random.default_rng(0)
+    width = 96
+    params = [{"w": rng.normal(size=(width, width)).astype(np.float32), "b": np.zeros(width, np.float32)}]
+    batch = tuple(rng.normal(size=(ROWS, width)).astype(np.float32) for _ in range(2))
+    optimizer = optax.adam(1e-2)
+    step = step_of(stages(replicas, 1), optimizer)
+    state = optimizer.init(params)
+    plain, split = (
+        pw.program(step, zero1=zero1, donate_argnums=(0, 1)).lower(params, state, batch).compile()
+        for zero1 in (False, True)
+    )
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    share = 2 * (replicas - 1) / replicas * size
+    assert len(exchanged_bytes(split.plan)) == replicas
+    # The loss travels on its own.
+    for sent in (*exchanged_bytes(plain.plan).values(), *exchanged_bytes(split.plan).values()):
+        assert share <= sent <= share + 8 * replicas * 2
+    arguments = [
+        [use.argument_size_in_bytes for use in compiled.memory_analysis().values()]
+        for compiled in (plain, split)
+    ]
+    for whole, part in zip(*arguments, strict=True):
+        # Of both moments; a replica also knows its number.
+        assert whole - part == 2 * size - 2 * size // replicas - 4
+
+
+def test_a_moving_average_and_a_master_copy_are_shared() -> None:
+    """Parameters of 16 bits, which microbatches read, are made of 32 bits that only the update reads."""
+    params, batch = inputs(odd=False)
+
+    def step_of_master(layers):
+        loss = loss_of(layers)
+
+        def step(state, batch):
+            params = state["params"]
+            value, grads = pw.accumulate(jax.value_and_grad(loss), MICROBATCHES)(params, batch)
+            master = jax.tree.map(lambda w, g: w - 0.1 * g.astype(w.dtype), state["master"], grads)
+            mean = jax.tree.map(lambda e, w: 0.9 * e + 0.1 * w, state["mean"], master)
+            params = jax.tree.map(lambda w: w.astype(jnp.bfloat16), master)
+            return value, {"params": params, "master": master, "mean": mean}
+
+        return step
+
+    low = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), params)
+    first = {"params": low, "master": params, "mean": params}
+    step = step_of_master(stages(2))
+    results = []
+    for train in (pw.program(step, zero1=True), pw.program(step)):
+        state = first
+        for _ in range(3):
+            value, state = train(state, batch)
+        results.append((value, state))
+    assert_equal(*results)
+    state = results[0][1]
+    assert all(map(is_split, jax.tree.leaves((state["master"], state["mean"]))))
+    assert not any(map(is_split, jax.tree.leaves(state["params"])))
+
+
+def test_a_tied_weight_and_stacked_layers() -> None:
+    """Both stages read the embedding; the layers of a stage lie in one array that a scan goes through."""
+    devices = pw.make_virtual_device_set(replicas=2)
+    s0, s1 = (devices.add_slice((1,), ("x",)) for _ in range(2))
+    rng = np.random.default_rng(0)
+    params = {
+        "embedding": rng.normal(size=(32, 8)).astype(np.float32),
+        "layers": rng.normal(size=(4, 8, 8)).astype(np.float32) / 2,
+    }
+    tokens = rng.integers(0, 32, (24, 4))
+
+    def front(embedding, layers, tokens):
+        return jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), embedding[tokens], layers)[0]
+
+    def back(embedding, x, tokens):
+        return optax.softmax_cross_entropy_with_integer_labels(x @ embedding.T, tokens).mean()
+
+    optimizer = optax.adamw(1e-2)
+
+    def step_of_tied(front, back):
+        def loss(params, tokens):
+            x = front(params["embedding"], params["layers"], tokens)
+            return back(params["embedding"], x, tokens)
+
+        def step(params, state, tokens):
+            value, grads = pw.accumulate(jax.value_and_grad(loss), 4)(params, tokens)
+            updates, state = optimizer.update(grads, state, params)
+            return value, optax.apply_updates(params, updates), state
+
+        return step
+
+    state = optimizer.init(params)
+    step = step_of_tied(pw.jit(front, devices=s0), pw.jit(back, devices=s1))
+    split = trained(pw.program(step, schedule="1f1b", zero1=True), params, state, tokens)
+    assert_equal(split[:1], trained(pw.program(step, schedule="1f1b"), params, state, tokens)[:1])
+    assert_close(split, trained(jax.jit(step_of_tied(front, back)), params, state, tokens))
+    assert_state_is_shared(split[2], split[1])
+
+
+def test_an_exchange_in_half_of_the_bytes_rounds_gradients_alone() -> None:
+    params, batch = inputs(odd=False)
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    step = step_of(stages(3), optimizer)
+    state = optimizer.init(params)
+    split = trained(pw.program(step, zero1=True, exchange_dtype="bfloat16"), params, state, batch)
+    plain = trained(jax.jit(step_of([layer] * 2, optimizer)), params, state, batch)
+    for got, want, old in zip(*(jax.tree.leaves(p) for p in (split[1], plain[1], params)), strict=True):
+        update, exact = np.asarray(got) - old, np.asarray(want) - old
+        np.testing.assert_allclose(update, exact, rtol=0, atol=2**-7 * np.abs(exact).max())
+    assert_copies_are_equal(split)
+
+
+class TestForAnyNumberOfReplicas:
+    def test_a_bundle_keeps_the_parts(self, tmp_path: Path) -> None:
+        params, batch = inputs(odd=False)
+        optimizer = optax.adam(1e-2)
+        state = optimizer.init(params)
+        program = pw.program(step_of(stages(2), optimizer), zero1=True)
+        compiled = program.lower(params, state, batch).compile()
+        compiled.save(tmp_path / "step.pwb")
+        for trust in (True, False):
+            loaded = pw.load(tmp_path / "step.pwb", trust=trust)
+            assert_equal(trained(loaded, params, state, batch), trained(compiled, params, state, batch))
+
+    @pytest.mark.parametrize("phase", ["stablehlo", "placed", "sharded", "scheduled"])
+    def test_every_form_in_a_file(self, phase: str) -> None:
+        params, batch = inputs(1, odd=False)
+        optimizer = optax.adam(1e-2)
+        state = optimizer.init(params)
+        lowered = pw.program(step_of(stages(2, 1), optimizer), zero1=True).lower(params, state, batch)
+        module = ir.Module.parse(lowered.as_text(phase), make_context())
+        with module.context, ir.Location.unknown():
+            again = lower_module(module, "step", Options(zero1=True)).compile()
+        theirs = again(*jax.tree.leaves((params, state, batch)))
+        ours = jax.tree.leaves(lowered.compile()(params, state, batch))
+        assert_equal(ours, theirs)
+        assert [leaf.sharding.spec for leaf in ours] == [leaf.sharding.spec for leaf in theirs]
+
+    def test_a_checkpoint_is_for_others_too(self, tmp_path: Path) -> None:
+        pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed")
+        params, batch = inputs(odd=False)
+        optimizer = optax.adam(1e-2)
+        state = optimizer.init(params)
+        _, _, saved = pw.program(step_of(stages(2), optimizer), zero1=True)(params, state, batch)
+        pw.checkpoint.save(tmp_path, saved, 1)
+        for replicas, zero1 in ((1, True), (2, True), (2, False), (4, True)):
+            program = pw.program(step_of(stages(replicas), optimizer), zero1=zero1)
+            compiled = program.lower(params, state, batch).compile()
+            restored = pw.checkpoint.restore(tmp_path, compiled.out_info[2])
+            assert_equal(restored, saved)
+            leaves = jax.tree.leaves((params, restored, batch))
+            brought, count = compiled.call.bring(leaves), len(jax.tree.leaves(params))
+            assert all(brought[n] is leaves[n] for n in range(count, len(leaves) - 2))
+            assert is_split(jax.tree.leaves(restored)[1]) == (zero1 and replicas > 1)
+
+
+class TestWhatIsNotSplit:
+    @pytest.mark.parametrize("dim", [0, 1])
+    def test_an_update_that_mixes_elements_is_an_error(self, dim: int) -> None:
+        """It may mix those of a dimension that is not cut; here only the first divides."""
+        params, (x, y) = inputs(1, odd=False)
+        params, batch = [{"w": params[0]["w"][:, :5], "b": np.zeros(5, np.float32)}], (x, y[:, :5])
+        summed = optax.stateless_with_tree_map(lambda g, _: jnp.cumsum(g, axis=dim) if g.ndim == 2 else g)
+        optimizer = optax.chain(optax.trace(0.9), summed, optax.trace(0.5))
+        step, state = step_of(stages(2, 1), optimizer), optimizer.init(params)
+        program = pw.program(step, zero1=True)
+        if dim == 1:
+            split = trained(program, params, state, batch)
+            assert_close(split, trained(jax.jit(step_of([layer], optimizer)), params, state, batch))
+            return
+        with pytest.raises(
+            ValueError,
+            match=r"'stablehlo.reduce_window' op needs all of what 2 replicas would have blocks of: zero1 "
+            r"cannot split the update of argument state\[0\].trace\[0\]\['w'\]",
+        ):
+            program.lower(params, state, batch)
+
+    def test_other_state_stays_whole(self) -> None:
+        """A history of losses is no update of a gradient, and is neither split nor refused."""
+        params, batch = inputs(1, odd=False)
+        step = step_of(stages(2, 1), optax.adam(1e-2))
+
+        def with_history(params, state, history, batch):
+            value, params, state = step(params, state, batch)
+            return params, state, jnp.roll(history, 1).at[0].set(value)
+
+        state = optax.adam(1e-2).init(params)
+        _, state, history = pw.program(with_history, zero1=True)(
+            params, state, np.zeros(8, np.float32), batch
+        )
+        assert not is_split(history)
+        assert is_split(jax.tree.leaves(state)[1])
+
+    def test_without_replicas_it_does_nothing(self) -> None:
+        params, batch = inputs(odd=False)
+        optimizer = optax.adam(1e-2)
+        step, state = step_of(stages(1), optimizer), optimizer.init(params)
+        assert_equal(
+            pw.program(step, zero1=True)(params, state, batch), pw.program(step)(params, state, batch)
+        )

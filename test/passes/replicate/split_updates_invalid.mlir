@@ -1,0 +1,39 @@
+// RUN: pw-opt %s --split-input-file --verify-diagnostics -p pw-split-updates
+
+// An update that mixes what would lie in blocks is refused, by the operation and the argument.
+module attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  func.func public @main(%m: tensor<4xf32> {jax.arg_info = "state['m']", pw.slice = @s0}, %s: tensor<4xf32> {pw.slice = @s0})
+      -> (tensor<4xf32> {pw.slice = @s0}) {
+    %g = "pw.all_reduce"(%s) {slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    %n = "pw.launch"(%m, %g) {callee = @update, slice = @s0} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+    return %n : tensor<4xf32>
+  }
+  func.func private @update(%m: tensor<4xf32>, %g: tensor<4xf32>) -> tensor<4xf32> {
+    // expected-error@below {{needs all of what 2 replicas would have blocks of: zero1 cannot split the update of argument state['m']; let it work element by element, or do without zero1}}
+    %r = stablehlo.reverse %g, dims = [0] : tensor<4xf32>
+    %t = stablehlo.add %r, %g : tensor<4xf32>
+    %n = stablehlo.add %m, %t : tensor<4xf32>
+    return %n : tensor<4xf32>
+  }
+}
+
+// -----
+
+// What does not divide stays whole.
+module attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  // expected-remark@below {{leaves argument #0 whole on all 2 replicas: dimension 0 of size 3 does not divide by 2 replicas}}
+  // expected-remark@below {{has no state that replicas could share: nothing is split}}
+  func.func public @main(%m: tensor<3xf32> {pw.slice = @s0}, %s: tensor<3xf32> {pw.slice = @s0}) -> (tensor<3xf32> {pw.slice = @s0}) {
+    %g = "pw.all_reduce"(%s) {slice = @s0} : (tensor<3xf32>) -> tensor<3xf32>
+    %n = "pw.launch"(%m, %g) {callee = @add, slice = @s0} : (tensor<3xf32>, tensor<3xf32>) -> tensor<3xf32>
+    return %n : tensor<3xf32>
+  }
+  func.func private @add(%m: tensor<3xf32>, %g: tensor<3xf32>) -> tensor<3xf32> {
+    %n = stablehlo.add %m, %g : tensor<3xf32>
+    return %n : tensor<3xf32>
+  }
+}
