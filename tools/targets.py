@@ -165,14 +165,17 @@ class MlirTarget:
         return call(self.name, lowered.compile)
 
 
-def _options(policy: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
+def _options(schedule: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
     """What the flags say of the `Options` of the compiler."""
     options: dict[str, Any] = {}
-    if policy is not None:
+    if schedule is not None:
         try:
-            options["policy"], options["schedule_file"] = policy_or_file(policy)
+            options["policy"], file = policy_or_file(schedule)
         except RequestError as error:
             raise UserError(f"--schedule is {error}") from None
+        if file and not Path(file).is_file():
+            raise UserError(f"--schedule: there is no file '{file}'")
+        options["schedule_file"] = file
     return options | {name: True for name, given in flags.items() if given}
 
 

@@ -11,7 +11,7 @@ W = jnp.ones((4, 4))
 @pytest.fixture
 def stage():
     devices = pw.make_virtual_device_set()
-    return pw.jit(lambda w, x: x @ w, devices=devices.add_slice((1,), ("x",), name="front"))
+    return pw.jit(lambda w, x: x @ w, devices=devices.add_slice((1,), ("x",)))
 
 
 def test_an_error_in_a_placed_function_says_where_it_is_placed_and_what_it_got(stage):
@@ -21,7 +21,10 @@ def test_an_error_in_a_placed_function_says_where_it_is_placed_and_what_it_got(s
 
     with pytest.raises(TypeError, match="dot_general") as caught:
         apply(W, jnp.ones((2, 5)))
-    assert caught.value.__notes__[0] == "'lambda', placed on front, got float32[4,4], float32[2,5]"
+    assert (
+        caught.value.__notes__[0]
+        == f"'lambda', placed on {stage.devices.name}, got float32[4,4], float32[2,5]"
+    )
 
 
 @pytest.mark.parametrize(
