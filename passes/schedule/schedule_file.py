@@ -124,7 +124,7 @@ def loops_with_halves(path: str, loops: Collection[str]) -> set[str]:
 
 
 _Section = dict[int, list[str]]
-"""The rows of a loop that are not empty, by their numbers in the file, from 1."""
+"""The rows of a loop, without empty ones at the end, by their numbers in the file, from 1."""
 
 
 def _sections(text: str, loops: Collection[str]) -> dict[str, _Section]:
@@ -140,19 +140,18 @@ def _sections(text: str, loops: Collection[str]) -> dict[str, _Section]:
     for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
         written = list(filter(None, cells))
-        if not written:
-            continue
-        if not written[0].startswith("@"):
-            if not sections:
+        if not written or not written[0].startswith("@"):
+            if sections:
+                next(reversed(sections.values()))[number] = cells
+            elif written:
                 raise ScheduleFileError(f"row {number}: expected the name of a loop above it: {named}")
-            next(reversed(sections.values()))[number] = cells
             continue
         name = written[0][1:]
         if len(written) > 1:
             raise ScheduleFileError(f"row {number}: expected nothing beside @{_shown(name)}")
         if name not in loops:
             raise ScheduleFileError(f"row {number}: there is no loop @{_shown(name)}; there is {named}")
-        if name in heads or sections.get(name):
+        if name in heads or any(map(any, sections.get(name, {}).values())):
             above = f"in row {heads[name]} already" if name in heads else "above its rows"
             raise ScheduleFileError(f"row {number}: @{name} stands {above}", name)
         heads[name] = number
@@ -160,6 +159,9 @@ def _sections(text: str, loops: Collection[str]) -> dict[str, _Section]:
     missing = next((name for name in loops if name not in sections), None)
     if missing is not None:
         raise ScheduleFileError(f"@{missing} is missing", missing)
+    for section in sections.values():
+        while section and not any(next(reversed(section.values()))):
+            section.popitem()
     return sections
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import heapq
+import math
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
-from pathways.dialect.graphs import topological_order
+from pathways.dialect.graphs import CycleError, topological_order
 from pathways.passes.schedule.actions import Action, Needs
 
 _LARGE = 2_000_000
@@ -114,8 +116,8 @@ class SearchProblem:
         """The longest way into each action: it cannot begin before."""
         longest = [0.0] * len(self.actions)
         for n in self.in_order:
-            ways = (longest[other] + self.durations[other] + delay for other, delay in self.needs[n])
-            longest[n] = max(ways, default=0.0)
+            for other, delay in (*self.needs[n], *self.room[n]):
+                longest[n] = max(longest[n], longest[other] + self.durations[other] + delay)
         return longest
 
     @functools.cached_property
@@ -123,31 +125,83 @@ class SearchProblem:
         """The longest way out of each action: the step ends no sooner behind its end."""
         longest = [0.0] * len(self.actions)
         for n in reversed(self.in_order):
-            ways = (longest[other] + self.durations[other] + delay for other, delay in self.readers[n])
-            longest[n] = max(ways, default=0.0)
+            for other, delay in (*self.needs[n], *self.room[n]):
+                longest[other] = max(longest[other], longest[n] + self.durations[n] + delay)
         return longest
 
     @functools.cached_property
+    def room(self) -> list[list[tuple[int, float]]]:
+        """The actions that must have ended before each action, since what they hold leaves no room for it.
+
+        Of things of one kind and size so many may be held at once; since microbatches come in order, each
+        waits for the one that is so many before it. Empty for limits that nothing keeps to.
+        """
+        room: list[list[tuple[int, float]]] = [[] for _ in self.actions]
+        for limit in self.limits:
+            alike: dict[Hashable, list[Held]] = {}
+            for held in limit.held:
+                if 0 < held.size <= limit.most:
+                    since = held.first.microbatch
+                    ends = tuple((a.stage, a.kind, a.microbatch - since) for a in held.last)
+                    alike.setdefault((held.size, held.first[:2], ends), []).append(held)
+            for several in alike.values():
+                several.sort(key=lambda held: held.first.microbatch)
+                at_once = limit.most // several[0].size
+                for held, before in zip(several[at_once:], several, strict=False):
+                    room[self.number[held.first]] += [(self.number[action], 0.0) for action in before.last]
+        try:
+            topological_order(self._waits(room))
+        except CycleError:
+            return [[] for _ in self.actions]
+        return room
+
+    def _waits(self, room: Sequence[Sequence[tuple[int, float]]]) -> dict[int, set[int]]:
+        pairs = enumerate(zip(self.needs, room, strict=True))
+        return {n: {other for other, _ in (*needs, *more)} for n, (needs, more) in pairs}
+
+    @functools.cached_property
     def in_order(self) -> list[int]:
-        """All actions, each behind those that it waits for."""
-        return topological_order({n: {other for other, _ in needs} for n, needs in enumerate(self.needs)})
+        """All actions, each behind those that it waits for, and those that have to make room for it."""
+        return topological_order(self._waits(self.room))
 
     def lower_bound(self) -> float:
         """What no order can be faster than.
 
-        It is the longest way through actions that wait for each other, or the way into a slice, all of its
-        work, and the way out of it; or the same where things are held in place of work, as many at once as
-        their limit lets be.
+        It is the longest way through actions that wait for each other, or make room for each other; or what
+        a slice needs that may interrupt its actions, each with its way into the slice and out of it; or the
+        way into what is held, as much of that at once as its limit lets be, and the way out.
         """
         ways = (a + d + b for a, d, b in zip(self.before, self.durations, self.behind, strict=True))
-        work = (
-            min(self.before[n] for n in row)
-            + sum(self.durations[n] for n in row)
-            + min(self.behind[n] for n in row)
-            for row in self.rows
-            if row
-        )
+        work = map(self._time_of_slice, self.rows)
         return max((*ways, *work, *map(self._time_held, self.limits)), default=0.0)
+
+    def _time_of_slice(self, row: Sequence[int]) -> float:
+        """The least time in which one slice can do its actions, if it may interrupt them.
+
+        Always doing that which has the longest way out is best: Jackson's preemptive schedule (Carlier, *The
+        One-Machine Sequencing Problem*, 1982).
+        """
+        coming = sorted(row, key=self.before.__getitem__, reverse=True)
+        ready: list[tuple[float, int]] = []
+        left = {n: self.durations[n] for n in row}
+        now = most = 0.0
+        while coming or ready:
+            if not ready:
+                now = max(now, self.before[coming[-1]])
+            while coming and self.before[coming[-1]] <= now:
+                n = coming.pop()
+                heapq.heappush(ready, (-self.behind[n], n))
+            n = ready[0][1]
+            ends = now + left[n]
+            arrives = self.before[coming[-1]] if coming else math.inf
+            if ends <= arrives:
+                heapq.heappop(ready)
+                now = ends
+                most = max(most, now + self.behind[n])
+            else:
+                left[n] -= arrives - now
+                now = arrives
+        return most
 
     def _time_held(self, limit: Limit) -> float:
         """How long it takes to hold all that a limit counts, each thing for the shortest possible time."""

@@ -96,7 +96,7 @@ def test_columns_are_time():
         "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1",
         "0F0,0F1,,,0B0,0B1,,\r\n, 1F0 ,1B0,1F1,1B1\r\n\r\n",
         '"0F0","0F1",0B0,0B1\n1F0,1B0,1F1,1B1\n,,\n',
-        ",\n@batch,,\n0F0,0F1,0B0,0B1\n\n1F0,1B0,1F1,1B1",
+        ",\n@batch,,\n0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n\n",
     ],
 )
 def test_layout_does_not_count(text: str):
@@ -110,7 +110,9 @@ def test_layout_does_not_count(text: str):
         ("0F0", "expected 2 rows, for @s0, @s1, got 1"),
         ("0F0\n@batch\n1F0", "row 2: @batch stands above its rows"),
         ("@other\n0F0\n1F0", "row 1: there is no loop @other; there is @batch"),
-        ("\n0F0\n\n1F0,0F0", "row 4, column 2, 0F0: stage 0 is on @s0, row 2"),
+        ("\n@batch\n0F0\n1F0,0F0", "row 4, column 2, 0F0: stage 0 is on @s0, row 3"),
+        ("0F0,0F1,0B0,0B1\n\n", "expected 2 rows, for @s0, @s1, got 1"),
+        ("\n1F0,1F1,1B0,1B1", "row 1: 0B0 and 3 more are missing"),
         ("0F0\n1F0\n2F0", "expected 2 rows, for @s0, @s1, got 3"),
         ('0F0,"0F1\n', "row 1: unexpected end of data"),
         ("0F0,(0F1;1B0)OVERLAP_F_B\n1F0", "row 1, column 2, 1B0: stage 1 is on @s1, row 2"),

@@ -18,6 +18,7 @@ from pathways.passes.schedule.request import ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import Work, read_schedules, write_schedules
 from pathways.passes.schedule.search.exact import NoSolverError
 from pathways.passes.schedule.search.problem import Held, Limit, SearchProblem, counted
+from pathways.passes.schedule.search.replay import replay
 from pathways.passes.schedule.search.search import Budget, search
 
 Row = list[Action]
@@ -131,6 +132,42 @@ def test_values_take_time_from_slice_to_slice(work: Work, seed: int, takes: floa
     if "search" in times:
         assert problem.lower_bound() <= times["search"] * (1 + 1e-9)
         assert times["search"] <= min(times.values()) * (1 + 1e-9)
+
+
+def every_order(row: list[int], problem: SearchProblem) -> list[list[int]]:
+    """All orders of a slice in which microbatches stay in order."""
+    letters = [problem.actions[n][:2] for n in row]
+    turns: list[list[int]] = []
+    for word in set(itertools.permutations(letters)):
+        queues = {letter: iter(numbers) for letter, numbers in problem.letters.items()}
+        turns.append([next(queues[letter]) for letter in word])
+    return turns
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.sampled_from([(0, 1), (0, 1, 1), (0, 1, 0)]), st.integers(0, 3))
+def test_nothing_is_faster_than_the_lower_bound(seed: int, owners: tuple[int, ...], max_live: int):
+    """All orders of a pipeline that is small enough; at times one of them is as fast as the bound."""
+    work = work_of_line(owners, 3 if owners == (0, 1) else 1, halves=False)
+    durations, delays = some_durations(work, seed), over_links(work, 0.4 * (seed % 3))
+    place = {stage: work.rows.index(name) for stage, name in work.slices.items()}
+    problem = SearchProblem(place, work.needs, durations, counted(work.needs, max_live), delays)
+    best = min(
+        run.step_time
+        for orders in itertools.product(*(every_order(row, problem) for row in problem.rows))
+        if not any(map(problem.broken, orders)) and (run := replay(problem, orders)) is not None
+    )
+    assert problem.lower_bound() <= best * (1 + 1e-9)
+
+
+def test_the_bound_knows_that_a_microbatch_waits_for_room():
+    """Four stages and two microbatches at once: every third one begins when the first has come back."""
+    work = work_of_line((0, 1, 2, 3), 6, halves=False)
+    durations = dict.fromkeys(work.needs, 1.0)
+    place = dict(enumerate(range(4)))
+    problem = SearchProblem(place, work.needs, durations, counted(work.needs, 2))
+    assert problem.lower_bound() == 26
+    assert SearchProblem(place, work.needs, durations).lower_bound() == 18
 
 
 def test_forwards_get_further_ahead_where_links_are_slow():
