@@ -8,6 +8,7 @@ export PYTHON
 BIN := .venv/bin
 TYPES := build/types/pathways
 STEPS := check-format lint types wheel lit pytest
+ALL_AT_ONCE := -n auto --maxprocesses 8 --dist loadfile
 FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
@@ -47,7 +48,7 @@ lit: venv ## the .mlir tests (ARGS=test/passes/place/cse.mlir for one)
 
 pytest: venv ## the unit and end-to-end tests (ARGS="test/runtime -k name" for some)
 	@mkdir -p build/test
-	@$(BIN)/pytest --junitxml=build/test/pytest.xml $(ARGS)
+	@$(BIN)/pytest --junitxml=build/test/pytest.xml $(or $(ARGS),$(ALL_AT_ONCE))
 
 fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
 	@failed=; \

@@ -33,13 +33,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import pathways
+from pathways.passes.measured.events import EventLog
+from pathways.passes.measured.trace_file import read_trace
 from pathways.runtime.local.devices import connect
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.virtual import make_virtual_device_set
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import measured_times
-from pathways.runtime.timelines.events import EventLog
-from pathways.runtime.timelines.trace_file import read_trace
 
 RUNS = 5
 ROUNDING = 1e-9

@@ -165,15 +165,11 @@ class _MicrobatchLoop:
             )
         if not cut or not all(0 <= n < count for n in cut):
             others = " and those that are carried" if carried else ""
+            default = self.batch_argnums is None
+            batch = f"all but the first{others} are" if default else f"{self.batch_argnums} would be"
             raise ValueError(
                 f"pw.accumulate of '{self.name}': no batch to cut: called with {count} positional arguments, "
-                "of which "
-                + (
-                    f"all but the first{others} are"
-                    if self.batch_argnums is None
-                    else f"{self.batch_argnums} would be"
-                )
-                + " the batch; see batch_argnums"
+                f"of which {batch} the batch; see batch_argnums"
             )
         return cut
 

@@ -15,7 +15,7 @@ from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.passes.pipeline import Options
 from pathways.passes.replicate.exchange import WIRES
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.request import RequestError, policy_or_file
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
@@ -241,10 +241,10 @@ def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None
         return None, ""
     if not isinstance(schedule, (str, os.PathLike)):
         raise TypeError(f"schedule must be a policy or the path of a file, got {type(schedule).__name__}")
-    path = os.fspath(schedule)
-    if not isinstance(schedule, str) or path.endswith(".csv"):
-        return None, path
+    if not isinstance(schedule, str):
+        return None, os.fspath(schedule)
     try:
-        return str(read_request(schedule)), ""
+        policy, file = policy_or_file(schedule)
     except RequestError as error:
-        raise ValueError(f"schedule is neither a policy nor a .csv file: {error}") from None
+        raise ValueError(f"schedule is {error}") from None
+    return policy or None, file

@@ -99,6 +99,21 @@ class Call(SignedCall):
         self._donated = [n for n, a in enumerate(passed) if a.donated]
         self._rearranged = bool(self._unread or self._mirrored or self._keys)
         self._slot_order = _slot_order([len(places) for places in self._places], self._replicated)
+        self._prepare_results()
+        self._plain = not (self._donated or self._rearranged or self._mirrored_results)
+        # What the last call brought; a call that brings the like again needs no other check.
+        self._avals: list[Any] = [None] * len(passed)
+        self._shardings: list[Any] = [None] * len(passed)
+        self._remarked: set[int] = set()
+        # The array that was last moved for each large argument, and in how many calls in a row.
+        self._moved: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._warned: set[int] = set()
+        self._alive = (keepalive, list(interface.slices.values()))
+        _calls.add(self)
+
+    def _prepare_results(self) -> None:
+        """Which slots each result has, and how those of several are joined."""
+        plan, executable = self.plan, self.executable
         ends = list(itertools.accumulate(len(r.slots) for r in plan.results))
         starts = [0, *ends[:-1]] if ends else []
         self._first_results = starts
@@ -112,19 +127,9 @@ class Call(SignedCall):
             if r.replicas is not None
         }
         self._joiners = {
-            n: (whole.joiner(interface.out_avals[n]), [len(others) + 1 for others in whole.others])
+            n: (whole.joiner(self.interface.out_avals[n]), [len(others) + 1 for others in whole.others])
             for n, whole in self._replicated_results.items()
         }
-        self._plain = not (self._donated or self._rearranged or self._mirrored_results)
-        # What the last call brought; a call that brings the like again needs no other check.
-        self._avals: list[Any] = [None] * len(passed)
-        self._shardings: list[Any] = [None] * len(passed)
-        self._remarked: set[int] = set()
-        # The array that was last moved for each large argument, and in how many calls in a row.
-        self._moved: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._warned: set[int] = set()
-        self._alive = (keepalive, list(interface.slices.values()))
-        _calls.add(self)
 
     @property
     def argument_shardings(self) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,12 +20,16 @@ from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.describing import HostFacts
 from pathways.runtime.hosts.host import Location
 from pathways.runtime.hosts.hosted import HostedProgram
+from pathways.runtime.hosts.step import Step
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan
 
 ARRAYS = (Array, jax.Array)
 """What can be deleted."""
+
+
+Relocate = Callable[[Sequence[tuple[Array, Location]]], list[tuple[Array, Location]]]
 
 
 class HostCall(SignedCall):
@@ -37,6 +41,7 @@ class HostCall(SignedCall):
       plan: the whole of it.
       interface: what it takes, returns and runs on.
       signature: what its arguments have to be.
+      relocate: brings arrays from hosts to hosts, see `relocation.relocate`.
 
     Attributes:
       plan: the whole program.
@@ -49,12 +54,14 @@ class HostCall(SignedCall):
         plan: Plan,
         interface: Interface,
         signature: Signature,
+        relocate: Relocate,
     ) -> None:
         super().__init__(plan.name, interface, signature)
         self.plan = plan
         self._context = signature.context
         self._controller = controller
         self._program = program
+        self._relocate = relocate
         count = len(signature.avals)
         # Where each argument has to be, and of each part which arguments it takes, and where.
         self._locations: list[list[Location]] = [[] for _ in range(count)]
@@ -149,7 +156,7 @@ class HostCall(SignedCall):
             if isinstance(leaf, Array):
                 self._avals[n] = aval
         self._check_donated(leaves)
-        brought = [self._brought(n, leaf) for n, leaf in enumerate(leaves)]
+        brought = list(self._brought(dict(enumerate(leaves))).values())
         for n in self._donated:
             # The program has a copy of it, which ends with the call.
             if leaves[n] is not brought[n] and isinstance(leaves[n], ARRAYS):
@@ -162,7 +169,7 @@ class HostCall(SignedCall):
             aval = jax_internals.abstractify(leaf)
             if not self._signature.takes(n, aval):
                 raise self.mismatch(n, aval)
-        return {n: self._brought(n, leaf) for n, leaf in leaves.items()}
+        return self._brought(leaves)
 
     def go(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are in place."""
@@ -172,8 +179,7 @@ class HostCall(SignedCall):
                 island: [leaves[n].number_at(location) for n, location in inputs]
                 for island, inputs in self._inputs.items()
             }
-            made = [leaf.step for leaf in leaves] if self._controller.is_several else ()
-            step = self._controller.run(self._program, arguments, made)
+            step = self._controller.run(self._program, arguments, self._steps_of(leaves))
             for n in self._donated:
                 leaves[n].delete()
         first = step.number + 1
@@ -184,22 +190,40 @@ class HostCall(SignedCall):
             ]
         )
 
-    def _brought(self, n: int, leaf: Any) -> Array:
-        """An argument on the hosts that read it; what is there already is not sent."""
+    def _steps_of(self, leaves: Sequence[Array]) -> list[Step | None]:
+        """The runs that made the arguments where they are read."""
+        return [leaves[n].step_at(where) for inputs in self._inputs.values() for n, where in inputs]
+
+    def _brought(self, leaves: Mapping[int, Any]) -> dict[int, Array]:
+        """Arguments on the hosts that read them; what is there already is not sent."""
+        brought = {n: self._on_hosts(n, leaf) for n, leaf in leaves.items()}
+        missing = [
+            (n, where)
+            for n, array in brought.items()
+            for where in self._locations[n]
+            if not array.is_at(where)
+        ]
+        elsewhere = [(brought[n], where) for n, where in missing if brought[n].locations]
+        if elsewhere:
+            self._relocate(elsewhere)
+        for n, where in missing:
+            array = brought[n]
+            if not array.is_at(where):
+                value = _value(leaves[n], self._signature.avals[n])
+                array.add_copy(where, self._controller.put(value, where))
+        return brought
+
+    def _on_hosts(self, n: int, leaf: Any) -> Array:
+        """The handle of an argument, or one for it that is nowhere yet."""
         aval = self._signature.avals[n]
         if isinstance(leaf, ARRAYS) and leaf.is_deleted():
             raise RuntimeError(
                 f"program '{self.name}': argument {self.paths[n]} has been deleted, with type "
                 f"{describe(aval)}; it was donated to an earlier call"
             )
-        is_there = isinstance(leaf, Array) and leaf.is_of(self._controller)
-        array = leaf if is_there else Array(self._controller, aval, {}, None)
-        missing = [where for where in self._locations[n] if not array.is_at(where)]
-        if missing:
-            value = _value(leaf, aval)
-            for where in missing:
-                array.add_copy(where, self._controller.put(value, where))
-        return array
+        if isinstance(leaf, Array) and leaf.is_of(self._controller):
+            return leaf
+        return Array(self._controller, aval, {}, None)
 
     def _check_donated(self, leaves: Sequence[Any]) -> None:
         if len(set(map(id, leaves))) == len(leaves):

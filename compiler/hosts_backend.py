@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,7 @@ from jaxlib.mlir import ir
 from pathways.compiler.compiling import Backend, Scheduled
 from pathways.compiler.host_call import HostCall
 from pathways.compiler.lowering import ProgramError
+from pathways.compiler.relocation import relocate
 from pathways.dialect import ops_named
 from pathways.dialect.names import HOST
 from pathways.dialect.operation import attribute_of
@@ -21,7 +23,7 @@ from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
 from pathways.runtime.hosts.controller import Controller
 from pathways.runtime.hosts.host import WHOLE, Gang, Part
-from pathways.runtime.hosts.hosted import HostPart, HostPort
+from pathways.runtime.hosts.hosted import HostedProgram, HostPart, HostPort
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.plan.lower import host_plans_of
@@ -47,7 +49,14 @@ class HostsBackend(Backend):
         code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
     ) -> HostCall:
         """See `Backend.load`; hosts compile everything, whatever code there is."""
-        plan, interface = program.plan, program.interface
+        loaded = self._load(program, bindings)
+        relocate_there = functools.partial(relocate, self._controller, self._load)
+        return HostCall(
+            self._controller, loaded, program.plan, program.interface, program.signature, relocate_there
+        )
+
+    def _load(self, program: Scheduled, bindings: Mapping[str, Binding]) -> HostedProgram:
+        plan = program.plan
         for computation in plan.computations.values():
             if computation.callbacks:
                 raise ProgramError(
@@ -71,10 +80,12 @@ class HostsBackend(Backend):
             crossing=sum(_count(part, Send) for part in plans.values()),
             inner=max((_count(part, Transfer) for part in plans.values()), default=0),
         )
-        if not any(gang.is_several for gang in working):
-            hosts = {slice: binding.devices[0].host.index for slice, binding in bindings.items()}
-            self._controller.traces.add(loaded, loaded.number, plan, hosts)
-        return HostCall(self._controller, loaded, plan, interface, program.signature)
+        owners = {
+            slice: tuple(device.host.index for device in binding.devices)
+            for slice, binding in bindings.items()
+        }
+        self._controller.traces.add(loaded, loaded.number, plan, owners)
+        return loaded
 
     def status(self) -> Status:
         """See `Backend.status`."""

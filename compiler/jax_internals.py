@@ -24,6 +24,9 @@ source_info_util.register_exclusion(str(Path(__file__).parent))
 flatten = tree_util.default_registry.flatten
 """`jax.tree.flatten` without its Python wrapper, for the path of every call."""
 
+structure_errors = tree_util.equality_errors_pytreedef
+"""In what two structures differ: a path, what is there in each, and why they are no longer alike."""
+
 unflatten = tree_util.tree_unflatten
 
 

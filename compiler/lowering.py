@@ -14,6 +14,7 @@ from pathways.dialect import form_of
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.pipeline import Options, phases, phases_behind
+from pathways.passes.text import did_you_mean
 
 PHASES = ("stablehlo", *(phase.name for phase in phases(Options())))
 """The forms of a program, in the order in which it takes them; each has the name of the phase before it."""
@@ -49,9 +50,12 @@ class Forms:
           ValueError: there is no such phase, or the program started in a form behind it.
         """
         if phase not in PHASES:
-            raise ValueError(f"unknown phase '{phase}'; the phases are {', '.join(PHASES)}")
+            near = did_you_mean(phase, PHASES) or f"; the phases are {', '.join(PHASES)}"
+            raise ValueError(f"unknown phase '{phase}'{near}")
         if phase not in self.bytecode:
-            raise ValueError(f"program '{self.name}' starts in a form behind '{phase}'")
+            first = next(iter(self.bytecode), None)
+            begins = f"is in the form '{first}', which is" if first else "starts in a form"
+            raise ValueError(f"program '{self.name}' {begins} behind '{phase}'")
         # Parsed only now: most programs are never printed.
         return str(ir.Module.parse(self.bytecode[phase], self.scheduled.context))
 
@@ -103,7 +107,13 @@ def _bytecode(module: ir.Module) -> bytes:
 
 
 def _dump(module: ir.Module, name: str, phase: str, folder: str | None) -> None:
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        file = Path(folder) / f"{name}.{PHASES.index(phase)}_{phase}.mlir"
+    if not folder:
+        return
+    file = Path(folder) / f"{name}.{PHASES.index(phase)}_{phase}.mlir"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{module}\n")
+    except OSError as error:
+        raise OSError(
+            error.errno, f"PW_DUMP_TO names no folder to write to: {error.strerror}", folder
+        ) from None

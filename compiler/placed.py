@@ -24,6 +24,9 @@ from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
+_SHOWN = 8
+"""How many arguments a message has room for."""
+
 
 class PlacedFunction[**P, R](OfProcess):
     """A function that runs on all devices of a slice; made by `pw.jit`.
@@ -94,8 +97,13 @@ class PlacedFunction[**P, R](OfProcess):
             backward = dataclasses.replace(metadata, kind="bwd")
             call = placed_call(fun, metadata.strings(), backward.strings())
             passed, named = off_mesh((passed, named))
-            # Outside of the call, where it leaves no result apart from what the backward call reads.
-            return off_mesh(call(*passed, **named))
+            try:
+                # `off_mesh` outside of the call, where it leaves no result apart from what the backward call
+                # reads.
+                return off_mesh(call(*passed, **named))
+            except Exception as error:
+                error.add_note(f"'{self.name}', placed on {self.devices.name}, got {_types(passed, named)}")
+                raise
         except Exception as error:
             filter_traceback(error)
             raise
@@ -153,3 +161,16 @@ class PlacedFunction[**P, R](OfProcess):
 
             self._with_static[key] = self._on_mesh(bound)
         return self._with_static[key], dynamic, named
+
+
+def _types(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The types of arguments, for a message."""
+    leaves = jax.tree.leaves((args, kwargs))
+    more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
+    return (", ".join(map(_type, leaves[:_SHOWN])) or "nothing") + more
+
+
+def _type(leaf: Any) -> str:
+    if not hasattr(leaf, "dtype"):
+        return type(leaf).__name__
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

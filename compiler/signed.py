@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,9 +127,7 @@ class SignedCall(abc.ABC):
           TypeError: when they are not of the signature that was compiled; names the argument.
         """
         if tree != self.tree:
-            raise TypeError(
-                f"program '{self.name}' was compiled for arguments of structure {self.tree}, got {tree}"
-            )
+            raise self._unlike(tree)
         brought = self.bring(leaves)
         if brought is not None:
             return brought
@@ -136,12 +135,36 @@ class SignedCall(abc.ABC):
         wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
         raise self.mismatch(wrong, avals[wrong])
 
+    def _unlike(self, tree: Any) -> TypeError:
+        """The error of arguments of another structure than the program was compiled for."""
+        path, compiled, passed, reason = next(iter(jax_internals.structure_errors(self.tree, tree)))
+        return TypeError(
+            f"program '{self.name}' was compiled for {self._name_at(path)} of structure {_plain(compiled)}, "
+            f"got {_plain(passed)}: {reason}"
+        )
+
+    def _name_at(self, path: Sequence[Any]) -> str:
+        """What to call a place in the arguments by its path, which starts with whether they are named."""
+        if len(path) < 2:
+            return "named arguments" if path and path[0].idx else "positional arguments"
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self.tree.unflatten(self.paths))
+        for place, name in leaves:
+            if place[:2] == tuple(path[:2]):
+                argument = name.removesuffix(jax.tree_util.keystr(place[2:]))
+                return argument + jax.tree_util.keystr(tuple(path[2:]))
+        return f"argument {jax.tree_util.keystr(tuple(path[1:]))}"
+
     def mismatch(self, n: int, aval: Any) -> TypeError:
         """The error of an argument of another type than the program was compiled for."""
         return TypeError(
             f"program '{self.name}' was compiled for {self.paths[n]} of type "
             f"{describe(self._signature.avals[n])}, got {describe(aval)}"
         )
+
+
+def _plain(structure: str) -> str:
+    """What JAX says of one side of two structures, in words of its users."""
+    return re.sub("<class '(.*?)'>", r"\1", structure).replace("pytree leaf", "an array")
 
 
 def describe(aval: Any) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,14 +24,14 @@ from pathways.compiler.replicated import with_replicas
 from pathways.compiler.signed import SignedCall
 from pathways.dialect import ops_named
 from pathways.dialect.pretty import pretty as for_people
+from pathways.passes.schedule.links import read_link
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice
-from pathways.runtime.simulate.links import read_link
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import read_times
+from pathways.runtime.simulate.times import read_times, times_in
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Request
@@ -287,7 +288,7 @@ class Bound(OfProcess):
     @boundary
     def timeline(
         self,
-        times: Mapping[str, Any] | None = None,
+        times: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         *,
         latency: str | float | None = None,
         bandwidth: str | float | None = None,
@@ -296,7 +297,8 @@ class Bound(OfProcess):
 
         Args:
           times: how long launches take, as `{"kinds": {"fwd": "1ms", "bwd": "2ms"}}`; see
-            `passes.schedule.times` for all of the form. By default one unit of time for each placed call.
+            `passes.schedule.times` for all of the form. Or the path of such a JSON file, or of a file that
+            `pw.trace` wrote. By default one unit of time for each placed call.
           latency: of links between slices, such as `5us`; none by default.
           bandwidth: of links between slices, such as `10GB/s`; no limit by default.
 
@@ -306,8 +308,12 @@ class Bound(OfProcess):
 
         Raises:
           TimesError: names the entry that is wrong.
+          OSError: the file cannot be read.
         """
-        durations = read_times(times or {}, self.plan)
+        if isinstance(times, (str, os.PathLike)):
+            durations = times_in(Path(times).read_bytes(), self.plan)
+        else:
+            durations = read_times(times or {}, self.plan)
         return simulate(self.plan, durations, read_link(latency, bandwidth, durations.unit))
 
 

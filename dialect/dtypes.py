@@ -22,6 +22,14 @@ DTYPES = {"i1": "bool", **_FLOATS, **_SMALL_FLOATS, **_INTEGERS, **_UNSIGNED, **
 """The dtype of each element type that an array of a program may have."""
 
 
+_ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
+
+
+def element_name(dtype: str) -> str:
+    """The element type of a dtype, as MLIR writes it: `dtype_of` the other way round."""
+    return _ELEMENTS[dtype]
+
+
 def dtype_of(element: ir.Type) -> str | None:
     """The name of the dtype: `ui8` is uint8, `f8E4M3FN` float8_e4m3fn; None where there is none."""
     return DTYPES.get(str(element))

@@ -36,7 +36,7 @@ class Options:
 
     Attributes:
       policy: the policy of `pw-schedule` for all loops; empty for what each of them asks for.
-      schedule_file: a CSV file with the order of the program's only loop, in place of a policy.
+      schedule_file: a CSV file with the orders of all loops, in place of a policy.
       fuse: whether the user's own placed calls may be fused with each other.
       exchange_dtype: the dtype in which replicas send wider floats to each other; empty for their own.
       zero1: whether each replica updates a part of the parameters, and keeps that part of their state.

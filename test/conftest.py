@@ -13,9 +13,13 @@ from typing import Any
 # Before JAX starts: tests count on CPU devices, also on a machine with a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Tests and the processes they start keep compiled code where they find none of earlier runs.
-os.environ["PW_CACHE_DIR"] = tempfile.mkdtemp(prefix="pathways-test-")
-os.environ["PW_CACHE_LIMIT"] = ""
+# Tests and the processes they start keep compiled code where they find none of earlier runs; workers of
+# pytest-xdist have that of the process that started them.
+os.environ.update(
+    {}
+    if "PYTEST_XDIST_WORKER" in os.environ
+    else {"PW_CACHE_DIR": tempfile.mkdtemp(prefix="pathways-test-"), "PW_CACHE_LIMIT": ""}
+)
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +32,8 @@ from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla import pjrt
 
 jax.config.update("jax_num_cpu_devices", 8)
-atexit.register(shutil.rmtree, os.environ["PW_CACHE_DIR"], ignore_errors=True)
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    atexit.register(shutil.rmtree, os.environ["PW_CACHE_DIR"], ignore_errors=True)
 
 # A runner that was started in the background ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -55,6 +55,8 @@ def _read_text[T](parse: Callable[[str], T], text: str, what: str) -> T:
     try:
         return parse(text)
     except SignatureError as error:
+        if text.endswith((".json", ".toml")):
+            raise UserError(f"{what} is a file; write --args-file {text}") from None
         shown = "".join(c if c.isprintable() else " " for c in text)
         caret = " " * (error.column - 1) + "^"
         raise UserError(f"{what}, column {error.column}: {error}\n{shown}\n{caret}") from None

@@ -12,21 +12,19 @@ from pathways.passes.base import Pass, PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options, Phase, phases_behind
 from pathways.passes.place.split_backward import SplitBackward
-from pathways.passes.schedule.costs import UNITS
+from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.request import FLOPS, UNITS, RequestError, read_request
 from pathways.passes.schedule.times import Times
 from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.simulate.links import Link
 from pathways.runtime.simulate.replay import simulate, steady_step_time
 from pathways.runtime.timelines.tables import duration, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.diagnostics import Printer
 from pathways.tools.errors import UserError
-from pathways.tools.files import read_input
-from pathways.tools.source import Source, parse
+from pathways.tools.source import parse, read_source
 from pathways.tools.supervisor import doing
 
 
@@ -75,23 +73,28 @@ class Candidates:
     """Which policies to compare, and how.
 
     Attributes:
-      policies: their names.
-      options: what all of them but `program` keep to, such as `max-live=4`.
+      policies: their names, or schedule files.
+      options: what all of them but `program` and files keep to, such as `max-live=4`.
+      link: the latency and bandwidth of links, for policies that go by times; empty for none.
       steps: how many steps that follow each other are replayed; 1 for a step alone.
     """
 
     policies: Sequence[str] = NAMES
     options: str = ""
+    link: tuple[str, str] = ("", "")
     steps: int = 1
 
-    def requests(self) -> dict[str, str]:
-        """What `pw-schedule` is asked for, by policy.
+    def requests(self) -> dict[str, Options]:
+        """What the compiler is asked for, by policy.
 
         Raises:
           UserError: the options cannot be read.
         """
-        asked: dict[str, str] = {}
+        asked: dict[str, Options] = {}
         for policy in self.policies:
+            if policy.endswith(".csv"):
+                asked[policy] = Options(schedule_file=policy)
+                continue
             options = "" if policy == PROGRAM else self.options
             try:
                 request = read_request(f"{policy}({options})")
@@ -100,7 +103,9 @@ class Candidates:
             if policy == SEARCH and not request.times:
                 # As what is found is replayed.
                 request = dataclasses.replace(request, times=UNITS)
-            asked[policy] = str(request)
+            if request.times not in ("", FLOPS):
+                request = dataclasses.replace(request, latency=self.link[0], bandwidth=self.link[1])
+            asked[policy] = Options(policy=str(request))
         return asked
 
 
@@ -119,7 +124,7 @@ def compare(
     """
     requests = candidates.requests()
     context = make_context()
-    source = Source("<stdin>" if path == "-" else path, read_input(path))
+    source = read_source(path)
     with Diagnostics(context, Printer(source)):
         try:
             module = parse(source, context)
@@ -135,9 +140,9 @@ def compare(
     refused: dict[str, str] = {}
     steady: dict[str, float] = {}
     text = module.operation.get_asm(enable_debug_info=True)
-    for policy, request in requests.items():
+    for policy, asked in requests.items():
         doing(f"scheduling by {policy}")
-        plan = _scheduled(ir.Module.parse(text, context), form, source.name, request)
+        plan = _scheduled(ir.Module.parse(text, context), form, source.name, asked)
         if isinstance(plan, str):
             refused[policy] = f"does not fit: it {plan}"
             continue
@@ -154,21 +159,21 @@ def compare(
     return Comparison({policy: timelines[policy] for policy in in_order}, refused, steady)
 
 
-def _scheduled(module: ir.Module, form: str | None, name: str, request: str) -> Plan | str:
-    """The plan of a program by a policy, or why that does not fit.
+def _scheduled(module: ir.Module, form: str | None, name: str, asked: Options) -> Plan | str:
+    """The plan of a program by a policy or a file, or why the policy does not fit.
 
     Raises:
       UserError: the program cannot be scheduled for another reason.
     """
     with Diagnostics(module.context) as seen:
         try:
-            for each in _passes(phases_behind(Options(policy=request), form)):
+            for each in _passes(phases_behind(asked, form)):
                 run_passes(module, [each], verify_each=False)
         except PassFailure:
             message = seen.errors[0].message
-            start = f"cannot be scheduled by '{read_request(request)}', which "
+            start = f"cannot be scheduled by '{asked.policy}', which "
             if start not in message:
-                raise UserError(f"'{name}', by {request}: {message}") from None
+                raise UserError(f"'{name}', by {asked.policy or asked.schedule_file}: {message}") from None
             return message.partition(start)[2]
     attributes = module.operation.attributes
     return plan_of(module, attributes["sym_name"].value if "sym_name" in attributes else "main", proved=True)

@@ -63,12 +63,6 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
     # Standard output is for the module alone.
     with _output_on_stderr():
         doing(f"importing {options.target}")
-        if not options.target.endswith(".mlir"):
-            where = options.target.rpartition(":")[0] or options.target
-            print(
-                f"pw-compile: note: importing {where}, which runs what stands at its top level",
-                file=sys.stderr,
-            )
         target = targets.find(options.target)
         args, kwargs = (target.example_args(), {}) if arguments is None else arguments
         doing(f"lowering {options.target}")

@@ -50,11 +50,19 @@ class Printer:
             return []
         line = self._lines[index].rstrip(b"\r")
         column = max(position.column - 1, 0)
-        if len(line) > _WIDEST_LINE:
+        if len(line) > _WIDEST_LINE or not _is_text(line):
             return []
         before = line[:column].decode(errors="replace")
         caret = "".join("\t" if c == "\t" else " " for c in before) + "^"
         return [line.decode(errors="replace").translate(_CONTROLS), caret]
+
+
+def _is_text(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @dataclasses.dataclass

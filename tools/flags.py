@@ -22,7 +22,7 @@ times:
   together. A trace of a measured run serves as well: each launch takes the median of its durations there.
 """
 
-LIMITS_HELP = "with --compare: what all policies keep to, such as max-live=4 or max-bytes=2GiB"
+LIMITS_HELP = "with policies: what all policies keep to, such as max-live=4 or max-bytes=2GiB"
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -106,6 +106,19 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9:
         raise argparse.ArgumentTypeError(f"must be a number, got '{text}'")
     return int(text)
+
+
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """A word on the command line, of some."""
+
+    def word(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(
+                f"must be one of {', '.join(choices)}, got '{text}'{hint(text, choices)}"
+            )
+        return text
+
+    return word
 
 
 def cpu_devices(text: str) -> int:

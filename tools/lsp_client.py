@@ -79,4 +79,4 @@ def _failure(message: str) -> dict[str, Any]:
         "column": None,
         "notes": [],
     }
-    return {"diagnostics": [diagnostic | {"notes": []}], "results": {}, "arguments": {}}
+    return {"diagnostics": [diagnostic], "results": {}, "arguments": {}}

@@ -84,7 +84,6 @@ class Index:
         for definition in self.definitions:
             self._by_name.setdefault((definition.name, definition.scope), []).append(definition)
         self._declared = {d.token: d.name for d in self.definitions}
-        self._declared = {d.token: d.name for d in self.definitions}
 
     def at(self, line: int, column: int) -> Token | None:
         """The word at a position, or that ends there."""

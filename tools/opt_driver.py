@@ -16,11 +16,11 @@ from pathways.passes.text import Item, PipelineError, parse_pipeline
 from pathways.tools import reproducer
 from pathways.tools.diagnostics import Expectations, Printer
 from pathways.tools.errors import UserError
-from pathways.tools.files import check_extension, read_input, write_output
+from pathways.tools.files import check_extension, write_output
 from pathways.tools.instrumentation import Dumps, DumpTree, Instrumentation
 from pathways.tools.reports import Timing, dialects_help, list_passes, pipeline_dump
 from pathways.tools.roundtrip import check_round_trip
-from pathways.tools.source import SEPARATOR, Source, parse
+from pathways.tools.source import SEPARATOR, Source, parse, read_source
 from pathways.tools.supervisor import doing
 
 
@@ -33,8 +33,7 @@ def run(options: argparse.Namespace) -> int:
     items = _read_pipeline(options.pipeline, make_context())
     if options.input == "-" and sys.stdin.isatty():
         print("pw-opt: reading from standard input; Ctrl-D ends it", file=sys.stderr)
-    name = "<stdin>" if options.input == "-" else options.input
-    source = Source(name, read_input(options.input))
+    source = read_source(options.input)
     if options.run_reproducer:
         source, pipeline, options.verify_each = reproducer.split(source)
         items = _read_pipeline([pipeline], make_context())

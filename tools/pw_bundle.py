@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pathways.tools import command
 from pathways.tools.errors import UserError
-from pathways.tools.flags import FlagParser
+from pathways.tools.flags import FlagParser, one_of
 
 _DESCRIPTION = """\
   pw-bundle inspect FILE    what the program takes and returns, and what the file holds
@@ -16,6 +16,9 @@ _DESCRIPTION = """\
 
 Both read the file as a stranger's: nothing in it is evaluated, and executables in it are not loaded.
 """
+
+
+_COMMANDS = ("inspect", "verify")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +39,7 @@ def make_parser() -> FlagParser:
     """The flags of the tool."""
     parser = FlagParser("pw-bundle", "pw-bundle inspect|verify FILE [flags]", _DESCRIPTION)
     add = parser.add_argument
-    add("command", nargs="?", choices=("inspect", "verify"), metavar="inspect|verify")
+    add("command", nargs="?", type=one_of(_COMMANDS), choices=_COMMANDS, metavar="inspect|verify")
     add("bundle", nargs="?", metavar="FILE", help="a bundle")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--manifest", action="store_true", help="inspect: print the manifest, which is JSON")

@@ -154,7 +154,7 @@ def make_parser() -> FlagParser:
         "--policy",
         dest="policy",
         metavar="NAME",
-        help="the policy of pw-schedule for all loops, in place of the program's own",
+        help="the policy of all loops, or their schedule file, FILE.csv, in place of the program's own",
     )
     add("--fuse", action="store_true", help="compile as if the program said fuse=True")
     add("--zero1", action="store_true", help="compile as if the program said zero1=True")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pathways.tools import command
 from pathways.tools.errors import UserError
-from pathways.tools.flags import FlagParser
+from pathways.tools.flags import FlagParser, one_of
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -47,7 +47,8 @@ def make_parsers() -> list[FlagParser]:
 def make_parser() -> FlagParser:
     """The flags of the tool."""
     parser = FlagParser("pw-completion", "pw-completion bash|zsh|fish [flags]", _DESCRIPTION, library=None)
-    parser.add_argument("shell", nargs="?", choices=SHELLS, metavar="bash|zsh|fish", help="the shell")
+    add = parser.add_argument
+    add("shell", nargs="?", type=one_of(SHELLS), choices=SHELLS, metavar="bash|zsh|fish", help="the shell")
     return parser
 
 

@@ -43,6 +43,14 @@ def make_parser() -> FlagParser:
     add_timing_flags(parser)
     add("--json", action="store_true", help="print the figures as JSON")
     add("--compare", action="store_true", help="schedule a placed program by every policy, side by side")
+    add(
+        "--policy",
+        dest="policies",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="as --compare, by this policy, or FILE.csv; may be given several times",
+    )
     add("--limits", default="", metavar="OPTIONS", help=LIMITS_HELP)
     add("--steps", type=count, metavar="N", help="with --compare: also replay N steps that follow each other")
     add("--save-times", metavar="FILE", help="only write the durations of the trace in --times, for policies")

@@ -53,9 +53,9 @@ def make_parser() -> FlagParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="schedule a placed program by this policy; may be given several times",
+        help="schedule a placed program by this policy, or FILE.csv; may be given several times",
     )
-    add("--limits", default="", metavar="OPTIONS", help=LIMITS_HELP.replace("--compare", "policies"))
+    add("--limits", default="", metavar="OPTIONS", help=LIMITS_HELP)
     add(
         "--trace",
         dest="traces",

@@ -15,22 +15,23 @@ from pathways.dialect import form_of, make_context
 from pathways.dialect.forms import SCHEDULED
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.measured.durations import measured_durations
+from pathways.passes.measured.events import EventLog
+from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
+from pathways.passes.schedule.links import Link, read_link
 from pathways.passes.schedule.times import Times
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.simulate.links import Link, read_link
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import measured_durations, measured_times, read_times
-from pathways.runtime.timelines.events import EventLog
+from pathways.runtime.simulate.times import times_in
 from pathways.runtime.timelines.timeline import Timeline
-from pathways.runtime.timelines.trace_file import TraceError, read_trace
 from pathways.tools.bundles import plan_in
 from pathways.tools.diagnostics import Printer
 from pathways.tools.errors import UserError
 from pathways.tools.files import BUNDLE, read_input
-from pathways.tools.source import Source, parse
+from pathways.tools.source import parse, read_source
 from pathways.tools.supervisor import doing
 
 
@@ -43,13 +44,13 @@ def read_plan(path: str) -> Plan | None:
     if path.endswith(BUNDLE):
         return plan_in(path)
     context = make_context()
-    source = Source("<stdin>" if path == "-" else path, read_input(path))
+    source = read_source(path)
     with Diagnostics(context, Printer(source)):
         try:
             module = parse(source, context)
             form = form_of(module)
             if form != SCHEDULED.name:
-                problem = "has no pw.form" if form is None else f"is in the form '{form}'"
+                problem = "says no form (pw.form)" if form is None else f"is in the form '{form}'"
                 raise UserError(
                     f"'{source.name}' {problem}, not '{SCHEDULED.name}'; compile it with pw-compile, or run "
                     "pw-schedule, pw-plan-memory and pw-verify-schedule"
@@ -81,20 +82,15 @@ def read_model(options: argparse.Namespace, plan: Plan) -> tuple[Times, Link]:
 
 
 def _read_times(path: str, plan: Plan) -> Times:
-    data = read_input(path)
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        if data.lstrip().startswith(b"["):
-            document = []
-        else:
-            raise UserError(f"'{path}' is no JSON: {error}") from None
-    try:
-        if isinstance(document, list):
-            return measured_times(read_trace(data), plan)
-        return read_times(document, plan)
-    except (TimesError, TraceError) as error:
+        return times_in(read_input(path), plan)
+    except TimesError as error:
         raise UserError(f"'{path}': {error}") from None
+
+
+def link_of(options: argparse.Namespace) -> tuple[str, str]:
+    """The latency and bandwidth that the flags ask for, as a request says them."""
+    return options.latency or "", options.bandwidth or ""
 
 
 @contextlib.contextmanager
@@ -121,7 +117,7 @@ def durations_text(path: str) -> bytes:
       UserError: names the file.
     """
     data = read_input(path)
-    if not data.lstrip().startswith(b"["):
+    if not is_trace(data):
         return data
     return json.dumps(measured_durations(read_timelines(path)), indent=2).encode() + b"\n"
 

@@ -6,22 +6,23 @@ import argparse
 import json
 from typing import Any
 
+from pathways.passes.schedule.policies.registry import NAMES
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
 from pathways.tools.files import write_output
-from pathways.tools.scheduled import durations_text, policy_options, read_model, read_plan, simulated
+from pathways.tools.scheduled import durations_text, link_of, policy_options, read_model, read_plan, simulated
 
 
 def run(options: argparse.Namespace) -> int:
     """Does what the flags ask for; returns the exit code."""
     if options.save_times is not None:
         return _save_times(options)
-    if options.compare:
+    if options.compare or options.policies:
         return _compare(options)
     if options.limits or options.steps is not None:
         flag = "--limits" if options.limits else "--steps"
-        raise UserError(f"{flag} is for --compare")
+        raise UserError(f"{flag} is for --compare and --policy")
     plan = read_plan(options.input)
     if plan is None:
         return 1
@@ -46,13 +47,16 @@ def _save_times(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Prints what each policy makes of a program."""
+    if options.compare and options.policies:
+        raise UserError("--compare and --policy exclude each other: one is of all policies")
     if options.trace is not None:
-        raise UserError("--compare and --trace exclude each other: a trace is of one schedule")
+        flag = "--compare" if options.compare else "--policy"
+        raise UserError(f"{flag} and --trace exclude each other: a trace is of one schedule")
     steps = 1 if options.steps is None else options.steps
     if steps < 1:
         raise UserError("--steps: must be at least 1")
     with policy_options(options) as asked:
-        candidates = Candidates(options=asked, steps=steps)
+        candidates = Candidates(options.policies or NAMES, asked, link_of(options), steps)
         comparison = compare(options.input, candidates, lambda plan: read_model(options, plan))
     if comparison is None:
         return 1

@@ -11,9 +11,19 @@ from jaxlib.mlir import ir
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics
 from pathways.tools import supervisor
+from pathways.tools.errors import UserError
+from pathways.tools.files import read_input
 
 BYTECODE_MAGIC = b"ML\xefR"
 SEPARATOR = "// -----"
+
+_OTHERS = {
+    ".py": "is Python; pw-compile {path}:FUNCTION -o FILE.mlir makes MLIR of a program in it",
+    ".pwb": "is a bundle; pw-bundle inspect --program {path} prints the program in it",
+    ".json": "is JSON; traces are for pw-viz --trace, durations for --times",
+    ".csv": "is CSV; orders are for pw.program(schedule=...) and pw-schedule{{file=...}}",
+}
+"""What a file is that is taken for one of MLIR, by the end of its name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +56,19 @@ class Source:
             line += self.data.count(b"\n", start, separator.end())
             start = separator.end()
         return [*pieces, Source(self.name, self.data[start:], line)]
+
+
+def read_source(path: str) -> Source:
+    """Reads a whole file of MLIR, or standard input for `-`.
+
+    Raises:
+      UserError: it cannot be read, or its name says that it is something else.
+    """
+    data = read_input(path)
+    kind = _OTHERS.get(Path(path).suffix)
+    if kind is not None:
+        raise UserError(f"'{path}' {kind.format(path=path)}")
+    return Source("<stdin>" if path == "-" else path, data)
 
 
 def parse(source: Source, context: ir.Context) -> ir.Module:

@@ -21,11 +21,11 @@ from pathways.dialect import make_context
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
-from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.schedule.request import RequestError, policy_or_file
 from pathways.tools.errors import UserError, hint
-from pathways.tools.files import read_input
+from pathways.tools.files import BUNDLE
 from pathways.tools.signatures import ArrayText
-from pathways.tools.source import Source, parse
+from pathways.tools.source import parse, read_source
 from pathways.tools.user_code import call, import_file, import_module
 
 
@@ -40,6 +40,8 @@ def find(name: str) -> PythonTarget | MlirTarget:
     if name.endswith(".mlir"):
         return _parse_file(name)
     where, colon, attribute = name.rpartition(":")
+    if (path := where or name).endswith(BUNDLE):
+        raise UserError(f"'{path}' is a bundle, which is compiled; pw-run {path} runs it")
     is_file = (where or name).endswith(".py") or "/" in (where or name)
     if colon and not (where and attribute):
         raise UserError(f"expected path/file.py:function or package.module:function, got '{name}'")
@@ -165,18 +167,18 @@ class MlirTarget:
 
 def _options(policy: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
     """What the flags say of the `Options` of the compiler."""
+    options: dict[str, Any] = {}
     if policy is not None:
         try:
-            read_request(policy)
+            options["policy"], options["schedule_file"] = policy_or_file(policy)
         except RequestError as error:
-            raise UserError(f"--schedule: {error}") from None
-    options: dict[str, Any] = {} if policy is None else {"policy": policy, "schedule_file": ""}
+            raise UserError(f"--schedule is {error}") from None
     return options | {name: True for name, given in flags.items() if given}
 
 
 def _parse_file(path: str) -> MlirTarget:
     """Reads a module and verifies it; the first diagnostic becomes the error."""
-    source = Source(path, read_input(path))
+    source = read_source(path)
     context = make_context()
     with Diagnostics(context) as seen:
         try:

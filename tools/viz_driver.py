@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
+from pathways.passes.measured.events import EventLog
+from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.policies.registry import NAMES
 from pathways.passes.schedule.times import Times
-from pathways.runtime.simulate.links import Link
-from pathways.runtime.timelines.events import EventLog
 from pathways.runtime.timelines.page import page_of
 from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
 from pathways.tools.files import check_extension, write_output
-from pathways.tools.scheduled import policy_options, read_model, read_plan, read_timelines, simulated
+from pathways.tools.scheduled import link_of, policy_options, read_model, read_plan, read_timelines, simulated
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
     if options.compare and options.policies:
         raise UserError("--compare and --policy exclude each other: one is of all policies")
     with policy_options(options) as asked:
-        candidates = Candidates(options.policies or NAMES, asked)
+        candidates = Candidates(options.policies or NAMES, asked, link_of(options))
         comparison = compare(options.input, candidates, lambda plan: read_model(options, plan))
     if comparison is None:
         return None

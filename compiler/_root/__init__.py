@@ -143,7 +143,9 @@ _tell_jax()
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # With both, Python guesses what was meant.
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
     module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     value = module if name == "checkpoint" else getattr(module, name)
     globals()[name] = value

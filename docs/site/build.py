@@ -38,12 +38,23 @@ def with_links_of_the_site(text: str, folder: Path) -> str:
             return match[0]
         path = (folder / target).resolve().relative_to(ROOT)
         if str(path) in AT_ROOT:
-            return f"[{text}]({AT_ROOT[str(path)]}{anchor})"
-        if path.parent == Path("docs") and path.suffix in (".md", ".ipynb"):
-            return f"[{text}]({path.name}{anchor})"
-        return text
+            page = AT_ROOT[str(path)]
+        elif path.parent == Path("docs") and path.suffix in (".md", ".ipynb"):
+            page = path.name
+        else:
+            return text
+        return f"[{title(path) if text == target and path.suffix == '.md' else text}]({page}{anchor})"
 
     return LINK.sub(replaced, text)
+
+
+def title(path: Path) -> str:
+    """The heading of a page.
+
+    Args:
+      path: from the root of the repository.
+    """
+    return (ROOT / path).read_text().partition("\n")[0].removeprefix("# ")
 
 
 def write_pages() -> None:
@@ -57,13 +68,19 @@ def write_pages() -> None:
 
 def write_api() -> None:
     """Writes the reference of all public names; MkDocs fills it from their docstrings."""
-    names = [name for name in pathways.__all__ if not name.startswith("_")]
-    places = [f"pathways.{pathways._MODULES[name]}" for name in names]
-    sections = [
-        f"::: {place}\n" if inspect.ismodule(getattr(pathways, name)) else f"::: {place}.{name}\n"
-        for name, place in zip(names, places, strict=True)
-    ]
-    (PAGES / "api.md").write_text("# Python\n\n`import pathways as pw`\n\n" + "\n".join(sections))
+    text = "# Python\n\n`import pathways as pw`\n"
+    shown = {name: getattr(pathways, name) for name in pathways.__all__ if not name.startswith("_")}
+    errors = {
+        name for name, value in shown.items() if inspect.isclass(value) and issubclass(value, Exception)
+    }
+    classes = {name for name, value in shown.items() if inspect.isclass(value)} - errors
+    functions = set(shown) - classes - errors
+    for heading, names in ("Functions", functions), ("Classes", classes), ("Errors and warnings", errors):
+        text += f"\n## {heading}\n"
+        for name in sorted(names):
+            place = f"pathways.{pathways._MODULES[name]}"
+            text += f"\n::: {place}\n" if inspect.ismodule(shown[name]) else f"\n::: {place}.{name}\n"
+    (PAGES / "api.md").write_text(text)
 
 
 def draw() -> None:
@@ -80,7 +97,7 @@ def draw() -> None:
         module, picture = BUILD / f"{policy}.mlir", folder / f"{policy}.html"
         tool(environment, "pw_compile", f"{step}:step", "--schedule", policy, "-o", module)
         tool(environment, "pw_viz", module, "-o", picture)
-        frame = f'<iframe src="pictures/{policy}.html" title="{policy}" width="100%" height="420"></iframe>'
+        frame = f'<iframe class="picture" src="pictures/{policy}.html" title="{policy}"></iframe>'
         text += f"\n## {policy}\n\n{frame}\n"
     (PAGES / "pictures.md").write_text(text)
 
@@ -95,6 +112,9 @@ def main() -> None:
     write_pages()
     write_api()
     draw()
+    for path in (ROOT / "docs" / "site" / "extra.css", BUILD / "mermaid.min.js"):
+        if path.exists():
+            shutil.copy(path, PAGES)
 
 
 if __name__ == "__main__":

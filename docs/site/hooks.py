@@ -1,6 +1,9 @@
-"""A lexer of MLIR for Pygments, which has none: enough to colour what stands in the manual."""
+"""Hooks of MkDocs: a lexer of MLIR for Pygments, which has none, and diagrams without a server elsewhere."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 from pygments.lexer import RegexLexer, bygroups, words
 from pygments.lexers import LEXERS
@@ -13,7 +16,7 @@ KEYWORDS = (
 
 
 class MlirLexer(RegexLexer):
-    """Values, symbols, attributes, types, operations, strings and comments of MLIR."""
+    """Values, symbols, attributes, types, operations, strings and comments: what stands in the manual."""
 
     name = "MLIR"
     aliases = ("mlir",)
@@ -42,5 +45,12 @@ class MlirLexer(RegexLexer):
 
 
 def on_startup(**_: object) -> None:
-    """Called by MkDocs, of which this file is a hook: makes the lexer known by its name."""
+    """Makes the lexer known by its name."""
     LEXERS["MlirLexer"] = (__name__, "MLIR", ("mlir",), ("*.mlir",), ())
+
+
+def on_post_page(output: str, *, config: Any, **_: object) -> str:
+    """Gives pages with diagrams the Mermaid of the site, where it has one; the theme fetches it otherwise."""
+    if 'class="mermaid"' not in output or not (Path(config.docs_dir) / "mermaid.min.js").exists():
+        return output
+    return output.replace("</head>", '<script src="mermaid.min.js"></script></head>')

@@ -23,12 +23,13 @@ from pathways.dialect import (
 )
 from pathways.dialect.forms import PLACED
 from pathways.dialect.names import SHARDING
+from pathways.dialect.origins import Origin
 from pathways.passes.base import Pass, main_function, option, remark
 from pathways.passes.place.halves import Halves, Question, copy_into, halve
 from pathways.passes.place.split_loops import LoopSplitter
 from pathways.passes.schedule.policies.registry import PROGRAM
 from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
-from pathways.passes.schedule.schedule_file import writes_halves
+from pathways.passes.schedule.schedule_file import loops_with_halves
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
 from pathways.passes.util.operations import byte_size, captured, has_side_effect
@@ -49,8 +50,9 @@ class SplitBackward(Pass):
        products and other heavy work, which is in W. The cut is the one with the fewest bytes between the
        halves: what is handed over, and what W alone keeps alive of the microbatch. Nothing is computed twice;
        broadcasts, constants and other work that only lays out values may be repeated.
-    2. A `stablehlo.while` that makes both becomes two loops. The first one stacks what the second one reads.
-       A loop whose number of turns is not known stays whole, and so does a branch, with a remark.
+    2. A `stablehlo.while` that makes both becomes two loops. The first one stacks what the second one reads;
+       the second one is no loop where its turns can all be done at once. A loop whose number of turns is not
+       known stays whole, and so does a branch, with a remark.
     3. Calls are inlined, and an `optimization_barrier` holds each of its values by itself.
 
     Where a forward is repeated (`jax.checkpoint`), a remark says how many bytes wait for W.
@@ -62,12 +64,13 @@ class SplitBackward(Pass):
     name: ClassVar[str] = "pw-split-backward"
     takes = (PLACED,)
     policy: str = option("", "the policy of all loops, in place of what each asks for")
-    file: str = option("", "the schedule file of the program, in place of a policy")
+    file: str = option("", "the schedule file of all loops, in place of a policy")
     recompute: bool = option(False, "let W repeat cheap operations of I, so that less is handed over")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        wanted = [op for op in ops_named(module, ["pw.loop"]) if self.is_wanted(op)]
+        by_file = loops_with_halves(self.file, _staged_loops(main)) if self.file else set()
+        wanted = [op for op in ops_named(module, ["pw.loop"]) if self.is_wanted(op, by_file)]
         loops = {op.sym_name for op in wanted}
         if not loops:
             return
@@ -94,12 +97,12 @@ class SplitBackward(Pass):
                 waits.read(op, set().union(*(waits.late.get(r, ()) for r in op.results)))
         erase_unused_functions(module)
 
-    def is_wanted(self, op: ir.OpView) -> bool:
+    def is_wanted(self, op: ir.OpView, by_file: set[str]) -> bool:
         """Whether the schedule of a loop has halves."""
         if not isinstance(op, LoopOp) or op.sequential:
             return False
         if self.file:
-            return writes_halves(self.file)
+            return op.sym_name in by_file
         request = self.request(op)
         return request is not None and request.has_halves
 
@@ -109,6 +112,17 @@ class SplitBackward(Pass):
             return read_request(self.policy or loop.schedule or PROGRAM)
         except RequestError:
             return None
+
+
+def _staged_loops(main: ir.OpView) -> dict[str, None]:
+    """The loops that have stages, which are those that a schedule file orders."""
+    launches = (op for op in body_block(main).operations if isinstance(op, LaunchOp) and op.loop)
+    return {op.loop: None for op in launches if any(map(_of_stage, op.origins))}
+
+
+def _of_stage(origin: Origin) -> bool:
+    """Whether a placed call is part of an action of a stage."""
+    return origin.stage is not None and origin.kind != "recompute"
 
 
 def _is_backward(launch: LaunchOp) -> bool:

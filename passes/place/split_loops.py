@@ -4,7 +4,8 @@
                                                    for l: dw[l] = weight half(kept[l], x[l])
 
 The first loop carries what its turns hand to each other and stacks what the second one reads; the second one
-carries nothing but the values that it fills or adds to.
+carries nothing but the values that it fills or adds to. Where that can be, it is no loop: all turns are done
+at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.passes.import_.turns import Turns, turns_of
+from pathways.passes.import_.turns import Linear, Turns, turns_of
+from pathways.passes.place.batched_turns import Batch, TurnsOfLoop, can_be_batched
 from pathways.passes.place.halves import Question, copy_into, halve
 from pathways.passes.util.operations import byte_size, captured, captured_by_regions, zeros_of
 
@@ -119,7 +121,7 @@ class LoopSplitter:
         }
         first_returns = [returned[n] for n in sorted(urgent)]
         self.split(body, first_returns, per_turn)
-        roles = _Roles(urgent, counters, constant, late, turn, turns.count)
+        roles = _Roles(urgent, turns.counters, constant, late, turn, turns.count)
         _Pair(self, loop, roles).build(per_turn)
 
 
@@ -139,7 +141,7 @@ class _Roles:
 
     Attributes:
       urgent: the first loop hands them from turn to turn.
-      counters: they count turns.
+      counters: they count turns, and what they are in each.
       constant: they stay what they are.
       late: the second loop fills them, or adds to them.
       turn: one of the counters, the number of the turn.
@@ -147,7 +149,7 @@ class _Roles:
     """
 
     urgent: Collection[int]
-    counters: Collection[int]
+    counters: Mapping[int, Linear]
     constant: Collection[int]
     late: Sequence[int]
     turn: int
@@ -164,7 +166,7 @@ class _Pair:
         self.returned = list(terminator.operands)
 
     def build(self, per_turn: Mapping[ir.Value, int]) -> None:
-        """Writes the two loops in front of the old one, and gives its readers their results."""
+        """Writes both in front of the old loop, and gives its readers their results."""
         arguments = list(self.body.arguments)
         late_returns = [self.returned[n] for n in (*sorted(self.roles.counters), *self.roles.late)]
         in_first = sorted({*self.roles.urgent, *self.roles.counters})
@@ -184,13 +186,15 @@ class _Pair:
         read.update(late_returns)
         carried = [arguments[n] for n in sorted(self.roles.urgent)]
         stacked = [*(v for v in carried if v in read), *halves.handed]
+        turns = self.second_turns(halves.second, stacked)
+        order = turns.order()
         with self.loop.operation.location, ir.InsertionPoint(self.loop):
             stacks = [zeros_of(_stack_type(v, self.roles.count)) for v in stacked]
 
             def fill(mapping: dict[ir.Value, ir.Value], extra: list[ir.Value]) -> list[ir.Value]:
                 copy_into(halves.first, mapping)
-                turn = mapping[arguments[self.roles.turn]]
-                return [_put(mapping[v], s, turn) for v, s in zip(stacked, extra, strict=True)]
+                place = _place(mapping[arguments[self.roles.turn]], order)
+                return [_put(mapping[v], s, place) for v, s in zip(stacked, extra, strict=True)]
 
             first = self.emit(in_first, halves.first, stacks, fill)
             for n, result in zip(in_first, first, strict=False):
@@ -198,19 +202,37 @@ class _Pair:
             filled = first[len(in_first) :]
 
             def use(mapping: dict[ir.Value, ir.Value], extra: list[ir.Value]) -> list[ir.Value]:
-                turn = mapping[arguments[self.roles.turn]]
-                mapping.update((v, _get(s, turn, v)) for v, s in zip(stacked, extra, strict=True))
+                place = _place(mapping[arguments[self.roles.turn]], order)
+                mapping.update((v, _get(s, place, v)) for v, s in zip(stacked, extra, strict=True))
                 copy_into(halves.second, mapping)
                 return extra
 
             own = [*sorted(self.roles.counters), *self.roles.late]
-            second = self.emit(own, halves.second, filled, use)
+            if can_be_batched(turns):
+                outside = {arguments[n]: self.loop.operands[n] for n in self.roles.constant}
+                batch = Batch(turns, order, filled, outside)
+                own = list(self.roles.late)
+                second = batch.results([self.loop.operands[n] for n in own])
+            else:
+                second = self.emit(own, halves.second, filled, use)
             for n, result in zip(own, second, strict=False):
                 if n in self.roles.late:
                     self.loop.results[n].replace_all_uses_with(result)
         for n in self.roles.constant:
             self.loop.results[n].replace_all_uses_with(self.loop.operands[n])
         self.loop.operation.erase()
+
+    def second_turns(self, operations: Sequence[ir.OpView], stacked: Sequence[ir.Value]) -> TurnsOfLoop:
+        """What the turns of the second loop do."""
+        arguments, roles = list(self.body.arguments), self.roles
+        return TurnsOfLoop(
+            operations,
+            roles.count,
+            {arguments[n]: counter for n, counter in roles.counters.items()},
+            frozenset(arguments[n] for n in roles.constant),
+            stacked,
+            [(arguments[n], self.returned[n]) for n in roles.late],
+        )
 
     def emit(
         self,
@@ -262,6 +284,14 @@ def _reads(operations: Iterable[ir.OpView]) -> set[ir.Value]:
 def _stack_type(value: ir.Value, count: int) -> ir.Type:
     tensor = ir.RankedTensorType(value.type)
     return ir.RankedTensorType.get([count, *tensor.shape], tensor.element_type)
+
+
+def _place(turn: ir.Value, order: Linear) -> ir.Value:
+    """Where in a stack that is in some order a turn stands."""
+    if order.factor > 0:
+        return turn
+    last = ir.DenseElementsAttr.get_splat(turn.type, ir.IntegerAttr.get(turn.type.element_type, order.offset))
+    return stablehlo.subtract(stablehlo.constant(last), turn)
 
 
 def _starts(turn: ir.Value, rank: int) -> list[ir.Value]:

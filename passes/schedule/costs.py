@@ -12,18 +12,20 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from pathways.dialect.layouts import Layouts
+from pathways.dialect.operation import symbol_name
 from pathways.dialect.order import Event
 from pathways.dialect.origins import Origin
+from pathways.passes.measured.durations import measured_durations, of_program
+from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
 from pathways.passes.schedule.actions import Action, Needs
+from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.loops import Loop, nearest_after, nearest_before
+from pathways.passes.schedule.request import FLOPS, UNITS
 from pathways.passes.schedule.search.problem import Held, Limit
 from pathways.passes.schedule.times import SECTIONS, times_of
 from pathways.passes.util.operations import byte_size
 from pathways.passes.util.quantities import TimesError
 from pathways.passes.util.work import WorkEstimate
-
-FLOPS, UNITS = "flops", "units"
-"""In place of a file of durations: estimates, or one unit for each placed call, half of it for halves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,35 +37,60 @@ class _NamedLaunch:
     origins: tuple[Origin, ...]
 
 
-def durations_of(module: ir.Module, events: Sequence[Event], loop: Loop, times: str) -> dict[Action, float]:
-    """How long each action of a loop takes.
+def durations_of(
+    module: ir.Module, events: Sequence[Event], loop: Loop, times: str
+) -> tuple[dict[Action, float], str]:
+    """How long each action of a loop takes, and the unit of that.
 
     Args:
       module: the module.
       events: its events.
       loop: the loop.
-      times: a JSON file of durations, `flops` for estimates from the operations of computations, or `units`
-        for one unit for each placed call. Entries of a file for computations and launches that there are not,
-        or not yet, do not count.
+      times: a JSON file of durations, the trace of a run, `flops` for estimates from the operations of
+        computations, or `units` for one unit for each placed call. Entries of a file for computations and
+        launches that there are not, or not yet, do not count.
 
     Raises:
       TimesError: says what is wrong with the file.
     """
+    unit = FLOPS
     if times == FLOPS:
         layouts = Layouts(module)
         work = WorkEstimate(layouts.symbols)
         taken = {n: work.of(events[n].op.callee) / layouts.mesh(events[n].slice).size for n in loop.actions}
     else:
         launches = {n: _timed(events[n].op) for n in loop.members}
-        document = {} if times == UNITS else _read(times)
+        document = {} if times == UNITS else _read(times, symbol_name(module.operation) or "main")
         read = times_of(_known(document, launches.values()), list(launches.values()))
         read = read.in_program(launches.values())
         taken = {n: read.of(launches[n]) for n in loop.actions}
+        unit = read.unit
     durations: dict[Action, float] = {}
     for n, actions in loop.actions.items():
         for action in actions:
             durations[action] = durations.get(action, 0.0) + taken[n] / len(actions)
-    return durations
+    return durations, unit
+
+
+def delays_of(events: Sequence[Event], loop: Loop, link: Link) -> dict[tuple[Action, Action], float]:
+    """How long what an action makes is on the way to one that waits for it, where it changes slices."""
+    delays: dict[tuple[Action, Action], float] = {}
+    through: list[dict[Action, float]] = []
+    for n, event in enumerate(events):
+        ways: dict[Action, float] = {}
+        for other in event.waits_for:
+            for action, way in through[other].items():
+                ways[action] = max(way, ways.get(action, 0.0))
+        if event.kind == "send":
+            takes = link.latency + byte_size(event.op.results[0].type) / link.bandwidth
+            ways = {action: way + takes for action, way in ways.items()}
+        if n in loop.actions:
+            for action in loop.actions[n]:
+                for need, way in ways.items():
+                    delays[need, action] = max(way, delays.get((need, action), 0.0))
+            ways = dict.fromkeys(loop.actions[n], 0.0)
+        through.append(ways)
+    return {pair: delay for pair, delay in delays.items() if delay}
 
 
 def _timed(op: Any) -> _NamedLaunch:
@@ -71,17 +98,18 @@ def _timed(op: Any) -> _NamedLaunch:
     return _NamedLaunch(label, op.callee, tuple(op.origins))
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _read(path: str, program: str) -> Mapping[str, Any]:
     try:
-        document = json.loads(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+        if is_trace(data):
+            return measured_durations(of_program(read_trace(data), program))
+        document = json.loads(data)
     except OSError as error:
         raise TimesError(f"'{path}': {error.strerror}") from None
+    except TraceError as error:
+        raise TimesError(f"'{path}': {error}") from None
     except (ValueError, RecursionError) as error:
         raise TimesError(f"'{path}' is no JSON: {error}") from None
-    if isinstance(document, list):
-        raise TimesError(
-            f"'{path}' is a trace: pw-sim --times={path} --save-times=FILE makes durations of it"
-        )
     if not isinstance(document, dict):
         raise TimesError(f"'{path}': expected an object with {', '.join(SECTIONS)}")
     return document

@@ -24,10 +24,12 @@ class Costs:
     Attributes:
       durations: how long each takes; None where nothing is known, and each takes one unit.
       limits: what is held on slices, with the limit that a program asks for.
+      delays: how long what an action makes is on the way to one that waits for it; none where there is none.
     """
 
     durations: Mapping[Action, float] | None = None
     limits: Sequence[Limit] = ()
+    delays: Mapping[tuple[Action, Action], float] | None = None
 
 
 def orders_by(
@@ -67,7 +69,7 @@ class _Orderer:
         needs, request = self.work.needs, self.request
         limits = [*counted(needs, max_live, request.max_pending), *self.costs.limits]
         durations = self.costs.durations or dict.fromkeys(needs, 1.0)
-        return SearchProblem(self.place, needs, durations, limits)
+        return SearchProblem(self.place, needs, durations, limits, self.costs.delays)
 
     def fastest(self, policy: str) -> tuple[Numbers, float]:
         """The order of a policy that takes the least time: its pattern, or one by its rules and the times."""

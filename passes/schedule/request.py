@@ -10,6 +10,7 @@ import difflib
 import re
 from typing import Any, NoReturn
 
+from pathways.passes.schedule.links import read_link
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH, unknown_policy, wants_halves
 from pathways.passes.util.quantities import TimesError, read_bytes
 
@@ -32,6 +33,8 @@ class ScheduleRequest:
         for any amount.
       times: how long actions take: a JSON file of durations, `flops` for estimates, or `units` for a unit for
         each placed call; empty for `flops` where a search needs times, and for patterns that do not.
+      latency: of links between slices, such as `5us`; empty for none.
+      bandwidth: of links between slices, such as `10GB/s`; empty for no limit.
       seconds: how long a search may take; 0 for no limit.
       iterations: after how many steps a search ends; 0 for as many as suit the size of the pipeline.
       seed: of the random numbers of a search.
@@ -44,6 +47,8 @@ class ScheduleRequest:
     max_pending: int = 0
     max_bytes: int = 0
     times: str = ""
+    latency: str = ""
+    bandwidth: str = ""
     seconds: float = 0.0
     iterations: int = 0
     seed: int = 0
@@ -68,6 +73,9 @@ class ScheduleRequest:
         ]
         return self.policy + (f"({', '.join(options)})" if options else "")
 
+
+FLOPS, UNITS = "flops", "units"
+"""In place of a file of times: estimates, or one unit for each placed call, half of it for halves."""
 
 _OF_SEARCH = ("seconds", "iterations", "seed", "solver")
 _SOLVERS = ("cp-sat",)
@@ -106,7 +114,24 @@ def read_request(text: str) -> ScheduleRequest:
         if name in _OF_SEARCH and policy != SEARCH:
             fail(f"'{name}' is for '{SEARCH}', not for '{policy}'")
         values[fields[name].name] = _value(name, value, fail)
+    for name in ("latency", "bandwidth"):
+        if name in values and values.get("times", FLOPS) == FLOPS:
+            fail(f"'{name}' needs times to go with it, such as times=times.json")
     return ScheduleRequest(policy, **values)
+
+
+def policy_or_file(text: str) -> tuple[str, str]:
+    """The policy that a text names, with its options, or else the schedule file: a path that ends in `.csv`.
+
+    Raises:
+      RequestError: it is neither.
+    """
+    if text.endswith(".csv"):
+        return "", text
+    try:
+        return str(read_request(text)), ""
+    except RequestError as error:
+        raise RequestError(f"neither a policy nor a .csv file: {error}") from None
 
 
 _EXAMPLES = {
@@ -114,6 +139,8 @@ _EXAMPLES = {
     "max-pending": "2",
     "max-bytes": "512MiB",
     "times": "times.json",
+    "latency": "5us",
+    "bandwidth": "10GB/s",
     "seconds": "10",
     "iterations": "500",
     "seed": "1",
@@ -131,9 +158,12 @@ def _value(name: str, text: str, fail: Any) -> Any:
         case "recompute":
             known = {"true": True, "false": False}
             return known[text] if text in known else fail(f"'recompute' must be true or false, got '{text}'")
-        case "max-bytes":
+        case "max-bytes" | "latency" | "bandwidth":
             try:
-                return read_bytes(text, name)
+                if name == "max-bytes":
+                    return read_bytes(text, name)
+                read_link(*((text, None) if name == "latency" else (None, text)))
+                return text
             except TimesError as error:
                 fail(f"'{name}' {str(error).partition(': ')[2]}")
         case "seconds":

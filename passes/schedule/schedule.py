@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,23 +13,23 @@ from pathways.dialect import ChannelOp, ops_named, symbol_table
 from pathways.dialect.forms import ORDERED, UNROLLED
 from pathways.dialect.graphs import CycleError, topological_order
 from pathways.dialect.names import MOST_OPERATIONS
-from pathways.dialect.operation import counted
 from pathways.dialect.order import Event, data_events, device_queues, sort_block
 from pathways.passes.base import Pass, fail, main_function, option, remark
-from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
+from pathways.passes.schedule.actions import Action, ActionCycleError, Needs, Orders, start_times
 from pathways.passes.schedule.channels import Span, capacity_for, first_reads
-from pathways.passes.schedule.costs import FLOPS, bytes_held, bytes_limits, durations_of
+from pathways.passes.schedule.costs import bytes_held, bytes_limits, delays_of, durations_of
+from pathways.passes.schedule.links import read_link
 from pathways.passes.schedule.loops import Loop, nearest_before, read_loops, work_of
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.pipeline import PolicyError
 from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH
 from pathways.passes.schedule.replicas import first_replica, interleaved
-from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
+from pathways.passes.schedule.request import FLOPS, RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
     Work,
-    read_schedule,
-    write_schedule,
+    read_schedules,
+    write_schedules,
 )
 from pathways.passes.schedule.search.exact import NoSolverError
 from pathways.passes.schedule.sequence import sequence
@@ -56,10 +56,10 @@ class Schedule(Pass):
     - `search` looks for an order that takes less time than all of these.
 
     A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on what is alive, which are
-    `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations, `flops` for estimates, or
-    `units`. By `1f1b`, `eager`, `zb-h1` and `zb-h2` actions are then ordered as these take time, if that is
-    faster than their pattern. A search has `seconds`, `iterations`, `seed` and `solver` too; a remark says
-    what it found.
+    `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations or a trace, `flops` for
+    estimates, or `units`, with the `latency` and `bandwidth` of links. By `1f1b`, `eager`, `zb-h1` and
+    `zb-h2` actions are then ordered as these take time, if that is faster than their pattern. A search has
+    `seconds`, `iterations`, `seed` and `solver` too; a remark says what it found.
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
@@ -84,7 +84,7 @@ class Schedule(Pass):
         "",
         "the policy of all loops, in place of what each asks for; with options, such as 'zb-h1(times=flops)'",
     )
-    file: str = option("", "a CSV file with the order of the program's only loop, in place of a policy")
+    file: str = option("", "a CSV file with the orders of all loops, in place of a policy")
     max_live: int = option(0, "on how many microbatches a stage may work at once; 0 for any number")
 
     def __post_init__(self) -> None:
@@ -110,13 +110,13 @@ class Schedule(Pass):
         for op in ops_named(module, ["pw.loop"]):
             if op.sym_name not in with_launches and not op.sequential:
                 remark(op, "has no launches: nothing that is used depends on the microbatch")
-        count = len(set(map(first_replica, loops)))
-        if self.file and count != 1:
-            fail(main, f"has {counted(count, 'loop')}; a schedule file orders exactly 1")
-        by_name: dict[str, dict[Action, int]] = {}
+        distinct: dict[str, Loop] = {}
         for loop in loops:
-            if first_replica(loop) not in by_name:
-                by_name[first_replica(loop)] = self.start_times(module, events, loop)
+            distinct.setdefault(first_replica(loop), loop)
+        if self.file:
+            by_name = self.by_file(main, module, events, distinct)
+        else:
+            by_name = {name: self.by_policy(module, events, loop) for name, loop in distinct.items()}
         times = [by_name[first_replica(loop)] for loop in loops]
         replicas = {op.sym_name: op.replica or 0 for op in ops_named(module, ["pw.slice"])}
         if any(times):
@@ -135,19 +135,15 @@ class Schedule(Pass):
             counters[queue] = event.op.order + 1
         _assign_channels(module, main, ordered)
 
-    def start_times(self, module: ir.Module, events: list[Event], loop: Loop) -> dict[Action, int]:
+    def by_policy(self, module: ir.Module, events: list[Event], loop: Loop) -> dict[Action, int]:
         """When each action of a loop starts; nothing when it stays in the order of the program."""
-        request = ScheduleRequest() if self.file else self.request(loop.op)
-        if request.policy == PROGRAM and not self.file:
+        request = self.request(loop.op)
+        if request.policy == PROGRAM:
             if request != ScheduleRequest():
                 fail(loop.op, f"asks for '{request}', but '{PROGRAM}' has no options")
             return {}
-        slices = {events[n].slice for n in loop.members}
-        if len(slices) == 1:
-            remark(loop.op, f"runs on @{slices.pop()} alone: nothing is pipelined")
-        work = work_of(module, events, loop)
-        _check_stage_order(events, loop)
-        orders = self.read_file(loop, work) if self.file else _apply(request, module, events, loop, work)
+        work = _work_of(module, events, loop)
+        orders = _apply(request, module, events, loop, work)
         try:
             return start_times(orders, work.needs)
         except ActionCycleError as error:
@@ -161,17 +157,38 @@ class Schedule(Pass):
             fail(loop, f"asks for {error}")
         return dataclasses.replace(request, max_live=self.max_live) if self.max_live else request
 
-    def read_file(self, loop: Loop, work: Work) -> list[list[Action]]:
-        """The orders of the slices by the schedule file."""
+    def by_file(
+        self, main: ir.OpView, module: ir.Module, events: list[Event], loops: Mapping[str, Loop]
+    ) -> dict[str, dict[Action, int]]:
+        """When each action of each loop starts, by the schedule file; nothing for loops without stages."""
+        staged = {name: loop for name, loop in loops.items() if loop.slices}
+        if not staged:
+            fail(main, "has no loop with stages, which a schedule file could order")
+        works = {name: _work_of(module, events, loop) for name, loop in staged.items()}
+        (only, *others) = (loop.op for loop in staged.values())
+        whole = main if others else only
         try:
             # Spreadsheets put a byte order mark in front.
-            return read_schedule(Path(self.file).read_bytes().decode("utf-8-sig"), work)
+            orders = read_schedules(Path(self.file).read_bytes().decode("utf-8-sig"), works)
         except OSError as error:
-            fail(loop.op, f"cannot be scheduled by '{self.file}': {error.strerror}")
+            fail(whole, f"cannot be scheduled by '{self.file}': {error.strerror}")
         except UnicodeDecodeError:
-            fail(loop.op, f"cannot be scheduled by '{self.file}': it is not UTF-8 text")
+            fail(whole, f"cannot be scheduled by '{self.file}': it is not UTF-8 text")
         except ScheduleFileError as error:
-            fail(loop.op, f"cannot be scheduled by '{self.file}': {error}")
+            op = whole if error.loop is None else staged[error.loop].op
+            fail(op, f"cannot be scheduled by '{self.file}': {error}")
+        return {
+            name: start_times(orders[name], works[name].needs) if name in orders else {} for name in loops
+        }
+
+
+def _work_of(module: ir.Module, events: list[Event], loop: Loop) -> Work:
+    """What there is to order in a loop, with a remark if that is of no use."""
+    slices = {events[n].slice for n in loop.members}
+    if len(slices) == 1:
+        remark(loop.op, f"runs on @{slices.pop()} alone: nothing is pipelined")
+    _check_stage_order(events, loop)
+    return work_of(module, events, loop)
 
 
 def _apply(
@@ -192,44 +209,51 @@ def _apply(
 
 def _costs(request: ScheduleRequest, module: ir.Module, events: list[Event], loop: Loop, work: Work) -> Costs:
     """How long the actions of a loop take, and what they hold, as far as a policy asks for it."""
-    durations = None
+    durations = delays = None
     times = request.times or (FLOPS if request.policy == SEARCH else "")
     if times:
-        durations = durations_of(module, events, loop, times)
+        durations, unit = durations_of(module, events, loop, times)
         if not any(durations.values()):
             durations = None
+        if request.latency or request.bandwidth:
+            link = read_link(request.latency or None, request.bandwidth or None, unit)
+            delays = delays_of(events, loop, link)
     if not request.max_bytes:
-        return Costs(durations)
+        return Costs(durations, delays=delays)
     held = bytes_held(module, events, loop, work.needs)
-    return Costs(durations, bytes_limits(held, request.max_bytes))
+    return Costs(durations, bytes_limits(held, request.max_bytes), delays)
 
 
 def schedule_of(module: ir.Module) -> str:
-    """The schedule of a program with one loop, as a file that `pw-schedule` reads.
+    """The schedules of the loops of a program, as a file that `pw-schedule` reads.
 
     Raises:
-      PassFailure: when the program is not scheduled, has no loop or several, or its order has a cycle.
+      PassFailure: when there is no program, it is not scheduled, has no loop with stages, or an order has a
+        cycle.
     """
     main = main_function(module)
     events = data_events(module)
     # Those of other replicas have the same.
-    loops = [loop for loop in read_loops(module, events) if loop.op.replica_of is None]
-    if len(loops) != 1:
-        fail(main, f"has {counted(len(loops), 'loop')}; a schedule file is of exactly 1")
-    (loop,) = loops
-    unordered = next((n for n in loop.members if events[n].order is None), None)
-    if unordered is not None:
-        fail(events[unordered].op, "has no `order`; run pw-schedule first")
-    work = work_of(module, events, loop)
-    in_order = sorted(loop.actions, key=lambda n: events[n].op.order)
-    orders = [
-        list(dict.fromkeys(a for n in in_order if events[n].slice == row for a in loop.actions[n]))
-        for row in work.rows
-    ]
-    try:
-        return write_schedule(orders, work.needs)
-    except ActionCycleError as error:
-        fail(loop.op, error.describe(str, work.slices))
+    loops = [loop for loop in read_loops(module, events) if loop.op.replica_of is None and loop.slices]
+    if not loops:
+        fail(main, "has no loop with stages, of which there could be a schedule file")
+    schedules: dict[str, tuple[Orders, Needs]] = {}
+    for loop in loops:
+        unordered = next((n for n in loop.members if events[n].order is None), None)
+        if unordered is not None:
+            fail(events[unordered].op, "has no `order`; run pw-schedule first")
+        work = work_of(module, events, loop)
+        in_order = sorted(loop.actions, key=lambda n: events[n].op.order)
+        orders = [
+            list(dict.fromkeys(a for n in in_order if events[n].slice == row for a in loop.actions[n]))
+            for row in work.rows
+        ]
+        try:
+            start_times(orders, work.needs)
+        except ActionCycleError as error:
+            fail(loop.op, error.describe(str, work.slices))
+        schedules[loop.op.sym_name] = orders, work.needs
+    return write_schedules(schedules)
 
 
 def _check_stage_order(events: list[Event], loop: Loop) -> None:

@@ -3,6 +3,13 @@
 A cell is an action, such as `0F1` for the forward of stage 0 for microbatch 1, or empty where a slice waits.
 Only the order in a row counts: an empty cell delays nothing. `(0F1;1B0)OVERLAP_F_B`, two actions that may run
 at the same time, are done one after the other.
+
+Where a program has several loops, the rows of each follow a row with the name of the loop alone:
+
+    @first
+    0F0,0F1
+    @second
+    0F0,,0B0
 """
 
 from __future__ import annotations
@@ -11,7 +18,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,7 +33,15 @@ from pathways.passes.schedule.actions import (
 
 
 class ScheduleFileError(ValueError):
-    """A schedule file that is malformed or does not fit the program; the message says where and why."""
+    """A schedule file that is malformed or does not fit the program; the message says where and why.
+
+    Attributes:
+      loop: the name of the loop whose rows are wrong; None where that is the file as a whole.
+    """
+
+    def __init__(self, message: str, loop: str | None = None) -> None:
+        super().__init__(message)
+        self.loop = loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,64 +61,122 @@ class Work:
     needs: Needs
 
 
-def write_schedule(orders: Orders, needs: Needs) -> str:
-    """The CSV of a schedule; a column is a unit of time, if every action takes one.
+def write_schedules(loops: Mapping[str, tuple[Orders, Needs]]) -> str:
+    """The CSV of the schedules of loops, by name; without the names if there is one loop.
+
+    A column is a unit of time, if every action takes one.
 
     Raises:
-      ActionCycleError: when the orders cannot be met.
+      ActionCycleError: when the orders of a loop cannot be met.
     """
-    times = start_times(orders, needs)
-    width = max(times.values(), default=-1) + 1
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    for row in orders:
-        cells = [""] * width
-        for action in row:
-            cells[times[action]] = str(action)
-        writer.writerow(cells)
+    for name, (orders, needs) in loops.items():
+        if len(loops) > 1:
+            writer.writerow([f"@{name}"])
+        times = start_times(orders, needs)
+        width = max(times.values(), default=-1) + 1
+        for row in orders:
+            cells = [""] * width
+            for action in row:
+                cells[times[action]] = str(action)
+            writer.writerow(cells)
     return out.getvalue()
 
 
-def read_schedule(text: str, work: Work) -> list[list[Action]]:
-    """Reads the order of the actions of each slice, and checks that it can be met.
+def read_schedules(text: str, works: Mapping[str, Work]) -> dict[str, list[list[Action]]]:
+    """Reads the order of the actions of each slice in each loop, and checks that it can be met.
 
     Args:
-      text: the CSV; row n is for slice n of `work.rows`.
-      work: what it must bring into order, all of it once. B stands for I and W where a backward is split.
+      text: the CSV; the nth row of a loop is for slice n of its `rows`.
+      works: by the name of the loop what the file must bring into order, all of it once. B stands for I and W
+        where a backward is split.
 
     Raises:
       ScheduleFileError: at the first mistake.
     """
-    reader = _ScheduleReader(work)
-    orders = reader.read(text)
-    reader.check(orders)
+    sections = _sections(text, works)
+    orders: dict[str, list[list[Action]]] = {}
+    for name, work in works.items():
+        try:
+            reader = _ScheduleReader(work, list(sections[name]))
+            orders[name] = reader.read(sections[name])
+            reader.check(orders[name])
+        except ScheduleFileError as error:
+            where = f"@{name}, " if len(works) > 1 else ""
+            raise ScheduleFileError(f"{where}{error}", name) from None
     return orders
 
 
-def writes_halves(path: str) -> bool:
-    """Whether a schedule file has halves of backwards; not for one that cannot be read."""
+def loops_with_halves(path: str, loops: Collection[str]) -> set[str]:
+    """Those of some loops for which a schedule file has halves of backwards; none if it cannot be read."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig", errors="replace")
-    except OSError:
+        sections = _sections(text, loops)
+    except (OSError, ScheduleFileError):
         # Whoever reads its order says so.
-        return False
-    return re.search(r"\b[0-9]+[IW][0-9]+\b", text) is not None
+        return set()
+    return {
+        name
+        for name, section in sections.items()
+        if any(re.search(r"\b[0-9]+[IW][0-9]+\b", cell) for row in section.values() for cell in row)
+    }
+
+
+_Section = dict[int, list[str]]
+"""The rows of a loop that are not empty, by their numbers in the file, from 1."""
+
+
+def _sections(text: str, loops: Collection[str]) -> dict[str, _Section]:
+    """The rows of each loop; a file for one loop may leave out its name."""
+    rows: list[list[str]] = []
+    try:
+        rows += csv.reader(io.StringIO(text, newline=""), strict=True)
+    except csv.Error as error:
+        raise ScheduleFileError(f"row {len(rows) + 1}: {error}") from None
+    named = ", ".join(f"@{name}" for name in loops)
+    heads: dict[str, int] = {}
+    sections: dict[str, _Section] = {name: {} for name in loops} if len(loops) == 1 else {}
+    for number, row in enumerate(rows, 1):
+        cells = [cell.strip() for cell in row]
+        written = list(filter(None, cells))
+        if not written:
+            continue
+        if not written[0].startswith("@"):
+            if not sections:
+                raise ScheduleFileError(f"row {number}: expected the name of a loop above it: {named}")
+            next(reversed(sections.values()))[number] = cells
+            continue
+        name = written[0][1:]
+        if len(written) > 1:
+            raise ScheduleFileError(f"row {number}: expected nothing beside @{_shown(name)}")
+        if name not in loops:
+            raise ScheduleFileError(f"row {number}: there is no loop @{_shown(name)}; there is {named}")
+        if name in heads or sections.get(name):
+            above = f"in row {heads[name]} already" if name in heads else "above its rows"
+            raise ScheduleFileError(f"row {number}: @{name} stands {above}", name)
+        heads[name] = number
+        sections[name] = {}
+    missing = next((name for name in loops if name not in sections), None)
+    if missing is not None:
+        raise ScheduleFileError(f"@{missing} is missing", missing)
+    return sections
+
+
+def _shown(cell: str) -> str:
+    """What a cell holds, for a message; MLIR ends a message at a zero byte."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell[:40])
 
 
 class _ScheduleReader:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, numbers: Sequence[int]) -> None:
         self.work = work
+        self.numbers = numbers
+        """Of the row of each slice in the file."""
         self.cells: dict[Action, tuple[int, int]] = {}
         """Row and column of each action, from 1."""
 
-    def read(self, text: str) -> list[list[Action]]:
-        rows: list[list[str]] = []
-        try:
-            rows += csv.reader(io.StringIO(text, newline=""), strict=True)
-        except csv.Error as error:
-            raise ScheduleFileError(f"row {len(rows) + 1}: {error}") from None
-        while rows and not any(cell.strip() for cell in rows[-1]):
-            rows.pop()
+    def read(self, rows: _Section) -> list[list[Action]]:
         if len(rows) != len(self.work.rows):
             wanted = ", ".join(f"@{name}" for name in self.work.rows)
             raise ScheduleFileError(f"expected {len(self.work.rows)} rows, for {wanted}, got {len(rows)}")
@@ -111,19 +184,17 @@ class _ScheduleReader:
             [
                 action
                 for column, cell in enumerate(cells, 1)
-                if cell.strip()
-                for action in self.actions(cell.strip(), row, column)
+                if cell
+                for action in self.actions(cell, row, column)
             ]
-            for row, cells in enumerate(rows, 1)
+            for row, cells in rows.items()
         ]
 
     def actions(self, cell: str, row: int, column: int) -> list[Action]:
         """The actions that a cell stands for."""
 
         def fail(message: str) -> NoReturn:
-            # MLIR ends a message at a zero byte.
-            shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell[:40])
-            raise ScheduleFileError(f"row {row}, column {column}, {shown}: {message}")
+            raise ScheduleFileError(f"row {row}, column {column}, {_shown(cell)}: {message}")
 
         overlapped = re.fullmatch(r"\(([^();]+);([^();]+)\)OVERLAP_F_B", cell)
         if overlapped:
@@ -137,8 +208,8 @@ class _ScheduleReader:
         if place is None:
             stages = ", ".join(map(str, self.work.slices))
             fail(f"there is no stage {written.stage}; the stages are {stages}")
-        if place != self.work.rows[row - 1]:
-            fail(f"stage {written.stage} is on @{place}, row {self.work.rows.index(place) + 1}")
+        if place != self.work.rows[self.numbers.index(row)]:
+            fail(f"stage {written.stage} is on @{place}, row {self.row_of(place)}")
         if written.microbatch >= self.work.microbatches:
             fail(f"there is no microbatch {written.microbatch}; the last one is {self.work.microbatches - 1}")
         actions = [a for a in parts_of(written) if a in self.work.needs]
@@ -171,7 +242,7 @@ class _ScheduleReader:
         """Checks that nothing is missing, and that the order can be met."""
         missing = sorted(set(self.work.needs) - set(self.cells))
         if missing:
-            row = self.work.rows.index(self.work.slices[missing[0].stage]) + 1
+            row = self.row_of(self.work.slices[missing[0].stage])
             what = f"{missing[0]} and {len(missing) - 1} more are" if len(missing) > 1 else f"{missing[0]} is"
             raise ScheduleFileError(f"row {row}: {what} missing")
         for actions in orders:
@@ -186,6 +257,10 @@ class _ScheduleReader:
             start_times(orders, self.work.needs)
         except ActionCycleError as error:
             raise ScheduleFileError(error.describe(self.at, self.work.slices)) from None
+
+    def row_of(self, place: str) -> int:
+        """The row of a slice in the file."""
+        return self.numbers[self.work.rows.index(place)]
 
     def at(self, action: Action) -> str:
         """An action with its place."""

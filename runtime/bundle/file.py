@@ -245,7 +245,10 @@ def _members(data: memoryview) -> dict[str, memoryview]:
     if len(data) > stored_zip.LARGEST_FILE:
         raise BundleError("not a bundle: it has 4 GiB or more")
     if data[: len(stored_zip.START)] != stored_zip.START:
-        raise BundleError("not a bundle: it does not start as one")
+        raise BundleError(
+            "not a bundle: it does not start as one; "
+            "pw-compile -o FILE.pwb and compiled.save(path) write bundles"
+        )
     return stored_zip.unpack(data, _check_member)
 
 

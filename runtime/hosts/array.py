@@ -61,6 +61,8 @@ class Array:
         self._controller = controller
         self._copies = copies
         self._step = step
+        # Of copies that other runs made: these.
+        self._steps: dict[Location, Step] = {}
         self._deleted = False
         self._value: np.ndarray[Any, Any] | None = None
         self._lock = threading.Lock()
@@ -126,11 +128,16 @@ class Array:
             dict.fromkeys(host.index for location in list(self._copies) for host in location.holders)
         )
 
+    @property
+    def locations(self) -> tuple[Location, ...]:
+        """Where it lies."""
+        return tuple(self._copies)
+
     def is_ready(self) -> bool:
         """Whether it has been computed."""
         self._check_alive()
-        step = self._step
-        return step is None or all(self._controller.is_done(step, where) for where in list(self._copies))
+        made = [(self.step_at(where), where) for where in list(self._copies)]
+        return all(step is None or self._controller.is_done(step, where) for step, where in made)
 
     def block_until_ready(self) -> Array:
         """Waits until it has been computed, and returns it.
@@ -140,8 +147,9 @@ class Array:
         """
         self._check_alive()
         for location, number in list(self._copies.items()):
-            if self._step is not None:
-                self._controller.wait(self._step, location, number)
+            step = self.step_at(location)
+            if step is not None:
+                self._controller.wait(step, location, number)
             location.gang.check()
         return self
 
@@ -158,10 +166,9 @@ class Array:
         """Whether it was deleted, or donated to a program."""
         return self._deleted
 
-    @property
-    def step(self) -> Step | None:
-        """The run that makes it; None when it was put there."""
-        return self._step
+    def step_at(self, location: Location) -> Step | None:
+        """The run that makes it at a location; None when it was put there."""
+        return self._steps.get(location, self._step)
 
     def is_of(self, controller: Controller) -> bool:
         """Whether it lies on the hosts of this controller, and not on those of an earlier one."""
@@ -183,8 +190,10 @@ class Array:
             self._check_alive()
             raise
 
-    def add_copy(self, location: Location, number: int) -> None:
-        """Notes that it lies somewhere else, too."""
+    def add_copy(self, location: Location, number: int, step: Step | None = None) -> None:
+        """Notes that it lies somewhere else, too, and the run that makes it there, if one does."""
+        if step is not None:
+            self._steps.setdefault(location, step)
         if self._copies.setdefault(location, number) != number:
             # Another thread was faster.
             self._controller.forget(location, number)
@@ -226,7 +235,7 @@ class Array:
     def _fetch_part(self, whole: np.ndarray[Any, Any], location: Location) -> None:
         """Fills in what one of its locations has."""
         with self._controller.asking:
-            number = self.number_at(location)
+            number, step = self.number_at(location), self.step_at(location)
             parts = dict(different_shards(whole.shape, location.placement))
             asked = [
                 (host, own, self._controller.ask(host, number, [n for n, _ in own], sizes))
@@ -242,11 +251,11 @@ class Array:
                     whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
         except HostError:
             # The run that should have made it knows whether another host is why.
-            if self._step is not None:
-                self._controller.wait(self._step, location, number)
+            if step is not None:
+                self._controller.wait(step, location, number)
             raise
-        if self._step is not None:
-            self._controller.settle(self._step)
+        if step is not None:
+            self._controller.settle(step)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         value = self.fetch()

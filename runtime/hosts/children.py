@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO
 
+from pathways.runtime.hosts.cores import CoreShares
 from pathways.runtime.hosts.launching import LINES, WorkerConfig
 
 _PR_SET_PDEATHSIG = 1
@@ -30,14 +32,19 @@ class Child:
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         # The controller writes what its workers record.
         environment.pop("PW_TRACE", None)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pathways.runtime.hosts.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-            preexec_fn=_die_with_parent if dies_with_parent else None,
-        )
+        # A worker waits for SIGTERM, which none of its threads may get: it has some before its first line.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pathways.runtime.hosts.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                preexec_fn=_die_with_parent if dies_with_parent else None,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = self._process.pid
         self._lines: collections.deque[str] = collections.deque(maxlen=LINES)
         assert self._process.stdin is not None
@@ -83,11 +90,17 @@ class Child:
 class Spawner:
     """Starts workers as children of this process."""
 
+    def __init__(self) -> None:
+        self._cores = CoreShares()
+
     def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[Child]:
         """See `Launcher.launch`."""
         started: list[Child] = []
         try:
             for config in configs:
+                if config.cores is not None:
+                    first = self._cores.take("", config.host, config.cores)
+                    config = dataclasses.replace(config, first_core=first)
                 started.append(Child(config))
         except BaseException:
             for child in started:

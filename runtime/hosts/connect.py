@@ -35,6 +35,7 @@ def connect(
     stall_report: float | None = 60.0,
     step_deadline: float | None = None,
     heartbeat: float = 10.0,
+    grace: float = 20.0,
     bind: str | None = None,
     advertise: str | None = None,
     ports: tuple[int, int] | None = None,
@@ -66,6 +67,9 @@ def connect(
         for are killed, and their arrays are errors. None for never: what is slow is not told from what hangs.
       heartbeat: seconds that a worker may say nothing to this process, or to another worker that exchanges
         arrays with it; then it is killed, and what it had is lost.
+      grace: seconds that an island goes on for when a worker of it gets SIGTERM: it takes no new steps,
+        finishes those that it has, and what it has can be read. It ends sooner when nobody holds anything
+        of it. Then it starts anew, as one that is lost.
       bind: the IPv4 address on which this process listens for workers, which connect over TCP and listen at
         the address from which they reach it. By default a socket in a folder that only this user may enter;
         with Ray 127.0.0.1.
@@ -110,7 +114,9 @@ def connect(
         asked = islands_of(islands, hosts, devices_per_host)
         endpoints = Endpoints(bind or ("127.0.0.1" if launcher else None), advertise, ports)
         return _connect_hosts(
-            Settings(asked, ahead, stall_report, step_deadline, heartbeat, endpoints, launcher, address)
+            Settings(
+                asked, ahead, stall_report, step_deadline, heartbeat, grace, endpoints, launcher, address
+            )
         )
 
 
@@ -135,7 +141,7 @@ def _launcher(settings: Settings) -> Launcher:
     if settings.launcher is None:
         return Spawner()
     assert settings.endpoints.bind is not None
-    return RayLauncher(settings.address, settings.endpoints.bind, settings.hosts)
+    return RayLauncher(settings.address, settings.endpoints.bind, settings.cores)
 
 
 def _connect_hosts(settings: Settings) -> Cluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import itertools
@@ -24,6 +23,8 @@ from pathways.runtime.hosts.host import Gang, HostError, HostProcess, Location
 from pathways.runtime.hosts.hosted import HostedProgram, HostPart
 from pathways.runtime.hosts.interrupts import Whole
 from pathways.runtime.hosts.islands import Islands
+from pathways.runtime.hosts.issued import IssuedSteps
+from pathways.runtime.hosts.leaving import Leaves
 from pathways.runtime.hosts.messages import (
     Cancel,
     Chunk,
@@ -34,6 +35,7 @@ from pathways.runtime.hosts.messages import (
     Failed,
     Fetch,
     Free,
+    Leaving,
     Load,
     LoadDone,
     Lost,
@@ -105,10 +107,7 @@ class Controller:
         self.asking = threading.Lock()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._steps: dict[int, Step] = {}
-        self._running: collections.deque[Step] = collections.deque()
-        # With islands of several hosts: the steps that may still be spoiled, in their order.
-        self._unsettled: list[Step] = []
+        self._issued = IssuedSteps(self.is_several)
         self._loading: dict[tuple[int, int], _Answer] = {}
         self._fetches = Fetches()
         self._answers = Answers(self.hosts, self._hear_some)
@@ -118,12 +117,13 @@ class Controller:
         self._stalls = Stalls(
             self.hosts,
             self._reports,
-            self._unfinished,
+            self._issued.unfinished,
             self._lose,
             settings.stall_report,
             settings.step_deadline,
         )
         self._questions = Questions()
+        self._leaves = Leaves(self._issued, self._reports, self._answers.poll, self._lose, settings.grace)
         for gang in self.islands.gangs:
             self._listen_to(gang)
         for work in (self._watch, self._free, self._look_for_stalls):
@@ -140,6 +140,7 @@ class Controller:
         for host in gang.hosts:
             host.heard = time.monotonic()
             self._answers.add(host)
+            self.traces.attend(host)
         self._listen_to(gang)
 
     def _start(self, work: Callable[..., None], *args: Any) -> None:
@@ -166,14 +167,14 @@ class Controller:
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._answers.forget_threads()
         self._fetches.forget_threads()
+        self._issued.forget_threads()
         self._closed.set()
         self.islands.leave()
         for host in self.hosts:
             error = f"{host} belongs to the process that this one was forked from"
             host.error = host.gang.error = error
             host.leave()
-            for step in self._steps.values():
-                step.forget_threads()
+            for step in self._issued.unfinished():
                 step.lose(host.index, error)
 
     def is_usable(self) -> bool:
@@ -181,8 +182,9 @@ class Controller:
         return not self._closed.is_set() and all(gang.fate is None for gang in self.islands.gangs)
 
     def is_whole(self) -> bool:
-        """Whether no host is lost, and the cluster not closed."""
-        return not self._closed.is_set() and all(gang.error is None for gang in self.islands.gangs)
+        """Whether no host is lost or leaves, and the cluster is not closed."""
+        gangs = self.islands.gangs
+        return not self._closed.is_set() and all(g.error is None and g.leaving is None for g in gangs)
 
     def tell_all(self, *messages: Message) -> None:
         """Sends messages to all hosts that are left, to all of them between the same two steps."""
@@ -289,6 +291,7 @@ class Controller:
         Raises:
           HostError: one of them is gone.
         """
+        location.gang.check_open()
         value = location.part.of(value)
         number = self._number()
         try:
@@ -331,25 +334,52 @@ class Controller:
           HostError: a host is gone.
         """
         with self.order:
-            self._make_room()
+            self._issued.make_room(self.settings.ahead, self._answers.wait)
             for gang in program.gangs:
-                gang.check()
-            hosts = program.hosts
+                gang.check_open()
             number = self._number(1 + program.most_outputs)
-            step = Step(program.name, number, [host.index for host in hosts], program.number)
+            step = Step(program.name, number, [host.index for host in program.hosts], program.number)
             frames: list[bytes] = []
-            for gang in program.gangs:
-                own = tuple(arguments[gang.number])
-                frame = encode(Run(program.number, number, own, gang.unused.take()))
-                frames += [frame] * len(gang.hosts)
             try:
-                self._begin(step, hosts, frames, made)
+                self._begin(step, program, arguments, made, frames)
+            except HostError:
+                raise
             except BaseException:
                 # A step that only some hosts have would wait for ever; a worker knows those that it has had.
                 with Whole():
-                    self._begin(step, hosts, frames, made)
+                    self._begin(step, program, arguments, made, frames)
                 raise
         return step
+
+    def _begin(
+        self,
+        step: Step,
+        program: HostedProgram,
+        arguments: Mapping[int, Sequence[int]],
+        made: Sequence[Step | None],
+        frames: list[bytes],
+    ) -> None:
+        """Hands a step to its hosts; nothing is wrong when that is done twice, with the same `frames`."""
+        self._issued.begin(step, program.gangs, made)
+        if not frames:
+            frames += self._frames(step, program, arguments)
+        for host, frame in zip(program.hosts, frames, strict=True):
+            # What is lost since the step began is lost with the step.
+            try:
+                host.steps.send_frames(frame)
+            except ConnectionEnded as error:
+                self._lose_ended(host, error)
+
+    def _frames(
+        self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
+    ) -> list[bytes]:
+        """What each host of a step is told."""
+        frames: list[bytes] = []
+        for gang in program.gangs:
+            own = tuple(arguments[gang.number])
+            frame = encode(Run(program.number, step.number, own, gang.unused.take()))
+            frames += [frame] * len(gang.hosts)
+        return frames
 
     def _number(self, count: int = 1) -> int:
         """The first of some numbers that nothing else has."""
@@ -357,40 +387,6 @@ class Controller:
             first = self._next
             self._next += count
         return first
-
-    def _begin(
-        self,
-        step: Step,
-        hosts: Sequence[HostProcess],
-        frames: Sequence[bytes],
-        made: Sequence[Step | None],
-    ) -> None:
-        """Hands a step to its hosts; nothing is wrong when that is done twice."""
-        if step.number not in self._steps and not step.is_done():
-            if self.is_several:
-                self._follow(step, made)
-            self._steps[step.number] = step
-            self._running.append(step)
-        for host, frame in zip(hosts, frames, strict=True):
-            try:
-                host.steps.send_frames(frame)
-            except ConnectionEnded as error:
-                self._lose_ended(host, error)
-                # It may have been lost before the step was there to be told.
-                why = host.error or str(error)
-                if host.gang.is_several:
-                    step.spoil(why)
-                step.lose(host.index, why)
-
-    def _follow(self, step: Step, made: Sequence[Step | None]) -> None:
-        """Notes what may spoil a step: those that its hosts are at, whose results it may read."""
-        with self._lock:
-            for one in made:
-                if one is not None:
-                    one.check_spoiled()
-            self._unsettled = [other for other in self._unsettled if not other.is_settled()]
-            step.follow(other for other in self._unsettled if not step.hosts.isdisjoint(other.hosts))
-            self._unsettled.append(step)
 
     def ask(self, host: HostProcess, number: int, devices: Sequence[int], sizes: Sequence[int]) -> Fetched:
         """Asks for the bytes of some shards of an array; `fetch` waits for them.
@@ -485,15 +481,8 @@ class Controller:
                 send(*what)
         except ConnectionEnded as error:
             self._lose_ended(host, error)
-            raise HostError(host.error) from None
-
-    def _make_room(self) -> None:
-        """Waits until fewer steps are on their way than may be; under `order`, as all that issues steps."""
-        while len(self._running) >= self.settings.ahead:
-            oldest = self._running[0]
-            if not oldest.is_done():
-                self._answers.wait(oldest.is_done)
-            self._running.popleft()
+            # One that was told to end is not lost at once.
+            raise HostError(host.error or host.gang.leaving or str(error)) from None
 
     def _hear_some(self, host: HostProcess) -> None:
         """Hears what a worker has said of steps."""
@@ -534,6 +523,8 @@ class Controller:
                 self._reports.hear(host.index, message)
             case PeerLost():
                 self._start(self._lose_peer, host, message)
+            case Leaving():
+                self._start(self._leaves.begin, host)
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
                 self.traces.hear(host.index, message)
             case Described():
@@ -543,7 +534,7 @@ class Controller:
 
     def _end_step(self, host: HostProcess, done: Done) -> None:
         host.progressed = host.heard
-        step = self._steps.get(done.run)
+        step = self._issued.get(done.run)
         if step is None:
             return
         if done.error is None and not done.failed:
@@ -556,12 +547,19 @@ class Controller:
                 self._lose(host, f"step {done.run} of program {step.program} failed there: {what}")
             is_last = step.done(host.index, done.error and f"{host}: {done.error}", failed)
         if is_last:
-            self._steps.pop(done.run, None)
+            self._issued.end(step)
 
     def _lose_ended(self, host: HostProcess, error: ConnectionEnded) -> None:
         """Loses a worker whose connection has ended, which its process explains where it has ended, too."""
-        if host.error is None:
-            self._lose(host, host.ending() or str(error))
+        if host.gang.may_end:
+            self._answers.forget(host)
+        elif host.error is None:
+            how = host.ending() or str(error)
+            first = host.gang.hosts[0]
+            # JAX aborts the hosts of an island whose first one is gone.
+            if first is not host and (of_first := first.ending(0)):
+                host, how = first, of_first
+            self._lose(host, how)
 
     def _lose_peer(self, host: HostProcess, said: PeerLost) -> None:
         """Loses a worker that another one does not reach."""
@@ -613,17 +611,13 @@ class Controller:
         while not self._closed.wait(_PAUSE):
             self._stalls.look()
 
-    def _unfinished(self) -> list[Step]:
-        """The steps that are not done, in the order in which they were issued."""
-        return [step for step in [*self._steps.values()] if not step.is_done()]
-
     def status(self) -> tuple[tuple[HostStatus, ...], tuple[StepStatus, ...]]:
         """How all hosts are, and the steps that are not done."""
         reports = self._reports.ask(range(len(self.hosts)))
         self._answers.poll()
         return (
             tuple(host.status(reports.get(host.index)) for host in self.hosts),
-            tuple(step.status() for step in self._unfinished()),
+            tuple(step.status() for step in self._issued.unfinished()),
         )
 
     def _free(self) -> None:
@@ -640,20 +634,15 @@ class Controller:
                     with contextlib.suppress(HostError):
                         self._send(host, Unload(program.number))
 
-    def _lose(self, host: HostProcess, why: str) -> None:
+    def _lose(self, host: HostProcess, why: str, how: str = "is lost") -> None:
         """A host is gone, and with it its island: all that depends on it is an error from now on."""
         gang = host.gang
+        closed = self._closed.is_set()
+        steps = self._issued.lose(host, "is closed" if closed else f"{how}: {why}")
+        if steps is None or gang.error is None:
+            return
+        indices = {other.index for other in gang.hosts}
         with self._lock:
-            if gang.error is not None:
-                return
-            closed = self._closed.is_set()
-            gang.error = f"{host} is closed" if closed else f"{host} is lost: {why}"
-            for other in gang.hosts:
-                other.error = f"{other} is closed" if closed else gang.error
-            indices = {other.index for other in gang.hosts}
-            steps = [*self._steps.values()]
-            if gang.is_several:
-                self._spoil(gang, gang.error)
             loading = [answer for key, answer in self._loading.items() if key[0] in indices]
         if not closed:
             log.error("%s", gang.error)
@@ -661,7 +650,7 @@ class Controller:
         for step in steps:
             for index in indices & step.hosts:
                 if step.lose(index, gang.error):
-                    self._steps.pop(step.number, None)
+                    self._issued.end(step)
         for answer in loading:
             answer.give(gang.error)
         for other in gang.hosts:
@@ -674,14 +663,6 @@ class Controller:
         if not closed:
             runs = [step for step in steps if not indices.isdisjoint(step.hosts)]
             self.islands.restart(gang, functools.partial(self._mourn, runs), self._attend)
-
-    def _spoil(self, gang: Gang, error: str) -> None:
-        """Spoils all steps that may have had something of an island of which nobody can say what it did."""
-        hosts = {host.index for host in gang.hosts}
-        for step in self._unsettled:
-            if not step.is_settled() and not hosts.isdisjoint(step.hosts):
-                step.spoil(error)
-                hosts |= step.hosts
 
     def _mourn(self, steps: Sequence[Step], gang: Gang) -> None:
         """Tells all other hosts that an island is lost."""

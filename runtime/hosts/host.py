@@ -73,7 +73,7 @@ class HostProcess:
             None if report is None else report.arrays,
             None if report is None else report.bytes,
             () if report is None else report.programs,
-            self.error,
+            self.error or self.gang.leaving,
         )
 
     def leave(self) -> None:
@@ -116,6 +116,10 @@ class Part:
         block = slice(self.number * size, (self.number + 1) * size)
         return value[(*(slice(None),) * self.dim, block)]
 
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """Its shape, of an array of some shape."""
+        return tuple(n // self.count if d == self.dim else n for d, n in enumerate(whole))
+
 
 WHOLE = Part(0, 1, 0)
 """All of an array."""
@@ -136,6 +140,8 @@ class Gang:
       name: the name of the island.
       is_several: whether it has more than one host.
       error: why it is lost; None while it is not.
+      leaving: why it takes nothing more though it is not lost; None while it does.
+      may_end: whether it was told that its processes may end.
       fate: why it is not started anew; None while it may be.
       unused: the numbers of the arrays that nobody holds.
     """
@@ -147,6 +153,8 @@ class Gang:
         self.name = hosts[0].island
         self.is_several = len(hosts) > 1
         self.error: str | None = None
+        self.leaving: str | None = None
+        self.may_end = False
         self.fate: str | None = None
         self.unused: Unused[int] = Unused()
         self._locations: dict[tuple[DeviceLayout, Part], Location] = {}
@@ -162,6 +170,22 @@ class Gang:
         """
         if self.error is not None:
             raise HostError(self.error if self.fate is None else f"{self.error}; {self.fate}")
+
+    def check_open(self) -> None:
+        """Checks that it takes what is new.
+
+        Raises:
+          HostError: it is lost, or leaves.
+        """
+        self.check()
+        if self.leaving is not None:
+            raise HostError(self.leaving)
+
+    def lose(self, host: HostProcess, how: str) -> None:
+        """Notes that one of its hosts is gone, and how, as in `is lost: ...`; so are all."""
+        self.error = f"{host} {how}"
+        for other in self.hosts:
+            other.error = self.error
 
     def location(self, placement: DeviceLayout, part: Part = WHOLE) -> Location:
         """Where arrays lie on it, or a part of each."""

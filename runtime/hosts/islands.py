@@ -48,7 +48,7 @@ class Islands:
         """The workers of some islands; waits while these start anew.
 
         Raises:
-          HostError: one of them does not start any more.
+          HostError: one of them does not start any more, or leaves.
         """
         numbers = list(numbers)
 
@@ -60,7 +60,7 @@ class Islands:
             self._changed.wait_for(are_settled, 2 * START_SECONDS)
             gangs = [self.gangs[number] for number in numbers]
         for gang in gangs:
-            gang.check()
+            gang.check_open()
         return gangs
 
     def restart(self, gang: Gang, mourn: Callable[[Gang], None], attend: Callable[[Gang], None]) -> None:
@@ -105,7 +105,8 @@ class Islands:
         mourn(gang)
         for host in gang.hosts:
             host.process.ending(2.0)
-        restarts = 0 if gang.has_done_something() else gang.restarts + 1
+        is_well = gang.has_done_something() or gang.leaving is not None
+        restarts = 0 if is_well else gang.restarts + 1
         fate: str | None = None
         if restarts > _MOST_RESTARTS:
             fate = f"it is not started anew, for {_MOST_RESTARTS} times it was lost before it had done a step"

@@ -27,7 +27,10 @@ class WorkerConfig:
       size: how many hosts its island has.
       cpu_devices: how many CPU devices it has.
       heartbeat: seconds that another worker may say nothing.
+      grace: seconds that its island may take to end when a worker of it was asked to.
       ports: the first and the last port that it may listen on; None for any.
+      cores: how many cores it has for itself; None for any, together with others.
+      first_core: the position of the first of them among those that it may use; its launcher knows.
     """
 
     controller: str | tuple[str, int]
@@ -38,7 +41,10 @@ class WorkerConfig:
     size: int
     cpu_devices: int
     heartbeat: float
+    grace: float
     ports: tuple[int, int] | None = None
+    cores: int | None = None
+    first_core: int = 0
 
     def to_json(self) -> str:
         """One line of JSON."""

@@ -12,7 +12,7 @@ import sys
 import jaxlib
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -280,6 +280,10 @@ class Ping(Message, frozen=True):
     number: int
 
 
+class Leave(Message, frozen=True):
+    """The process may end: its island is not needed any more. The answer to `Leaving`, some time later."""
+
+
 class Ask(Message, frozen=True):
     """Asks for a `Report`."""
 
@@ -370,6 +374,10 @@ class PeerLost(Message, frozen=True):
     host: int
     address: str
     error: str
+
+
+class Leaving(Message, frozen=True):
+    """The process was asked to end; it goes on until the controller says `Leave`."""
 
 
 class Failed(Message, frozen=True):
@@ -505,6 +513,7 @@ ToWorker = (
     | ReadClock
     | Ask
     | Describe
+    | Leave
 )
 ToController = (
     Hello
@@ -519,4 +528,5 @@ ToController = (
     | Report
     | PeerLost
     | Described
+    | Leaving
 )

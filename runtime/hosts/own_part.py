@@ -83,7 +83,7 @@ def _own_steps(plan: Plan, owners: Owners, host: int, index: int, here: set[str]
                 if slots or delete:
                     yield Release(slots, delete)
             case Transfer():
-                if not _crosses(step, owners):
+                if not crosses(step, owners):
                     if step.dst in here:
                         yield _within(step, owners, host)
                     continue
@@ -99,7 +99,7 @@ def _own_steps(plan: Plan, owners: Owners, host: int, index: int, here: set[str]
                 pass
 
 
-def _crosses(transfer: Transfer, owners: Owners) -> bool:
+def crosses(transfer: Transfer, owners: Owners) -> bool:
     """Whether any shard goes from one host to another."""
     return any(
         owners[transfer.src][source] != owners[transfer.dst][target]

@@ -8,12 +8,16 @@ a worker has the process for itself, and one that is stopped can be ended, which
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import socket
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from pathways.runtime.hosts.children import Child
+from pathways.runtime.hosts.cores import CoreShares
 from pathways.runtime.hosts.host import HostError
 from pathways.runtime.hosts.launching import START_SECONDS, WorkerConfig
 
@@ -21,11 +25,18 @@ _PATIENCE = 2.0
 """Seconds that an actor may take to answer, besides what it was asked to wait."""
 
 
+_AGAIN_SECONDS = 1.0
+
+
 class HostActor:
     """Starts a worker on the machine where Ray has put it."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
+
+    def machine(self) -> str:
+        """Tells the machine from others; it may have several nodes of Ray."""
+        return f"{socket.gethostname()} {_import_ray().util.get_node_ip_address()}"
 
     def start(self, config: str) -> int:
         """Starts it; returns its process. It ends with the actor."""
@@ -116,21 +127,22 @@ class RayLauncher:
       address: of a Ray cluster to join, such as `10.0.0.5:6379`, or `auto` for the one of this machine; None
         for one of its own on this machine, which ends with it.
       bind: the address of this machine at which a cluster of its own listens.
-      hosts: how many workers there will be.
+      cores: how many CPUs a cluster of its own has.
 
     Raises:
       ModuleNotFoundError: Ray is not installed.
       HostError: there is no such cluster.
     """
 
-    def __init__(self, address: str | None, bind: str, hosts: int) -> None:
+    def __init__(self, address: str | None, bind: str, cores: int) -> None:
         self._ray = _import_ray()
         self._left = threading.Event()
         self._groups: dict[int, Any] = {}
+        self._cores = CoreShares()
         self._is_own = not self._ray.is_initialized()
         if not self._is_own:
             return
-        own = {"address": "local", "num_cpus": hosts, "_node_ip_address": bind, "include_dashboard": False}
+        own = {"address": "local", "num_cpus": cores, "_node_ip_address": bind, "include_dashboard": False}
         try:
             self._ray.init(
                 **(own if address is None else {"address": address}),
@@ -142,11 +154,31 @@ class RayLauncher:
 
     def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[RayWorker]:
         """See `Launcher.launch`."""
+        had_place = configs[0].host in self._groups
         group = self._group(configs)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return self._launch(configs, group, max(1.0, deadline - time.monotonic()))
+            except self._ray.exceptions.RayError as error:
+                # For some seconds Ray gives out places on a machine that is gone, then it looks for others.
+                is_gone = isinstance(error, self._ray.exceptions.RayActorError)
+                if had_place and is_gone and time.monotonic() < deadline:
+                    time.sleep(_AGAIN_SECONDS)
+                    continue
+                why = str(error).partition("\n")[0]
+                raise HostError(f"host {configs[0].host}: Ray does not start it: {why}") from None
+
+    def _launch(self, configs: Sequence[WorkerConfig], group: Any, seconds: float) -> list[RayWorker]:
+        """Starts the workers of an island in their places.
+
+        Raises:
+          RayError: Ray cannot, or not in so many seconds.
+        """
         actor = self._ray.remote(HostActor)
         actors = [
             actor.options(
-                num_cpus=1,
+                num_cpus=config.cores or 1,
                 max_restarts=0,
                 scheduling_strategy=self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=config.rank
@@ -155,13 +187,15 @@ class RayLauncher:
             for config in configs
         ]
         try:
-            started = [a.start.remote(config.to_json()) for a, config in zip(actors, configs, strict=True)]
-            pids = self._ray.get(started, timeout=START_SECONDS)
-        except BaseException as error:
+            machines = self._ray.get([a.machine.remote() for a in actors], timeout=seconds)
+            started = [
+                a.start.remote(self._pinned(config, machine).to_json())
+                for a, config, machine in zip(actors, configs, machines, strict=True)
+            ]
+            pids = self._ray.get(started, timeout=seconds)
+        except BaseException:
             for one in actors:
                 self._ray.kill(one)
-            if isinstance(error, self._ray.exceptions.RayError):
-                raise HostError(f"host {configs[0].host}: Ray does not start it: {error}") from None
             raise
         return [RayWorker(self._ray, self._left, one, pid) for one, pid in zip(actors, pids, strict=True)]
 
@@ -177,16 +211,23 @@ class RayLauncher:
         if self._is_own:
             self._ray.shutdown()
 
+    def _pinned(self, config: WorkerConfig, machine: str) -> WorkerConfig:
+        if config.cores is None:
+            return config
+        first = self._cores.take(machine, config.host, config.cores)
+        return dataclasses.replace(config, first_core=first)
+
     def _group(self, configs: Sequence[WorkerConfig]) -> Any:
         """The places of an island: all of them or none."""
         first = configs[0].host
         if first not in self._groups:
-            bundles = [{"CPU": 1} for _ in configs]
+            bundles = [{"CPU": config.cores or 1} for config in configs]
             group = self._ray.util.placement_group(bundles, strategy="SPREAD")
             if not group.wait(START_SECONDS):
                 self._ray.util.remove_placement_group(group)
                 raise HostError(
-                    f"host {first}: Ray has no place for an island of {len(configs)} hosts, one CPU each; "
+                    f"host {first}: Ray has no place for an island of {len(configs)} hosts, "
+                    f"{configs[0].cores or 1} CPU each; "
                     f"it has {self._ray.available_resources().get('CPU', 0):.0f} free"
                 )
             self._groups[first] = group

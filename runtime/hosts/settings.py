@@ -14,6 +14,8 @@ class Island:
     Attributes:
       hosts: how many.
       devices_per_host: CPU devices of each.
+      cores: how many cores of its machine each host has for itself: no other host of the cluster gets them.
+        None for all that it may use, together with others.
 
     Raises:
       ValueError: one of them cannot be.
@@ -23,10 +25,13 @@ class Island:
 
     hosts: int = 1
     devices_per_host: int = 1
+    cores: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("hosts", "devices_per_host"):
             _check_count(name, getattr(self, name))
+        if self.cores is not None:
+            _check_count("cores", self.cores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +83,7 @@ class Settings:
         doubled; None for never.
       step_deadline: seconds without progress after which a step is ended; None for never.
       heartbeat: seconds that a worker may say nothing; then it is killed, and what it had is lost.
+      grace: seconds that an island goes on for when a worker of it was asked to end.
       endpoints: where controller and workers listen.
       launcher: who starts workers: `ray`, or None for this process.
       address: that of the cluster of the launcher; None for one of its own.
@@ -91,6 +97,7 @@ class Settings:
     stall_report: float | None = 60.0
     step_deadline: float | None = None
     heartbeat: float = 10.0
+    grace: float = 20.0
     endpoints: Endpoints = Endpoints()
     launcher: str | None = None
     address: str | None = None
@@ -105,11 +112,18 @@ class Settings:
                 raise ValueError(f"{name}={seconds!r}: expected seconds, or None for never")
         if not isinstance(self.heartbeat, int | float) or not self.heartbeat >= 1:
             raise ValueError(f"heartbeat={self.heartbeat!r}: expected at least one second")
+        if not isinstance(self.grace, int | float) or not self.grace >= 0:
+            raise ValueError(f"grace={self.grace!r}: expected seconds, 0 for none")
 
     @property
     def hosts(self) -> int:
         """The number of hosts of all islands."""
         return sum(island.hosts for island in self.islands)
+
+    @property
+    def cores(self) -> int:
+        """The number of cores that they take of machines; one for each host that does not say."""
+        return sum(island.hosts * (island.cores or 1) for island in self.islands)
 
 
 def islands_of(islands: object, hosts: int | None, devices_per_host: int) -> tuple[Island, ...]:

@@ -117,7 +117,9 @@ class Starter:
                 asked.hosts,
                 asked.devices_per_host,
                 self._settings.heartbeat,
+                self._settings.grace,
                 self._settings.endpoints.ports,
+                asked.cores,
             )
             for rank, host in enumerate(self._numbers[island])
         ]

@@ -39,11 +39,23 @@ class Step:
         self._lost: str | None = None
         self._spoiled: str | None = None
         self._before: list[Step] = []
+        self._reads: list[Step] = []
         self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return f"step {self.number} of program {self.program}"
 
     def follow(self, before: Iterable[Step]) -> None:
         """Notes the steps that its hosts had last: what they made, it may read."""
         self._before = list(before)
+
+    def read(self, made: Iterable[Step | None]) -> None:
+        """Notes the steps that made what it reads: what fails there fails here."""
+        self._reads = [step for step in dict.fromkeys(made) if step is not None and not step._is_good()]
+
+    def _is_good(self) -> bool:
+        """Whether all hosts are done, and nothing went wrong."""
+        return not self._pending and not self._errors and not self._failed
 
     def done(self, host: int, error: str | None, failed: Mapping[int, str] = _NOTHING) -> bool:
         """Notes that a host is done; True when it was the last one.
@@ -60,6 +72,8 @@ class Step:
                 self._failed[host, position] = what
             # Only now: who sees that it is done reads the error without a lock.
             self._pending.discard(host)
+            if self._is_good():
+                self._reads = []
             return not self._pending
 
     def lose(self, host: int, error: str) -> bool:
@@ -148,4 +162,8 @@ class Step:
         found = [error for of, error in self._errors.items() if of in which]
         found += [error for (of, at), error in self._failed.items() if of in which and position in (None, at)]
         if found:
-            raise HostError(f"program {self.program}: {self._lost or found[0]}")
+            raise HostError(f"program {self.program}: {self._loss() or found[0]}")
+
+    def _loss(self) -> str | None:
+        """The host that is gone because of which it fails, if one is."""
+        return self._lost or next((loss for step in self._reads if (loss := step._loss())), None)

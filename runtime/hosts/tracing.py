@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pathways.runtime.hosts.clocks import HostClock, RoundTrip
@@ -24,6 +24,7 @@ from pathways.runtime.hosts.messages import (
     TraceDone,
     TraceStarted,
 )
+from pathways.runtime.hosts.own_part import Owners
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.local.recorder import Recorder, Sink
 from pathways.runtime.plan.plan import Plan
@@ -46,6 +47,7 @@ class TracedHost(Protocol):
     """A worker, as a trace sees it; `str` names its host."""
 
     index: int
+    steps: Connection[Any]
     watch: Connection[Any]
     error: str | None
 
@@ -67,16 +69,16 @@ class HostTraces:
         self._trace: _HostTrace | None = None
         self._closed = False
 
-    def add(self, program: object, number: int, plan: Plan, hosts: Mapping[str, int]) -> None:
+    def add(self, program: object, number: int, plan: Plan, owners: Owners) -> None:
         """Tells of a program that was loaded.
 
         Args:
           program: lives as long as it may be run.
           number: its number.
           plan: the whole of it.
-          hosts: the host of each of its slices.
+          owners: for each of its slices the host of each device.
         """
-        loaded = PlanOnHosts(plan, hosts)
+        loaded = PlanOnHosts(plan, owners)
         with self._lock:
             self._programs[program] = number, loaded
             if self._trace is not None:
@@ -107,6 +109,12 @@ class HostTraces:
         trace = self._trace
         if trace is not None:
             trace.lose(host)
+
+    def attend(self, host: TracedHost) -> None:
+        """Lets a worker that was started anew take part, before it is told anything else."""
+        trace = self._trace
+        if trace is not None:
+            trace.attend(host)
 
     def close(self) -> None:
         """Ends the trace, if there is one, while the workers can still say what they recorded."""
@@ -161,10 +169,13 @@ class _HostTrace:
         self._started: set[int] = set()
         self._done: set[int] = set()
         self._lost = {host.index for host in hosts if host.error is not None}
-        # For each run its program, and what each host has said of it.
-        self._runs: dict[int, tuple[int, dict[int, list[StepTimes]]]] = {}
+        # For each run its program, and what each host has said of it, by the clock that it had.
+        self._runs: dict[int, tuple[int, dict[int, tuple[HostClock, list[StepTimes]]]]] = {}
+        # For each program the hosts that were lost since it was loaded: those that came for them have it not.
+        self._gone: dict[int, set[int]] = {}
         self._complete: dict[int, set[int]] = {}
         self._clocks = {host.index: HostClock() for host in self._hosts}
+        self._new: list[TracedHost] = []
         self._asked = itertools.count()
         self._trips: dict[tuple[int, int], tuple[int, int]] = {}
         self._stopping = threading.Event()
@@ -179,11 +190,35 @@ class _HostTrace:
         with self._changed:
             self._changed.wait_for(lambda: self._all_in(self._started), _START_SECONDS)
 
+    def attend(self, host: TracedHost) -> None:
+        """Has a worker record that was started anew."""
+        with self._changed:
+            if self._stopping.is_set():
+                return
+            for other in self._hosts:
+                if other.index == host.index:
+                    log.warning("the trace lacks what a host did last: %s", other.error)
+            self._hosts = [*(other for other in self._hosts if other.index != host.index), host]
+            for number, program in self.programs.items():
+                if host.index in program.parts:
+                    self._gone.setdefault(number, set()).add(host.index)
+            self._clocks[host.index] = HostClock()
+            self._lost.discard(host.index)
+            self._new.append(host)
+            with contextlib.suppress(ConnectionEnded):
+                host.steps.send(StartTrace(self._number))
+
     def stop(self) -> None:
         """Has the workers record no run that is issued from now on."""
-        if not self._stopping.is_set():
+        with self._changed:
+            if self._stopping.is_set():
+                return
             self._stopping.set()
-            self._tell_all(StopTrace(self._number))
+        self._tell_all(StopTrace(self._number))
+        # They may not be among all yet.
+        for host in self._new:
+            with contextlib.suppress(ConnectionEnded):
+                host.steps.send(StopTrace(self._number))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until all is written that the workers recorded; says whether it is."""
@@ -221,7 +256,7 @@ class _HostTrace:
 
     def _take(self, host: int, message: RunTimes) -> None:
         _, parts = self._runs.setdefault(message.run, (message.program, {}))
-        parts.setdefault(host, []).extend(message.steps)
+        parts.setdefault(host, (self._clocks[host], []))[1].extend(message.steps)
         if message.last:
             self._complete.setdefault(message.run, set()).add(host)
 
@@ -248,17 +283,19 @@ class _HostTrace:
             return [
                 run
                 for run, (program, _) in sorted(self._runs.items())
-                if self.programs[program].steps.keys() <= self._complete.get(run, set()) | self._lost
+                if self.programs[program].parts.keys()
+                <= self._complete.get(run, set()) | self._lost | self._gone.get(program, set())
             ]
 
     def _write(self, runs: Sequence[int]) -> None:
-        here = {host: clock.here for host, clock in self._clocks.items() if clock.is_measured}
         for run in runs:
             with self._changed:
                 program, said = self._runs.pop(run)
                 complete = self._complete.pop(run, set())
             # In pieces, and maybe one short: of a host that was lost while it spoke.
-            parts = {host: steps for host, steps in said.items() if host in complete and host in here}
+            known = {host: part for host, part in said.items() if host in complete and part[0].is_measured}
+            parts = {host: steps for host, (_, steps) in known.items()}
+            here = {host: clock.here for host, (clock, _) in known.items()}
             if parts:
                 self._sink.take([self.programs[program].merged(self._sink.begin(), parts, here)])
 

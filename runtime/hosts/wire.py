@@ -18,6 +18,7 @@ from pathways.runtime.hosts.frames import (
     encode,
     lengths,
 )
+from pathways.runtime.hosts.interrupts import Whole
 from pathways.runtime.hosts.listening import keep_alive
 from pathways.runtime.hosts.messages import (
     CHANNELS,
@@ -34,6 +35,9 @@ HANDSHAKE_SECONDS = 10.0
 
 _AT_ONCE = 1 << 16
 """Bytes that are read at once where messages are short."""
+
+_LONG = _AT_ONCE // 4
+"""The longest message, in bytes, that is sure to be there whole some time."""
 
 type Place[Received] = Callable[[Received, int], memoryview]
 """Gives the memory for the bytes of an array behind a message, of their number."""
@@ -137,7 +141,7 @@ class Connection[Received]:
         """Acts on all messages that are there whole.
 
         They stay there until all is done. So what an exception ends, as that of Ctrl-C, is not lost, and
-        `act` may see the same message again. For short messages, without bytes of arrays.
+        `act` may see the same message again. Most of them have to be short: a long one is waited for.
 
         Args:
           act: acts on a message.
@@ -146,7 +150,13 @@ class Connection[Received]:
           ConnectionEnded: the other side is gone.
           MessageError: it sent something that is no message.
         """
-        received, end = self._whole(self._read(self._buffer, socket.MSG_PEEK))
+        size = self._read(self._buffer, socket.MSG_PEEK)
+        received, end = self._whole(size)
+        if not end and size >= HEADER_BYTES and lengths(self._buffer)[0] > _LONG:
+            # More than the system may keep of what nobody has taken: it would never be there whole.
+            with Whole():
+                act(self.receive())
+            return
         for message in received:
             act(message)
         if end:

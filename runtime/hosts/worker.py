@@ -25,9 +25,11 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.runtime.hosts.cores import pin
 from pathways.runtime.hosts.describing import answers
 from pathways.runtime.hosts.frames import CHUNK
 from pathways.runtime.hosts.launching import START_SECONDS, WorkerConfig
+from pathways.runtime.hosts.leaving import Farewell
 from pathways.runtime.hosts.listening import connect_to, free_port, own_address, server_socket
 from pathways.runtime.hosts.messages import (
     CHANNELS,
@@ -42,6 +44,8 @@ from pathways.runtime.hosts.messages import (
     Free,
     Hello,
     Join,
+    Leave,
+    Leaving,
     Load,
     LoadDone,
     Lost,
@@ -61,6 +65,7 @@ from pathways.runtime.hosts.messages import (
 )
 from pathways.runtime.hosts.own_part import own_part
 from pathways.runtime.hosts.probing import Probes
+from pathways.runtime.hosts.ready import FOLDER, Mark
 from pathways.runtime.hosts.store import ELSEWHERE, Poison, Store
 from pathways.runtime.hosts.target import Numbers, Peers, WorkerTarget
 from pathways.runtime.hosts.underway import StepsUnderway
@@ -138,7 +143,7 @@ class Worker:
         self.unneeded: set[int] = set()
         self.last = 0
         self.underway = StepsUnderway()
-        self.tracing = WorkerTracing(connections["watch"], records=len(self.island) == 1)
+        self.tracing = WorkerTracing(connections["watch"])
         self.waiting: queue.SimpleQueue[tuple[int, Hosted, list[Any], list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -197,6 +202,8 @@ class Worker:
                     self.start(self.describe, message)
                 case Lost():
                     self.peers.lose(message.addresses)
+                case Leave():
+                    _end()
                 case _:
                     raise _unexpected(message)
 
@@ -210,6 +217,11 @@ class Worker:
         """Tells the controller that another host does not answer."""
         with contextlib.suppress(ConnectionEnded):
             self.connections["watch"].send(PeerLost(host, address, why))
+
+    def ask_to_leave(self) -> None:
+        """Tells the controller that this process was asked to end."""
+        with contextlib.suppress(ConnectionEnded):
+            self.connections["watch"].send(Leaving())
 
     def issue(self) -> None:
         """The dispatch thread: everything that has an order, in that order."""
@@ -455,10 +467,10 @@ def _unexpected(message: object) -> MessageError:
     return MessageError(f"a worker does not take {type(message).__name__} here")
 
 
-def _end() -> None:
+def _end(code: int = 0) -> None:
     """Ends the process, past XLA's own end, which waits for threads that wait for workers that are gone."""
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def _described(error: Exception) -> str:
@@ -473,6 +485,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = WorkerConfig.from_json(sys.stdin.readline())
     secret = bytes.fromhex(config.secret)
+    farewell = Farewell(config.grace, _end)
 
     def hello(proof: bytes, nonce: bytes, channel: str) -> Hello:
         return Hello(proof, nonce, versions(), config.host, config.epoch, channel)
@@ -483,6 +496,8 @@ def main() -> int:
         return greeted, own_address(sock)
 
     try:
+        if config.cores is not None:
+            pin(config.first_core, config.cores)
         connected = {channel: connect(channel) for channel in CHANNELS}
         connections = {channel: connection for channel, (connection, _) in connected.items()}
         # What reaches the controller is what other workers shall reach.
@@ -490,6 +505,7 @@ def main() -> int:
         cluster = _devices(config, address, connections["watch"])
         peers = Peers(jax.devices()[0].client, address, config.ports)
         server = server_socket(address, config.ports)
+        mark = Mark(os.environ.get(FOLDER), config.host)
     except (OSError, MessageError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1
@@ -505,6 +521,12 @@ def main() -> int:
             probes.address,
         )
     )
+
+    def ask_to_leave() -> None:
+        mark.remove()
+        worker.ask_to_leave()
+
+    farewell.ask = ask_to_leave
     worker.serve()
     return 0
 

@@ -33,15 +33,12 @@ class WorkerTracing:
 
     Args:
       connection: to the controller.
-      records: whether it records anything. Of hosts of one island nobody knows how to put together what they
-        record, and what they run tells by itself what became of its launches.
 
     Attributes:
       run: what is being issued; the thread that issues it sets it.
     """
 
-    def __init__(self, connection: Connection[Any], records: bool) -> None:
-        self._records = records
+    def __init__(self, connection: Connection[Any]) -> None:
         self.run: Run | None = None
         self._connection = connection
         self._recorder: Recorder | None = None
@@ -52,14 +49,11 @@ class WorkerTracing:
 
     def start(self, message: StartTrace) -> None:
         """Records all runs that are issued from now on."""
-        if self._records:
-            self._recorder = tracing.start(lambda: _MessageSink(self, self._connection, message.trace))
+        self._recorder = tracing.start(lambda: _MessageSink(self, self._connection, message.trace))
         self._connection.send(TraceStarted(message.trace))
 
     def stop(self, message: StopTrace) -> None:
         """Records no run that is issued from now on; what was recorded is told when it is done."""
-        if not self._records:
-            self._connection.send(TraceDone(message.trace))
         if self._recorder is not None:
             tracing.end(self._recorder)
             # Apart: later runs need not wait for those before to be done.

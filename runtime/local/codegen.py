@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from pathways.passes.measured.events import launch_name
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Step, Transfer
-from pathways.runtime.timelines.events import launch_name
 
 Arrays = list[Any]
 

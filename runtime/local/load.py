@@ -96,6 +96,8 @@ class Executable:
     requests: Sequence[Request] = dataclasses.field(repr=False)
     loaded: Sequence[Loaded] = dataclasses.field(repr=False)
     _generate: Callable[..., codegen.Generated] = dataclasses.field(repr=False)
+    # How many of each slice are those of this process.
+    _devices: Mapping[str, int] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
         self._untraced = self.run
@@ -107,7 +109,7 @@ class Executable:
         if recorder is None:
             self.run = self._untraced
         else:
-            observer = ProgramTrace(recorder, self.plan, self.profiled)
+            observer = ProgramTrace(recorder, self.plan, self.profiled, self._devices)
             self.run = self._generate(span=TraceAnnotation, observer=observer).run
 
 
@@ -195,6 +197,7 @@ def load(
         [dataclasses.replace(request, code=None) for request in itertools.chain(*requests.values())],
         loaded,
         generate,
+        {name: len(mesh.local_devices) for name, mesh in meshes.items()},
     )
 
 

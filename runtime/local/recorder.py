@@ -95,7 +95,7 @@ class _CallTrace:
         for n, step in enumerate(plan.steps):
             on_devices = executions.get(self.first_launch_id + n, ())
             # From when all devices are at it: a device is at one launch at a time, so these do not overlap.
-            if isinstance(step, Launch) and len(on_devices) == plan.slices[step.slice].size:
+            if isinstance(step, Launch) and len(on_devices) == self.program.devices[step.slice]:
                 begun, ended = zip(*on_devices, strict=True)
                 ran[n] = max(begun), max(ended)
         return RecordedCall(self.name, plan, self.seen, ran)
@@ -108,12 +108,14 @@ class ProgramTrace:
       recorder: what writes it down.
       plan: the plan of the program.
       profiled: whether a profile says when its launches ran.
+      devices: how many devices of each slice are those of this process.
     """
 
     now = staticmethod(time.monotonic_ns)
 
-    def __init__(self, recorder: Recorder, plan: Plan, profiled: bool) -> None:
+    def __init__(self, recorder: Recorder, plan: Plan, profiled: bool, devices: Mapping[str, int]) -> None:
         self.plan = plan
+        self.devices = devices
         self.profiled = profiled
         self.places: dict[int, _Place] = {
             n: (step.slice,) if isinstance(step, Launch) else (step.src, step.dst)

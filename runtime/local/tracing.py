@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from pathways.passes.measured.trace_file import TraceFile
 from pathways.runtime.local.call_trace import RecordedCall, timeline_of_call
 from pathways.runtime.local.recorder import Recorder, Sink
-from pathways.runtime.timelines.trace_file import TraceFile
 
 _NANOSECOND = 1e-9
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Sequence
 
 from pathways.runtime.timelines.tables import html_table, size, table
 
@@ -20,7 +22,7 @@ class HostStatus:
       arrays: how many arrays it holds for programs and their callers; None when it does not say.
       bytes: the bytes of these arrays, all shards together; None when it does not say.
       programs: the names of the programs that are loaded on it.
-      error: why it is lost; None while it is not.
+      error: why it is lost, or leaves; None while it does not.
     """
 
     host: int
@@ -93,7 +95,7 @@ class Status:
                 f"{host.devices} {host.platform}",
                 "?" if host.arrays is None else str(host.arrays),
                 "?" if host.bytes is None else size(host.bytes),
-                " ".join(host.programs) or "-",
+                _counted(host.programs) or "-",
                 host.error or "alive",
             )
             for host in self.hosts
@@ -118,3 +120,9 @@ class Status:
     def _repr_html_(self) -> str:
         """The tables, in a notebook."""
         return "".join(f"<h4>{name}</h4>{html_table(rows)}" for name, rows in self._tables().items())
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Names, each once, with how often they are there."""
+    counts = collections.Counter(names)
+    return " ".join(name if count == 1 else f"{name} ({count})" for name, count in counts.items())

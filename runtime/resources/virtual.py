@@ -230,9 +230,7 @@ def _checked_axes(axis_names: str | Sequence[str], shape: tuple[int, ...]) -> tu
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"axis names {names!r}: expected strings")
     if len(names) != len(shape):
-        raise ValueError(
-            f"slice shape {shape} has {len(shape)} axes, but axis names {names} has {len(names)}"
-        )
+        raise ValueError(f"slice shape {shape} and axis names {names}: expected a name for each axis")
     if len(set(names)) != len(names):
         raise ValueError(f"axis names {names}: expected distinct names")
     if "" in names:

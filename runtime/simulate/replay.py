@@ -14,9 +14,9 @@ The model is that of the proof, with times:
 
 from __future__ import annotations
 
+from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.times import Times
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
-from pathways.runtime.simulate.links import Link
 from pathways.runtime.simulate.times import launches_of
 from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.timeline import Timeline

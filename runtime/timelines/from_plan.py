@@ -6,9 +6,9 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
+from pathways.passes.measured.events import Curve, TimelineEvent
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Transfer
-from pathways.runtime.timelines.events import Curve, TimelineEvent
 from pathways.runtime.timelines.timeline import Timeline
 
 _Moment = tuple[float, int, int]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pathways.runtime.timelines.events import EventLog
+from pathways.passes.measured.events import EventLog
+from pathways.passes.measured.trace_file import TraceFile
 from pathways.runtime.timelines.page import frame_of, page_of
 from pathways.runtime.timelines.report import report
-from pathways.runtime.timelines.trace_file import TraceFile
 
 
 @dataclasses.dataclass(frozen=True)

@@ -200,3 +200,14 @@ module {
     return %l : tensor<4xf32>
   }
 }
+
+// -----
+
+"pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
+func.func @main(%x: tensor<4xf32>) {
+  // expected-error@below {{'pw.carry' op requires attribute `loop`}}
+  %c = "pw.carry"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  // expected-error@below {{operand #0 is carried by no loop, not by @batch}}
+  %l = "pw.next"(%c, %x) {loop = @batch} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  return
+}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
@@ -58,6 +59,36 @@ def scans_inside(w: Any, x: jax.Array) -> jax.Array:
     return jax.lax.scan(turn, x, w)[0]
 
 
+def scanned_backwards(w: Any, x: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda x, w: (x + dense(w, x), None), x, w, reverse=True)[0]
+
+
+def scanned_with_shared_weights(w: Any, x: jax.Array) -> jax.Array:
+    """Turns add to one gradient, that of the weights that they share."""
+    shared = jax.tree.map(lambda a: a[0], w)
+    return jax.lax.scan(lambda x, w: (x + dense(shared, jnp.tanh(x * w["b"])), None), x, w)[0]
+
+
+def scanned_heads(w: Any, x: jax.Array) -> jax.Array:
+    """Products that have a batch already, and sums over several dimensions."""
+
+    def turn(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        heads = jnp.einsum("rhd,hde->rhe", x.reshape(-1, 2, 4), w["w"].reshape(2, 4, 8))
+        return x + jnp.tanh(heads * w["b"]).sum(1), None
+
+    return jax.lax.scan(turn, x, w)[0]
+
+
+def scanned_by_number(w: Any, x: jax.Array) -> jax.Array:
+    """The number of a turn is part of what it computes."""
+
+    def turn(carry: Any, w: Any) -> Any:
+        n, x = carry
+        return (n + 1, x + dense(w, x * jnp.float32(n))), None
+
+    return jax.lax.scan(turn, (0, x), w)[0][1]
+
+
 def parameters(kind: Any, seed: int) -> dict[str, np.ndarray]:
     lead = () if kind in (dense, block) else (3,)
     shapes = {"w": (8, 8), "b": (8,), "scale": (8,)}
@@ -99,11 +130,41 @@ def test_gradients_are_those_of_one_module(kind: Any, schedule: str):
 
 
 @pytest.mark.parametrize("schedule", HALVED)
-def test_gradients_in_double_precision(schedule: str):
+@pytest.mark.parametrize("kind", [block, scanned, scanned_again])
+def test_gradients_in_double_precision(kind: Any, schedule: str):
     with jax.enable_x64(True):
-        params, data = jax.tree.map(np.float64, ([parameters(block, n) for n in range(3)], batch()))
-        step = pw.program(step_of([on(block) for on in places(3)]), schedule=schedule)
-        assert error(step(params, data), jax.jit(step_of([block] * 3))(params, data)) < 1e-10
+        params, data = jax.tree.map(np.float64, ([parameters(kind, n) for n in range(3)], batch()))
+        step = pw.program(step_of([on(kind) for on in places(3)]), schedule=schedule)
+        assert error(step(params, data), jax.jit(step_of([kind] * 3))(params, data)) < 1e-10
+
+
+AT_ONCE = [scanned, scanned_again, scanned_backwards, scanned_with_shared_weights, scanned_heads]
+
+
+@pytest.mark.parametrize("kind", [*AT_ONCE, scans_inside, scanned_by_number])
+def test_weights_of_all_turns_at_once(kind: Any):
+    """The half of the weights is no loop where the turns of a scan do not wait for each other."""
+    params = [parameters(kind, 10 * n) for n in range(3)]
+    step = pw.program(step_of([on(kind) for on in places(3)]), schedule="zb-h1")
+    text = step.lower(params, batch()).as_text("sharded")
+    functions = [part for part in text.split("func.func ") if part.partition("(")[0].endswith("_weight")]
+    assert functions
+    assert not any("stablehlo.while" in part for part in functions) or kind not in AT_ONCE
+    assert error(step(params, batch()), jax.jit(step_of([kind] * 3))(params, batch())) < 1e-6
+
+
+def test_weights_of_all_turns_at_once_on_two_devices():
+    """The layers are split over the devices of a slice, as the user asks."""
+    devices = pw.make_virtual_device_set()
+    parts = {"w": P(None, None, "x"), "b": P(None, "x")}
+    stages = [
+        pw.jit(scanned, devices=devices.add_slice((2,), ("x",)), in_shardings=(parts, P())) for _ in range(2)
+    ]
+    params = [parameters(scanned, 10 * n) for n in range(2)]
+    step = pw.program(step_of(stages), schedule="zb-h1")
+    lowered = step.lower(params, batch())
+    assert "batching_dims = [0]" in lowered.as_text("sharded")
+    assert error(step(params, batch()), jax.jit(step_of([scanned] * 2))(params, batch())) < 1e-6
 
 
 @pytest.mark.parametrize("schedule", HALVED)
@@ -151,6 +212,40 @@ def test_a_file_that_writes_halves(tmp_path: Path):
     params = [parameters(dense, n) for n in range(2)]
     step = pw.program(step_of([on(dense) for on in places(2)]), schedule=file)
     assert error(step(params, batch()), jax.jit(step_of([dense] * 2))(params, batch())) < 1e-6
+
+
+def test_a_file_with_halves_for_one_of_two_loops(tmp_path: Path):
+    """The second loop reads what the first has updated; each is ordered by its own rows."""
+
+    def step_with(stages: Any) -> Any:
+        def loss(params: Any, batch: Any) -> jax.Array:
+            x, y = batch
+            return jnp.mean((stages[1](params[1], stages[0](params[0], x)) - y) ** 2)
+
+        def first(params: Any, batch: Any) -> Any:
+            return jax.grad(loss)(params, batch)
+
+        def second(params: Any, batch: Any) -> Any:
+            return jax.value_and_grad(loss)(params, batch)
+
+        def step(params: Any, batch: Any) -> Any:
+            grads = pw.accumulate(first, 2)(params, batch)
+            params = jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
+            return pw.accumulate(second, 3)(params, batch)
+
+        return step
+
+    file = tmp_path / "order.csv"
+    file.write_text(
+        "@second\n0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1B0,1F2,1B1,1B2\n"
+        "@first\n0F0,0F1,0W0,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
+    )
+    params = [parameters(dense, n) for n in range(2)]
+    step = pw.program(step_with([on(dense) for on in places(2)]), schedule=file)
+    text = step.lower(params, batch()).compile().as_text()
+    assert not [line for line in text.splitlines() if "loop = @second" in line and "part = " in line]
+    assert [line for line in text.splitlines() if "loop = @first" in line and 'part = "weight"' in line]
+    assert error(step(params, batch()), jax.jit(step_with([dense] * 2))(params, batch())) < 1e-6
 
 
 def test_what_waits_for_weights_counts_as_memory():

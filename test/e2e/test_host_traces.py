@@ -6,7 +6,7 @@ import json
 
 from test_hosts import run
 
-from pathways.runtime.timelines.trace_file import read_trace
+from pathways.passes.measured.trace_file import read_trace
 
 PROGRAM = """
 a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))
@@ -84,6 +84,36 @@ os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
     assert "host 1 (island1) is lost" in warning
 
 
+def test_a_worker_that_was_started_anew_takes_part(tmp_path):
+    """With what it does from its first step on; what the one before it did last is missing."""
+    said = run(f"""
+import logging
+logging.basicConfig(stream=__import__("sys").stdout)
+pw.connect(islands=[pw.Island(hosts=2), pw.Island()])
+wide, single = (devices.add_slice((n,), ("x",), island=f"island{{k}}") for k, n in enumerate((2, 1)))
+a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))
+b = pw.jit(lambda x: x * 2, devices=single)
+step = pw.program(lambda x: b(a(x)))
+value = np.arange(4, dtype=np.float32)
+with pw.trace("{tmp_path}/run.json"):
+    assert_equal(step(value), 2 * value + 12)
+    for victim in (2, 0):
+        time.sleep(1.5)
+        before = controller().hosts[victim].process
+        os.kill(before.pid, signal.SIGKILL)
+        while controller().hosts[victim].process is before:
+            time.sleep(0.05)
+        assert_equal(step(value), 2 * value + 12)
+assert_equal(step(value), 2 * value + 12)
+""")
+    timelines = read_trace((tmp_path / "run.json").read_bytes())
+    assert [{event.slice for event in t.launches} for t in timelines] == [{"s0/0", "s0/1", "s1"}] * 3
+    assert all(backwards(timeline) < 0.05 for timeline in timelines)
+    warnings = [line for line in said.splitlines() if line.startswith("WARNING")]
+    assert all("the trace lacks what a host did last" in line for line in warnings), warnings
+    assert len(warnings) == 3
+
+
 def test_a_trace_may_begin_before_the_cluster_and_end_after_it(tmp_path):
     run(f"""
 with pw.trace("{tmp_path}/run.json"):
@@ -100,3 +130,36 @@ with pw.trace("{tmp_path}/run.json"):
 """)
     timelines = read_trace((tmp_path / "run.json").read_bytes())
     assert [(len(t.launches), t.hosts) for t in timelines] == [(1, {"s0": 0})] * 2 + [(1, {})]
+
+
+def test_each_host_of_an_island_has_a_track(tmp_path):
+    """With what it computes itself, and what it gets from others, also of its own island."""
+    run(f"""
+pw.connect(islands=[pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)])
+wide, narrow = (devices.add_slice((n,), ("x",), island=f"island{{k}}") for k, n in enumerate((4, 2)))
+a = pw.jit(front, devices=wide, in_shardings=(None, P("x")), out_shardings=P("x"))
+b = pw.jit(back, devices=narrow, in_shardings=(None, P("x")), out_shardings=P("x"))
+step = pw.program(lambda w, x: a(w, b(w, a(w, x))))
+expected = front(W, back(W, front(W, X)))
+assert_equal(step(W, X), expected)
+with pw.trace("{tmp_path}/run.json"):
+    for _ in range(3):
+        traced = step(W, X)
+assert_equal(traced, expected)
+""")
+    text = (tmp_path / "run.json").read_text()
+    timelines = read_trace(text)
+    assert [timeline.title for timeline in timelines] == [f"measured, step {n}" for n in range(3)]
+    for timeline in timelines:
+        assert timeline.hosts == {"s0/0": 0, "s0/1": 1, "s1": 2}
+        on = {track: [e for e in timeline.launches if e.slice == track] for track in timeline.slices}
+        assert len(on["s0/0"]) == len(on["s0/1"]) > 0
+        assert [e.label for e in on["s0/0"]] == [e.label for e in on["s0/1"]]
+        assert not any(event.estimated for event in timeline.launches)
+        assert {(e.slice, e.dst) for e in timeline.transfers} >= {("s1", "s0/0"), ("s1", "s0/1")}
+        # A device may be held up at the end of a launch of which another host has its part already.
+        assert backwards(timeline) < 0.05
+        # Each has half of what the slice has.
+        assert timeline.peak_bytes("s0/0") == timeline.peak_bytes("s0/1") > 0
+    named = [e["args"]["name"] for e in json.loads(text) if e["name"] == "process_name"]
+    assert named == ["s0/0 (host 0)", "s0/1 (host 1)", "s1 (host 2)"]

@@ -884,3 +884,50 @@ children.Child = Broken
 with refused(HostError, "host 0 did not start (exit code 1)", "| TypeError"):
     pw.connect(hosts=2)
 """)
+
+
+def test_results_go_from_host_to_host():
+    """What one program leaves on a host and another wants on a second one never passes the controller."""
+    run("""
+pw.connect(hosts=3, devices_per_host=2)
+s0 = devices.add_slice((2,), ("x",), island="island0")
+s1 = devices.add_slice((1, 2), ("u", "v"), island="island1")
+s2 = devices.add_slice((1,), ("x",), island="island2")
+
+
+def make():
+    return jax.random.key(3), X * 2, jnp.ones(3, jnp.bfloat16), jnp.array([True, False])
+
+
+def use(key, x, ones, flags):
+    return jax.random.normal(key, (4,)) + x, ones * 2, ~flags
+
+
+make_it = pw.program(pw.jit(make, devices=s0, out_shardings=(None, P("x"), None, None)))
+users = [
+    pw.program(pw.jit(use, devices=s1, in_shardings=(None, P("v"), None, None))),
+    pw.program(pw.jit(use, devices=s2)),
+]
+expected = jax.jit(use)(*make())
+here = controller()
+here.put = here.ask = None  # neither fetched nor sent
+state = make_it()
+results = [user(*state) for user in users]
+assert state[1].hosts == (0, 1, 2)
+state[1].block_until_ready()
+del here.put, here.ask
+for result in results:
+    assert_equal(result, expected)
+
+# A copy ends with its handle; one that another program took is gone everywhere.
+taker = pw.program(pw.jit(lambda x: x + 1, devices=s2), donate_argnums=0)
+assert_equal(taker(state[1]), X * 2 + 1)
+assert state[1].is_deleted()
+
+# The host that has it dies before it can be moved.
+state = make_it()
+jax.block_until_ready(state)
+os.kill(here.hosts[0].process.pid, signal.SIGKILL)
+with refused(HostError, "host 0 (island0)"):
+    jax.block_until_ready(users[1](*state))
+""")

@@ -240,3 +240,44 @@ while [host.arrays for host in pw.status().hosts] != [0, 0, 0]:
     time.sleep(0.05)
 assert not pw.status().steps
 """)
+
+
+def test_a_step_that_begins_while_its_host_is_lost():
+    """The loss is known, and the connection still takes messages: nobody would ever answer for the step."""
+    run("""
+import logging
+
+pw.connect(hosts=1)
+program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
+assert float(program(1.0)) == 2
+workers, is_known, is_issued = controller(), threading.Event(), threading.Event()
+
+
+class Slow(logging.Handler):
+    def emit(self, record):
+        is_known.set()
+        is_issued.wait(10)
+
+
+def lose_first(count=1, number=workers._number):
+    if threading.current_thread() is threading.main_thread():
+        workers._number = number
+        threading.Thread(target=workers._lose, args=(workers.hosts[0], "of a test")).start()
+        assert is_known.wait(10)
+    return number(count)
+
+
+(placed,) = program.place(np.float32(3))
+os.kill(workers.hosts[0].process.pid, signal.SIGSTOP)
+logging.getLogger("pathways").addHandler(Slow())
+workers._number = lose_first
+hangs = threading.Timer(20, os._exit, (7,))
+hangs.start()
+with refused(HostError, "host 0 (island0) is lost: of a test"):
+    value = program(placed)
+    is_issued.set()
+    value.block_until_ready()
+is_issued.set()
+hangs.cancel()
+assert float(program(2.0)) == 3
+""")

@@ -519,7 +519,7 @@ def test_every_phase_is_printed(chain):
     assert lowered.as_text("placed", pretty=True).count(" = pw.launch @") == texts["placed"].count(
         '"pw.launch"'
     )
-    with pytest.raises(ValueError, match="unknown phase 'schedule'; the phases are stablehlo, imported"):
+    with pytest.raises(ValueError, match="unknown phase 'schedule'; did you mean 'scheduled'"):
         lowered.as_text("schedule")
 
 

@@ -18,11 +18,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.passes.measured.trace_file import read_trace
 from pathways.runtime.local import recorder
 from pathways.runtime.local.recorder import Recorder
 from pathways.runtime.local.tracing import FileSink
 from pathways.runtime.plan.plan import Launch, Transfer
-from pathways.runtime.timelines.trace_file import read_trace
 
 COUNT = 4
 
@@ -72,6 +72,34 @@ def test_every_launch_and_transfer_is_recorded_in_an_order_that_its_data_allows(
             assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(on_slice))
             assert timeline.peak_bytes(name) > 0
         assert min(e.start for e in timeline.events) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_trace_is_times_for_schedules_and_timelines(step, tmp_path):
+    """Steps of other programs in it do not count."""
+    compiled, x = step
+    state = params()
+    other = pw.jit(lambda x: jnp.sin(x), devices=pw.make_virtual_device_set().add_slice((1,), ("x",)))
+    path = tmp_path / "run.json"
+    with pw.trace(path):
+        for _ in range(3):
+            _, state = compiled(state, x)
+            other(x)
+    devices = pw.make_virtual_device_set()
+    front = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=devices.add_slice((1,), ("x",)))
+    back = pw.jit(lambda w, h: ((h @ w) ** 2).mean(), devices=devices.add_slice((1,), ("x",)))
+
+    @pw.program(schedule=f"search(times={path})")
+    def train(params, x):
+        loss = lambda params, x: back(params[1], front(params[0], x))  # noqa: E731
+        return pw.accumulate(jax.grad(loss), COUNT)(params, x)
+
+    lowered = train.lower(params(), x)
+    assert any("is ordered by a search" in remark.message for remark in lowered.remarks)
+    measured = compiled.timeline(path)
+    assert measured.unit == "s"
+    steps = [run.step_time for run in read_trace(path.read_bytes()) if run.program == "train"]
+    assert len(steps) == 3
+    assert min(steps) / 2 < measured.step_time < max(steps) * 2
 
 
 def test_launches_are_drawn_as_xla_saw_them_run(step, tmp_path):

@@ -3,12 +3,13 @@
   python test/fuzz/random_programs.py --seed 0 --count 1000 --jobs 2 --keep build/fuzz/programs
   python test/fuzz/random_programs.py --replay build/fuzz/programs
   python test/fuzz/random_programs.py --hosts 2 --count 1000 --jobs 1
+  python test/fuzz/random_programs.py --hosts 4 --hosts-per-island 2 --count 1000 --jobs 1
 
 Program number n of a seed is always the same. They run in batches, each in a process of its own. A failure is
 a wrong value, an exception that is neither ours nor the one that JAX raises for the same function, a crash,
 or more than a minute. Of those of one cause the smallest program is made smaller and kept. The exit code is 1
 when there is one. With `--hosts` each batch has workers of its own, over which slices are spread; a worker
-that outlives its batch is a failure, too.
+that outlives its batch is a failure, too. With `--hosts-per-island` some slices are on two hosts.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ SECONDS = 60.0
 MEMORY = 64 << 30
 """Bytes of address space of a batch: XLA reserves much more than it uses."""
 
-DEVICES_PER_HOST = 8
-"""What the slices of a host may need: two of four devices."""
+DEVICES = 8
+"""What the slices of an island may need: two of four devices."""
 
 _GOODBYE = 20.0
 """Seconds in which workers end after their controller."""
@@ -69,13 +70,32 @@ _EFFORT = 150.0
 Numbered = tuple[int, Sketch]
 
 
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """What programs run on: so many islands of so many hosts, none for the devices of this process."""
+
+    islands: int = 0
+    hosts: int = 1
+
+    def island(self) -> pw.Island:
+        """One of them; where it has several hosts, with devices of which some slices are on two."""
+        return pw.Island(self.hosts, DEVICES if self.hosts == 1 else DEVICES // self.hosts + 1)
+
+
+NONE = Workers()
+
+
 def main() -> int:
     """Runs the harness; returns its exit code."""
     parser = parser_of(__doc__, "programs", 200)
     parser.add_argument("--replay", type=Path, help="run the files of a folder, or one file, instead")
     parser.add_argument("--no-reduce", action="store_true", help="keep examples as they are")
     parser.add_argument("--hosts", type=int, default=0, help="run on workers (default: in one process)")
+    parser.add_argument("--hosts-per-island", type=int, default=1, help="of these (default: 1)")
     options = parser.parse_args()
+    if options.hosts % options.hosts_per_island:
+        parser.error("--hosts-per-island has to divide --hosts")
+    workers = Workers(options.hosts // options.hosts_per_island, options.hosts_per_island)
     if options.replay is not None:
         files = sorted(options.replay.glob("*.json")) if options.replay.is_dir() else [options.replay]
         sketches = [from_json(file.read_text().split("\n")[0]) for file in files]
@@ -83,15 +103,15 @@ def main() -> int:
         numbers = range(options.first, options.first + options.count)
         sketches = [random_sketch(options.seed, n) for n in numbers]
     programs = list(enumerate(sketches, options.first))
-    return fuzz(programs, options.jobs, options.keep, not options.no_reduce, options.hosts)
+    return fuzz(programs, options.jobs, options.keep, not options.no_reduce, workers)
 
 
-def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool, hosts: int) -> int:
+def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool, workers: Workers) -> int:
     """Runs programs; returns the exit code."""
     verdicts: dict[int, ProgramVerdict] = {}
     sketches = dict(programs)
     started = shown = time.monotonic()
-    for number, verdict in run_programs(programs, jobs, hosts):
+    for number, verdict in run_programs(programs, jobs, workers):
         verdicts[number] = verdict
         if verdict.kind in FAILURES:
             # At once: a long run may be interrupted.
@@ -110,7 +130,7 @@ def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool, hosts: i
     for numbers in failed.values():
         number = min(numbers, key=lambda n: len(to_json(sketches[n])))
         if reduce:
-            small = reduced(sketches[number], verdicts[number], hosts)
+            small = reduced(sketches[number], verdicts[number], workers)
             write(keep, number, small, verdicts[number])
         for other in numbers:
             if other != number:
@@ -131,7 +151,9 @@ def write(keep: Path, number: int, sketch: Sketch, verdict: ProgramVerdict) -> N
     path_of(keep, number, verdict).write_text(text)
 
 
-def run_programs(programs: list[Numbered], jobs: int, hosts: int = 0) -> Iterator[tuple[int, ProgramVerdict]]:
+def run_programs(
+    programs: list[Numbered], jobs: int, workers: Workers = NONE
+) -> Iterator[tuple[int, ProgramVerdict]]:
     """Runs programs in batches; what a batch did not come to because another one ended it is run again."""
     waiting = collections.deque(
         programs[n : n + min(BATCH, max(1, len(programs) // jobs))]
@@ -146,7 +168,7 @@ def run_programs(programs: list[Numbered], jobs: int, hosts: int = 0) -> Iterato
             if not waiting:
                 raise StopIteration
             batch = waiting.popleft()
-            return batch, functools.partial(_run_batch, batch, hosts)
+            return batch, functools.partial(_run_batch, batch, workers)
 
     for batch, ending in run_all(Batches(), jobs, SECONDS * BATCH, MEMORY):
         done = _verdicts(ending)
@@ -163,25 +185,25 @@ def run_programs(programs: list[Numbered], jobs: int, hosts: int = 0) -> Iterato
                 waiting.append(rest[1:])
 
 
-def _run_batch(batch: list[Numbered], hosts: int, folder: Path, note: Callable[[str], None]) -> None:
+def _run_batch(batch: list[Numbered], workers: Workers, folder: Path, note: Callable[[str], None]) -> None:
     """The task of a child; workers are children of it."""
     os.chdir(folder)
-    if hosts:
-        pw.connect(hosts=hosts, devices_per_host=DEVICES_PER_HOST)
-    workers = controller()
-    if workers is not None:
-        Path("workers").write_text(json.dumps([host.process.pid for host in workers.hosts]))
+    if workers.islands:
+        pw.connect(islands=[workers.island()] * workers.islands)
+    connected = controller()
+    if connected is not None:
+        Path("workers").write_text(json.dumps([host.process.pid for host in connected.hosts]))
     with Path("verdicts").open("a") as file:
         for number, sketch in batch:
             note(str(number))
             faulthandler.dump_traceback_later(SECONDS, exit=True)
-            verdict = judge(sketch, hosts)
+            verdict = judge(sketch, workers.islands)
             faulthandler.cancel_dump_traceback_later()
             file.write(json.dumps([number, dataclasses.asdict(verdict)]) + "\n")
             file.flush()
             # So that slices give their devices back.
             gc.collect()
-            if workers is not None and not workers.is_whole():
+            if connected is not None and not connected.is_whole():
                 note(_LOST_A_WORKER)
                 return
 
@@ -225,13 +247,13 @@ def _judge_ending(ending: Ending) -> ProgramVerdict:
     return ProgramVerdict("crash", f"{ending.signal.name} {where} {fatal[0][:80] if fatal else ''}", tail)
 
 
-def verdict_of(sketch: Sketch, hosts: int = 0) -> ProgramVerdict:
+def verdict_of(sketch: Sketch, workers: Workers = NONE) -> ProgramVerdict:
     """Runs one program in a process of its own."""
-    ((_, verdict),) = run_programs([(0, sketch)], 1, hosts)
+    ((_, verdict),) = run_programs([(0, sketch)], 1, workers)
     return verdict
 
 
-def reduced(sketch: Sketch, verdict: ProgramVerdict, hosts: int = 0) -> Sketch:
+def reduced(sketch: Sketch, verdict: ProgramVerdict, workers: Workers = NONE) -> Sketch:
     """The sketch with as little left as ends in the same way."""
     deadline = time.monotonic() + _EFFORT
     progress = True
@@ -240,7 +262,7 @@ def reduced(sketch: Sketch, verdict: ProgramVerdict, hosts: int = 0) -> Sketch:
         for candidate in smaller(sketch):
             if time.monotonic() > deadline:
                 return sketch
-            outcome = verdict_of(candidate, hosts)
+            outcome = verdict_of(candidate, workers)
             if (outcome.kind, outcome.bucket) == (verdict.kind, verdict.bucket):
                 sketch, progress = candidate, True
                 break

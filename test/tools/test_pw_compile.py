@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pages import programs
 
 from pathways.tools import pw_compile
 from pathways.tools.signatures import DTYPES, ArrayText, SignatureError, parse_named, parse_value
@@ -406,3 +407,16 @@ def test_an_unusual_extension_is_a_warning(tmp_path, name, warning):
     assert [line for line in result.stderr.splitlines() if "warning" in line] == (
         [warning] if warning else []
     )
+
+
+def test_a_schedule_from_a_file(tmp_path):
+    (tmp_path / "step.py").write_text(programs("README.md")[1])
+    assert error_of("step.py:step", "--schedule", "none.csv", cwd=tmp_path) == (
+        "--schedule: there is no file 'none.csv'"
+    )
+    # One microbatch after the other, which no policy of the program is.
+    order = "\n".join(",".join(f"{stage}F{n},{stage}B{n}" for n in range(8)) for stage in range(4))
+    (tmp_path / "order.csv").write_text(order)
+    given = run("step.py:step", "--schedule", "order.csv", "--explain", "--json", cwd=tmp_path)
+    assert given.returncode == 0, given.stderr
+    assert json.loads(given.stdout)["planned_step_time"] == 64

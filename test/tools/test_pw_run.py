@@ -410,7 +410,10 @@ def test_programs_may_start_as_mlir(phase, tmp_path):
         ),
         (["model.mlir", "--executables"], "--executables are for a bundle; write one with -o FILE.pwb"),
         (["model.mlir", "--args", "f32[]"], "model.mlir says itself what it takes; it gets no arguments"),
-        (["model.mlir", "--compile-to=imported"], "program 'm' starts in a form behind 'imported'"),
+        (
+            ["model.mlir", "--compile-to=imported"],
+            "program 'm' is in the form 'placed', which is behind 'imported'",
+        ),
         (["none.mlir"], "cannot open input file 'none.mlir'"),
         (["bad.mlir"], "bad.mlir:1:"),
         (["empty.mlir"], "program 'empty' has no function @main"),

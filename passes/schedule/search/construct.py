@@ -85,8 +85,8 @@ class _Construction:
             self.done[action.stage, action.kind] += 1
             end = self.free[place] = start + problem.durations[n]
             touched = {place}
-            for reader in problem.readers[n]:
-                self.ready[reader] = max(self.ready[reader], end)
+            for reader, delay in problem.readers[n]:
+                self.ready[reader] = max(self.ready[reader], end + delay)
                 self.left[reader] -= 1
                 if not self.left[reader]:
                     touched.add(problem.place[reader])

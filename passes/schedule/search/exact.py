@@ -60,8 +60,8 @@ def solve(
     for row in problem.rows:
         model.add_no_overlap([model.new_fixed_size_interval_var(start[n], takes[n], "") for n in row])
     for n, needs in enumerate(problem.needs):
-        for other in needs:
-            model.add(start[n] >= start[other] + takes[other])
+        for other, delay in needs:
+            model.add(start[n] >= start[other] + takes[other] + round(delay / unit))
         if not problem.readers[n]:
             model.add(last >= start[n] + takes[n])
     for limit in problem.limits:

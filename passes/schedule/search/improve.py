@@ -65,7 +65,7 @@ class Walk:
         place = problem.place[n]
         row, positions = self.orders[place], self._positions[place]
         at = positions[n]
-        needed = [positions[other] for other in problem.needs[n] if other in positions]
+        needed = [positions[other] for other, _ in problem.needs[n] if other in positions]
         least = max((*(p + 1 for p in needed), at - _FARTHEST, 0))
         if least >= at:
             return

@@ -53,7 +53,7 @@ class SearchProblem:
       actions: every action; its position is its number.
       rows: the numbers of the actions of each slice.
       place: the slice of each action.
-      needs: the numbers of the actions that each one waits for.
+      needs: the numbers of the actions that each one waits for, and how long their results are on the way.
       durations: how long each takes.
       limits: what may be alive.
       takes: for each action the limits that count something from its beginning on, and how much.
@@ -68,17 +68,20 @@ class SearchProblem:
         needs: Needs,
         durations: Mapping[Action, float],
         limits: Sequence[Limit] = (),
+        delays: Mapping[tuple[Action, Action], float] | None = None,
     ) -> None:
+        delays = delays or {}
         self.actions = sorted(needs)
         number = {action: n for n, action in enumerate(self.actions)}
         self.number = number
         self.place = [slices[action.stage] for action in self.actions]
         self.rows: list[list[int]] = [[] for _ in range(max(slices.values(), default=-1) + 1)]
         self.letters: dict[tuple[int, str], list[int]] = {}
-        self.needs: list[tuple[int, ...]] = []
+        self.needs: list[tuple[tuple[int, float], ...]] = []
         for n, action in enumerate(self.actions):
             before = self.letters.setdefault((action.stage, action.kind), [])
-            self.needs.append((*before[-1:], *(number[other] for other in sorted(needs[action]))))
+            late = ((number[other], delays.get((other, action), 0.0)) for other in sorted(needs[action]))
+            self.needs.append((*((other, 0.0) for other in before[-1:]), *late))
             before.append(n)
             self.rows[self.place[n]].append(n)
         self.durations = [durations[action] for action in self.actions]
@@ -98,12 +101,12 @@ class SearchProblem:
                 self.joints.append((k, held.size, len(held.last)))
 
     @functools.cached_property
-    def readers(self) -> list[list[int]]:
-        """The actions that wait for each action."""
-        readers: list[list[int]] = [[] for _ in self.actions]
+    def readers(self) -> list[list[tuple[int, float]]]:
+        """The actions that wait for each action, and how long its results are on the way to them."""
+        readers: list[list[tuple[int, float]]] = [[] for _ in self.actions]
         for n, needs in enumerate(self.needs):
-            for other in needs:
-                readers[other].append(n)
+            for other, delay in needs:
+                readers[other].append((n, delay))
         return readers
 
     @functools.cached_property
@@ -111,7 +114,8 @@ class SearchProblem:
         """The longest way into each action: it cannot begin before."""
         longest = [0.0] * len(self.actions)
         for n in self.in_order:
-            longest[n] = max((longest[other] + self.durations[other] for other in self.needs[n]), default=0.0)
+            ways = (longest[other] + self.durations[other] + delay for other, delay in self.needs[n])
+            longest[n] = max(ways, default=0.0)
         return longest
 
     @functools.cached_property
@@ -119,14 +123,14 @@ class SearchProblem:
         """The longest way out of each action: the step ends no sooner behind its end."""
         longest = [0.0] * len(self.actions)
         for n in reversed(self.in_order):
-            ways = (longest[other] + self.durations[other] for other in self.readers[n])
+            ways = (longest[other] + self.durations[other] + delay for other, delay in self.readers[n])
             longest[n] = max(ways, default=0.0)
         return longest
 
     @functools.cached_property
     def in_order(self) -> list[int]:
         """All actions, each behind those that it waits for."""
-        return topological_order(dict(enumerate(map(set, self.needs))))
+        return topological_order({n: {other for other, _ in needs} for n, needs in enumerate(self.needs)})
 
     def lower_bound(self) -> float:
         """What no order can be faster than.
@@ -157,7 +161,7 @@ class SearchProblem:
             # The longest way inside of the microbatch from the first action to the end of the last.
             ends = {self.number[held.first]: self.durations[self.number[held.first]]}
             for n in of_microbatch[held.first.microbatch]:
-                before = [ends[other] for other in self.needs[n] if other in ends]
+                before = [ends[other] + delay for other, delay in self.needs[n] if other in ends]
                 if before:
                     ends[n] = max(before) + self.durations[n]
             total += held.size * max(ends.get(self.number[action], 0.0) for action in held.last)

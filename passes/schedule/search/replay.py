@@ -51,11 +51,12 @@ def replay(problem: SearchProblem, orders: Sequence[Sequence[int]]) -> Replayed 
             n = row[at]
             last = row[at - 1] if at else n
             time = end[last] if at else 0.0
-            for need in every_need[n]:
+            for need, delay in every_need[n]:
                 arrived = end[need]
                 if arrived < 0:
                     waiting.setdefault(need, []).append(place)
                     break
+                arrived += delay
                 if arrived > time:
                     time, last = arrived, need
             else:

@@ -112,7 +112,7 @@ module @sums attributes {pw.form = "placed"} {
 // -----
 
 // The backward of a scan over three layers becomes two: the first one carries the gradient of x and stacks what
-// the second one needs, which adds nothing up from turn to turn. Residuals are read where they are stacked.
+// the second one needs, whose turns do not wait for each other: it is one product with the layers as a batch.
 
 !x = tensor<8x4xf32>
 !b = tensor<2x4xf32>
@@ -146,9 +146,8 @@ module @scan attributes {pw.form = "placed"} {
   // CHECK-NOT: stablehlo.dot_general
   // CHECK: stablehlo.dynamic_update_slice
   // CHECK-LABEL: func.func private @b_weight(%arg0: tensor<3x2x4xf32>, %arg1: tensor<3x2x4xf32>)
-  // CHECK: stablehlo.while
-  // CHECK-SAME: : tensor<i32>, tensor<3x4x4xf32>, tensor<3x2x4xf32>, tensor<3x2x4xf32>
-  // CHECK: stablehlo.dot_general {{.*}}contracting_dims = [0] x [0]
+  // CHECK-NOT: stablehlo.while
+  // CHECK: stablehlo.dot_general {{.*}}batching_dims = [0] x [0], contracting_dims = [1] x [1]
   // CHECK-NOT: stablehlo.dot_general
   func.func private @b(%w: !w, %h: !h, %d: !b) -> (!w, !b) {
     %c0 = stablehlo.constant dense<0> : tensor<i32>
@@ -178,6 +177,84 @@ module @scan attributes {pw.form = "placed"} {
   func.func private @times(%a: !b, %b: !b) -> !b {
     %0 = stablehlo.multiply %a, %b : !b
     return %0 : !b
+  }
+}
+
+// -----
+
+// Turns from the last layer to the first: the first loop stacks in the order of the layers, so that nothing has to be
+// turned round. What turns add up becomes one product that is contracted over the layers too.
+
+!x = tensor<8x4xf32>
+!b = tensor<2x4xf32>
+!v = tensor<4x4xf32>
+!w = tensor<3x4x4xf32>
+!h = tensor<3x2x4xf32>
+// CHECK-LABEL: module @backwards
+module @backwards attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "l", count = 4} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s1}, %w: !w {pw.slice = @s1})
+      -> (!x {pw.slice = @s0}, !w {pw.slice = @s1}, !v {pw.slice = @s1}) {
+    %b = "pw.split"(%x) {loop = @l, slice = @s1} : (!x) -> !b
+    %h = "pw.launch"(%b) {callee = @f, loop = @l, origins = [{kind = "fwd", stage = 1}], slice = @s1} : (!b) -> !h
+    %dw, %dv, %dx = "pw.launch"(%w, %h, %b) {callee = @b, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s1}
+        : (!w, !h, !b) -> (!w, !v, !b)
+    %u = "pw.transfer"(%dx) {loop = @l, slice = @s0} : (!b) -> !b
+    %rx = "pw.reduce"(%u) {kind = "concat", loop = @l, slice = @s0} : (!b) -> !x
+    %rw = "pw.reduce"(%dw) {kind = "sum", loop = @l, slice = @s1} : (!w) -> !w
+    %rv = "pw.reduce"(%dv) {kind = "sum", loop = @l, slice = @s1} : (!v) -> !v
+    return %rx, %rw, %rv : !x, !w, !v
+  }
+  func.func private @f(%b: !b) -> !h {
+    %0 = stablehlo.broadcast_in_dim %b, dims = [1, 2] : (!b) -> !h
+    return %0 : !h
+  }
+  // CHECK-LABEL: func.func private @b_input
+  // CHECK: stablehlo.while(%[[TURN:iterArg]] =
+  // CHECK: stablehlo.dot_general
+  // CHECK: %[[PLACE:.*]] = stablehlo.subtract %{{.*}}, %[[TURN]] : tensor<i32>
+  // CHECK: stablehlo.dynamic_update_slice %{{.*}}, %{{.*}}, %[[PLACE]],
+  // CHECK-LABEL: func.func private @b_weight
+  // CHECK-NOT: stablehlo.while
+  // CHECK-NOT: stablehlo.reverse
+  // CHECK: stablehlo.dot_general {{.*}}batching_dims = [0] x [0], contracting_dims = [1] x [1] : {{.*}} -> tensor<3x4x4xf32>
+  // CHECK: stablehlo.dot_general {{.*}}, contracting_dims = [0, 1] x [0, 1] : {{.*}} -> tensor<4x4xf32>
+  // CHECK-NEXT: stablehlo.transpose
+  // CHECK-NEXT: stablehlo.add
+  func.func private @b(%w: !w, %h: !h, %d: !b) -> (!w, !v, !b) {
+    %c0 = stablehlo.constant dense<0> : tensor<i32>
+    %zeros = stablehlo.constant dense<0.0> : !w
+    %zero = stablehlo.constant dense<0.0> : !v
+    %r:6 = stablehlo.while(%ws = %w, %hs = %h, %i = %c0, %ct = %d, %dws = %zeros, %dvs = %zero)
+        : !w, !h, tensor<i32>, !b, !w, !v
+    cond {
+      %c3 = stablehlo.constant dense<3> : tensor<i32>
+      %0 = stablehlo.compare LT, %i, %c3, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %0 : tensor<i1>
+    } do {
+      %c1 = stablehlo.constant dense<1> : tensor<i32>
+      %c2 = stablehlo.constant dense<2> : tensor<i32>
+      %z = stablehlo.constant dense<0> : tensor<i32>
+      %l = stablehlo.subtract %c2, %i : tensor<i32>
+      %0 = stablehlo.dynamic_slice %ws, %l, %z, %z, sizes = [1, 4, 4] : (!w, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x4x4xf32>
+      %1 = stablehlo.reshape %0 : (tensor<1x4x4xf32>) -> !v
+      %2 = stablehlo.dynamic_slice %hs, %l, %z, %z, sizes = [1, 2, 4] : (!h, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+      %3 = stablehlo.reshape %2 : (tensor<1x2x4xf32>) -> !b
+      %4 = stablehlo.multiply %ct, %3 : !b
+      %5 = stablehlo.dot_general %3, %4, contracting_dims = [0] x [0] : (!b, !b) -> !v
+      %6 = stablehlo.reshape %5 : (!v) -> tensor<1x4x4xf32>
+      %7 = stablehlo.dynamic_update_slice %dws, %6, %l, %z, %z : (!w, tensor<1x4x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> !w
+      %8 = stablehlo.dot_general %4, %ct, contracting_dims = [0] x [0] : (!b, !b) -> !v
+      %9 = stablehlo.transpose %8, dims = [1, 0] : (!v) -> !v
+      %10 = stablehlo.add %dvs, %9 : !v
+      %11 = stablehlo.dot_general %4, %1, contracting_dims = [1] x [1] : (!b, !v) -> !b
+      %12 = stablehlo.add %i, %c1 : tensor<i32>
+      stablehlo.return %ws, %hs, %12, %11, %7, %10 : !w, !h, tensor<i32>, !b, !w, !v
+    }
+    return %r#4, %r#5, %r#3 : !w, !v, !b
   }
 }
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline
-from pathways.passes.schedule.schedule_file import Work, read_schedule
+from pathways.passes.schedule.schedule_file import Work, read_schedules
 
 
 def work_of(ranks: int, microbatches: int) -> Work:
@@ -29,7 +29,7 @@ def work_of(ranks: int, microbatches: int) -> Work:
 @given(st.integers(1, 6), st.integers(0, 8))
 def test_files_of_dual_pipe_v_can_be_met(ranks: int, more: int):
     work = work_of(ranks, 2 * ranks + more)
-    orders = read_schedule(dual_pipe_v(ranks, 2 * ranks + more), work)
+    orders = read_schedules(dual_pipe_v(ranks, 2 * ranks + more), {"batch": work})["batch"]
     assert sorted(action for row in orders for action in row) == sorted(work.needs)
 
 

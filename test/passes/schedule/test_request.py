@@ -28,6 +28,12 @@ requests = st.builds(
     max_bytes=st.integers(0, 1 << 40),
     times=st.sampled_from(["", "flops", "a/b.json"]),
     recompute=st.booleans(),
+) | st.builds(
+    ScheduleRequest,
+    st.sampled_from(NAMES),
+    times=st.just("units"),
+    latency=st.sampled_from(["", "2", "5us"]),
+    bandwidth=st.sampled_from(["", "1e3", "10GB/s"]),
 )
 
 
@@ -57,6 +63,11 @@ def test_what_is_written_is_read_again(request_: ScheduleRequest, seed: int, sec
         ("search(max-bytes=4 lots)", "option 'max-bytes' unknown suffix 'lots'; known are B, KB"),
         ("search(max-bytes=0)", "option 'max-bytes' must be at least one byte, got 0"),
         ("search(max-bytes=1e30GiB)", "option 'max-bytes' must be at least one byte"),
+        ("search(latency=5us)", "option 'latency' needs times to go with it, such as times=times.json"),
+        ("zb-h1(times=flops, bandwidth=1)", "option 'bandwidth' needs times to go with it"),
+        ("search(times=units, latency=-1)", "option 'latency' must be a number from 0 up, got -1"),
+        ("search(times=units, bandwidth=5us)", "option 'bandwidth' unknown suffix 'us'; known are B/s"),
+        ("search(times=units, bandwidth=0)", "option 'bandwidth' must be more than 0"),
         ("search(recompute=yes)", "option 'recompute' must be true or false, got 'yes'"),
     ],
 )

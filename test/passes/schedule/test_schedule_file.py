@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline
 from pathways.passes.schedule.policies.registry import POLICIES
-from pathways.passes.schedule.schedule_file import ScheduleFileError, Work, read_schedule, write_schedule
+from pathways.passes.schedule.schedule_file import (
+    ScheduleFileError,
+    Work,
+    loops_with_halves,
+    read_schedules,
+    write_schedules,
+)
 
 
 def work_of(pipeline: Pipeline, halves: bool = False) -> Work:
@@ -27,9 +34,14 @@ def work_of(pipeline: Pipeline, halves: bool = False) -> Work:
     )
 
 
+def read(text: str, work: Work) -> list[list[Action]]:
+    """The orders of an only loop."""
+    return read_schedules(text, {"batch": work})["batch"]
+
+
 def error_of(text: str, work: Work) -> str:
     with pytest.raises(ScheduleFileError) as caught:
-        read_schedule(text, work)
+        read(text, work)
     return str(caught.value)
 
 
@@ -49,7 +61,7 @@ def test_what_is_written_is_read_back(
 ):
     pipeline = Pipeline(slices, microbatches, backward)
     orders, work = POLICIES[policy](pipeline), work_of(pipeline)
-    assert read_schedule(write_schedule(orders, work.needs), work) == orders
+    assert read(write_schedules({"batch": (orders, work.needs)}), work) == orders
 
 
 @settings(deadline=None)
@@ -57,11 +69,11 @@ def test_what_is_written_is_read_back(
 def test_halves_are_read_back(policy: str, stages: int, microbatches: int):
     pipeline = Pipeline(tuple(range(stages)), microbatches)
     orders, work = POLICIES[policy](pipeline), work_of(pipeline, halves=True)
-    assert read_schedule(write_schedule(orders, work.needs), work) == orders
+    assert read(write_schedules({"batch": (orders, work.needs)}), work) == orders
 
 
 def test_overlapped_actions_run_one_after_the_other():
-    rows = read_schedule("0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1", TWO)
+    rows = read("0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1", TWO)
     assert list(map(str, rows[1])) == ["1F0", "1F1", "1B0", "1B1"]
 
 
@@ -69,13 +81,13 @@ def test_a_half_that_a_first_stage_does_not_have_may_be_written():
     whole = work_of(Pipeline((0, 1), 1), halves=True)
     work = dataclasses.replace(whole, needs={a: n for a, n in whole.needs.items() if str(a) != "0I0"})
     work.needs[Action(0, "W", 0)] = [Action(1, "I", 0)]
-    rows = read_schedule("0F0,0I0,0W0\n1F0,1I0,1W0", work)
+    rows = read("0F0,0I0,0W0\n1F0,1I0,1W0", work)
     assert list(map(str, rows[0])) == ["0F0", "0W0"]
 
 
 def test_columns_are_time():
     orders = POLICIES["1f1b"](Pipeline((0, 1), 2))
-    assert write_schedule(orders, TWO.needs) == "0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n"
+    assert write_schedules({"batch": (orders, TWO.needs)}) == "0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n"
 
 
 @pytest.mark.parametrize(
@@ -84,10 +96,11 @@ def test_columns_are_time():
         "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1",
         "0F0,0F1,,,0B0,0B1,,\r\n, 1F0 ,1B0,1F1,1B1\r\n\r\n",
         '"0F0","0F1",0B0,0B1\n1F0,1B0,1F1,1B1\n,,\n',
+        ",\n@batch,,\n0F0,0F1,0B0,0B1\n\n1F0,1B0,1F1,1B1",
     ],
 )
 def test_layout_does_not_count(text: str):
-    assert read_schedule(text, TWO) == POLICIES["1f1b"](Pipeline((0, 1), 2))
+    assert read(text, TWO) == POLICIES["1f1b"](Pipeline((0, 1), 2))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +108,9 @@ def test_layout_does_not_count(text: str):
     [
         ("", "expected 2 rows, for @s0, @s1, got 0"),
         ("0F0", "expected 2 rows, for @s0, @s1, got 1"),
+        ("0F0\n@batch\n1F0", "row 2: @batch stands above its rows"),
+        ("@other\n0F0\n1F0", "row 1: there is no loop @other; there is @batch"),
+        ("\n0F0\n\n1F0,0F0", "row 4, column 2, 0F0: stage 0 is on @s0, row 2"),
         ("0F0\n1F0\n2F0", "expected 2 rows, for @s0, @s1, got 3"),
         ('0F0,"0F1\n', "row 1: unexpected end of data"),
         ("0F0,(0F1;1B0)OVERLAP_F_B\n1F0", "row 1, column 2, 1B0: stage 1 is on @s1, row 2"),
@@ -157,7 +173,7 @@ def test_a_stage_that_has_no_backward():
 def test_a_split_backward_is_written_whole_or_in_halves(written: str):
     forward, inputs, weights = (Action(0, kind, 0) for kind in "FIW")
     work = Work(["s0"], {0: "s0"}, 1, {forward: [], inputs: [forward], weights: [inputs]})
-    assert read_schedule(f"0F0,{written}", work) == [[forward, inputs, weights]]
+    assert read(f"0F0,{written}", work) == [[forward, inputs, weights]]
     assert error_of("0F0,0W0,0I0", work).startswith(
         "0W0 (row 1, column 2) comes before 0I0 (row 1, column 3)"
     )
@@ -167,7 +183,82 @@ def test_a_split_backward_is_written_whole_or_in_halves(written: str):
 @given(st.text(st.sampled_from('01FBIWX,\n\r" \0\u0661'), max_size=40))
 def test_any_text_is_a_schedule_or_a_mistake(text: str):
     try:
-        orders = read_schedule(text, TWO)
+        orders = read(text, TWO)
     except ScheduleFileError:
         return
     assert sorted(action for order in orders for action in order) == sorted(TWO.needs)
+
+
+ONE = work_of(Pipeline((0, 1), 1, backward=False))
+"""Two slices of one stage each, one microbatch, only forwards."""
+
+LOOPS = {"first": ONE, "second": TWO}
+
+
+def test_the_rows_of_several_loops_follow_their_names():
+    text = "@second\n0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n@first\n0F0,\n,1F0\n"
+    orders = read_schedules(text, LOOPS)
+    assert orders["second"] == POLICIES["1f1b"](Pipeline((0, 1), 2))
+    assert write_schedules({n: (orders[n], LOOPS[n].needs) for n in ("second", "first")}) == text
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["gpipe", "1f1b", "eager"]), min_size=1, max_size=4), st.integers(1, 4))
+def test_several_loops_are_read_back(policies: list[str], microbatches: int):
+    """Names are those of symbols, in which everything may stand."""
+    pipelines = [Pipeline((*range(n + 1), 0), microbatches + n) for n in range(len(policies))]
+    names = [f'l"{n}, @' for n in range(len(policies))]
+    works = dict(zip(names, map(work_of, pipelines), strict=True))
+    orders = {n: POLICIES[p](each) for n, p, each in zip(names, policies, pipelines, strict=True)}
+    text = write_schedules({name: (orders[name], works[name].needs) for name in names})
+    assert read_schedules(text, works) == orders
+
+
+@pytest.mark.parametrize(
+    ("text", "loop", "message"),
+    [
+        ("", "first", "@first is missing"),
+        ("@first\n0F0\n1F0\n", "second", "@second is missing"),
+        ("\n0F0\n1F0\n@first", None, "row 2: expected the name of a loop above it: @first, @second"),
+        ("@first\n0F0\n1F0\n@third", None, "row 4: there is no loop @third; there is @first, @second"),
+        ("@first\n0F0\n1F0\n@a\0", None, r"row 4: there is no loop @a\x00; there is @first, @second"),
+        ("@first,0F0\n1F0", None, "row 1: expected nothing beside @first"),
+        ("@first\n0F0\n1F0\n@first\n0F0", "first", "row 4: @first stands in row 1 already"),
+        ("@first\n0F0\n@second", "first", "@first, expected 2 rows, for @s0, @s1, got 1"),
+        (
+            "@second\n0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n\n@first\n0F0\n1F0,1F9",
+            "first",
+            "@first, row 7, column 2, 1F9: there is no microbatch 9; the last one is 0",
+        ),
+        (
+            "@first\n0F0\n1F0\n@second\n0F0,0F1,0B0,0B1\n1F0,1B0,1F1",
+            "second",
+            "@second, row 6: 1B1 is missing",
+        ),
+        (
+            "@first\n0F0\n1F0\n@second\n0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
+            "second",
+            "@second, deadlock: the order has a cycle\n  0B0 (row 5, column 2) waits for 1B0 (row 6,",
+        ),
+    ],
+)
+def test_mistakes_name_the_loop(text: str, loop: str | None, message: str):
+    with pytest.raises(ScheduleFileError) as caught:
+        read_schedules(text, LOOPS)
+    assert str(caught.value).startswith(message)
+    assert caught.value.loop == loop
+
+
+def test_only_loops_that_write_halves_have_them(tmp_path: Path):
+    file = tmp_path / "order.csv"
+    file.write_text("@first\n0F0,0B0\n@second\n0F0,(0F1;0I0)OVERLAP_F_B,0W0")
+    assert loops_with_halves(str(file), ["first", "second"]) == {"second"}
+    assert loops_with_halves(str(file), ["first"]) == set()
+    assert loops_with_halves(str(tmp_path / "none.csv"), ["first"]) == set()
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from('@firstecond01FB,\n\r" \0'), max_size=40))
+def test_any_text_is_of_several_loops_or_a_mistake(text: str):
+    with pytest.raises(ScheduleFileError):
+        read_schedules(text, LOOPS)

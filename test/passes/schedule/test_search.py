@@ -15,9 +15,9 @@ from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.pipeline import PolicyError
 from pathways.passes.schedule.policies.registry import NAMES, POLICIES, PROGRAM
 from pathways.passes.schedule.request import ScheduleRequest, read_request
-from pathways.passes.schedule.schedule_file import Work, read_schedule, write_schedule
+from pathways.passes.schedule.schedule_file import Work, read_schedules, write_schedules
 from pathways.passes.schedule.search.exact import NoSolverError
-from pathways.passes.schedule.search.problem import Held, Limit, SearchProblem
+from pathways.passes.schedule.search.problem import Held, Limit, SearchProblem, counted
 from pathways.passes.schedule.search.search import Budget, search
 
 Row = list[Action]
@@ -52,8 +52,14 @@ def works(draw) -> Work:
     return work_of_line(tuple(owners), draw(st.integers(1, 6)), draw(st.booleans()), trained)
 
 
-def step_time(orders: list[Row], work: Work, durations: dict[Action, float]) -> float:
+def step_time(
+    orders: list[Row],
+    work: Work,
+    durations: dict[Action, float],
+    delays: dict[tuple[Action, Action], float] | None = None,
+) -> float:
     """Runs slices as processes, one action at a time; fails when they are stuck."""
+    delays = delays or {}
     end: dict[Action, float] = {}
     at, free = [0] * len(orders), [0.0] * len(orders)
     while len(end) < len(work.needs):
@@ -61,7 +67,9 @@ def step_time(orders: list[Row], work: Work, durations: dict[Action, float]) -> 
         for n, row in enumerate(orders):
             while at[n] < len(row) and work.needs[row[at[n]]] <= end.keys():
                 action = row[at[n]]
-                start = max([free[n], *(end[need] for need in work.needs[action])])
+                start = max(
+                    [free[n], *(end[need] + delays.get((need, action), 0.0) for need in work.needs[action])]
+                )
                 free[n] = end[action] = start + durations[action]
                 at[n] += 1
         assert len(end) > before, "the pipeline is stuck"
@@ -91,8 +99,50 @@ def some_durations(work: Work, seed: int) -> dict[Action, float]:
     return {action: takes[action[:2]] for action in work.needs}
 
 
+def over_links(work: Work, takes: float) -> dict[tuple[Action, Action], float]:
+    """The time that values take from slice to slice."""
+    return {
+        (need, action): takes
+        for action, needs in work.needs.items()
+        for need in needs
+        if work.slices[need.stage] != work.slices[action.stage]
+    }
+
+
 def told(_: str) -> None:
     pass
+
+
+@settings(deadline=None)
+@given(works(), st.integers(0, 99), st.sampled_from([0.3, 1.0, 7.0]), st.integers(0, 3))
+def test_values_take_time_from_slice_to_slice(work: Work, seed: int, takes: float, max_live: int):
+    durations, delays = some_durations(work, seed), over_links(work, takes)
+    costs = Costs(durations, delays=delays)
+    times = {}
+    for policy in (*POLICIES, "search"):
+        options = {"iterations": 60, "seed": seed} if policy == "search" else {}
+        try:
+            orders = orders_by(ScheduleRequest(policy, max_live=max_live, **options), work, costs, told)
+        except PolicyError:
+            continue
+        times[policy] = step_time([list(row) for row in orders], work, durations, delays)
+    place = {stage: work.rows.index(name) for stage, name in work.slices.items()}
+    problem = SearchProblem(place, work.needs, durations, counted(work.needs, max_live), delays)
+    if "search" in times:
+        assert problem.lower_bound() <= times["search"] * (1 + 1e-9)
+        assert times["search"] <= min(times.values()) * (1 + 1e-9)
+
+
+def test_forwards_get_further_ahead_where_links_are_slow():
+    """Two stages: at once, one forward is ahead of its backward; a link that takes longer wants more."""
+    work = work_of_line((0, 1), 8, halves=False)
+    durations = dict.fromkeys(work.needs, 1.0)
+    request = ScheduleRequest("search", iterations=100)
+    for takes, most in ((0.0, 2), (2.0, 4)):
+        delays = over_links(work, takes)
+        orders = orders_by(request, work, Costs(durations, delays=delays), told)
+        assert most_live(list(orders[0]), 0, work) == most
+        assert step_time([list(row) for row in orders], work, durations, delays) <= 18 + 2 * takes
 
 
 @settings(deadline=None)
@@ -117,7 +167,7 @@ def test_the_order_keeps_to_the_limits_and_is_no_slower_than_any_policy(
             live = most_live(orders[work.rows.index(slice)], stage, work)
             assert not max_live or live <= max_live
         # What is written is read again.
-        assert read_schedule(write_schedule(orders, work.needs), work) == orders
+        assert read_schedules(write_schedules({"l": (orders, work.needs)}), {"l": work}) == {"l": orders}
     if "search" in times:
         assert all(times["search"] <= time * (1 + 1e-9) for time in times.values())
 

@@ -113,7 +113,7 @@ def program(workers):
         pass
 
     loaded = Loaded()
-    workers[0].traces[0].add(loaded, 5, whole, {"s0": 0, "s1": 1})
+    workers[0].traces[0].add(loaded, 5, whole, {"s0": (0,), "s1": (1,)})
     return loaded
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathways.runtime.hosts.merging import PlanOnHosts
+from pathways.runtime.hosts.merging import Part, PlanOnHosts
 from pathways.runtime.hosts.messages import StepTimes
 from pathways.runtime.local.call_trace import Seen, timeline_of_call
 from pathways.runtime.plan import plan
@@ -35,7 +35,7 @@ def program() -> PlanOnHosts:
             ),
             slot_types=(TYPE,) * 5,
         ),
-        {"s0": 0, "s1": 0, "s2": 1},
+        {"s0": (0,), "s1": (0,), "s2": (1,)},
     )
 
 
@@ -59,7 +59,8 @@ def drawn(program, parts):
 
 
 def test_each_host_has_its_steps(program):
-    assert program.steps == {0: [0, 1, 2], 1: [2, 4]}
+    sent = Part((2,), sends=True)
+    assert program.parts == {0: [Part((0,)), Part((1,)), sent], 1: [Part((2,)), Part((4,))]}
 
 
 def test_a_transfer_lasts_from_its_send_to_its_receipt(program):

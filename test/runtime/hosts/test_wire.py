@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways.runtime.hosts import frames, messages
-from pathways.runtime.hosts.messages import Challenge, Hello, MessageError, Ping, Pong, Run
+from pathways.runtime.hosts.frames import decode_for_controller, decode_for_worker
+from pathways.runtime.hosts.messages import Challenge, Done, Hello, MessageError, Ping, Pong, Run
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller, greet_worker
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
@@ -105,8 +107,8 @@ def test_a_proof_cannot_be_used_again(pair):
     [
         (b"GET / HTTP/1.1\r\n\r\n", "these bytes are no message of pathways"),
         (b"PW\x63\x00\x00\x00\x00\x01\x00\x00\x00\x00a", "the other side speaks version 99 of the protocol"),
-        (b"PW\x03\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
-        (b"PW\x03\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
+        (b"PW\x04\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
+        (b"PW\x04\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
     ],
 )
 def test_what_is_no_message_is_refused(pair, sent, message):
@@ -121,3 +123,20 @@ def test_no_bytes_harm_a_reader(body):
     for decode in (frames.decode_for_worker, frames.decode_for_controller):
         with contextlib.suppress(MessageError):
             decode(body)
+
+
+def test_a_message_that_is_longer_than_what_is_read_at_once(pair):
+    """Such as one that says of each result of a large program what is wrong with it."""
+    ours, theirs = pair
+    sender = Connection(theirs, decode_for_worker)
+    receiver = Connection(ours, decode_for_controller)
+    sent = Done(3, None, dict.fromkeys(range(1000), "no memory " * 20))
+    thread = threading.Thread(target=sender.send, args=(sent, Done(4, None, {})), daemon=True)
+    thread.start()
+    got: list[object] = []
+    began = time.monotonic()
+    while len(got) < 2:
+        assert receiver.wait(5)
+        receiver.act_on_some(got.append)
+        assert time.monotonic() - began < 10
+    assert got == [sent, Done(4, None, {})]

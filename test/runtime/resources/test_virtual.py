@@ -62,7 +62,7 @@ def test_slices_are_equal_only_to_themselves():
         ((-1,), ("x",), "expected sizes of at least 1"),
         ((256, 257), ("x", "y"), "expected at most 65536 devices"),
         ((), (), "expected at least one axis"),
-        ((2,), ("x", "y"), "has 1 axes, but axis names"),
+        ((2,), ("x", "y"), "expected a name for each axis"),
         ((2, 2), ("x", "x"), "expected distinct names"),
         ((2,), ("",), "not empty"),
     ],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pathways.passes.schedule.links import Link, read_link
 from pathways.passes.util.quantities import TimesError
-from pathways.runtime.simulate.links import Link, read_link
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pipelines import gpipe, interleaved, one_f_one_b, pipeline
 
 from pathways.dialect.origins import Origin
+from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.times import Times
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Transfer
-from pathways.runtime.simulate.links import Link
 from pathways.runtime.simulate.replay import simulate
 
 

@@ -9,14 +9,15 @@ import pytest
 from pipelines import gpipe, pipeline
 
 from pathways.dialect.origins import Origin
+from pathways.passes.measured.durations import measured_durations
+from pathways.passes.measured.events import EventLog, TimelineEvent
+from pathways.passes.schedule.links import Link, read_link
 from pathways.passes.schedule.times import Times
 from pathways.passes.util.quantities import TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch
-from pathways.runtime.simulate.links import Link, read_link
 from pathways.runtime.simulate.replay import simulate, steady_step_time
-from pathways.runtime.simulate.times import measured_durations, measured_times, read_times
-from pathways.runtime.timelines.events import EventLog, TimelineEvent
+from pathways.runtime.simulate.times import measured_times, read_times
 
 
 @pytest.fixture(scope="module")

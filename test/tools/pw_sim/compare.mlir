@@ -6,6 +6,16 @@
 // RUN: pw-sim %s --compare --limits max-live=2 | filecheck %s --check-prefix=LIMITS
 // RUN: not pw-sim %s --compare --limits max-lvie=2 2>&1 | filecheck %s --check-prefix=OPTION
 // RUN: not pw-sim %s --limits max-live=2 2>&1 | filecheck %s --check-prefix=ALONE
+// RUN: printf '0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n' >%t.csv
+// RUN: pw-sim %s --policy gpipe --policy %t.csv | filecheck %s --check-prefix=FILE
+// RUN: pw-viz %s --policy gpipe --policy %t.csv | filecheck %s --check-prefix=FILEPAGE
+// RUN: pw-compile %s --schedule %t.csv | pw-opt --emit-schedule | filecheck %s --check-prefix=COMPILED
+// RUN: printf '0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3\n' >%t.csv
+// RUN: not pw-sim %s --policy gpipe --policy %t.csv 2>&1 | filecheck %s --check-prefix=WRONG
+// RUN: not pw-sim %s --policy gpipe --compare 2>&1 | filecheck %s --check-prefix=BOTH
+// RUN: pw-sim %s --policy 1f1b --policy search --latency 2 | filecheck %s --check-prefix=LINKS
+// RUN: not pw-sim %s --policy search --latency 2us 2>&1 | filecheck %s --check-prefix=UNIT
+// RUN: not pw-sim %s --policy gpip 2>&1 | filecheck %s --check-prefix=UNKNOWN
 // RUN: pw-viz %s --policy 1f1b --policy zb-h1 | filecheck %s --check-prefix=PAGE
 // RUN: not pw-viz %s --policy zb-v 2>&1 | filecheck %s --check-prefix=UNFIT
 
@@ -30,7 +40,26 @@
 // LIMITS: zb-h2             9          11.1 %   0.0 %    336 B    288 B    8, 256 B
 // LIMITS: gpipe does not fit: it has 4 microbatches of stage 0 alive at once, more than 2: use search
 // OPTION: pw-sim: error: 'gpipe(max-lvie=2)': option 'max-lvie' is unknown; did you mean 'max-live'?
-// ALONE: pw-sim: error: --limits is for --compare
+// ALONE: pw-sim: error: --limits is for --compare and --policy
+
+// Some policies alone, and schedule files.
+
+// FILE:      policy
+// FILE-NEXT: {{gpipe +}}10
+// FILE-NEXT: {{compare.mlir.tmp.csv +}}10
+// FILEPAGE: <h2>gpipe <small>10 units
+// FILEPAGE: <h2>{{.*}}.csv <small>10 units
+// COMPILED: {{^}}0F0,0F1,,0B0,0F2,0B1,0F3,0B2,,0B3{{$}}
+// WRONG: pw-sim: error: '{{.*}}', by {{.*}}.csv: {{.*}}: row 2: 1B3 is missing
+// BOTH: pw-sim: error: --compare and --policy exclude each other: one is of all policies
+// UNKNOWN: pw-sim: error: unknown policy 'gpip'; did you mean 'gpipe'?
+
+// A search knows that links take time, a pattern does not.
+
+// LINKS:      policy
+// LINKS-NEXT: {{search +}}13.5
+// LINKS-NEXT: {{1f1b +}}18
+// UNIT: pw-sim: error: {{.*}} cannot be scheduled by 'search(times=units, latency=2us)': latency: is in seconds, but the durations are in time units
 
 // Policies are drawn under one another, the fastest first.
 

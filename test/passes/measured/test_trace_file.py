@@ -8,11 +8,11 @@ import json
 import pytest
 from pipelines import one_f_one_b, pipeline
 
+from pathways.passes.measured.trace_file import TraceError, TraceFile, read_trace
+from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.times import Times
 from pathways.runtime.plan.lower import plan_of
-from pathways.runtime.simulate.links import Link
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.timelines.trace_file import TraceError, TraceFile, read_trace
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from pathways.dialect.origins import Origin
+from pathways.passes.measured.events import EventLog, TimelineEvent
 from pathways.passes.util.quantities import SECONDS, UNITS
-from pathways.runtime.timelines.events import EventLog, TimelineEvent
 
 _TICKS = {SECONDS: 1e6, UNITS: 1e3}
 """Microseconds of the trace in one unit of time: a unit of the schedule is shown as a millisecond."""
@@ -183,6 +183,11 @@ def _rows(timeline: EventLog) -> list[int]:
             rows[n] = heapq.heappop(free) if free else _LAUNCHES + 1 + len(under_way)
             heapq.heappush(under_way, (timeline.events[n].end, rows[n]))
     return rows
+
+
+def is_trace(data: bytes) -> bool:
+    """Whether a file of JSON is meant to be a trace: an array."""
+    return data.lstrip().startswith(b"[")
 
 
 def read_trace(text: str | bytes) -> list[EventLog]:

@@ -1,4 +1,4 @@
-"""The links between slices in a simulation: their latency and their bandwidth."""
+"""The links between slices, for policies and for simulations: their latency and their bandwidth."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Link:
     bandwidth: float = math.inf
 
 
-def read_link(latency: str | float | None, bandwidth: str | float | None, unit: str) -> Link:
+def read_link(latency: str | float | None, bandwidth: str | float | None, unit: str | None = None) -> Link:
     """Reads a link.
 
     Args:
       latency: a time, `5us` or a number of units; None for no latency.
       bandwidth: bytes in a time, `10GB/s`, `200Gbit/s` or a number of bytes in a unit; None for no limit.
-      unit: the unit of the durations that it goes with.
+      unit: the unit of the durations that it goes with; None for any.
 
     Raises:
       TimesError: when it cannot be read, or is in another unit.

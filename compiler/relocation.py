@@ -1,0 +1,217 @@
+"""Arrays that one program left in a place and another wants elsewhere: moved by a program of transfers."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import jax
+from jaxlib.mlir import ir
+
+from pathways.compiler.arguments import Signature
+from pathways.compiler.compiling import Scheduled
+from pathways.compiler.interface import Interface
+from pathways.compiler.lowering import run_phases
+from pathways.dialect import make_context
+from pathways.dialect.dtypes import element_name
+from pathways.passes.pipeline import Options
+from pathways.runtime.hosts.array import Array
+from pathways.runtime.hosts.controller import Controller
+from pathways.runtime.hosts.host import Location
+from pathways.runtime.hosts.hosted import HostedProgram
+from pathways.runtime.hosts.messages import DeviceLayout
+from pathways.runtime.local.devices import cluster
+from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.resources.manager import Binding
+
+NAME = "relocation"
+"""What these programs are called, in traces and messages."""
+
+Load = Callable[[Scheduled, Mapping[str, Binding]], HostedProgram]
+"""Loads a program on its hosts."""
+
+Slice = tuple[bool, int, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
+"""Whether arrays come to it, its island, the ids of its devices there, the shape and the axes of their mesh.
+
+What lies in other shards on the devices where it is wanted goes from one slice to another, too.
+"""
+
+_MOST = 64
+"""How many programs are kept; those that were loaded first go first."""
+
+_programs: weakref.WeakKeyDictionary[Controller, dict[tuple[_Move, ...], _KeptProgram]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The programs that were loaded, by what they move."""
+
+_lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Move:
+    """What is moved, from where to where.
+
+    Attributes:
+      shape: the shape of the array, or of the part of it that a replica has.
+      dtype: the name of its dtype.
+      source: where it lies.
+      target: where it is wanted.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    source: Location
+    target: Location
+
+    @classmethod
+    def of(cls, array: Array, target: Location) -> _Move | None:
+        """How an array gets somewhere; None if it lies nowhere in the same part, or a host is gone."""
+        sources = [
+            where for where in array.locations if where.part == target.part and where.gang.error is None
+        ]
+        if not sources or target.gang.error is not None:
+            return None
+        data = array.aval
+        if jax.dtypes.issubdtype(data.dtype, jax.dtypes.extended):
+            data = jax.eval_shape(jax.random.key_data, data)
+        # Within an island, if it can be.
+        source = min(sources, key=lambda where: where.gang is not target.gang)
+        return cls(target.part.shape(data.shape), data.dtype.name, source, target)
+
+
+class _KeptProgram:
+    """A program that is unloaded when nobody has it any more."""
+
+    def __init__(self, controller: Controller, program: HostedProgram) -> None:
+        self.program = program
+        weakref.finalize(self, controller.unload, program).atexit = False
+
+
+def relocate(
+    controller: Controller, load: Load, wanted: Sequence[tuple[Array, Location]]
+) -> list[tuple[Array, Location]]:
+    """Brings arrays to where they are wanted, shard to shard; nothing waits for it.
+
+    All of them are moved by one program, which is loaded once and kept.
+
+    Args:
+      controller: the controller of the hosts.
+      load: loads it on them.
+      wanted: the arrays, each with a location that it is not at.
+
+    Returns:
+      Those that cannot be moved so: no replica that shares them has the part that is wanted.
+
+    Raises:
+      HostError: a host is gone.
+    """
+    moves = [_Move.of(array, target) for array, target in wanted]
+    going = [(array, move) for (array, _), move in zip(wanted, moves, strict=True) if move is not None]
+    if going:
+        loaded = _loaded(controller, load, tuple(move for _, move in going))
+        _run(controller, loaded.program, going)
+    return [each for each, move in zip(wanted, moves, strict=True) if move is None]
+
+
+def _loaded(controller: Controller, load: Load, moves: tuple[_Move, ...]) -> _KeptProgram:
+    with _lock:
+        found = _programs.get(controller, {}).get(moves)
+    if found is not None and found.program.is_there():
+        return found
+    made = _KeptProgram(controller, load(*_program(moves)))
+    with _lock:
+        known = {key: old for key, old in _programs.get(controller, {}).items() if old.program.is_there()}
+        for key in list(known)[: max(0, len(known) + 1 - _MOST)]:
+            del known[key]
+        # Another thread may have been faster.
+        known.setdefault(moves, made)
+        _programs[controller] = known
+        return known[moves]
+
+
+def _run(controller: Controller, program: HostedProgram, going: Sequence[tuple[Array, _Move]]) -> None:
+    # Another thread may donate them, too: before, which is an error, or behind.
+    with controller.order:
+        arguments = {
+            island: [going[port.number][0].number_at(going[port.number][1].source) for port in ports]
+            for island, ports in program.inputs.items()
+        }
+        made = [array.step_at(move.source) for array, move in going]
+        step = controller.run(program, arguments, made)
+        for ports in program.outputs.values():
+            for position, port in enumerate(ports):
+                array, move = going[port.number]
+                array.add_copy(move.target, step.number + 1 + position, step)
+
+
+def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:
+    """A program of transfers, and the devices of its slices."""
+    slices: dict[Slice, str] = {}
+    for move in moves:
+        for slice in _slices(move):
+            slices.setdefault(slice, f"place{len(slices)}")
+    text = "\n".join(_text(moves, slices))
+    forms = run_phases(ir.Module.parse(text, make_context()), NAME, Options())
+    avals = tuple(jax.core.ShapedArray(move.shape, jax.numpy.dtype(move.dtype)) for move in moves)
+    interface = Interface(
+        slices={},
+        argument_paths=tuple(f"array {n}" for n in range(len(moves))),
+        in_avals=avals,
+        out_avals=avals,
+        out_tree=jax.tree.structure((0,) * len(moves)),
+        platform=cluster().platform,
+    )
+    signature = Signature(jax.tree.structure(((0,) * len(moves), {})), avals, (), None)
+    plan = plan_of(forms.scheduled, NAME, proved=True)
+    program = Scheduled(forms.scheduled, plan, interface, signature)
+    return program, {name: _binding(slice) for slice, name in slices.items()}
+
+
+def _slices(move: _Move) -> tuple[Slice, Slice]:
+    """Where it comes from and where it goes."""
+
+    def slice(where: Location, is_target: bool) -> Slice:
+        layout = where.placement
+        return is_target, where.gang.number, layout.devices, layout.mesh, layout.axis_names
+
+    return slice(move.source, False), slice(move.target, True)
+
+
+def _binding(slice: Slice) -> Binding:
+    _, island, ids, shape, axis_names = slice
+    (devices,) = (each.devices for each in cluster().islands if each.name == f"island{island}")
+    by_id = {device.id: device for device in devices}
+    return Binding(tuple(by_id[n] for n in ids), shape, axis_names, NAME)
+
+
+def _text(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> Iterator[str]:
+    """The module, in the form `placed`."""
+    yield f'module @{NAME} attributes {{pw.form = "placed"}} {{'
+    for (*_, shape, axis_names), name in slices.items():
+        axes = ", ".join(f'"{axis}"={size}' for axis, size in zip(axis_names, shape, strict=True))
+        yield f"sdy.mesh @mesh_{name} = <[{axes}]>"
+        yield f'"pw.slice"() {{sym_name = "{name}", mesh = @mesh_{name}}} : () -> ()'
+    arguments, results, body = [], [], []
+    for n, move in enumerate(moves):
+        type_ = f"tensor<{'x'.join([*map(str, move.shape), element_name(move.dtype)])}>"
+        source, target = (slices[slice] for slice in _slices(move))
+        here, there = (
+            _sharding(name, where.placement) for name, where in ((source, move.source), (target, move.target))
+        )
+        arguments.append(f"%a{n}: {type_} {{pw.slice = @{source}, sdy.sharding = {here}}}")
+        results.append(f"{type_} {{pw.slice = @{target}, sdy.sharding = {there}}}")
+        body.append(
+            f'%r{n} = "pw.transfer"(%a{n}) {{slice = @{target}, sharding = {there}}} : ({type_}) -> {type_}'
+        )
+    yield f"func.func public @main({', '.join(arguments)}) -> ({', '.join(results)}) {{"
+    yield from body
+    types = ", ".join(result.partition(" {")[0] for result in results)
+    yield f"return {', '.join(f'%r{n}' for n in range(len(moves)))} : {types}"
+    yield "}}"
+
+
+def _sharding(slice: str, layout: DeviceLayout) -> str:
+    dims = ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes) + "}" for axes in layout.dims)
+    return f"#sdy.sharding<@mesh_{slice}, [{dims}]>"

@@ -1,0 +1,83 @@
+"""How long the calls of each stage took in measured steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pathways.passes.measured.events import EventLog, TimelineEvent
+from pathways.passes.schedule.times import kind_of
+from pathways.passes.util.quantities import SECONDS
+
+_WHOLE = ""
+"""In place of the name of a piece."""
+
+
+def measured_durations(timelines: Sequence[EventLog]) -> dict[str, Any]:
+    """The median times of each stage and kind in measured steps, as a mapping that `times_of` reads."""
+    suffix = "s" if timelines and timelines[0].unit == SECONDS else ""
+    stages = by_stage(times_taken(timelines))
+    return {
+        "stages": {
+            str(stage): {kind: f"{time:.9g}{suffix}" if suffix else time for kind, time in kinds.items()}
+            for stage, kinds in stages.items()
+        }
+    }
+
+
+def of_program(timelines: Sequence[EventLog], name: str) -> Sequence[EventLog]:
+    """The steps of a program; all if there are none, since it may have had another name."""
+    return [timeline for timeline in timelines if timeline.program == name] or timelines
+
+
+def times_taken(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, float]]:
+    """Each launch and the time that it took, without those that are estimated, unless all are."""
+    taken = [pair for timeline in timelines for pair in _in_step(timeline)]
+    return [pair for pair in taken if not pair[0].estimated] or taken
+
+
+def by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
+    """The median time of each kind of call of each stage.
+
+    Calls that were fused into one launch share its time, a whole backward twice as much as others. They count
+    where a kind is in no launch of its own. Where a call was cut into several launches, the medians of their
+    computations count together.
+    """
+    alone: dict[tuple[int, str], dict[str, list[float]]] = {}
+    shared: dict[tuple[int, str], dict[str, list[float]]] = {}
+    for event, time in taken:
+        weights = [(2 if kind_of(call) == "bwd" else 1) / (call.pieces or 1) for call in event.origins]
+        table = alone if len(weights) == 1 else shared
+        for call, weight in zip(event.origins, weights, strict=True):
+            if call.stage is not None:
+                piece = _WHOLE if call.pieces is None else event.label.partition("[")[0]
+                of_call = table.setdefault((call.stage, kind_of(call)), {})
+                of_call.setdefault(piece, []).append(time * weight / sum(weights))
+    stages: dict[int, dict[str, float]] = {}
+    for stage, kind in sorted({*alone, *shared}):
+        pieces = shared.get((stage, kind), {}) | alone.get((stage, kind), {})
+        counted = [pieces[_WHOLE]] if _WHOLE in pieces else pieces.values()
+        stages.setdefault(stage, {})[kind] = sum(map(statistics.median, counted))
+    for kinds in stages.values():
+        halves = [time for kind, time in kinds.items() if kind.startswith("bwd.")]
+        if halves:
+            kinds.setdefault("bwd", sum(halves))
+    return stages
+
+
+def _in_step(timeline: EventLog) -> Iterator[tuple[TimelineEvent, float]]:
+    """Each launch of a step, and how long it took since it could have begun."""
+    made: list[float] = []
+    free: dict[str, float] = {}
+    for event in timeline.events:
+        ready = [made[n] for n in event.reads]
+        if event.kind == "transfer":
+            made.append(max(ready, default=event.start))
+            continue
+        if event.slice in free:
+            ready.append(free[event.slice])
+        # Clocks of several threads may say that it began before that.
+        yield event, event.end - min(event.start, max(ready, default=event.start))
+        made.append(event.end)
+        free[event.slice] = event.end
