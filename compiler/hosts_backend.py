@@ -22,7 +22,7 @@ from pathways.passes.bind.split_hosts import SplitHosts
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
 from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import WHOLE, Gang, Share
+from pathways.runtime.hosts.host import WHOLE, Gang, ReplicaPart
 from pathways.runtime.hosts.hosted import HostedProgram, HostPart, HostPort
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.local.devices import slice_statuses
@@ -169,12 +169,12 @@ def _ports(
     )
 
 
-def _share(replicas: Replicas | None, slice: str) -> Share:
+def _share(replicas: Replicas | None, slice: str) -> ReplicaPart:
     """What of an array lies on a slice."""
     if replicas is None or replicas.split is None:
         return WHOLE
     replica = next(n for n, names in zip(replicas.numbers, replicas.slices, strict=True) if slice in names)
-    return Share(replica, replicas.count, replicas.split)
+    return ReplicaPart(replica, replicas.count, replicas.split)
 
 
 def _placement(plan: Plan, slot: Slot, binding: Binding) -> DeviceLayout:

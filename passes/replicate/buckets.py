@@ -240,6 +240,15 @@ def add_and_join(bucket: Bucket, terms: list[ir.Value]) -> list[ir.Value]:
     return join(bucket, [total_of(bucket, terms)])
 
 
+def settled(values: list[ir.Value]) -> list[ir.Value]:
+    """Values that are there before anything is made of them.
+
+    XLA would fuse a sum with what reads it where both are in one computation, and join other multiplications
+    and additions then: the result would depend on what is launched together.
+    """
+    return list(stablehlo.OptimizationBarrierOp(values).results)
+
+
 def _pairs(bucket: Bucket, values: Sequence[ir.Value]) -> Iterator[tuple[Member, ir.Value]]:
     return zip(bucket.members, values, strict=True)
 

@@ -16,6 +16,7 @@ from pathways.passes.replicate.buckets import (
     cut,
     join,
     laid_out,
+    settled,
     total_of,
 )
 from pathways.passes.replicate.exchange import Exchanger
@@ -69,8 +70,8 @@ class BlockExchanges(Exchanger):
 
         def total(terms: list[ir.Value]) -> list[ir.Value]:
             if not goes_alone:
-                return add_and_join(bucket, terms)
-            return [total_of(bucket, terms[n :: len(dims)]) for n in range(len(dims))]
+                return settled(add_and_join(bucket, terms))
+            return settled([total_of(bucket, terms[n :: len(dims)]) for n in range(len(dims))])
 
         key = bucket, tuple(dims), goes_alone
         width = len(sent)

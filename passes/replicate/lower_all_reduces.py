@@ -24,6 +24,7 @@ from pathways.passes.replicate.buckets import (
     buckets_of,
     cut,
     join,
+    settled,
     total_of,
 )
 from pathways.passes.replicate.exchange import WIRES, Exchanger
@@ -142,7 +143,7 @@ class _AllReduces(Exchanger):
         layouts = [bucket.attribute(member.layout) for member in bucket.members]
 
         def add_up(terms: list[ir.Value]) -> list[ir.Value]:
-            return [total_of(bucket, terms[n :: len(sums)]) for n in range(len(sums))]
+            return settled([total_of(bucket, terms[n :: len(sums)]) for n in range(len(sums))])
 
         for r, place in enumerate(places):
             terms = [
@@ -199,7 +200,7 @@ class _AllReduces(Exchanger):
             (bucket, len(operands)),
             operands,
             place,
-            lambda arguments: body(bucket, arguments),
+            lambda arguments: settled(body(bucket, arguments)) if is_joined else body(bucket, arguments),
             members if body is cut else [piece] * len(operands),
             members if is_joined else [piece] * (bucket.pieces if body is cut else 1),
             # Not what waits for all replicas and is read at last.

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import WHOLE, HostError, Location, Share
+from pathways.runtime.hosts.host import WHOLE, HostError, Location, ReplicaPart
 from pathways.runtime.hosts.shards import different_shards
 from pathways.runtime.hosts.step import Step
 from pathways.runtime.xla import pjrt
@@ -220,7 +220,7 @@ class Array:
         whole = np.empty(data.shape, data.dtype)
         self._check_alive()
         # What replicas share lies in blocks; of what is in several places any will do.
-        blocks: dict[Share, Location] = {}
+        blocks: dict[ReplicaPart, Location] = {}
         # Those of hosts that are there first.
         for location in sorted(self._copies, key=lambda where: where.gang.error is not None):
             blocks.setdefault(location.part, location)

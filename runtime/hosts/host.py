@@ -95,7 +95,7 @@ class HostProcess:
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class ReplicaPart:
     """What a replica has of arrays that replicas share.
 
     Attributes:
@@ -121,7 +121,7 @@ class Share:
         return tuple(n // self.count if d == self.dim else n for d, n in enumerate(whole))
 
 
-WHOLE = Share(0, 1, 0)
+WHOLE = ReplicaPart(0, 1, 0)
 """All of an array."""
 
 
@@ -157,7 +157,7 @@ class Gang:
         self.may_end = False
         self.fate: str | None = None
         self.unused: Unused[int] = Unused()
-        self._locations: dict[tuple[DeviceLayout, Share], Location] = {}
+        self._locations: dict[tuple[DeviceLayout, ReplicaPart], Location] = {}
         self._began = time.monotonic()
         for host in hosts:
             host.gang = self
@@ -187,7 +187,7 @@ class Gang:
         for other in self.hosts:
             other.error = self.error
 
-    def location(self, placement: DeviceLayout, part: Share = WHOLE) -> Location:
+    def location(self, placement: DeviceLayout, part: ReplicaPart = WHOLE) -> Location:
         """Where arrays lie on it, or a part of each."""
         key = (placement, part)
         return self._locations.setdefault(key, Location(self, *key))
@@ -209,7 +209,7 @@ class Location:
 
     gang: Gang
     placement: DeviceLayout
-    part: Share = WHOLE
+    part: ReplicaPart = WHOLE
 
     @functools.cached_property
     def holders(self) -> Mapping[HostProcess, tuple[int, ...]]:
