@@ -147,7 +147,11 @@ class Schedule(Pass):
         try:
             return start_times(orders, work.needs)
         except ActionCycleError as error:
-            fail(loop.op, f"cannot be scheduled by '{request}': {error.describe(str, work.slices)}")
+            fail(
+                loop.op,
+                f"cannot be scheduled by '{request}', which counts on a forward to read no backward: use "
+                f"'{PROGRAM}' or a schedule file; {error.describe(str, work.slices)}",
+            )
 
     def request(self, loop: ir.OpView) -> ScheduleRequest:
         """The policy of a loop, and what it keeps to."""

@@ -160,7 +160,7 @@ def _pipeline(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch
 
 def _replicas(rng: random.Random, slices: tuple[tuple[int, ...], ...], share: float) -> int:
     """A number of replicas for which there are devices."""
-    wanted = rng.choice([2, 2, 2, 4]) if rng.random() < 1.0 else 1
+    wanted = rng.choice([2, 2, 2, 4]) if rng.random() < share else 1
     return wanted if wanted * sum(map(math.prod, slices)) <= _MOST_DEVICES else 1
 
 
