@@ -71,7 +71,7 @@ def test_halves_are_equal() -> None:
     pipeline = "pw-split-backward{policy=zb-h1},pw-propagate-shardings,pw-lower-transfers"
     command = ("-m", "pathways.tools.pw_opt", examples, "--split-input-file", "-p", pipeline)
     first, *others = (run(seed, *command).stdout for seed in SEEDS)
-    assert first.count('part = "weight"') == 6
+    assert first.count('part = "weight"') == 7
     assert others == [first] * 2
 
 

@@ -258,7 +258,7 @@ def _shards_agree(x: Any) -> bool:
 def _shards_on_hosts_agree(x: pw.Array) -> bool:
     fetched = x.fetch()
     for location, number in x._copies.items():
-        whole = location.rows(fetched)
+        whole = location.part.of(fetched)
         parts = shard_indices(whole.shape, location.placement)
         for host, positions in location.holders.items():
             wanted = [whole[parts[at]] for at in positions]
