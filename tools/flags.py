@@ -22,8 +22,6 @@ times:
   together. A trace of a measured run serves as well: each launch takes the median of its durations there.
 """
 
-LIMITS_HELP = "with policies: what all policies keep to, such as max-live=4 or max-bytes=2GiB"
-
 
 class FlagParser(argparse.ArgumentParser):
     """The flags of a tool; its errors are `UserError`s, with a guess at what was meant.
@@ -135,3 +133,21 @@ def add_timing_flags(parser: FlagParser) -> None:
     add("--times", metavar="FILE", help="how long launches take: a JSON file, or the trace of a run")
     add("--latency", metavar="TIME", help="of a link between two slices, such as 5us; default: none")
     add("--bandwidth", metavar="RATE", help="of a link, such as 10GB/s or 200Gbit/s; default: no limit")
+
+
+def add_policy_flags(parser: FlagParser) -> None:
+    """Adds the flags that name policies to set side by side, and what they keep to."""
+    parser.add_argument(
+        "--policy",
+        dest="policies",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="as --compare, by this policy, or FILE.csv; may be given several times",
+    )
+    parser.add_argument(
+        "--limits",
+        default="",
+        metavar="OPTIONS",
+        help="with policies: what all policies keep to, such as max-live=4 or max-bytes=2GiB",
+    )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pathways.tools import command
 from pathways.tools.errors import UserError
-from pathways.tools.flags import LIMITS_HELP, TIMES_HELP, FlagParser, add_timing_flags
+from pathways.tools.flags import TIMES_HELP, FlagParser, add_policy_flags, add_timing_flags
 
 _DESCRIPTION = """\
 Draws slices by time, with the memory of each slice below it, on one page that needs nothing else. FILE is a
@@ -47,15 +47,7 @@ def make_parser() -> FlagParser:
     add(
         "--compare", action="store_true", help="schedule a placed program by every policy, the fastest on top"
     )
-    add(
-        "--policy",
-        dest="policies",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="schedule a placed program by this policy, or FILE.csv; may be given several times",
-    )
-    add("--limits", default="", metavar="OPTIONS", help=LIMITS_HELP)
+    add_policy_flags(parser)
     add(
         "--trace",
         dest="traces",

@@ -75,6 +75,15 @@ def test_halves_are_equal() -> None:
     assert others == [first] * 2
 
 
+def test_split_updates_are_equal() -> None:
+    examples = Path(__file__).parents[1] / "passes" / "replicate" / "split_updates.mlir"
+    pipeline = "pw-split-updates,pw-replicate,pw-lower-all-reduces"
+    command = ("-m", "pathways.tools.pw_opt", examples, "--split-input-file", "-p", pipeline)
+    first, *others = (run(seed, *command).stdout for seed in SEEDS)
+    assert "@scatter_total" in first
+    assert others == [first] * 2
+
+
 def test_errors_are_equal() -> None:
     first, *others = (
         run(seed, "-m", "pathways.tools.pw_opt", "-", input=MOVES_FROM_TWO_SLICES).stderr for seed in SEEDS
