@@ -17,6 +17,7 @@ from typing import Any
 
 from pathways.runtime.hosts.messages import PEER, Hello, MessageError, Ping, Pong
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller, greet_worker
+from pathways.runtime.resources.threads import start_thread
 
 _PAUSE = 0.5
 """The most seconds from one question to the next."""
@@ -53,7 +54,7 @@ class Probes:
         self._server = server
         host, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
-        _start(self._accept)
+        start_thread(self._accept)
 
     def watch(self, peers: Mapping[int, str]) -> None:
         """Watches some peers from now on, besides those that are watched already.
@@ -66,12 +67,12 @@ class Probes:
             self._known.update(new)
         for host, address in new:
             # Each side asks on a connection of its own: what one hears does not tell that the other is heard.
-            _start(self._ask, host, address)
+            start_thread(self._ask, host, address)
 
     def _accept(self) -> None:
         while True:
             sock, _ = self._server.accept()
-            _start(self._answer, sock)
+            start_thread(self._answer, sock)
 
     def _answer(self, sock: socket.socket) -> None:
         """Answers a peer until it asks no more; it finds out by itself when it hears nothing."""
@@ -100,7 +101,3 @@ class Probes:
             connection.send(Ping(number))
             connection.receive()
             time.sleep(min(_PAUSE, self._deadline / 4))
-
-
-def _start(work: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=work, args=args, name=f"pathways {work.__name__}", daemon=True).start()

@@ -15,7 +15,6 @@ import os
 import queue
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -77,6 +76,7 @@ from pathways.runtime.local.slots import aval_of
 from pathways.runtime.plan.lower import Stored, StoredComputation, host_plans_of
 from pathways.runtime.resources.cluster import Cluster, Device
 from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.xla import distributed, pjrt
 
 _NOTHING: dict[int, str] = {}
@@ -154,8 +154,7 @@ class Worker:
 
     def start(self, work: Callable[..., None], *args: Any) -> None:
         """Does something in a thread of its own."""
-        task = functools.partial(work, *args)
-        threading.Thread(target=self.guarded, args=(task,), name=work.__name__, daemon=True).start()
+        start_thread(self.guarded, functools.partial(work, *args))
 
     def guarded(self, work: Callable[[], None]) -> None:
         """Does something; what goes wrong in it ends the process, which the controller sees."""
@@ -167,8 +166,11 @@ class Worker:
             print(f"pathways worker: {error}", file=sys.stderr)
             _end()
         except BaseException:
-            traceback.print_exc()
-            _end()
+            # Whatever that needs itself, such as memory.
+            try:
+                traceback.print_exc()
+            finally:
+                _end()
 
     def take_arrays(self) -> None:
         """Takes arrays that the controller sends."""
@@ -469,8 +471,10 @@ def _unexpected(message: object) -> MessageError:
 
 def _end(code: int = 0) -> None:
     """Ends the process, past XLA's own end, which waits for threads that wait for workers that are gone."""
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def _described(error: Exception) -> str:

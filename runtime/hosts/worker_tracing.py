@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -23,6 +22,7 @@ from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.local import tracing
 from pathways.runtime.local.call_trace import RecordedCall
 from pathways.runtime.local.recorder import Recorder
+from pathways.runtime.resources.threads import start_thread
 
 _STEPS = 10_000
 """How many steps one message tells of, in some 40 bytes each."""
@@ -57,7 +57,7 @@ class WorkerTracing:
         if self._recorder is not None:
             tracing.end(self._recorder)
             # Apart: later runs need not wait for those before to be done.
-            threading.Thread(target=self._recorder.close, name="pathways trace ends", daemon=True).start()
+            start_thread(self._recorder.close)
             self._recorder = None
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from pathways.runtime.local.codegen import SOURCE_NAME
+from pathways.runtime.resources.threads import start_thread
 
 LOOKS = 6
 """How often it looks within the time after which it reports."""
@@ -116,7 +117,7 @@ class _Watch:
         with self._lock:
             if not self._is_started:
                 self._is_started = True
-                threading.Thread(target=self._look, name="pathways stalls", daemon=True).start()
+                start_thread(self._look)
 
     def _look(self) -> None:
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import collections
 import contextlib
@@ -14,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import cast
+
+from pathways.runtime.resources.threads import start_thread
 
 Progress = Callable[[int, int], None]
 """Called with the number of computations that are ready and the number of all."""
@@ -84,7 +85,7 @@ def in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], line: ProgressL
     results: dict[K, T] = {}
     try:
         for _ in range(min(total, os.cpu_count() or 1)):
-            _thread.start_new_thread(_work, (waiting, ended))
+            start_thread(_work, waiting, ended)
         while len(results) < total:
             try:
                 key, result, error = ended.get(timeout=line.patience())

@@ -1,0 +1,23 @@
+"""A thread that does not begin is an error, and holds up nobody."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+
+import pytest
+
+from pathways.runtime.resources import threads
+
+
+def test_a_thread_runs_once_it_is_started():
+    heard = threading.Event()
+    threads.start_thread(lambda *given: given == (1, 2) and heard.set(), 1, 2)
+    assert heard.wait(10)
+
+
+def test_a_thread_that_ends_before_its_first_line(monkeypatch):
+    monkeypatch.setattr(threads, "_SECONDS", 0.05)
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)
+    with pytest.raises(RuntimeError, match="a new thread does not begin"):
+        threads.start_thread(print)
