@@ -7,11 +7,14 @@ Orbax reads and writes the same folders without us. It is an extra: `pip install
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import tempfile
 import threading
 from collections.abc import Awaitable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -113,10 +116,7 @@ def save(
     _pending.wait()
     if folder.exists():
         raise FileExistsError(f"pw.checkpoint: there is a checkpoint of step {step} already: {folder}")
-    # Otherwise a folder that cannot be made is an error after minutes.
-    context = orbax.Context()
-    context.asynchronous.create_directories_asynchronously = False
-    with context:
+    with _made(orbax, folder.parent):
         saving = Saving(int(step), str(folder), orbax.save_checkpointables_async(folder, items), keep)
     _pending.add(saving)
     return saving
@@ -273,6 +273,23 @@ def _folder(path: str | os.PathLike[str]) -> Any:
 
     folder = epath.Path(path)
     return folder if "://" in os.fspath(path) else folder.absolute()
+
+
+def _made(orbax: Any, folder: Any) -> contextlib.AbstractContextManager[Any]:
+    """Makes the folder of checkpoints; returns the context in which Orbax may write into it.
+
+    Orbax, which makes folders behind the caller's back, finds out after minutes that it cannot.
+
+    Raises:
+      OSError: it cannot be made, or takes no folders.
+    """
+    if "://" in os.fspath(folder):
+        context = orbax.Context()
+        context.asynchronous.create_directories_asynchronously = False
+        return context
+    folder.mkdir(parents=True, exist_ok=True)
+    Path(tempfile.mkdtemp(prefix=".", dir=folder)).rmdir()
+    return contextlib.nullcontext()
 
 
 def _steps(path: str | os.PathLike[str]) -> list[int]:

@@ -26,6 +26,9 @@ from pathways.compiler.stages import Bound
 _LAST_WAIT = 5.0
 """Seconds that closing waits for an input that is in the middle of a batch."""
 
+_ALIGNMENT = 64
+"""Bytes at multiples of which XLA wants arrays to begin (`xla::cpu::MinAlign`)."""
+
 log = logging.getLogger("pathways")
 
 
@@ -279,7 +282,7 @@ def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
     """A batch where the step wants it; as it is where a program is not compiled for such batches."""
     leaves, tree = flatten(batch)
     # JAX reads memory of NumPy later, or for as long as the array lives.
-    leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    leaves = [_copied(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     for call in _calls(step):
         numbers, wanted = call.argument(argument)
         if tree != wanted and isinstance(step, Bound):
@@ -290,3 +293,14 @@ def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
             placed = call.place(dict(zip(numbers, leaves, strict=True)))
             return unflatten(tree, list(placed.values()))
     return unflatten(tree, leaves)
+
+
+def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy, aligned: JAX makes another one of what is not, where devices read memory of the host."""
+    if type(array) is not np.ndarray or array.dtype.hasobject:
+        return array.copy()
+    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy

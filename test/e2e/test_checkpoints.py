@@ -256,8 +256,13 @@ class Position:
 
 def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FileExistsError, match="file"):
         pw.checkpoint.save(tmp_path / "file", {"n": 1}, 1)
+    with pytest.raises(NotADirectoryError, match="file"):
+        pw.checkpoint.save(tmp_path / "file" / "runs", {"n": 1}, 1)
+    # There nobody may make any.
+    with pytest.raises(OSError):
+        pw.checkpoint.save("/proc/self/runs", {"n": 1}, 1)
 
 
 WITHOUT = """
