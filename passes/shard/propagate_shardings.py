@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -66,7 +66,8 @@ class PropagateShardings(Pass):
        exist there and divide, until nothing changes.
     4. Where two shardings meet, the user's is kept and the value is resharded on its slice, with a remark.
     5. Every argument and result of `@main` and of computations is closed; what nothing decides is
-       replicated. A remark names large values that end up so.
+       replicated, and so are rows of a batch of which microbatches do not divide, unless the user wants them
+       split. A remark names large values that end up so.
 
     Requires: placed form.
     Guarantees: on slices of several devices every value has one sharding; operands of a launch have those
@@ -83,13 +84,14 @@ class PropagateShardings(Pass):
         meshes = slice_meshes(symbol_table(module))
         if all(home.mesh.size == 1 for home in meshes.values()):
             return
+        stated = {number for number, attrs in enumerate(argument_attrs(main)) if SPEC in attrs}
         _apply_specs(main, meshes)
         _separate_meshes(module, main, meshes)
         shardy.encode(main, meshes)
         _propagate(module, meshes)
         shardy.decode(module)
         main = main_function(module)
-        _close(module, main, meshes)
+        _close(module, main, meshes, stated)
         settle(module, main)
         erase_unused_functions(module)
         merge_equal_functions(module)
@@ -233,8 +235,15 @@ def _replace_body(module: ir.Module, before: ir.Operation) -> None:
         op.operation.clone(ip)
 
 
-def _close(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
-    """Closes every sharding at a boundary, and writes the ones that nothing decided."""
+def _close(module: ir.Module, main: ir.OpView, meshes: Meshes, stated: Collection[int]) -> None:
+    """Closes every sharding at a boundary, and writes the ones that nothing decided.
+
+    Args:
+      module: the module.
+      main: its program.
+      meshes: of its slices.
+      stated: the arguments of the program of which the user says how they lie.
+    """
     symbols = symbol_table(module)
     launched = {op.callee: meshes[op.slice] for op in body_block(main).operations if isinstance(op, LaunchOp)}
     for name, home in launched.items():
@@ -246,7 +255,9 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None:
         if symbol_name(function) not in (MAIN, *launched):
             _use_whole_axes(function, symbols)
     homes = [meshes[(slices or ("",))[0]] for slices in argument_slices(main)]
-    set_argument_attrs(main, _closed(argument_attrs(main), main.type.inputs, homes))
+    arguments = _closed(argument_attrs(main), main.type.inputs, homes)
+    _keep_rows_together(main, arguments, meshes, stated)
+    set_argument_attrs(main, arguments)
     homes = [meshes[(slices or ("",))[0]] for slices in result_slices(main)]
     set_result_attrs(main, _closed(result_attrs(main), main.type.results, homes))
     layouts = Layouts(module)
@@ -290,6 +301,24 @@ def _closed(
             )
         closed.append(rest)
     return closed
+
+
+def _keep_rows_together(
+    main: ir.OpView, arguments: list[dict[str, ir.Attribute]], meshes: Meshes, stated: Collection[int]
+) -> None:
+    """Takes back what propagation has decided on rows of a batch, if microbatches do not divide so."""
+    for op in body_block(main).operations:
+        if not isinstance(op, SplitOp) or not isinstance(op.operands[0], ir.BlockArgument):
+            continue
+        attrs, home = arguments[op.operands[0].arg_number], meshes[op.slice]
+        if op.operands[0].arg_number in stated or SHARDING not in attrs:
+            continue
+        if mesh_of(attrs[SHARDING]) != home.symbol:
+            continue
+        first, *rest = read_sharding(attrs[SHARDING]).dims
+        while op.results[0].type.shape[0] % Sharding((first,)).splits(home.mesh)[0]:
+            first = first[:-1]
+        attrs[SHARDING] = make_sharding(home.symbol, Sharding((first, *rest)))
 
 
 def _check_rows(split: SplitOp, sharding: Sharding, mesh: Mesh) -> None:

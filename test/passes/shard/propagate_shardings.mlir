@@ -287,3 +287,30 @@ module @equal_meshes attributes {pw.form = "placed"} {
     return %0 : tensor<8xf32>
   }
 }
+
+// -----
+
+// What a parameter hands on to the rows of a batch ends where microbatches do not divide; here each has one row.
+
+!w = tensor<4x4xf32>
+!x = tensor<4x4xf32>
+!b = tensor<1x4xf32>
+module @rows_stay_together attributes {pw.form = "placed"} {
+  sdy.mesh @mesh = <["data"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 4} : () -> ()
+  // CHECK-LABEL: func.func @main
+  // CHECK-SAME: %arg0: tensor<4x4xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}
+  func.func @main(%x: !x {pw.slice = @s0}, %w: !w {pw.slice = @s0, pw.spec = [["data"], []]}) -> (!w {pw.slice = @s0}) {
+    // CHECK: "pw.split"(%arg0) {loop = @batch, sharding = #sdy.sharding<@mesh, [{}, {}]>, slice = @s0}
+    %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
+    %y = "pw.launch"(%b, %w) {callee = @f, loop = @batch, slice = @s0} : (!b, !w) -> !w
+    %s = "pw.reduce"(%y) {kind = "sum", loop = @batch, slice = @s0} : (!w) -> !w
+    return %s : !w
+  }
+  func.func private @f(%b: !b, %w: !w) -> !w {
+    %c = stablehlo.concatenate %b, %b, %b, %b, dim = 0 : (!b, !b, !b, !b) -> !w
+    %y = stablehlo.multiply %c, %w : !w
+    return %y : !w
+  }
+}
