@@ -9,7 +9,8 @@ Program number n of a seed is always the same. They run in batches, each in a pr
 a wrong value, an exception that is neither ours nor the one that JAX raises for the same function, a crash,
 or more than a minute. Of those of one cause the smallest program is made smaller and kept. The exit code is 1
 when there is one. With `--hosts` each batch has workers of its own, over which slices are spread; a worker
-that outlives its batch is a failure, too. With `--hosts-per-island` some slices are on two hosts.
+that outlives its batch is a failure, too. With `--hosts-per-island` some slices are on two hosts. Some
+programs are steps of training on replicas; with `--training` all of them are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import functools
 import gc
 import json
 import os
+import random
 import re
 import sys
 import time
@@ -37,6 +39,7 @@ from corpus import ROOT
 from flags import parser_of
 from forked import Ending, run_all
 from random_sketches import random_sketch
+from random_training import random_training
 from sketches import Sketch, from_json, smaller, to_json
 from verdicts import ProgramVerdict, judge
 
@@ -64,6 +67,9 @@ _GOODBYE = 20.0
 _LOST_A_WORKER = "lost a worker"
 """The note of a batch that ends early, since its other programs would fail only for that."""
 
+_TRAINING = 0.1
+"""The share of programs that are steps of training."""
+
 _EFFORT = 150.0
 """Seconds that go into making one example smaller."""
 
@@ -90,6 +96,7 @@ def main() -> int:
     parser = parser_of(__doc__, "programs", 200)
     parser.add_argument("--replay", type=Path, help="run the files of a folder, or one file, instead")
     parser.add_argument("--no-reduce", action="store_true", help="keep examples as they are")
+    parser.add_argument("--training", action="store_true", help="run steps of training alone")
     parser.add_argument("--hosts", type=int, default=0, help="run on workers (default: in one process)")
     parser.add_argument("--hosts-per-island", type=int, default=1, help="of these (default: 1)")
     options = parser.parse_args()
@@ -101,9 +108,15 @@ def main() -> int:
         sketches = [from_json(file.read_text().split("\n")[0]) for file in files]
     else:
         numbers = range(options.first, options.first + options.count)
-        sketches = [random_sketch(options.seed, n) for n in numbers]
+        sketches = [_numbered(options.seed, n, options.training) for n in numbers]
     programs = list(enumerate(sketches, options.first))
     return fuzz(programs, options.jobs, options.keep, not options.no_reduce, workers)
+
+
+def _numbered(seed: int, number: int, training: bool) -> Sketch:
+    """The sketch of a seed with a number; it does not depend on the others."""
+    chosen = training or random.Random(f"kind/{seed}/{number}").random() < _TRAINING
+    return random_training(seed, number) if chosen else random_sketch(seed, number)
 
 
 def fuzz(programs: list[Numbered], jobs: int, keep: Path, reduce: bool, workers: Workers) -> int:

@@ -27,7 +27,7 @@ _DTYPES = (
 )
 _RARE_DTYPES = ("float8_e4m3fn", "float8_e5m2", "int4", "uint4", "uint32", "int16")
 _WIDE_DTYPES = ("float64", "int64", "complex128", "uint64")
-_SLICES = ((1,), (1,), (2,), (2, 2), (4,))
+SLICES = ((1,), (1,), (2,), (2, 2), (4,))
 _AXES = ("data", "model")
 _SMOOTH = (
     "sin",
@@ -43,7 +43,7 @@ _SMOOTH = (
     "where",
 )
 _STATIC = ((2, 2.0), (1, True), (3,), ("a", "b"), (0, -0.0, False))
-_SCHEDULES = (
+SCHEDULES = (
     "program",
     "gpipe",
     "1f1b",
@@ -68,7 +68,7 @@ _NO_BACKWARD = ("while", "scan_rows")
 def random_sketch(seed: int, number: int) -> Sketch:
     """The sketch of a seed with a number."""
     rng = random.Random(f"{seed}/{number}")
-    slices = tuple(rng.choice(_SLICES) for _ in range(rng.choice([1, 2, 2, 3])))
+    slices = tuple(rng.choice(SLICES) for _ in range(rng.choice([1, 2, 2, 3])))
     sketch = _pipeline(rng, slices) if rng.random() < 0.3 else _program(rng, slices)
     # Behind all else, so that what has no loop stays what it was.
     return dataclasses.replace(sketch, turns=rng.choice(list(TURNS))) if rng.random() < 0.2 else sketch
@@ -84,10 +84,10 @@ def _program(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch:
         operands = tuple(rng.randrange(count) for _ in range(rng.randint(1, 3)))
         if rng.random() < 0.6:
             operands = (count - 1, *operands[1:])
-        pieces.append(_piece(rng, slices, place, operands))
+        pieces.append(random_piece(rng, slices, place, operands))
         count += results_of(pieces[-1])
     if all(piece.place is None for piece in pieces):
-        pieces.append(_piece(rng, slices, 0, (count - 1,)))
+        pieces.append(random_piece(rng, slices, 0, (count - 1,)))
         count += results_of(pieces[-1])
     results = (*(rng.randrange(count) for _ in range(rng.choice([0, 1, 1, 2]))), count - 1)
     threads = rng.choice([1] * 9 + [3])
@@ -106,7 +106,7 @@ def _program(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch:
         calls=rng.choice([1, 1, 2]),
         threads=threads,
         under_mesh=rng.random() < 0.04,
-        replicas=_replicas(rng, slices, 0.1),
+        replicas=replicas_for(rng, slices, 0.1),
     )
 
 
@@ -134,13 +134,13 @@ def _pipeline(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch
         if rng.random() < 0.25:
             operands = (*operands, rng.randrange(values))
         smooth = rng.random() < 0.7
-        piece = _piece(rng, slices, place, operands, smooth=smooth)
+        piece = random_piece(rng, slices, place, operands, smooth=smooth)
         pieces.append(dataclasses.replace(piece, stage=n) if folded else piece)
         last = values + results_of(pieces[-1]) - 1
         values = last + 1
     results = (*(rng.randrange(shared, values) for _ in range(rng.choice([0, 0, 1, 2]))), last)
     reduce = tuple(rng.choice(["mean", "sum", "concat"]) for _ in results)
-    loop = MicrobatchLoop(count, rng.choice(_SCHEDULES), reduce, rng.random() < 0.6)
+    loop = MicrobatchLoop(count, rng.choice(SCHEDULES), reduce, rng.random() < 0.6)
     donated = rng.random() < 0.4
     inputs = [_donated(each) if donated and not each.cut else each for each in inputs]
     return Sketch(
@@ -154,11 +154,11 @@ def _pipeline(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch
         calls=rng.choice([1, 2]),
         threads=rng.choice([1] * 14 + [2]),
         # One that does not divide the microbatches is refused.
-        replicas=_replicas(rng, slices, 0.4 if count > 1 else 0.05),
+        replicas=replicas_for(rng, slices, 0.4 if count > 1 else 0.05),
     )
 
 
-def _replicas(rng: random.Random, slices: tuple[tuple[int, ...], ...], share: float) -> int:
+def replicas_for(rng: random.Random, slices: tuple[tuple[int, ...], ...], share: float) -> int:
     """A number of replicas for which there are devices."""
     wanted = rng.choice([2, 2, 2, 4]) if rng.random() < share else 1
     return wanted if wanted * sum(map(math.prod, slices)) <= _MOST_DEVICES else 1
@@ -193,13 +193,14 @@ def _spec(rng: random.Random, shape: tuple[int, ...]) -> Spec:
     return tuple(dims)
 
 
-def _piece(
+def random_piece(
     rng: random.Random,
     slices: tuple[tuple[int, ...], ...],
     place: int | None,
     operands: tuple[int, ...],
     smooth: bool = False,
 ) -> Piece:
+    """A piece on a slice; one that is smooth has a gradient."""
     applies = tuple(_apply(rng, place, smooth) for _ in range(rng.choice([1, 1, 2, 3])))
     results = min(rng.choice([1, 1, 1, 2]), len(applies))
     inside: list[str] = [rng.choice(list(TRANSFORMS))] if rng.random() < 0.25 else []

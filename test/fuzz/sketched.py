@@ -13,8 +13,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from operations import operation, plain
-from sketches import Input, Piece, Sketch, Spec
+from sketches import Input, Piece, Ref, Sketch, Spec
 from transforms import cotangents, tangents_or, total, wrapped
+from updates import UPDATES, next_of
 
 import pathways as pw
 
@@ -197,7 +198,7 @@ def _split(body: Function, sketch: Sketch) -> tuple[Function, list[int]]:
 
 
 def _is_smooth(each: Input) -> bool:
-    return each.dtype.startswith(("float", "bfloat", "complex")) and not each.cut
+    return each.dtype.startswith(("float", "bfloat", "complex")) and not (each.cut or each.state)
 
 
 def _transformed(body: Function, sketch: Sketch) -> Function:
@@ -248,6 +249,47 @@ def _looped(body: Function, sketch: Sketch) -> Function:
     if loop.gradient and smooth:
         reduce = (loop.reduce, "mean")
     return pw.accumulate(fun, loop.count, reduce=reduce, batch_argnums=cut)
+
+
+def _trained(maker: Maker, whole: Function, sketch: Sketch) -> Function:
+    """A step of training around a loop, a function of all inputs: what it returns, and inputs of the next."""
+    training = sketch.training
+    assert training is not None
+    smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
+    placed = [_update_function(maker, each.op, each.number, each.place, sketch) for each in training.updates]
+
+    def fun(*inputs: Any) -> Any:
+        results, gradients = whole(*inputs) if smooth else (whole(*inputs), [])
+        known = dict(zip(smooth, gradients, strict=True))
+        made: list[Any] = []
+
+        def value(ref: Ref) -> Any:
+            kind, n = ref
+            if kind == "result":
+                return results[n % len(results)]
+            if kind == "update" and made:
+                return made[n % len(made)]
+            n %= len(inputs)
+            return known[n] if kind == "gradient" and n in known else inputs[n]
+
+        for each, update in zip(training.updates, placed, strict=True):
+            made.append(update(value(each.x), value(each.y)))
+        kept = training.kept(sketch.inputs)
+        last = [next_of(made[kept[n]], inputs[n]) for n in sorted(kept)]
+        return (results, [value(ref) for ref in training.returned]), last
+
+    return fun
+
+
+def _update_function(maker: Maker, op: str, number: int, place: int | None, sketch: Sketch) -> Function:
+    """An update, on a slice if one is said."""
+
+    def update(x: Any, y: Any) -> Any:
+        return UPDATES[op](x, y, number)
+
+    if place is None or place >= len(sketch.slices):
+        return update
+    return maker.place(Piece(place, (), ()), update)
 
 
 def _fori(turn: Function, carry: Any, rows: Any) -> Any:
@@ -307,6 +349,8 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
     """The program of a sketch."""
     body = _body(maker, sketch)
     whole = _looped(body, sketch) if sketch.loop is not None else _transformed(body, sketch)
+    if sketch.training is not None:
+        whole = _trained(maker, whole, sketch)
     if sketch.turns:
         whole = _turned(whole, sketch)
     donated = [n for n, each in enumerate(sketch.inputs) if each.donated]
@@ -336,6 +380,8 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
     options: dict[str, Any] = {"fuse": sketch.fuse}
     if sketch.loop is not None:
         options["schedule"] = sketch.loop.schedule
+    if sketch.training is not None:
+        options |= {"zero1": sketch.training.zero1, "exchange_dtype": sketch.training.exchange_dtype}
     if any(each.spec is not None for each in sketch.inputs):
         specs = [None if each.spec is None else P(*each.spec) for each in sketch.inputs]
         options["in_shardings"] = nest(specs)[0]

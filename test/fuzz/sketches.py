@@ -22,6 +22,7 @@ class Input:
       donated: whether the caller gives it up.
       cut: whether the loop over microbatches cuts it.
       spec: what `in_shardings` of the program says of it.
+      state: whether the loop takes no gradient of it, as of what an optimizer keeps.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +31,7 @@ class Input:
     donated: bool = False
     cut: bool = False
     spec: Spec | None = None
+    state: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +96,58 @@ class MicrobatchLoop:
     gradient: bool
 
 
+Ref = tuple[str, int]
+"""A value outside of the loop: `input` n, the `gradient` of input n, `result` n of the loop, `update` n."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What is computed outside of the loop over microbatches.
+
+    Attributes:
+      op: a key of `updates.UPDATES`.
+      x: its first operand.
+      y: its second.
+      number: what else the operation wants to know.
+      into: the input that it is in the next step; None for a value that others read.
+      place: the number of its slice, where it is said.
+    """
+
+    op: str
+    x: Ref
+    y: Ref
+    number: int = 0
+    into: int | None = None
+    place: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """Steps of training: a loop takes gradients, and updates make the inputs of the next step.
+
+    Attributes:
+      updates: in order; of several into one input the last one counts.
+      returned: what else a step returns.
+      steps: how many.
+      zero1: the option of the program.
+      exchange_dtype: the option of the program.
+    """
+
+    updates: tuple[Update, ...]
+    returned: tuple[Ref, ...] = ()
+    steps: int = 1
+    zero1: bool = False
+    exchange_dtype: str | None = None
+
+    def kept(self, inputs: tuple[Input, ...]) -> dict[int, int]:
+        """The numbers of the updates that make the inputs of the next step, by those of the inputs."""
+        return {
+            each.into: n
+            for n, each in enumerate(self.updates)
+            if each.into is not None and not inputs[each.into].cut
+        }
+
+
 @dataclasses.dataclass(frozen=True)
 class Sketch:
     """A program.
@@ -115,6 +169,7 @@ class Sketch:
       threads: in how many threads at the same time.
       under_mesh: whether it is called under `jax.set_mesh`.
       replicas: how many times every slice exists.
+      training: what is behind the loop, if that is a step of training.
     """
 
     slices: tuple[tuple[int, ...], ...]
@@ -133,6 +188,7 @@ class Sketch:
     threads: int = 1
     under_mesh: bool = False
     replicas: int = 1
+    training: Training | None = None
 
 
 def to_json(sketch: Sketch) -> str:
@@ -149,7 +205,12 @@ def from_json(text: str) -> Sketch:
     )
     loop = MicrobatchLoop(**fields["loop"]) if fields["loop"] else None
     inputs = tuple(Input(**each) for each in fields["inputs"])
-    return Sketch(**{**fields, "pieces": pieces, "loop": loop, "inputs": inputs})
+    training = None
+    if fields.get("training"):
+        updates = tuple(Update(**update) for update in fields["training"]["updates"])
+        training = Training(**{**fields["training"], "updates": updates})
+    changed = {"pieces": pieces, "loop": loop, "inputs": inputs, "training": training}
+    return Sketch(**{**fields, **changed})
 
 
 def _tuples(value: Any) -> Any:
@@ -168,6 +229,9 @@ def smaller(sketch: Sketch) -> Iterator[Sketch]:
         if len(sketch.pieces) > 1:
             yield _without_piece(sketch, n)
     yield from _plainer(sketch)
+    if sketch.training is not None:
+        for training in _smaller_trainings(sketch.training):
+            yield change(sketch, training=training)
     for n, piece in enumerate(sketch.pieces):
         for simpler in _smaller_pieces(piece):
             yield change(sketch, pieces=(*sketch.pieces[:n], simpler, *sketch.pieces[n + 1 :]))
@@ -188,9 +252,11 @@ def smaller(sketch: Sketch) -> Iterator[Sketch]:
 def _plainer(sketch: Sketch) -> Iterator[Sketch]:
     """The sketch with one of its options as it is unless something is said."""
     for field in dataclasses.fields(Sketch):
+        if field.name == "loop" and sketch.training is not None:
+            continue
         if field.default is not dataclasses.MISSING and getattr(sketch, field.name) != field.default:
             yield dataclasses.replace(sketch, **{field.name: field.default})
-    if sketch.loop is not None and sketch.loop.gradient:
+    if sketch.loop is not None and sketch.loop.gradient and sketch.training is None:
         yield dataclasses.replace(sketch, loop=dataclasses.replace(sketch.loop, gradient=False))
     if len(sketch.static) > 1:
         yield dataclasses.replace(sketch, static=sketch.static[:1])
@@ -218,6 +284,42 @@ def _smaller_pieces(piece: Piece) -> Iterator[Piece]:
             yield change(piece, applies=(*piece.applies[:n], fewer, *piece.applies[n + 1 :]))
     if piece.place is not None:
         yield change(piece, place=None)
+
+
+def _smaller_trainings(training: Training) -> Iterator[Training]:
+    change = dataclasses.replace
+    updates = training.updates
+    for n in reversed(range(len(updates))):
+        yield _without_update(training, n)
+    for field in dataclasses.fields(Training):
+        if field.default is not dataclasses.MISSING and getattr(training, field.name) != field.default:
+            yield change(training, **{field.name: field.default})
+    if training.steps > 2:
+        yield change(training, steps=2)
+    for n in range(len(training.returned)):
+        yield change(training, returned=training.returned[:n] + training.returned[n + 1 :])
+    for n, each in enumerate(updates):
+        for plainer in (change(each, y=each.x), change(each, place=None), change(each, into=None)):
+            if plainer != each:
+                yield change(training, updates=(*updates[:n], plainer, *updates[n + 1 :]))
+
+
+def _without_update(training: Training, number: int) -> Training:
+    """Without an update; what read it reads its first operand."""
+    gone = training.updates[number]
+
+    def renumbered(ref: Ref) -> Ref:
+        kind, n = ref
+        if kind != "update" or n < number:
+            return ref
+        return gone.x if n == number else (kind, n - 1)
+
+    updates = tuple(
+        dataclasses.replace(each, x=renumbered(each.x), y=renumbered(each.y))
+        for n, each in enumerate(training.updates)
+        if n != number
+    )
+    return dataclasses.replace(training, updates=updates, returned=tuple(map(renumbered, training.returned)))
 
 
 def _smaller_inputs(each: Input) -> Iterator[Input]:
@@ -258,7 +360,29 @@ def _without_input(sketch: Sketch, number: int) -> Sketch:
 
     pieces = tuple(dataclasses.replace(p, operands=renumbered(p.operands)) for p in sketch.pieces)
     inputs = sketch.inputs[:number] + sketch.inputs[number + 1 :]
-    return dataclasses.replace(sketch, inputs=inputs, pieces=pieces, results=renumbered(sketch.results))
+    training = sketch.training and _beside_input(sketch.training, number)
+    return dataclasses.replace(
+        sketch, inputs=inputs, pieces=pieces, results=renumbered(sketch.results), training=training
+    )
+
+
+def _beside_input(training: Training, number: int) -> Training:
+    """Without an input; what read it, or made it, reads or makes the one beside it."""
+
+    def renumbered(ref: Ref) -> Ref:
+        kind, n = ref
+        return (kind, max(0, n - (n >= number))) if kind in ("input", "gradient") else ref
+
+    updates = tuple(
+        dataclasses.replace(
+            each,
+            x=renumbered(each.x),
+            y=renumbered(each.y),
+            into=None if each.into is None or each.into == number else each.into - (each.into > number),
+        )
+        for each in training.updates
+    )
+    return dataclasses.replace(training, updates=updates, returned=tuple(map(renumbered, training.returned)))
 
 
 def results_of(piece: Piece) -> int:

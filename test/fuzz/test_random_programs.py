@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 FUZZ = Path(__file__).parent
-PROGRAMS, ON_HOSTS, SCHEDULES = 24, 12, 150
+PROGRAMS, ON_HOSTS, TRAINED, SCHEDULES = 24, 12, 10, 150
 
 
 def run(name: str, *flags: str) -> str:
@@ -47,6 +47,14 @@ def test_programs_give_on_two_hosts_what_jit_gives(tmp_path: Path):
     assert f"{ON_HOSTS} programs" in printed
 
 
+def test_steps_of_training_on_replicas_give_what_jit_gives(tmp_path: Path):
+    printed = run(
+        "random_programs.py",
+        *("--training", "--count", str(TRAINED), "--jobs", "2", "--keep", str(tmp_path), "--no-reduce"),
+    )
+    assert f"{TRAINED} programs" in printed
+
+
 def test_schedule_files_are_taken_if_they_can_be_run(tmp_path: Path):
     printed = run("random_schedules.py", "--count", str(SCHEDULES), "--jobs", "2", "--keep", str(tmp_path))
     assert f"{SCHEDULES} schedules" in printed
@@ -55,9 +63,10 @@ def test_schedule_files_are_taken_if_they_can_be_run(tmp_path: Path):
 def test_a_program_depends_on_its_number_alone_and_can_be_kept(tmp_path: Path):
     script = """
 from random_sketches import random_sketch
+from random_training import random_training
 from sketches import from_json, to_json
 
-sketches = [random_sketch(0, n) for n in range(50)]
+sketches = [random_sketch(0, n) for n in range(30)] + [random_training(0, n) for n in range(20)]
 assert [from_json(to_json(sketch)) for sketch in sketches] == sketches
 result = [to_json(sketch) for sketch in sketches]
 """
@@ -112,6 +121,51 @@ result += [small.slices, len(small.inputs), len(small.pieces), small.threads]
 """
     kinds = ["crash", "hang", "traceback", "wrong", "both wrong", "ok"]
     assert in_a_process(script, tmp_path) == [*kinds, [[1], [1]], 1, 1, 1]
+
+
+def test_steps_of_training_that_fail_are_made_small(tmp_path: Path):
+    """An update that is other without `zero1`, or on replicas at all, and the only one left behind."""
+    script = """
+import random_programs, sketched, updates
+from sketches import Apply, Input, MicrobatchLoop, Piece, Sketch, Training, Update
+
+def build(maker, sketch, original=sketched.build):
+    sketched.maker = maker
+    return original(maker, sketch)
+
+def bits(x, y, n):
+    whole = isinstance(sketched.maker, sketched.Placed) and not sketched.maker.sketch.training.zero1
+    return x * 1.0000001 + y if whole else x + y
+
+def other(x, y, n):
+    return x + y if isinstance(sketched.maker, sketched.Plain) else x + 2 * y
+
+random_programs.judge.__globals__["build"] = build
+for name, f in (("bits", bits), ("other", other)):
+    updates.UPDATES[name] = updates.ELEMENTWISE[name] = f
+inputs = (Input((4, 8), "float32", donated=True), Input((4, 8), "float32", state=True))
+batch = Input((2, 8), "float32", cut=True)
+piece = Piece(0, (2, 0), (Apply("matmul", (-1, -2), 0), Apply("sin", (-1, -1), 0)))
+loop = MicrobatchLoop(2, "program", ("mean",), True)
+
+def sketch_of(name):
+    made = (
+        Update(name, ("input", 1), ("gradient", 0), into=1),
+        Update("decay", ("update", 0), ("input", 0)),
+        Update("descend", ("input", 0), ("update", 1), into=0),
+    )
+    training = Training(made, steps=2, zero1=True)
+    return Sketch(((1,),), (*inputs, batch), (piece,), (3,), loop=loop, replicas=2, training=training)
+
+result = []
+for name in ("same", "bits", "other"):
+    verdict = random_programs.verdict_of(sketch_of(name))
+    result.append([verdict.kind, verdict.bucket])
+small = random_programs.reduced(sketch_of("bits"), random_programs.verdict_of(sketch_of("bits")))
+result.append([[each.op for each in small.training.updates], len(small.inputs), small.training.steps])
+"""
+    ok, bits, other = ["ok", ""], ["wrong", "bits of zero1"], ["wrong", "values"]
+    assert in_a_process(script, tmp_path) == [ok, bits, other, [["bits"], 2, 1]]
 
 
 def test_a_worker_that_dies_or_stays_is_a_failure_of_its_program(tmp_path: Path):
