@@ -23,7 +23,8 @@ from pathways.dialect.replicas import ports_of_callers
 def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: bool) -> Iterator[str]:
     """Says which donated arguments give their buffer to no result of what reads them, if there are any.
 
-    Not those that nothing reads, nor those that live on several slices: these are small, and copied there.
+    Not those that nothing reads, nor scalars, nor those that live on several slices, which are small and
+    copied there.
 
     Args:
       module: the program, scheduled.
@@ -42,6 +43,7 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
         f"{name} of {values[n].type}".replace("tensor<", "").removesuffix(">")
         for name, (n, *_) in ports
         if DONATED in all_attrs[n]
+        and values[n].type.rank
         and len(places[n] or ()) == 1
         and (values[n].type, places[n]) not in gathered
         and _is_only_freed(values[n], symbols)

@@ -22,6 +22,7 @@ from pathways.compiler.jax_internals import flatten, unflatten
 from pathways.compiler.program import Program
 from pathways.compiler.signed import SignedCall
 from pathways.compiler.stages import Bound
+from pathways.runtime.resources.threads import Started, start_thread
 
 _LAST_WAIT = 5.0
 """Seconds that closing waits for an input that is in the middle of a batch."""
@@ -177,13 +178,13 @@ class _Reader:
         self._error: BaseException | None = None
         # Its lock can be taken twice by a thread: the garbage collector may call `stop` anywhere.
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._read, name="pathways prefetch", daemon=True)
+        self._thread: Started | None = None
 
     def start(self) -> None:
         """Starts to read."""
         # In front of JAX's own, which takes the devices away.
         atexit.register(self._exit)
-        self._thread.start()
+        self._thread = start_thread(self._read, "prefetch")
 
     def state(self) -> Any:
         """The position of the input; None where it has none."""
@@ -220,7 +221,8 @@ class _Reader:
 
     def join(self) -> None:
         """Waits for the thread, unless the input keeps it."""
-        self._thread.join(_LAST_WAIT)
+        if self._thread is not None:
+            self._thread.join(_LAST_WAIT)
 
     def _exit(self) -> None:
         self.stop()
@@ -261,7 +263,7 @@ class _Reader:
                 self._changed.notify_all()
 
     def _stalled(self, seconds: float) -> str:
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        frame = sys._current_frames().get(0 if self._thread is None else self._thread.ident)
         at = traceback.extract_stack(frame)[-1] if frame is not None else None
         where = f"; it is in {at.name} at {at.filename}:{at.lineno}" if at is not None else ""
         return (

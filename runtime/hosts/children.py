@@ -6,16 +6,17 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from typing import IO
 
 from pathways.runtime.hosts.cores import CoreShares
 from pathways.runtime.hosts.launching import LINES, WorkerConfig
+from pathways.runtime.resources.threads import start_thread
 
 _PR_SET_PDEATHSIG = 1
 
@@ -53,10 +54,8 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(config.to_json().encode() + b"\n")
             self._process.stdin.flush()
-        self._reader = threading.Thread(
-            target=self._read, args=(self._process.stderr,), name="pathways standard error", daemon=True
-        )
-        self._reader.start()
+        read = functools.partial(self._read, self._process.stderr)
+        self._reader = start_thread(read, "standard error")
 
     def ending(self, seconds: float) -> str | None:
         """See `WorkerProcess.ending`."""

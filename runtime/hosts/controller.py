@@ -61,6 +61,7 @@ from pathways.runtime.hosts.tracing import HostTraces
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.resources import cluster as resources
 from pathways.runtime.resources.status import HostStatus, StepStatus
+from pathways.runtime.resources.threads import start_thread
 
 _PAUSE = 0.5
 """The most seconds from one look at all workers to the next."""
@@ -144,7 +145,7 @@ class Controller:
         self._listen_to(gang)
 
     def _start(self, work: Callable[..., None], *args: Any) -> None:
-        threading.Thread(target=work, args=args, name=f"pathways {work.__name__}", daemon=True).start()
+        start_thread(functools.partial(work, *args), work.__name__.strip("_"))
 
     def close(self) -> None:
         """Ends all workers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import threading
@@ -11,6 +12,7 @@ from pathways.runtime.hosts.host import Gang, HostError, HostProcess
 from pathways.runtime.hosts.launching import START_SECONDS
 from pathways.runtime.hosts.starting import Starter
 from pathways.runtime.resources import cluster as resources
+from pathways.runtime.resources.threads import Started, start_thread
 
 _MOST_RESTARTS = 3
 """How often an island is started anew, one time after the other, without having done a step."""
@@ -38,7 +40,7 @@ class Islands:
         self._starter = starter
         self._closed = threading.Event()
         self._changed = threading.Condition()
-        self._restarting: list[threading.Thread] = []
+        self._restarting: list[Started] = []
         started = starter.start(range(count), self._closed)
         self.gangs = [Gang(number, hosts) for number, hosts in enumerate(started)]
         self.hosts = [host for gang in self.gangs for host in gang.hosts]
@@ -71,13 +73,10 @@ class Islands:
           mourn: is called first, in the thread: tells others of the loss.
           attend: is called with the new ones before anybody else gets them.
         """
-        thread = threading.Thread(
-            target=self._restart, args=(gang, mourn, attend), name="pathways restart", daemon=True
-        )
         with self._changed:
-            self._restarting = [other for other in self._restarting if other.is_alive()]
-            self._restarting.append(thread)
-            thread.start()
+            self._restarting = [other for other in self._restarting if not other.join(0)]
+            work = functools.partial(self._restart, gang, mourn, attend)
+            self._restarting.append(start_thread(work, "restart"))
 
     def close(self) -> None:
         """Starts nobody any more; all workers are lost. Waits until they have ended."""

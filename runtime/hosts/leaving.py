@@ -18,6 +18,7 @@ from pathways.runtime.hosts.issued import IssuedSteps
 from pathways.runtime.hosts.messages import Leave
 from pathways.runtime.hosts.stalls import Reports
 from pathways.runtime.hosts.wire import ConnectionEnded
+from pathways.runtime.resources.threads import start_thread
 
 _PAUSE = 0.05
 """Seconds from one look at an island that leaves to the next."""
@@ -109,7 +110,7 @@ class Farewell:
         self._grace = grace
         self._end = end
         self.ask: Callable[[], None] | None = None
-        threading.Thread(target=self._wait, name="pathways farewell", daemon=True).start()
+        start_thread(self._wait, "farewell")
 
     def _wait(self) -> None:
         signal.sigwait({signal.SIGTERM})

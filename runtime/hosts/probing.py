@@ -8,6 +8,7 @@ live.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import socket
 import threading
@@ -54,7 +55,7 @@ class Probes:
         self._server = server
         host, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
-        start_thread(self._accept)
+        start_thread(self._accept, "accept peers")
 
     def watch(self, peers: Mapping[int, str]) -> None:
         """Watches some peers from now on, besides those that are watched already.
@@ -67,12 +68,12 @@ class Probes:
             self._known.update(new)
         for host, address in new:
             # Each side asks on a connection of its own: what one hears does not tell that the other is heard.
-            start_thread(self._ask, host, address)
+            start_thread(functools.partial(self._ask, host, address), f"ask host {host}")
 
     def _accept(self) -> None:
         while True:
             sock, _ = self._server.accept()
-            start_thread(self._answer, sock)
+            start_thread(functools.partial(self._answer, sock), "answer peer")
 
     def _answer(self, sock: socket.socket) -> None:
         """Answers a peer until it asks no more; it finds out by itself when it hears nothing."""

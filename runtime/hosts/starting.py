@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import queue
@@ -27,6 +28,7 @@ from pathways.runtime.hosts.messages import (
 )
 from pathways.runtime.hosts.settings import Settings
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_worker
+from pathways.runtime.resources.threads import start_thread
 
 log = logging.getLogger("pathways")
 
@@ -150,7 +152,7 @@ class _Start:
         self._processes = processes
         self._deadline = time.monotonic() + START_SECONDS
         self._greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
-        threading.Thread(target=self._accept, args=(server,), name="pathways accept", daemon=True).start()
+        start_thread(functools.partial(self._accept, server), "accept")
 
     def greet_all(self, heartbeat: float) -> dict[int, _Channels]:
         """Waits until all workers have all their connections."""
@@ -245,4 +247,4 @@ class _Start:
             while True:
                 sock, _ = server.accept()
                 strangers.acquire()
-                threading.Thread(target=greet, args=(sock,), daemon=True).start()
+                start_thread(functools.partial(greet, sock), "greet")

@@ -28,6 +28,7 @@ from pathways.runtime.hosts.own_part import Owners
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.local.recorder import Recorder, Sink
 from pathways.runtime.plan.plan import Plan
+from pathways.runtime.resources.threads import Started, start_thread
 
 _PAUSE = 1.0
 """Seconds from one time that clocks are read and finished runs are written to the next."""
@@ -179,14 +180,14 @@ class _HostTrace:
         self._asked = itertools.count()
         self._trips: dict[tuple[int, int], tuple[int, int]] = {}
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="pathways trace hosts", daemon=True)
+        self._thread: Started | None = None
 
     def start(self) -> None:
         """Has all workers record; waits until they do, but not for long."""
         self._tell_all(StartTrace(self._number))
         # At once: nothing can be said of a host that is lost before its clock was read.
         self._measure()
-        self._thread.start()
+        self._thread = start_thread(self._work, "trace hosts")
         with self._changed:
             self._changed.wait_for(lambda: self._all_in(self._started), _START_SECONDS)
 
@@ -222,8 +223,7 @@ class _HostTrace:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until all is written that the workers recorded; says whether it is."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        return self._thread is None or self._thread.join(seconds)
 
     def give_up(self) -> None:
         """Expects nothing more."""

@@ -154,7 +154,7 @@ class Worker:
 
     def start(self, work: Callable[..., None], *args: Any) -> None:
         """Does something in a thread of its own."""
-        start_thread(self.guarded, functools.partial(work, *args))
+        start_thread(functools.partial(self.guarded, functools.partial(work, *args)), work.__name__)
 
     def guarded(self, work: Callable[[], None]) -> None:
         """Does something; what goes wrong in it ends the process, which the controller sees."""

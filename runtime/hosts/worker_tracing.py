@@ -57,7 +57,7 @@ class WorkerTracing:
         if self._recorder is not None:
             tracing.end(self._recorder)
             # Apart: later runs need not wait for those before to be done.
-            start_thread(self._recorder.close)
+            start_thread(self._recorder.close, "trace ends")
             self._recorder = None
 
 

@@ -13,6 +13,7 @@ that its reader donates cannot be waited for. Its transfer counts as done when i
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 from pathways.runtime.local.call_trace import RecordedCall, Seen
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
+from pathways.runtime.resources.threads import Started, start_thread
 from pathways.runtime.xla.profile import Moments, Profile
 
 _PAUSE = 1.0
@@ -157,11 +159,10 @@ class Recorder:
         self._profile: Profile | None = None
         # A call that fails is forgotten by all others.
         self._under_way: weakref.WeakSet[_CallTrace] = weakref.WeakSet()
-        self._watchers: dict[_Place, tuple[queue.SimpleQueue[Any], threading.Thread]] = {}
+        self._watchers: dict[_Place, tuple[queue.SimpleQueue[Any], Started]] = {}
         self._finished: queue.SimpleQueue[_CallTrace] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._writer = threading.Thread(target=self._write, name="pathways trace", daemon=True)
-        self._writer.start()
+        self._writer = start_thread(self._write, "trace")
 
     def begin(self, program: ProgramTrace) -> _CallTrace:
         """Begins the record of a call."""
@@ -180,10 +181,8 @@ class Recorder:
         with self._lock:
             if place not in self._watchers:
                 notes: queue.SimpleQueue[Any] = queue.SimpleQueue()
-                name = f"pathways trace {' -> '.join(place)}"
-                thread = threading.Thread(target=self._watch, args=(notes,), name=name, daemon=True)
-                self._watchers[place] = notes, thread
-                thread.start()
+                watch = functools.partial(self._watch, notes)
+                self._watchers[place] = notes, start_thread(watch, f"trace {' -> '.join(place)}")
             return self._watchers[place][0]
 
     def wait_for(self, wait: Callable[[], None]) -> None:

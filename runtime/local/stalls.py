@@ -117,7 +117,7 @@ class _Watch:
         with self._lock:
             if not self._is_started:
                 self._is_started = True
-                start_thread(self._look)
+                start_thread(self._look, "stalls")
 
     def _look(self) -> None:
         while True:

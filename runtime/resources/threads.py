@@ -7,29 +7,62 @@ A process that has no memory left can make a thread that ends before its first l
 from __future__ import annotations
 
 import _thread
+import threading
 from collections.abc import Callable
-from typing import Any
 
 _SECONDS = 10.0
 """How long a thread may take to begin."""
 
 
-def start_thread(work: Callable[..., object], *args: Any) -> None:
+class Started:
+    """A thread that has begun.
+
+    Attributes:
+      ident: its number, as of `threading.get_ident`.
+    """
+
+    def __init__(self) -> None:
+        self.ident = 0
+        self._running = _thread.allocate_lock()
+        self._running.acquire()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until it has ended, for some seconds or for ever; returns whether it has."""
+        ended = self._running.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        if ended:
+            self._running.release()
+        return ended
+
+    def _run(self, work: Callable[[], object], name: str, begun: _thread.LockType) -> None:
+        self.ident = _thread.get_ident()
+        thread = threading.current_thread()
+        thread.name = name
+        begun.release()
+        try:
+            work()
+        finally:
+            # Python forgets it a little later.
+            thread.name = "ended"
+            self._running.release()
+
+
+def start_thread(work: Callable[[], object], name: str) -> Started:
     """Calls a function in a thread of its own, which does not keep the process from ending.
 
-    Returns when the thread has begun. It is not among those of `threading.enumerate`.
+    Returns when the thread has begun.
+
+    Args:
+      work: the function.
+      name: what to call the thread, behind `pathways`.
 
     Raises:
       RuntimeError: the system gives no thread, or it does not begin.
     """
     begun = _thread.allocate_lock()
     begun.acquire()
-
-    def run() -> None:
-        begun.release()
-        work(*args)
-
-    _thread.start_new_thread(run, ())
+    started = Started()
+    _thread.start_new_thread(started._run, (work, f"pathways {name}", begun))
     # One step, so that Ctrl-C leaves nothing half done.
     if not begun.acquire(timeout=_SECONDS):
         raise RuntimeError("a new thread does not begin; the process may have no memory left")
+    return started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import functools
 import os
 import queue
 import signal
@@ -85,7 +86,7 @@ def in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], line: ProgressL
     results: dict[K, T] = {}
     try:
         for _ in range(min(total, os.cpu_count() or 1)):
-            start_thread(_work, waiting, ended)
+            start_thread(functools.partial(_work, waiting, ended), "compile")
         while len(results) < total:
             try:
                 key, result, error = ended.get(timeout=line.patience())

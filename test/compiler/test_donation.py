@@ -56,3 +56,13 @@ def test_buffers_that_are_used(stages: list[Any]) -> None:
     assert (
         warnings_of(lambda x, n: (stages[0](x) * n, stages[1](x) * n), X, np.float32(2), donated=(1,)) == []
     )
+
+
+def test_a_count_that_is_read_twice(stages: list[Any]) -> None:
+    """As that of an optimizer, which a schedule reads, too: four bytes are no news."""
+
+    def step(x: Any, count: Any) -> Any:
+        y = stages[0](x) / (count + 1)
+        return stages[0](y * jnp.exp2(-count.astype(np.float32))), x.sum()
+
+    assert warnings_of(step, X, np.int32(3), donated=(1,)) == []

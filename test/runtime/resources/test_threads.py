@@ -12,12 +12,15 @@ from pathways.runtime.resources import threads
 
 def test_a_thread_runs_once_it_is_started():
     heard = threading.Event()
-    threads.start_thread(lambda *given: given == (1, 2) and heard.set(), 1, 2)
-    assert heard.wait(10)
+    thread = threads.start_thread(heard.wait, "of a test")
+    assert "pathways of a test" in [other.name for other in threading.enumerate()]
+    assert not thread.join(0)
+    heard.set()
+    assert thread.join(10)
 
 
 def test_a_thread_that_ends_before_its_first_line(monkeypatch):
     monkeypatch.setattr(threads, "_SECONDS", 0.05)
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)
     with pytest.raises(RuntimeError, match="a new thread does not begin"):
-        threads.start_thread(print)
+        threads.start_thread(print, "of a test")
