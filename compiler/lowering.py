@@ -90,7 +90,8 @@ def run_phases(module: ir.Module, name: str, options: Options) -> Forms:
                 # From the placed form on, each phase ends with a pass that closes its form.
                 run_passes(module, phase.passes, verify_each=False)
             except PassFailure:
-                raise ProgramError(f"program '{name}': {_shown(seen.errors[0])}") from None
+                shown = "\n".join(map(_shown, seen.errors))
+                raise ProgramError(f"program '{name}': {shown}") from None
             keep(phase.name)
     return Forms(name, module, bytecode, tuple(d for d in seen.all if d.severity == "remark"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from jaxlib.mlir import ir
@@ -53,9 +53,16 @@ def option[T](default: T, help: str) -> T:
 
 def fail(op: ir.OpView | ir.Operation, message: str) -> NoReturn:
     """Emits an error at an operation, in MLIR's form, and gives up."""
-    text = f"'{op.operation.name}' op {message}"
-    op.operation.location.emit_error(text)
-    raise PassFailure(text)
+    fail_each([(op, message)])
+
+
+def fail_each(errors: Iterable[tuple[ir.OpView | ir.Operation, str]]) -> NoReturn:
+    """Emits errors at operations, and gives up."""
+    texts = []
+    for op, message in errors:
+        texts.append(f"'{op.operation.name}' op {message}")
+        op.operation.location.emit_error(texts[-1])
+    raise PassFailure("\n".join(texts))
 
 
 Listener = Callable[[ir.Location, str], bool]

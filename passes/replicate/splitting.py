@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxlib.mlir import ir
@@ -23,7 +23,7 @@ from pathways.dialect import (
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.names import ARGUMENT_INFO, CONSTANT, KEYS, SLICE
 from pathways.dialect.shardings import decided_inside
-from pathways.passes.base import fail, remark
+from pathways.passes.base import fail_each, remark
 from pathways.passes.replicate.axes import BRANCHES, partial_dims, ties_of
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured_by_regions
@@ -40,6 +40,9 @@ class Occurrence(NamedTuple):
     launch: int
     value: ir.Value
 
+
+_NAMED = 4
+"""How many arguments a message names."""
 
 type Axis = tuple[Occurrence, int]
 """A dimension of a value."""
@@ -131,6 +134,7 @@ def decide(
     choice = _Choice(main, graph, states, count)
     for argument in states:
         choice.add(argument)
+    choice.report()
     split = {argument: n for argument, n in states.items() if main_key(argument) in choice.dims}
     while split:
         made = graph.flow([*graph.sums, *split])
@@ -319,6 +323,10 @@ class _Choice:
         self.states = states
         self.count = count
         self.dims: dict[Occurrence, int] = {}
+        self.left: dict[str, list[ir.Value]] = defaultdict(list)
+        """What stays whole, by the reason."""
+        self.refused: dict[tuple[str, str], tuple[ir.OpView, list[ir.Value]]] = {}
+        """What cannot be split, by the name and the place of the operation that needs all of it."""
         self.made = graph.flow([*graph.sums, *states])
         kept = set(states.values())
         gathered = {value for n, value in enumerate(graph.returned) if n not in kept} | graph.read_elsewhere
@@ -336,35 +344,83 @@ class _Choice:
         dims = [dim for dim in dims if graph.find((key, dim)) in graph.summed]
         if key in self.dims or not dims:
             return
-        name = argument_attrs(self.main)[argument.arg_number].get(ARGUMENT_INFO)
-        named = f"argument #{argument.arg_number}" if name is None else f"argument {name.value}"
         whys = {dim: self.why_not((key, dim)) for dim in dims}
         if all(whys.values()):
-            remark(self.main, f"leaves {named} whole on all {self.count} replicas: {whys[dims[0]]}")
+            self.left[str(whys[dims[0]])].append(argument)
             return
         fits = [dim for dim in dims if whys[dim] is None]
         readers = {dim: self.whole_readers((key, dim)) for dim in fits}
         best = min(fits, key=lambda dim: (len(readers[dim]), graph.parts((key, dim)) > 1, dim))
         if readers[best]:
-            fail(
-                readers[best][0],
-                f"needs all of what {self.count} replicas would have blocks of: zero1 cannot split the "
-                f"update of {named}; let it work element by element, or do without zero1",
-            )
+            op = readers[best][0]
+            at = op.operation.name, str(op.operation.location)
+            self.refused.setdefault(at, (op, []))[1].append(argument)
+            return
         self.dims |= dict(graph.classes[graph.find((key, best))])
+
+    def report(self) -> None:
+        """Says what stays whole, and refuses what cannot be split; of arguments for one reason all at once.
+
+        Raises:
+          PassFailure: an operation needs all of what is to be split.
+        """
+        for why, arguments in self.left.items():
+            remark(self.main, f"leaves {self.named(arguments)} whole on all {self.count} replicas: {why}")
+        if self.refused:
+            fail_each(
+                (
+                    op,
+                    f"needs all of what {self.count} replicas would have blocks of: zero1 cannot split the "
+                    f"update of {self.named(arguments)}; let it work element by element, or do without zero1",
+                )
+                for op, arguments in self.refused.values()
+            )
+
+    def named(self, arguments: Sequence[ir.Value]) -> str:
+        """The names of arguments, of many the first ones."""
+        attrs = argument_attrs(self.main)
+        infos = [attrs[argument.arg_number].get(ARGUMENT_INFO) for argument in arguments[:_NAMED]]
+        names = [
+            f"#{argument.arg_number}" if info is None else info.value
+            for argument, info in zip(arguments, infos, strict=False)
+        ]
+        more = f" and {len(arguments) - _NAMED} more" if len(arguments) > _NAMED else ""
+        return f"argument{'s' if len(arguments) > 1 else ''} {', '.join(names)}{more}"
 
     def why_not(self, axis: Axis) -> str | None:
         """What is against cutting all that goes together with a dimension; None for nothing."""
-        dims: dict[Occurrence, int] = {}
-        for key, dim in self.graph.classes[self.graph.find(axis)]:
+        members = self.graph.classes[self.graph.find(axis)]
+        for key, dim in members:
             size = ir.RankedTensorType(key.value.type).shape[dim]
             parts = self.graph.parts((key, dim))
             if size == 0 or size % (self.count * parts):
                 devices = f" times {parts} devices" if parts > 1 else ""
                 return f"dimension {axis[1]} of size {size} does not divide by {self.count} replicas{devices}"
-            if dims.setdefault(key, dim) != dim or self.dims.get(key, dim) != dim:
-                return f"dimension {axis[1]} goes together with two dimensions of another array"
-        return None
+        dims: dict[Occurrence, int] = {}
+        against = [
+            (key, sorted({dim, other}))
+            for key, dim in members
+            if (other := dims.setdefault(key, dim)) != dim or (other := self.dims.get(key, dim)) != dim
+        ]
+        if not against:
+            return None
+        # An argument is what the user knows.
+        key, (one, other) = min(against, key=lambda item: not self.is_argument(item[0]))
+        return (
+            f"dimension {axis[1]} goes together with dimensions {one} and {other} of {self.shown(key)}, "
+            "and only one of them can be split"
+        )
+
+    def is_argument(self, key: Occurrence) -> bool:
+        return isinstance(key.value, ir.BlockArgument) and key.launch < 0
+
+    def shown(self, key: Occurrence) -> str:
+        """A value for the user."""
+        if self.is_argument(key):
+            return self.named([key.value])
+        owner = key.value.owner
+        made = "a value" if isinstance(owner, ir.Block) else f"a result of '{owner.operation.name}'"
+        return f"{made} of type {key.value.type}"
 
     def whole_readers(self, axis: Axis) -> list[ir.OpView]:
         """What needs all of what goes together with a dimension, and is not made whole anyway."""

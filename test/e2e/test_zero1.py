@@ -380,6 +380,41 @@ class TestWhatIsNotSplit:
         ):
             program.lower(params, state, batch)
 
+    def test_each_operation_is_one_line_for_all_arguments_that_it_keeps_whole(self) -> None:
+        params, batch = inputs(2, odd=False)
+
+        def mixed(g: Any, _: Any) -> Any:
+            return jnp.cumsum(jnp.cumsum(g, axis=0), axis=1) if g.ndim == 2 else g[::-1]
+
+        optimizer = optax.chain(optax.trace(0.9), optax.stateless_with_tree_map(mixed))
+        program = pw.program(step_of(stages(2), optimizer), zero1=True)
+        with pytest.raises(pw.ProgramError) as caught:
+            program.lower(params, optimizer.init(params), batch)
+        matrices, rows = sorted(str(caught.value).removeprefix("program 'step': ").split("\n"))
+        advice = "let it work element by element, or do without zero1"
+        for line, op, leaf in (
+            (matrices, "stablehlo.reduce_window", "['w']"),
+            (rows, "stablehlo.reverse", "['b']"),
+        ):
+            assert f"'{op}' op needs all of what 2 replicas would have blocks of" in line
+            named = f"state[0].trace[0]{leaf}, state[0].trace[1]{leaf}"
+            assert f"zero1 cannot split the update of arguments {named}; {advice}" in line
+            assert Path(__file__).name in line
+
+    def test_a_remark_names_the_array_of_which_only_one_dimension_can_be_split(self) -> None:
+        """Adafactor keeps means of rows and of columns; parameters are split along rows."""
+        params, batch = inputs(1)
+        optimizer = CLIPPED["adafactor"]
+        step, state = step_of(stages(2, 1), optimizer), optimizer.init(params)
+        remarks = [d.message for d in pw.program(step, zero1=True).lower(params, state, batch).remarks]
+        whole = [text.partition(" op ")[2] for text in remarks if " whole on all " in text]
+        assert whole == [
+            "leaves argument state[0].v_col[0]['w'] whole on all 2 replicas: dimension 0 goes together with "
+            "dimensions 0 and 1 of argument params[0]['w'], and only one of them can be split",
+            "leaves argument state[0].v[0]['scale'] whole on all 2 replicas: dimension 0 of size 1 does not "
+            "divide by 2 replicas",
+        ]
+
     def test_other_state_stays_whole(self) -> None:
         """A history of losses is no update of a gradient, and is neither split nor refused."""
         params, batch = inputs(1, odd=False)

@@ -37,3 +37,38 @@ module attributes {pw.form = "sharded"} {
     return %n : tensor<3xf32>
   }
 }
+
+// -----
+
+// Each operation that needs all of something is an error of its own, with all arguments that it keeps whole.
+module attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  func.func public @main(%m: tensor<4xf32> {jax.arg_info = "m", pw.slice = @s0}, %k: tensor<4xf32> {jax.arg_info = "k", pw.slice = @s0},
+                         %v: tensor<6xf32> {jax.arg_info = "v", pw.slice = @s0},
+                         %s: tensor<4xf32> {pw.slice = @s0}, %t: tensor<6xf32> {pw.slice = @s0})
+      -> (tensor<4xf32> {pw.slice = @s0}, tensor<4xf32> {pw.slice = @s0}, tensor<6xf32> {pw.slice = @s0}) {
+    %g = "pw.all_reduce"(%s) {slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    %h = "pw.all_reduce"(%t) {slice = @s0} : (tensor<6xf32>) -> tensor<6xf32>
+    %n:3 = "pw.launch"(%m, %k, %v, %g, %h) {callee = @update, slice = @s0}
+        : (tensor<4xf32>, tensor<4xf32>, tensor<6xf32>, tensor<4xf32>, tensor<6xf32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<6xf32>)
+    return %n#0, %n#1, %n#2 : tensor<4xf32>, tensor<4xf32>, tensor<6xf32>
+  }
+  func.func private @update(%m: tensor<4xf32>, %k: tensor<4xf32>, %v: tensor<6xf32>, %g: tensor<4xf32>, %h: tensor<6xf32>)
+      -> (tensor<4xf32>, tensor<4xf32>, tensor<6xf32>) {
+    // expected-error@below {{'stablehlo.reverse' op needs all of what 2 replicas would have blocks of: zero1 cannot split the update of arguments m, k; let it work}}
+    %r = stablehlo.reverse %g, dims = [0] : tensor<4xf32>
+    %a = stablehlo.add %m, %g : tensor<4xf32>
+    %b = stablehlo.add %k, %g : tensor<4xf32>
+    %c = stablehlo.add %b, %r : tensor<4xf32>
+    // expected-error@below {{'stablehlo.sort' op needs all of what 2 replicas would have blocks of: zero1 cannot split the update of argument v; let it work}}
+    %o = "stablehlo.sort"(%h) <{dimension = 0 : i64}> ({
+    ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+      %l = stablehlo.compare LT, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %l : tensor<i1>
+    }) : (tensor<6xf32>) -> tensor<6xf32>
+    %d = stablehlo.add %v, %h : tensor<6xf32>
+    %e = stablehlo.add %d, %o : tensor<6xf32>
+    return %a, %c, %e : tensor<4xf32>, tensor<4xf32>, tensor<6xf32>
+  }
+}
