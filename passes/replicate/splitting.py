@@ -342,7 +342,10 @@ class _Choice:
         result = main_key(graph.returned[self.states[argument]])
         dims = [dim for dim in _dims(argument) if graph.find((key, dim)) == graph.find((result, dim))]
         dims = [dim for dim in dims if graph.find((key, dim)) in graph.summed]
-        if key in self.dims or not dims:
+        if key in self.dims:
+            return
+        if not dims:
+            self.left["it is not updated element by element with a sum over replicas"].append(argument)
             return
         whys = {dim: self.why_not((key, dim)) for dim in dims}
         if all(whys.values()):

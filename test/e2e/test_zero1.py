@@ -416,7 +416,7 @@ class TestWhatIsNotSplit:
         ]
 
     def test_other_state_stays_whole(self) -> None:
-        """A history of losses is no update of a gradient, and is neither split nor refused."""
+        """A history of losses is no update of a gradient, and is not split, but named."""
         params, batch = inputs(1, odd=False)
         step = step_of(stages(2, 1), optax.adam(1e-2))
 
@@ -424,10 +424,13 @@ class TestWhatIsNotSplit:
             value, params, state = step(params, state, batch)
             return params, state, jnp.roll(history, 1).at[0].set(value)
 
-        state = optax.adam(1e-2).init(params)
-        _, state, history = pw.program(with_history, zero1=True)(
-            params, state, np.zeros(8, np.float32), batch
-        )
+        arguments = params, optax.adam(1e-2).init(params), np.zeros(8, np.float32), batch
+        compiled = pw.program(with_history, zero1=True).lower(*arguments)
+        assert [d.message.partition(" op ")[2] for d in compiled.remarks if "whole on all" in d.message] == [
+            "leaves argument history whole on all 2 replicas: "
+            "it is not updated element by element with a sum over replicas"
+        ]
+        _, state, history = compiled.compile()(*arguments)
         assert not is_split(history)
         assert is_split(jax.tree.leaves(state)[1])
 

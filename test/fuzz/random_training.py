@@ -142,6 +142,13 @@ def _updates(
     for _ in range(rng.choice([0, 0, 0, 1, 2])):
         into = rng.choice([None, rng.choice([n for n, each in enumerate(inputs) if not each.cut])])
         x = ("input", into) if into is not None else _ref(rng, inputs, len(updates))
+        if into is not None and rng.random() < 0.3:
+            # Such as state that changes places.
+            shape = inputs[into].shape
+            x = (
+                "input",
+                rng.choice([n for n, each in enumerate(inputs) if each.shape == shape and not each.cut]),
+            )
         names = rng.choice([ELEMENTWISE, REDUCING, UPDATES])
         add(rng.choice(list(names)), x, _ref(rng, inputs, len(updates)), into)
     return tuple(updates)

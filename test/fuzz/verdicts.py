@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 import threading
 import traceback
@@ -306,8 +307,10 @@ def _judge_bits(sketch: Sketch, results: list[Any], hosts: int) -> ProgramVerdic
         return ProgramVerdict("ok")
     if any(each.op not in ELEMENTWISE for each in training.updates) or _mixes(sketch):
         return ProgramVerdict("ok")
-    # Where XLA widens 16 bits, it contracts by the shape: `0.9 * v + 0.1 * g * g` of (24, 4) and of (12, 4).
-    if any(each.dtype in ("bfloat16", "float16", "complex64") for each in sketch.inputs):
+    # XLA may contract products and sums by the shape where it widens 16 bits, such as in
+    # `0.9 * v + 0.1 * g * g` of (24, 4) and of (12, 4), and where devices of a slice gather what was summed.
+    narrow = any(each.dtype in ("bfloat16", "float16", "complex64") for each in sketch.inputs)
+    if narrow or any(math.prod(shape) > 1 for shape in sketch.slices):
         return ProgramVerdict("ok")
     plain_sketch = dataclasses.replace(sketch, training=dataclasses.replace(training, zero1=False))
     (others,) = _run_placed(plain_sketch, hosts)
