@@ -24,6 +24,7 @@ from pathways.dialect import (
     make_slices,
     op_has,
     ops_named,
+    slices_of,
     slices_of_op,
     symbol_table,
 )
@@ -376,9 +377,18 @@ class _Unroller:
         microbatch: int | None = None,
     ) -> ir.Value:
         """What a split or reduction gives where there is one microbatch, in the layout that it has."""
-        if self.functions.layouts.of(value, like.slice) == layout:
+        if self.functions.layouts.of(value, like.slice) == layout and not _would_move_from_elsewhere(
+            value, like
+        ):
             return value
         return self.functions.launch("reshard", [value], lambda whole: whole[0], like, ip, layout, microbatch)
+
+
+def _would_move_from_elsewhere(value: ir.Value, like: SplitOp | ReduceOp) -> bool:
+    """Whether transfers that take the result of `like` from its slice would take `value` from another one."""
+    if slices_of(value) == (like.slice,):
+        return False
+    return any(op_has(use.owner.opview, Trait.MOVES) for use in like.results[0].uses)
 
 
 def _scalar(value: int) -> ir.Value:

@@ -303,3 +303,38 @@ module @effects attributes {pw.form = "sharded"} {
     return
   }
 }
+
+// -----
+
+// What one microbatch hands on is the argument itself. Where a transfer takes it from a slice on which the
+// argument does not start, it is a copy there: transfers take what lives on several slices from the first.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @handed_on
+module @handed_on attributes {pw.form = "sharded"} {
+  sdy.mesh @one = <["x"=1]>
+  sdy.mesh @two = <["x"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @one} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @two} : () -> ()
+  "pw.slice"() {sym_name = "s2", mesh = @two} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 1} : () -> ()
+  // CHECK: func.func @main(%[[X:.*]]: tensor<4xf32> {pw.slice = [@s0, @s1]},
+  func.func @main(%x: !x {pw.slice = [@s0, @s1]}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}, !x {pw.slice = @s2}) {
+    %b = "pw.split"(%x) {loop = @batch, slice = @s1} : (!x) -> !x
+    %a = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !x
+    // CHECK-NEXT: %[[F:.*]] = "pw.launch"(%[[X]]) {callee = @f, loop = @batch, microbatch = 0
+    %f = "pw.launch"(%a) {callee = @f, loop = @batch, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (!x) -> !x
+    %g = "pw.reduce"(%f) {kind = "concat", loop = @batch, slice = @s0} : (!x) -> !x
+    %s = "pw.reduce"(%b) {kind = "concat", loop = @batch, slice = @s1} : (!x) -> !x
+    // CHECK-NEXT: %[[COPY:.*]] = "pw.launch"(%[[X]]) {callee = @[[NAME:.*]], slice = @s1}
+    // CHECK-NEXT: %[[T:.*]] = "pw.transfer"(%[[COPY]]) {slice = @s2}
+    %t = "pw.transfer"(%s) {slice = @s2} : (!x) -> !x
+    // CHECK-NEXT: return %[[F]], %[[COPY]], %[[T]]
+    return %g, %s, %t : !x, !x, !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    return %x : !x
+  }
+  // CHECK: func.func private @[[NAME]](%[[A:.*]]: tensor<4xf32>
+  // CHECK-NEXT: return %[[A]]
+}
