@@ -166,7 +166,7 @@ NO_CODE_ON_HOSTS = r"calls back into Python .* workers on hosts run no code of y
 """What may be said, over hosts, of a program with a callback."""
 
 
-CANNOT_BE_SPLIT = r"zero1 cannot split the update of argument "
+CANNOT_BE_SPLIT = r"zero1 cannot split the update of arguments? "
 """What may be said of updates that mix elements."""
 
 
