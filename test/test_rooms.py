@@ -156,7 +156,15 @@ def classes_of_one_name() -> Iterator[str]:
     yield from (f"several classes are called {name}" for name, count in classes.items() if count > 1)
 
 
+def starters_of_threads() -> Iterator[str]:
+    ways = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread"}
+    for name, tree in MODULES.items():
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & ways
+        if used and name != "runtime.resources.threads":
+            yield f"{name} uses {', '.join(sorted(used))}; start threads by runtime.resources.threads"
+
+
 def test_every_module_keeps_to_the_rules() -> None:
-    seen = {*violations(), *cycles(), *classes_of_one_name()}
+    seen = {*violations(), *cycles(), *classes_of_one_name(), *starters_of_threads()}
     assert seen - EXCEPTIONS == set(), "new"
     assert EXCEPTIONS - seen == set(), "no exception any more: remove it from the table"

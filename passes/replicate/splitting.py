@@ -28,6 +28,9 @@ from pathways.passes.replicate.axes import BRANCHES, partial_dims, ties_of
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured_by_regions
 
+_NAMED = 4
+"""How many arguments a message names."""
+
 
 class Occurrence(NamedTuple):
     """A value of `@main`, or one inside of the computation of a launch.
@@ -40,9 +43,6 @@ class Occurrence(NamedTuple):
     launch: int
     value: ir.Value
 
-
-_NAMED = 4
-"""How many arguments a message names."""
 
 type Axis = tuple[Occurrence, int]
 """A dimension of a value."""

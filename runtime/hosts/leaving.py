@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -118,10 +117,12 @@ class Farewell:
             self._end(128 + signal.SIGTERM)
             return
         self.ask()
-        # The controller may be stopped.
-        late = threading.Timer(self._grace + _MARGIN, self._end, (0,))
-        late.daemon = True
-        late.start()
+        start_thread(self._end_late, "farewell ends")
         # Who asks again does not want to wait.
         signal.sigwait({signal.SIGTERM})
+        self._end(0)
+
+    def _end_late(self) -> None:
+        """Ends the process when the controller does not, which may be stopped."""
+        time.sleep(self._grace + _MARGIN)
         self._end(0)

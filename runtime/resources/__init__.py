@@ -1,4 +1,5 @@
-"""Virtual slices, clusters of devices, and which slice has which devices. Plain data; never imports jax.
+"""What a process has: virtual slices, clusters of devices, which slice has which devices, and threads.
 
-How devices are discovered is handed in from the right. Imports plans.
+All of it is plain data but `threads.py`, by which all rooms to the right start threads. How devices are
+discovered is handed in from the right. Imports plans; never jax.
 """

@@ -67,6 +67,29 @@ def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name == "pathways prefetch"]
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        np.arange(24, dtype=np.float32).reshape(4, 6)[::2, ::-3],
+        np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
+        np.array(3, np.int8),
+        np.array([True, False]),
+        np.zeros((0, 3), np.float32),
+        np.arange(5).astype(jax.numpy.bfloat16),
+    ],
+    ids=lambda batch: f"{batch.dtype}{list(batch.shape)}",
+)
+def test_arrays_of_all_kinds_are_copied(batch: np.ndarray) -> None:
+    slice = pw.make_virtual_device_set().add_slice((1,), ("x",))
+    step = pw.program(lambda batch: pw.jit(lambda x: x, devices=slice)(batch)).lower(batch).compile()
+    expected = batch.copy()
+    with pw.prefetch([batch], step, "batch") as ready:
+        (placed,) = ready
+    batch[...] = 0
+    assert placed.dtype == expected.dtype
+    np.testing.assert_array_equal(np.asarray(placed), expected)
+
+
 def test_batches_are_where_the_step_wants_them(compiled: pw.Compiled) -> None:
     (_, wanted), _ = compiled.input_shardings
     with pw.prefetch(numbered(5), compiled, "batch") as batches:
