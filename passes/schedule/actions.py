@@ -61,13 +61,17 @@ class ActionCycleError(Exception):
         self.cycle = cycle
 
     def describe(self, name: Callable[[Action], str], slices: Mapping[int, str]) -> str:
-        """The cycle, one line for each wait.
+        """What is wrong, and the cycle below it.
 
         Args:
           name: how to write an action.
           slices: the slice of each stage.
         """
-        lines = ["deadlock: the order has a cycle"]
+        return f"deadlock: the order has a cycle\n{self.waits(name, slices)}"
+
+    def waits(self, name: Callable[[Action], str], slices: Mapping[int, str]) -> str:
+        """The cycle, one line for each wait, for the arguments of `describe`."""
+        lines = []
         for n, (action, reads) in enumerate(self.cycle):
             following, _ = self.cycle[(n + 1) % len(self.cycle)]
             why = "it reads its result" if reads else f"@{slices[action.stage]} runs in this order"

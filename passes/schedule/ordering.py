@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
 from pathways.passes.schedule.policies.registry import BOUNDED, POLICIES, SEARCH
 from pathways.passes.schedule.request import ScheduleRequest
@@ -45,6 +45,7 @@ def orders_by(
 
     Raises:
       PolicyError: the policy does not fit, or no order of it keeps to what is asked for.
+      ActionCycleError: in the order of the policy slices would wait for each other.
       NoSolverError: the solver that is asked for is not installed.
     """
     if not work.slices:
@@ -85,6 +86,8 @@ class _Orderer:
             if run is not None and fits and (best is None or run.step_time < best[1]):
                 best = orders, run.step_time
         if best is None:
+            # Fails where slices would wait for each other; else it is the limits that are broken.
+            start_times(self.problem.named(pattern), self.work.needs)
             broken = (found for row in pattern if (found := self.problem.broken(row)) is not None)
             limit, alive = next(broken)
             raise PolicyError(f"has {alive} {limit.what} alive at once, more than {limit.most}: use search")
@@ -105,7 +108,7 @@ class _Orderer:
         for policy in POLICIES:
             try:
                 named[policy] = self.fastest(policy)[0]
-            except PolicyError:
+            except (PolicyError, ActionCycleError):
                 continue
         request = self.request
         budget = Budget(request.iterations, request.seconds, request.seed, request.solver != "")

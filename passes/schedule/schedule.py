@@ -143,8 +143,9 @@ class Schedule(Pass):
                 fail(loop.op, f"asks for '{request}', but '{PROGRAM}' has no options")
             return {}
         work = _work_of(module, events, loop)
-        orders = _apply(request, module, events, loop, work)
+        _check_needs(request, loop, work)
         try:
+            orders = _apply(request, module, events, loop, work)
             return start_times(orders, work.needs)
         except ActionCycleError as error:
             fail(
@@ -285,6 +286,19 @@ def _check_stage_order(events: list[Event], loop: Loop) -> None:
         if stage in error.cycle:
             fail(op, f"{both}, which needs results of stage {stage}: no numbers fit; leave out `stage=`")
     fail(op, f"{both}; number stages in the order in which a microbatch goes through them")
+
+
+def _check_needs(request: ScheduleRequest, loop: Loop, work: Work) -> None:
+    """Checks that no action waits for itself by way of others, whatever the order."""
+    try:
+        topological_order(work.needs)
+    except CycleError as error:
+        waits = ActionCycleError([(action, True) for action in error.cycle])
+        fail(
+            loop.op,
+            f"cannot be scheduled by '{request}', which does all that a stage has to do for a microbatch at "
+            f"one time: use '{PROGRAM}'\n{waits.waits(str, work.slices)}",
+        )
 
 
 _Endpoints = tuple[str, str, ir.Type, ir.Attribute | None]

@@ -1,9 +1,11 @@
 // RUN: not pw-opt %s -p 'pw-schedule{policy=eager}' 2>&1 | filecheck %s
+// RUN: not pw-opt %s -p 'pw-schedule{policy="gpipe(times=units)"}' 2>&1 | filecheck %s
+// RUN: pw-opt %s --emit-schedule -p 'pw-schedule{policy="search(iterations=1)"}' | filecheck %s --check-prefix=PROGRAM
 // RUN: pw-opt %s --emit-schedule -p 'pw-schedule{policy=program}' | filecheck %s --check-prefix=PROGRAM
 
 // A forward that reads the gradient of an earlier stage is nothing that policies count on.
 
-// CHECK: error: 'pw.loop' op cannot be scheduled by 'eager', which counts on a forward to read no backward
+// CHECK: error: 'pw.loop' op cannot be scheduled by '{{.*}}', which counts on a forward to read no backward
 // CHECK-SAME: use 'program' or a schedule file; deadlock: the order has a cycle
 // CHECK-NEXT: 0B0 waits for 2F0: @s0 runs in this order
 
