@@ -43,6 +43,7 @@ from pathways.passes.util.functions import (
     erase_unused_functions,
     inlined,
     referenced_functions,
+    rename_references,
     unique_name,
 )
 from pathways.passes.util.operations import captured
@@ -280,7 +281,6 @@ class _Importer:
                 )
             for name in placed:
                 op.attributes[SLICE] = make_slices((self.slice_symbol(op, name),))
-            self.strip_metadata(op)
 
     def placements_inside(self, op: ir.OpView, seen: set[str]) -> dict[str, ir.OpView]:
         """The slices of placed calls inside an operation and the functions it calls, with one call each."""
@@ -475,20 +475,6 @@ class _Importer:
         op.operation.erase()
         return whole
 
-    def strip_metadata(self, op: ir.OpView) -> None:
-        """Drops our metadata inside an operation and the functions that it names: it has been read."""
-        pending, seen = [op], set()
-        while pending:
-            current = pending.pop()
-            for inner in (current, *nested_ops(current)):
-                if inner.operation.name == "func.call":
-                    CallMetadata().write(inner)
-                for function in referenced_functions(inner, self.symbols):
-                    name = function.attributes["sym_name"].value
-                    if name not in seen:
-                        seen.add(name)
-                        pending.append(function)
-
     def slice_symbol(self, op: ir.OpView, name: str) -> str:
         target = self.symbols.get(name)
         if target is None or target.operation.name != "pw.slice":
@@ -510,7 +496,6 @@ class _Importer:
                 base = base if metadata.kind == "fwd" else f"{base}_{metadata.kind}"
                 renamed[callee] = unique_name(base, taken - {callee})
                 taken.add(renamed[callee])
-                self.symbols[callee].attributes["sym_name"] = ir.StringAttr.get(renamed[callee])
             launch = LaunchOp.build(
                 list(op.operands),
                 [r.type for r in op.results],
@@ -523,6 +508,7 @@ class _Importer:
             )
             self.calls.append(PlacedCall(launch, metadata.call))
             _replace(op, launch)
+        self.rename_functions(renamed)
         self.symbols = symbol_table(self.module)
 
     def check_nested(self, call: ir.OpView, callee: str, slice_name: str, name: str) -> None:
@@ -533,7 +519,25 @@ class _Importer:
                     f"'{metadata_of(inner).name or '?'}' is placed on @{other} but called inside "
                     f"'{name}', which is placed on @{slice_name}; call it from the program instead",
                 )
-        self.strip_metadata(self.symbols[callee])
+
+    def rename_functions(self, renamed: dict[str, str]) -> None:
+        """Gives what launches call its name, in regions and functions too, whose metadata has been read."""
+        # Not before all of it was read: functions are shared by regions and by launches of several slices.
+        pending = [op for op in body_block(self.main).operations if not isinstance(op, PwOp)]
+        pending += [self.symbols[name] for name in renamed]
+        seen = set(renamed)
+        while pending:
+            current = pending.pop()
+            for inner in (current, *nested_ops(current)):
+                if inner.operation.name == "func.call":
+                    CallMetadata().write(inner)
+                names = {f.attributes["sym_name"].value for f in referenced_functions(inner, self.symbols)}
+                pending += [self.symbols[name] for name in sorted(names - seen)]
+                seen |= names
+                if not names.isdisjoint(renamed):
+                    rename_references(inner, renamed)
+        for old, new in renamed.items():
+            self.symbols[old].attributes["sym_name"] = ir.StringAttr.get(new)
 
     def split_barriers(self) -> None:
         for op in list(body_block(self.main).operations):

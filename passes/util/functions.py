@@ -116,10 +116,15 @@ def merge_equal_functions(module: ir.Module) -> None:
             continue
         for inner in nested_ops(op):
             if any(name in replaced for name in referenced_symbols(inner)):
-                for name in list(inner.attributes):
-                    attribute = attribute_of(inner, name)
-                    if attribute is not None:
-                        inner.attributes[name] = _renamed(attribute, replaced)
+                rename_references(inner, replaced)
+
+
+def rename_references(op: ir.OpView, names: Mapping[str, str]) -> None:
+    """Lets an operation name other symbols in the place of some, in whichever attribute."""
+    for name in list(op.attributes):
+        attribute = attribute_of(op, name)
+        if attribute is not None:
+            op.attributes[name] = _renamed(attribute, names)
 
 
 def _renamed(attribute: ir.Attribute, names: Mapping[str, str]) -> ir.Attribute:

@@ -187,6 +187,28 @@ def test_scan_of_one_placed_function():
     check(build, array(3, 8, 8), X)
 
 
+def by_scan(f: Fun, x: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda h, _: (f(h), None), x, None, 2)[0]
+
+
+def by_while(f: Fun, x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda h: jnp.linalg.norm(h) > 1, lambda h: f(h) / 8, x)
+
+
+def by_cond(f: Fun, x: jax.Array) -> jax.Array:
+    return jax.lax.cond(jnp.sum(x) > 0, f, lambda h: f(-h), x)
+
+
+@pytest.mark.parametrize("region", [by_scan, by_while, by_cond])
+def test_one_placed_function_inside_of_a_region_and_beside_it(region: Fun):
+    def build(on_s0, on_s1):
+        first, second = on_s0(lambda x: jnp.sin(x) + x), on_s1(jnp.cos)
+        shared = jax.jit(lambda x: 2 * first(x))
+        return lambda x: second(first(region(first, x)) + region(shared, x) * region(shared, -x))
+
+    check(build, X)
+
+
 # References (`jax.new_ref`): state while a function runs.
 
 

@@ -446,6 +446,61 @@ module @preparing {
 
 // -----
 
+// What is called inside of loops and branches that stay on one slice may be called beside them too, and by
+// several of them through one function: all have its new name, and each region its slice.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @inside_and_beside attributes {pw.form = "imported"}
+module @inside_and_beside {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main
+  func.func public @main(%x: !x, %p: tensor<i32>) -> (!x, !x) {
+    // CHECK: "stablehlo.case"
+    // CHECK-NEXT: func.call @f(%{{.*}}) : (tensor<4xf32>) -> tensor<4xf32>
+    // CHECK: {pw.slice = @s0}
+    %a = "stablehlo.case"(%p) ({
+      %0 = func.call @xla_metadata_call(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
+      stablehlo.return %0 : !x
+    }, {
+      stablehlo.return %x : !x
+    }) : (tensor<i32>) -> !x
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @f,
+    %b = call @xla_metadata_call(%a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
+    // CHECK: "stablehlo.case"
+    // CHECK-NEXT: func.call @shared
+    // CHECK: {pw.slice = @s0}
+    %c = "stablehlo.case"(%p) ({
+      %0 = func.call @shared(%b) : (!x) -> !x
+      stablehlo.return %0 : !x
+    }, {
+      stablehlo.return %b : !x
+    }) : (tensor<i32>) -> !x
+    // CHECK: "stablehlo.case"
+    // CHECK: func.call @shared
+    // CHECK: {pw.slice = @s0}
+    %d = "stablehlo.case"(%p) ({
+      stablehlo.return %c : !x
+    }, {
+      %0 = func.call @shared(%c) : (!x) -> !x
+      stablehlo.return %0 : !x
+    }) : (tensor<i32>) -> !x
+    return %c, %d : !x, !x
+  }
+  // CHECK: func.func private @shared
+  func.func private @shared(%x: !x) -> !x {
+    // CHECK-NEXT: call @f(%{{.*}}) :
+    %y = func.call @xla_metadata_call(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
+    return %y : !x
+  }
+  // CHECK: func.func private @f(
+  func.func private @xla_metadata_call(%x: !x) -> !x {
+    return %x : !x
+  }
+}
+
+// -----
+
 // What an operation names comes along, in whichever attribute, and the placed calls in it are known: here the
 // decomposition of a composite.
 
