@@ -13,10 +13,10 @@ from jaxlib.mlir.dialects import stablehlo
 from pathways.dialect import (
     AllGatherOp,
     AllReduceOp,
-    CarryOp,
     ConstantOp,
     LaunchOp,
     LoopOp,
+    NextOp,
     ReduceOp,
     ReduceScatterOp,
     ReplicaOp,
@@ -25,6 +25,7 @@ from pathways.dialect import (
     TransferOp,
     argument_attrs,
     loop_of,
+    loop_of_op,
     make_slices,
     ops_named,
     read_slices,
@@ -34,12 +35,13 @@ from pathways.dialect import (
 )
 from pathways.dialect.fields import NATURAL
 from pathways.dialect.forms import SHARDED
+from pathways.dialect.graphs import topological_order
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import Sharding
 from pathways.dialect.names import BLOCK, CONSTANT, MOST_OPERATIONS, REPLICA, SLICE
 from pathways.dialect.replicas import ReplicaPort
 from pathways.dialect.shardings import make_sharding
-from pathways.passes.base import Pass, fail, main_function
+from pathways.passes.base import Pass, fail, main_function, remark
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, set_signature, unique_name
 from pathways.passes.util.operations import has_side_effect
@@ -60,9 +62,12 @@ class Replicate(Pass):
        what else reads such a result gets those of all replicas, each of which crosses once to each other.
     4. An exchange, such as `pw.all_reduce`, gets an operand and a result for each replica.
     5. What is done for its effect outside of loops over microbatches, such as a print, is done by replica 0.
+    6. What microbatches hand on to each other goes from replica to replica, in the order of the microbatches:
+       replica r starts from what replica r - 1 ended with, and all get what the last one ends with. A remark
+       says how much waits for that.
 
     Requires: shardings decided, transfers cut into pieces; all slices with one number of replicas, which
-    divides the microbatches; no state that microbatches hand on to each other.
+    divides the microbatches.
     Guarantees: a slice stands for itself alone; computations are shared by all replicas.
     """
 
@@ -89,13 +94,6 @@ def _check_loops(module: ir.Module, main: ir.OpView, count: int) -> None:
     for op in loops.values():
         if not op.sequential and op.count % count:
             fail(op, f"has {op.count} microbatches, which do not divide by {count} replicas")
-    for op in body_block(main).operations:
-        if isinstance(op, CarryOp) and not loops[op.loop].sequential:
-            fail(
-                op,
-                f"is handed on from microbatch to microbatch of @{op.loop}, but {count} replicas work on "
-                "them at the same time: reduce it over the microbatches instead",
-            )
 
 
 class _Replicator:
@@ -118,6 +116,8 @@ class _Replicator:
         """The computations that stand for those with effects, by their names."""
         self.slices: dict[str, list[str]] = {}
         self.loops: dict[str, list[str]] = {}
+        self.hands_on = False
+        """Whether something goes from replica to replica within a loop."""
 
     def run(self) -> None:
         self.microbatched = {op.sym_name for op in ops_named(self.module, ["pw.loop"]) if not op.sequential}
@@ -283,6 +283,9 @@ class _Replicator:
         if isinstance(op, ReduceOp) and op.kind == "concat" and op.loop in self.microbatched:
             self.repeat_concatenation(op, ip)
             return
+        if isinstance(op, NextOp) and op.loop in self.microbatched:
+            self.hand_on(op, ip)
+            return
         copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or not self.is_for_effect(op)]
         for number, result in enumerate(op.results):
             self.values[result] = [copy.results[number] for copy in copies]
@@ -371,6 +374,32 @@ class _Replicator:
             wholes.append(launch.results[0])
         return wholes
 
+    def hand_on(self, op: NextOp, ip: ir.InsertionPoint) -> None:
+        """Hands what is carried on from replica to replica, and what the last one ends with to all."""
+        carry = op.carry
+        remark(
+            carry,
+            f"of type {carry.results[0].type} is handed on from replica to replica: "
+            f"{_what_waits(op, self.operations)}",
+        )
+        self.hands_on = True
+        ends = [self.copy(op, r, ip).results[0] for r in self.replicas]
+
+        def sent(value: ir.Value, r: int) -> ir.Value:
+            sharding = self.attribute(op.slice, self.layouts.of(carry.results[0], op.slice).dims)
+            loop = None if op.outer is None else self.loops[op.outer][r]
+            slice = self.slices[op.slice][r]
+            return TransferOp.build(
+                [value], [value.type], slice=slice, sharding=sharding, loop=loop, ip=ip
+            ).results[0]
+
+        for r in self.replicas[1:]:
+            self.values[carry.results[0]][r].owner.opview.operands[0] = sent(ends[r - 1], r)
+        last = self.count - 1
+        if any(True for _ in op.results[0].uses):
+            ends = [ends[r] if r == last else sent(ends[last], r) for r in self.replicas]
+        self.values[op.results[0]] = ends
+
     def attribute(self, slice: str, dims: Sequence[tuple[str, ...]]) -> ir.Attribute | None:
         home = self.layouts.meshes[slice]
         if home.mesh.size == 1:
@@ -434,9 +463,42 @@ class _Replicator:
             op.operation.erase()
         for _ in self.arguments:
             self.block.erase_argument(0)
+        if self.hands_on:
+            self.sort()
         set_signature(self.main, [a.type for a in self.block.arguments], [v.type for v in returned])
         set_argument_attrs(self.main, self.new_attrs)
         set_result_attrs(self.main, attrs_of_results)
+
+    def sort(self) -> None:
+        """Moves what starts from the end of another replica behind that."""
+        *operations, terminator = self.block.operations
+        makers = {value: n for n, op in enumerate(operations) for value in op.results}
+        needs = {
+            n: {makers[value] for value in op.operands if value in makers} for n, op in enumerate(operations)
+        }
+        for n in topological_order(needs):
+            operations[n].operation.move_before(terminator)
+
+
+def _what_waits(op: NextOp, operations: Sequence[ir.OpView]) -> str:
+    """How much of a replica waits for what it is handed by the one before, and for what of that."""
+    turn = [each for each in operations if loop_of_op(each) == op.loop]
+    launches = [each for each in turn if isinstance(each, LaunchOp)]
+    reached = set(op.carry.results)
+    for each in turn:
+        if any(value in reached for value in each.operands):
+            reached.update(each.results)
+    waiting = sum(any(value in reached for value in each.operands) for each in launches)
+    needed = {op.operands[1]}
+    makers: list[ir.OpView] = []
+    for each in reversed(turn):
+        if any(result in needed for result in each.results):
+            makers.append(each)
+            needed.update(each.operands)
+    needs_stage = any(isinstance(each, LaunchOp) and not each.is_glue for each in makers)
+    until = "until it has done its last microbatch" if needs_stage else "for its updates of this alone"
+    launches_of = f"{waiting} of {len(launches)} launches of each microbatch of @{op.loop}"
+    return f"{launches_of} wait for the replica before, {until}"
 
 
 def _taken_block(attrs: dict[str, ir.Attribute]) -> int | None:

@@ -24,12 +24,14 @@ class Loop:
       members: its launches, as numbers of events in block order.
       actions: the actions that a launch is, one after the other; glue and what is computed again is none.
       slices: the slice of each stage, by ascending stage.
+      needs: the names of the loops whose results it reads, directly or through others.
     """
 
     op: LoopOp
     members: list[int]
     actions: dict[int, tuple[Action, ...]]
     slices: dict[int, str]
+    needs: frozenset[str] = frozenset()
 
 
 def read_loops(module: ir.Module, events: Sequence[Event]) -> list[Loop]:
@@ -75,6 +77,8 @@ def _sorted(loops: list[Loop], events: Sequence[Event]) -> list[Loop]:
             needs[number] |= before - {number}
             before |= {number}
         needed.append(before)
+    for loop, others in zip(loops, needs, strict=True):
+        loop.needs = frozenset(loops[n].op.sym_name for n in others)
     try:
         order = topological_order(dict(enumerate(needs)))
     except CycleError as error:

@@ -10,9 +10,29 @@ from pathways.passes.schedule.loops import Loop
 
 
 def ranks(loops: Sequence[Loop]) -> list[int]:
-    """For each loop its number among those that follow each other: loops of replicas are one of them."""
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(first_replica(loop), len(numbers)) for loop in loops]
+    """For each loop its number among those that follow each other.
+
+    Loops of replicas run side by side and are one of them, unless one starts from what another hands on.
+    """
+    chained = {first_replica(loop) for loop in loops if starts_from_replica(loop, loops)}
+    group = {
+        loop.op.sym_name: loop.op.sym_name if first_replica(loop) in chained else first_replica(loop)
+        for loop in loops
+    }
+    names = {name: n for n, name in enumerate(dict.fromkeys(group.values()))}
+    needs: dict[int, set[int]] = {n: set() for n in names.values()}
+    for loop in loops:
+        own = names[group[loop.op.sym_name]]
+        needs[own] |= {names[group[other]] for other in loop.needs} - {own}
+    position = {n: k for k, n in enumerate(topological_order(needs))}
+    return [position[names[group[loop.op.sym_name]]] for loop in loops]
+
+
+def starts_from_replica(loop: Loop, loops: Sequence[Loop]) -> bool:
+    """Whether a loop starts from what that of another replica hands on."""
+    return any(
+        other.op.sym_name in loop.needs and first_replica(other) == first_replica(loop) for other in loops
+    )
 
 
 def first_replica(loop: Loop) -> str:
@@ -37,3 +57,22 @@ def interleaved(events: Sequence[Event], replicas: Mapping[str, int]) -> list[in
     position = {n: k for k, n in enumerate(order)}
     needs = {k: [position[other] for other in events[n].waits_for] for k, n in enumerate(order)}
     return [order[k] for k in topological_order(needs)]
+
+
+def side_by_side(events: Sequence[Event], order: Sequence[int], queues: Mapping[str, str]) -> list[int]:
+    """An order with the same order on every slice, in which what can run at the same time is together.
+
+    Args:
+      events: each waiting for those whose results it reads.
+      order: of all events, by their numbers.
+      queues: the queue of each slice.
+    """
+    ends: dict[int, int] = {}
+    free: dict[str, int] = {}
+    starts: dict[int, int] = {}
+    for n in order:
+        event = events[n]
+        queue = queues[event.slice]
+        starts[n] = max([free.get(queue, 0), *(ends[other] for other in event.waits_for)])
+        ends[n] = free[queue] = starts[n] + (event.kind == "launch")
+    return sorted(order, key=starts.__getitem__)

@@ -23,7 +23,7 @@ from pathways.passes.schedule.loops import Loop, nearest_before, read_loops, wor
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.pipeline import PolicyError
 from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH
-from pathways.passes.schedule.replicas import first_replica, interleaved
+from pathways.passes.schedule.replicas import first_replica, interleaved, side_by_side, starts_from_replica
 from pathways.passes.schedule.request import FLOPS, RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
@@ -66,7 +66,8 @@ class Schedule(Pass):
     before the loops, or behind those whose results they read; those that have nothing to do with any loop run
     behind all of them. What replicas exchange `soon` runs within the loop: behind what it reads, and sums one
     action later, when the terms of others have arrived. Loops of replicas have one schedule and run side by
-    side. Slices that may share devices have one order together. The block of `@main` is sorted
+    side; where each starts from what the one before hands on, what leads to that and needs no action runs
+    first. Slices that may share devices have one order together. The block of `@main` is sorted
     by the order.
 
     Transfers of one type and sharding between two slices share a channel as long as their values are first
@@ -118,16 +119,19 @@ class Schedule(Pass):
         else:
             by_name = {name: self.by_policy(module, events, loop) for name, loop in distinct.items()}
         times = [by_name[first_replica(loop)] for loop in loops]
+        queues = device_queues(module)
         replicas = {op.sym_name: op.replica or 0 for op in ops_named(module, ["pw.slice"])}
         if any(times):
-            ordered = [events[n] for n in sequence(events, loops, times)]
+            order = sequence(events, loops, times)
+            if any(starts_from_replica(loop, loops) for loop in loops):
+                order = side_by_side(events, order, queues)
+            ordered = [events[n] for n in order]
         elif any(replicas.values()):
             ordered = [events[n] for n in interleaved(events, replicas)]
         else:
             ordered = events
         if ordered is not events:
             sort_block(main, [event.op for event in ordered])
-        queues = device_queues(module)
         counters: dict[str, int] = {}
         for event in ordered:
             queue = queues[event.slice]

@@ -15,7 +15,7 @@ behind it; and around each launch stands what is sent to it, and what is sent fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from jaxlib.mlir import ir
@@ -24,7 +24,7 @@ from pathways.dialect.order import Event
 from pathways.passes.base import fail
 from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.loops import Loop, nearest_after, nearest_before
-from pathways.passes.schedule.replicas import ranks
+from pathways.passes.schedule.replicas import first_replica, ranks
 
 _BEFORE, _AT, _BEHIND = range(3)
 _ARRIVES, _RUNS, _LEAVES = range(3)
@@ -79,7 +79,7 @@ def sequence(
     instants: dict[int, Instant] = {}
     for loop, start in zip(loops, times, strict=True):
         if start:
-            instants.update(_Clock(events, loop, start).instants())
+            instants.update(_Clock(events, loop, start, _leading_on(events, loop, loops)).instants())
     instants.update(_soon(events, loops, times, segments, instants))
     keys: dict[int, Key] = {}
     for n, event in enumerate(events):
@@ -94,6 +94,18 @@ def sequence(
             reader = readers.get(n, Key(0, Instant(0, _BEFORE), n, _ARRIVES, n))
             keys[n] = reader._replace(rank=_ARRIVES, number=n)
     return sorted(keys, key=keys.__getitem__)
+
+
+def _leading_on(events: Sequence[Event], loop: Loop, loops: Sequence[Loop]) -> set[int]:
+    """What leads to the loop of another replica, which starts from what this one hands on."""
+    name, family = loop.op.sym_name, first_replica(loop)
+    leading = {
+        n for other in loops if name in other.needs and first_replica(other) == family for n in other.members
+    }
+    for n in reversed(range(len(events) if leading else 0)):
+        if n in leading:
+            leading.update(events[n].waits_for)
+    return leading
 
 
 def _soon(
@@ -191,10 +203,13 @@ def _refuse_between(events: Sequence[Event], segments: Sequence[int], n: int, lo
 class _Clock:
     """When the launches of a loop run."""
 
-    def __init__(self, events: Sequence[Event], loop: Loop, start: Mapping[Action, int]) -> None:
+    def __init__(
+        self, events: Sequence[Event], loop: Loop, start: Mapping[Action, int], leading_on: Collection[int]
+    ) -> None:
         self._events = events
         self._loop = loop
         self._start = start
+        self._leading_on = leading_on
         self._before = nearest_before(events, loop)
         self._after = nearest_after(events, loop)
         self._first_on: dict[tuple[str, int], int] = {}
@@ -221,6 +236,9 @@ class _Clock:
     def _aim(self, n: int) -> Instant:
         """When a launch without an action of its own should run: late for its own slice, early for others."""
         op = self._events[n].op
+        if n in self._leading_on and not self._before[n]:
+            # Such as the keys of all microbatches: the next replica does not wait for the work on them.
+            return Instant(0, _BEFORE)
         ready = (
             Instant(max(self._start[a] for a in self._before[n]), _BEHIND)
             if self._before[n]

@@ -506,22 +506,6 @@ class TestRefusals:
         with pytest.raises(ValueError, match="has 12 microbatches, which do not divide by 5 replicas"):
             program.lower(params, batch)
 
-    def test_state_that_microbatches_hand_on(self) -> None:
-        params, (x, _) = inputs(1)
-        (one,) = placed(stages(2, count=1))
-
-        @pw.program
-        def count(w, seen, x):
-            def body(w, seen, x):
-                return seen + 1, one(w, x).sum()
-
-            return pw.accumulate(body, 4, batch_argnums=2, carry_argnums=1)(w, seen, x)
-
-        with pytest.raises(
-            ValueError, match="handed on from microbatch to microbatch of @body, but 2 replicas"
-        ):
-            count.lower(params[0], jnp.zeros(()), x)
-
     def test_slices_with_different_numbers_of_replicas(self) -> None:
         (one,), (other,) = placed(stages(2, count=1)), placed(stages(3, count=1))
         with pytest.raises(ValueError, match=r"asks for 3 replicas, but @s.* for 2"):

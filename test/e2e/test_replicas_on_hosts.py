@@ -97,6 +97,21 @@ for got, want in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=T
     np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-6)
 parts = {(where.part.number, where.part.count, where.part.dim) for where in state[1][0]["scales"]._copies}
 assert parts == {(0, 2, 1), (1, 2, 1)}, parts
+
+
+def seen_of(layers):
+    def of_microbatch(params, mean, batch):
+        h = layers[0](params[0], batch[0] - mean)
+        return 0.9 * mean + 0.1 * h.mean(0), (layers[1](params[1], h) - batch[1]).sum()
+
+    return lambda *args: pw.accumulate(of_microbatch, 4, carry_argnums=1)(*args)
+
+
+# What microbatches hand on goes from replica to replica, and so from host to host.
+args = [p["w"] for p in start], np.zeros(8, np.float32), batch
+ours, theirs = pw.program(seen_of(layers))(*args), jax.jit(seen_of([layer, layer]))(*args)
+for got, want in zip(ours, theirs, strict=True):
+    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-6)
 islands = {}
 for s in pw.status().slices:
     islands.setdefault(s.name.partition("_r")[2], set()).add(s.island)

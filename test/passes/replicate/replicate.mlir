@@ -128,3 +128,42 @@ module @steps {
     return %x : tensor<2xf32>
   }
 }
+
+// -----
+
+// What microbatches hand on goes from replica to replica: each starts from what the one before ended with, whatever
+// it does before that, and all get what the last one ends with.
+// CHECK-LABEL: module @handed_on
+// CHECK: %[[C0:.*]] = "pw.carry"(%{{.*}}) {loop = @batch, slice = @s0}
+// CHECK: %[[N0:.*]] = "pw.launch"(%[[C0]], %{{.*}}) {callee = @update, loop = @batch, slice = @s0}
+// CHECK: %[[E0:.*]] = "pw.next"(%[[C0]], %[[N0]]) {loop = @batch, slice = @s0}
+// CHECK: %[[T1:.*]] = "pw.transfer"(%[[E0]]) {slice = @s0_r1}
+// CHECK: %[[C1:.*]] = "pw.carry"(%[[T1]]) {loop = @batch_r1, slice = @s0_r1}
+// CHECK: %[[E1:.*]] = "pw.next"(%[[C1]], %{{.*}}) {loop = @batch_r1, slice = @s0_r1}
+// CHECK: %[[T2:.*]] = "pw.transfer"(%[[E1]]) {slice = @s0_r2}
+// CHECK: %[[C2:.*]] = "pw.carry"(%[[T2]]) {loop = @batch_r2, slice = @s0_r2}
+// CHECK: %[[E2:.*]] = "pw.next"(%[[C2]], %{{.*}}) {loop = @batch_r2, slice = @s0_r2}
+// CHECK: %[[L0:.*]] = "pw.transfer"(%[[E2]]) {slice = @s0}
+// CHECK: %[[L1:.*]] = "pw.transfer"(%[[E2]]) {slice = @s0_r1}
+// CHECK: return %[[L0]], %[[L1]], %[[E2]]
+module @handed_on {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 3, sym_name = "s0"} : () -> ()
+  "pw.loop"() {count = 6, sym_name = "batch"} : () -> ()
+  func.func public @main(%state: tensor<2xf32> {pw.slice = @s0}, %x: tensor<12xf32> {pw.slice = @s0})
+      -> (tensor<2xf32> {pw.slice = @s0}) {
+    %c = "pw.carry"(%state) {loop = @batch, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
+    %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (tensor<12xf32>) -> tensor<2xf32>
+    %h = "pw.launch"(%b) {callee = @f, loop = @batch, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
+    %n = "pw.launch"(%c, %h) {callee = @update, loop = @batch, slice = @s0} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+    %l = "pw.next"(%c, %n) {loop = @batch, slice = @s0} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+    return %l : tensor<2xf32>
+  }
+  func.func private @f(%x: tensor<2xf32>) -> tensor<2xf32> {
+    return %x : tensor<2xf32>
+  }
+  func.func private @update(%s: tensor<2xf32>, %x: tensor<2xf32>) -> tensor<2xf32> {
+    %n = stablehlo.maximum %s, %x : tensor<2xf32>
+    return %n : tensor<2xf32>
+  }
+}

@@ -65,3 +65,52 @@ module @exchange attributes {pw.form = "unrolled"} {
     return %x : tensor<f32>
   }
 }
+
+// -----
+
+// The second replica starts from what the first hands on. What leads there needs no action of the loop and runs
+// before all of them; then the forwards and backwards of both run side by side.
+// CHECK-LABEL: module @handed_on
+// CHECK: callee = @advance, loop = @batch, microbatch = 0 : i64, order = 0 : i64, slice = @s0}
+// CHECK: callee = @advance, loop = @batch, microbatch = 1 : i64, order = 1 : i64, slice = @s0}
+// CHECK-NEXT: "pw.transfer"{{.*}}order = 2 : i64, slice = @s0_r1}
+// CHECK-NEXT: callee = @f, loop = @batch, microbatch = 0 : i64, order = 3 : i64
+// CHECK-NEXT: callee = @advance, loop = @batch_r1, microbatch = 0 : i64, order = 0 : i64
+// CHECK-NEXT: callee = @f, loop = @batch, microbatch = 1 : i64, order = 4 : i64
+// CHECK-NEXT: callee = @f, loop = @batch_r1, microbatch = 0 : i64, order = 1 : i64
+module @handed_on attributes {pw.form = "unrolled"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, replica = 1, replica_of = @s0, sym_name = "s0_r1"} : () -> ()
+  "pw.loop"() {count = 2, sym_name = "batch"} : () -> ()
+  "pw.loop"() {count = 2, replica_of = @batch, sym_name = "batch_r1"} : () -> ()
+  func.func public @main(
+      %x0: tensor<f32> {pw.replica = {count = 2, number = 0, of = 0}, pw.slice = @s0},
+      %x1: tensor<f32> {pw.replica = {count = 2, number = 1, of = 0}, pw.slice = @s0_r1})
+      -> (tensor<f32> {pw.replica = {count = 2, number = 0, of = 0}, pw.slice = @s0},
+          tensor<f32> {pw.replica = {count = 2, number = 1, of = 0}, pw.slice = @s0_r1}) {
+    %a00 = "pw.launch"(%x0) {callee = @advance, loop = @batch, microbatch = 0, slice = @s0} : (tensor<f32>) -> tensor<f32>
+    %f00 = "pw.launch"(%a00) {callee = @f, loop = @batch, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}], slice = @s0} : (tensor<f32>) -> tensor<f32>
+    %b00 = "pw.launch"(%f00) {callee = @b, loop = @batch, microbatch = 0, origins = [{kind = "bwd", microbatch = 0, stage = 0}], slice = @s0} : (tensor<f32>) -> tensor<f32>
+    %a01 = "pw.launch"(%a00) {callee = @advance, loop = @batch, microbatch = 1, slice = @s0} : (tensor<f32>) -> tensor<f32>
+    %f01 = "pw.launch"(%a01) {callee = @f, loop = @batch, microbatch = 1, origins = [{kind = "fwd", microbatch = 1, stage = 0}], slice = @s0} : (tensor<f32>) -> tensor<f32>
+    %b01 = "pw.launch"(%f01) {callee = @b, loop = @batch, microbatch = 1, origins = [{kind = "bwd", microbatch = 1, stage = 0}], slice = @s0} : (tensor<f32>) -> tensor<f32>
+    %t = "pw.transfer"(%a01) {slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
+    %a10 = "pw.launch"(%t) {callee = @advance, loop = @batch_r1, microbatch = 0, slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
+    %f10 = "pw.launch"(%a10) {callee = @f, loop = @batch_r1, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}], slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
+    %b10 = "pw.launch"(%f10) {callee = @b, loop = @batch_r1, microbatch = 0, origins = [{kind = "bwd", microbatch = 0, stage = 0}], slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
+    %a11 = "pw.launch"(%a10) {callee = @advance, loop = @batch_r1, microbatch = 1, slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
+    %f11 = "pw.launch"(%a11) {callee = @f, loop = @batch_r1, microbatch = 1, origins = [{kind = "fwd", microbatch = 1, stage = 0}], slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
+    %b11 = "pw.launch"(%f11) {callee = @b, loop = @batch_r1, microbatch = 1, origins = [{kind = "bwd", microbatch = 1, stage = 0}], slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
+    return %b01, %b11 : tensor<f32>, tensor<f32>
+  }
+  func.func private @advance(%x: tensor<f32>) -> tensor<f32> {
+    return %x : tensor<f32>
+  }
+  func.func private @f(%x: tensor<f32>) -> tensor<f32> {
+    return %x : tensor<f32>
+  }
+  func.func private @b(%x: tensor<f32>) -> tensor<f32> {
+    return %x : tensor<f32>
+  }
+}
