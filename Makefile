@@ -63,7 +63,7 @@ fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
 bench: venv ## run the benchmarks (ARGS is handed to each)
 	@for bench in $(BENCHES); do echo "--- $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done
 
-docs: venv ## write docs/pw_ops.md, pw_forms.md, pw_passes.md and ten_minutes.ipynb anew
+docs: venv ## write what is made of docstrings: pages of docs, a notebook, what pw-opt lists
 	@$(BIN)/python docs/generate.py
 
 site: venv type-links ## the manual as a site, in build/site/html

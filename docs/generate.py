@@ -1,7 +1,7 @@
-"""Writes docs/pw_ops.md, pw_forms.md and pw_passes.md from what operations, forms and passes declare, and
-docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md.
+"""Writes docs/pw_ops.md, pw_forms.md and pw_passes.md from what operations, forms and passes declare,
+docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md, and passes/summaries.json, which `pw-opt` lists.
 
-With `--check` it writes nothing, and fails when a page is stale.
+With `--check` it writes nothing, and fails when one of them is stale.
 """
 
 import dataclasses
@@ -24,19 +24,35 @@ NOTICE = "<!-- Made by `make docs` from {source}; do not edit. -->\n"
 def main(check: bool) -> int:
     """Writes or checks all pages; returns the exit status."""
     pages = {
-        "pw_ops.md": ops_page(),
-        "pw_forms.md": forms_page(),
-        "pw_passes.md": passes_page(),
-        "ten_minutes.ipynb": notebook(DOCS / "ten_minutes.md"),
+        DOCS / "pw_ops.md": ops_page(),
+        DOCS / "pw_forms.md": forms_page(),
+        DOCS / "pw_passes.md": passes_page(),
+        DOCS / "ten_minutes.ipynb": notebook(DOCS / "ten_minutes.md"),
+        registry.SUMMARIES: summaries(),
     }
-    stale = [name for name, text in pages.items() if read(DOCS / name) != text]
+    stale = [path for path, text in pages.items() if read(path) != text]
     if check:
-        for name in stale:
-            print(f"docs/{name} is stale: run 'make docs'", file=sys.stderr)
+        for path in stale:
+            print(f"{path.parent.name}/{path.name} is stale: run 'make docs'", file=sys.stderr)
         return 1 if stale else 0
-    for name in stale:
-        (DOCS / name).write_text(pages[name])
+    for path in stale:
+        path.write_text(pages[path])
     return 0
+
+
+def summaries() -> str:
+    """What listings say of each pass."""
+    said = {
+        name: {
+            "does": " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split()),
+            "options": {
+                field.name.replace("_", "-"): (default_of(field), field.metadata["help"])
+                for field in options_of(kind).values()
+            },
+        }
+        for name, kind in ((name, registry.load(name)) for name in registry.names())
+    }
+    return json.dumps(said, indent=1) + "\n"
 
 
 def read(path: Path) -> str | None:
@@ -182,9 +198,11 @@ def section(name: str, described: type, *tables: str) -> str:
 
 def shown(field: dataclasses.Field[object]) -> str:
     """The default of an option, as one would write it."""
-    if isinstance(field.default, bool):
-        return str(field.default).lower()
-    return str(field.default) or "''"
+    return default_of(field) or "''"
+
+
+def default_of(field: dataclasses.Field[object]) -> str:
+    return str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
 
 
 def count(values: Values) -> str:

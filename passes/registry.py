@@ -1,10 +1,20 @@
-"""Every pass of the compiler by name, imported when it is first asked for."""
+"""Every pass of the compiler by name, imported when it is first asked for.
+
+What listings say of passes stands in `summaries.json` beside this module, which `make docs` writes from their
+docstrings: to import them all for a sentence takes longer than all else that a tool does to start.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pathways.passes.base import Pass
+if TYPE_CHECKING:
+    from pathways.passes.base import Pass
 
 MODULES = {
     "pw-import": "import_.import_",
@@ -42,6 +52,28 @@ def names() -> list[str]:
     return list(MODULES)
 
 
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What listings say of a pass.
+
+    Attributes:
+      does: the first paragraph of its docstring, in one line.
+      options: its options as one writes them, each with its default and its help.
+    """
+
+    does: str
+    options: Mapping[str, tuple[str, str]]
+
+
+SUMMARIES = Path(__file__).with_name("summaries.json")
+
+
+def summaries() -> dict[str, Summary]:
+    """What listings say of each pass, in the order in which a program meets them."""
+    read = json.loads(SUMMARIES.read_text(encoding="utf-8"))
+    return {name: Summary(**read[name]) for name in MODULES}
+
+
 def load(name: str) -> type[Pass]:
     """The pass of that name.
 
@@ -50,6 +82,6 @@ def load(name: str) -> type[Pass]:
     """
     module = importlib.import_module(f"pathways.passes.{MODULES[name]}")
     for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, Pass) and getattr(value, "name", None) == name:
+        if isinstance(value, type) and getattr(value, "name", None) == name:
             return value
     raise ImportError(f"{module.__name__} declares no pass named {name}")

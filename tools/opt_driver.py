@@ -18,7 +18,7 @@ from pathways.tools.diagnostics import Expectations, Printer
 from pathways.tools.errors import UserError
 from pathways.tools.files import check_extension, write_output
 from pathways.tools.instrumentation import Dumps, DumpTree, Instrumentation
-from pathways.tools.reports import Timing, dialects_help, list_passes, pipeline_dump
+from pathways.tools.reports import Timing, pipeline_dump
 from pathways.tools.roundtrip import check_round_trip
 from pathways.tools.source import SEPARATOR, Source, parse, read_source
 from pathways.tools.supervisor import doing
@@ -26,9 +26,6 @@ from pathways.tools.supervisor import doing
 
 def run(options: argparse.Namespace) -> int:
     """Does what the flags ask for; returns the exit code."""
-    if options.list_passes or options.show_dialects:
-        write_output("-", (list_passes() if options.list_passes else dialects_help()).encode())
-        return 0
     doing("reading the pipeline")
     items = _read_pipeline(options.pipeline, make_context())
     if options.input == "-" and sys.stdin.isatty():

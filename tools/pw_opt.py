@@ -11,6 +11,7 @@ from typing import Any
 from pathways.tools import command
 from pathways.tools.deferred_numpy import defer_numpy
 from pathways.tools.errors import hint
+from pathways.tools.files import write_output
 from pathways.tools.flags import FlagParser, count
 
 _USAGE = "pw-opt [FILE] [-o FILE] [passes] [flags]"
@@ -35,13 +36,18 @@ def make_parser() -> FlagParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.list_passes or options.show_dialects:
+        from pathways.tools.listings import dialects_help, list_passes
+
+        write_output("-", (list_passes() if options.list_passes else dialects_help()).encode())
+        return 0
     from pathways.tools import opt_driver
 
     return opt_driver.run(options)
 
 
 def _passes_help() -> str:
-    from pathways.tools.reports import passes_help
+    from pathways.tools.listings import passes_help
 
     return passes_help()
 

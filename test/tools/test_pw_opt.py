@@ -468,3 +468,14 @@ def test_help_lists_every_pass():
     text = pw_opt("--help").stdout.decode()
     for name in registry.names():
         assert f"  --{name}\n" in text
+
+
+@pytest.mark.parametrize("flag", ["--help", "--list-passes"])
+def test_passes_are_listed_without_a_look_at_any(flag):
+    # What takes the time of a start is MLIR's bindings, and modules of passes.
+    code = "import sys; from pathways.tools.pw_opt import main; main(sys.argv[1:]); "
+    code += "print(*sys.modules, file=sys.stderr)"
+    listed = subprocess.run([sys.executable, "-c", code, flag], capture_output=True, text=True, check=True)
+    loaded = set(listed.stderr.split())
+    assert "pathways.passes.registry" in loaded
+    assert not loaded & {"jaxlib", "pathways.passes.base"}
