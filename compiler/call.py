@@ -23,6 +23,8 @@ from pathways.runtime.local.devices import session
 from pathways.runtime.local.facts import device_text, flops_of
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze, stats_of
+from pathways.runtime.plan.plan import Plan, Transfer
+from pathways.runtime.xla import pjrt
 
 _LARGE = 1 << 20
 """Bytes of an argument from which on moving it in every call is worth a warning."""
@@ -97,6 +99,13 @@ class Call(SignedCall):
         self._cutters = {n: whole.cutter(avals[n]) for n, whole in self._replicated.items()}
         self._keys = [n for n, aval in enumerate(signature.avals) if _is_key(aval)]
         self._donated = [n for n, a in enumerate(passed) if a.donated]
+        # Results must not be weakly typed where what the caller passed for them is.
+        self._handed_through = {
+            n: pjrt.rewrap(signature.avals[n], home)
+            for n in _handed_through(plan)
+            if (home := self._homes[n]) is not None
+            and not (signature.strict or signature.avals[n].weak_type or n in self._keys)
+        }
         self._rearranged = bool(self._unread or self._mirrored or self._keys)
         self._slot_order = _slot_order([len(places) for places in self._places], self._replicated)
         self._prepare_results()
@@ -180,8 +189,16 @@ class Call(SignedCall):
     def bring(self, leaves: list[Any]) -> list[Any] | None:
         """Brings arguments to their slices; None when they are of another signature."""
         moves = self._misplaced(leaves)
-        if not moves:
-            return None if moves is None else list(leaves)
+        if moves is None:
+            return None
+        brought = self._moved_to_slices(leaves, moves) if moves else list(leaves)
+        for n, rewrap in self._handed_through.items():
+            if brought[n].weak_type:
+                brought[n] = rewrap(brought[n])
+        return brought
+
+    def _moved_to_slices(self, leaves: list[Any], moves: list[int]) -> list[Any]:
+        """All arguments, some of them moved; those that are donated end where they were."""
         if self._donated:
             self._check_donated(leaves)
         for n in moves:
@@ -244,7 +261,8 @@ class Call(SignedCall):
                 if not self._signature.takes(n, leaf.aval):
                     return None
                 if self._homes[n] is None or sharding.is_equivalent_to(self._homes[n], leaf.ndim):
-                    self._avals[n], self._shardings[n] = leaf.aval, sharding
+                    if n not in self._handed_through or not leaf.weak_type:
+                        self._avals[n], self._shardings[n] = leaf.aval, sharding
                     continue
                 if leaf.committed:
                     self._remark(n, sharding)
@@ -346,6 +364,16 @@ def _unflatten(tree: Any) -> Callable[[list[Any]], Any]:
     """How to rebuild results; most programs of one launch return one array, which needs no tree."""
     # None is a structure of one node too, and has no leaf.
     return operator.itemgetter(0) if tree.num_nodes == tree.num_leaves == 1 else tree.unflatten
+
+
+def _handed_through(plan: Plan) -> list[int]:
+    """The arguments that are results as they are, perhaps on other slices."""
+    passed = [argument for argument in plan.arguments if argument.constant is None]
+    source = {slot: n for n, argument in enumerate(passed) for slot in argument.slots.values()}
+    for step in plan.steps:
+        if isinstance(step, Transfer):
+            source |= {slot: source[step.operands[0]] for slot in step.results if step.operands[0] in source}
+    return sorted({source[slot] for r in plan.results for slot in r.slots.values() if slot in source})
 
 
 def _slot_order(counts: list[int], replicated: Collection[int]) -> list[int]:

@@ -157,7 +157,7 @@ class Program[**P, R](OfProcess):
         with self._compiling:
             call = next((call for call in self._calls if call.is_for(signature)), None)
             if call is None:
-                call = self.lower(*args, **kwargs).compile().call
+                call = self.lower(*args, **kwargs).load(strict=True)
                 self._keep(call)
         leaves, structure = flatten(dynamic)
         placed = unflatten(structure, list(call.place(dict(enumerate(leaves))).values()))
@@ -194,7 +194,7 @@ class Program[**P, R](OfProcess):
                 # Another thread may have been faster.
                 ready = self._ready_call(leaves, tree, static)
                 if ready is None:
-                    call = self.lower(*args, **kwargs).compile().call
+                    call = self.lower(*args, **kwargs).load(strict=True)
                     self._keep(call)
                     ready = call, call.bring_or_fail(leaves, tree)
         self._last, brought = ready

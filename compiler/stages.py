@@ -129,17 +129,26 @@ class Lowered(OfProcess):
             they have too little memory; says what each slice takes.
           CompileError: when XLA refuses a computation; names it.
         """
+        return Compiled(self, self.load(strict=False))
+
+    def load(self, *, strict: bool) -> SignedCall:
+        """What `compile` does; returns the path of calls.
+
+        Args:
+          strict: whether arguments of other weak types have another signature. They do where they would be
+            traced anew; what was compiled ahead takes both, as that of `jax.jit` does.
+        """
         # With `jax_debug_nans`, an error names the line that a value comes from.
         plan = plan_of(self._forms.scheduled, self.name, proved=True, located=pjrt.checks_values())
         program = Scheduled(
             self._forms.scheduled,
             plan,
             self._interface,
-            self._signature,
+            dataclasses.replace(self._signature, strict=strict),
             self._callbacks,
             self._keepalive,
         )
-        return Compiled(self, backend().load(program, program.bind()))
+        return backend().load(program, program.bind())
 
     def _save(self, path: str | os.PathLike[str], requests: Sequence[Request]) -> None:
         save(path, self._forms.scheduled, self.name, self._interface, self._signature, requests)
@@ -159,7 +168,8 @@ class Bound(OfProcess):
         """Runs the program and returns at once, with arrays that become ready later.
 
         Raises:
-          TypeError: when an argument does not have the shape, dtype or structure it was compiled for.
+          TypeError: when an argument does not have the shape, dtype or structure it was compiled for. Weak
+            types do not count: a number may be passed for an array of its dtype, and the other way round.
         """
         # As `boundary`, without the time of a wrapper.
         try:

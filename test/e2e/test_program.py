@@ -487,7 +487,7 @@ def test_lowering_with_static_arguments(chain):
     [
         (({"w": np.ones(4, np.float32)}, np.float32(1)), r"p\['w'\] of type float32\[3\], got float32\[4\]"),
         (({"w": np.ones(3, np.int32)}, np.float32(1)), r"p\['w'\] of type float32\[3\], got int32\[3\]"),
-        (({"w": np.ones(3, np.float32)}, 1.0), r"x of type float32\[\], got float32\[\] \(weak\)"),
+        (({"w": np.ones(3, np.float32)}, 1), r"x of type float32\[\], got int32\[\] \(weak\)"),
         (({"v": np.ones(3, np.float32)}, np.float32(1)), "structure"),
         (({"w": np.ones(3, np.float32)},), "structure"),
         (({"w": "text"}, np.float32(1)), r"p\['w'\] is a str, not an array"),
@@ -505,6 +505,22 @@ def test_compiled_refuses_what_it_was_not_compiled_for(chain, args, message):
     compiled({"w": jnp.ones(3)}, jnp.float32(1))
     with pytest.raises(TypeError, match=message):
         compiled(*args)
+
+
+def test_compiled_takes_other_weak_types(chain):
+    """As what `jax.jit` compiled ahead does: a step counter starts as a number and goes on as an array."""
+
+    def f(step, x):
+        return step, step + 1, chain(step * x), chain(step)
+
+    values = [1, jnp.asarray(1), jnp.int32(1), np.int32(1), jnp.asarray(1), 1]
+    for lowered in (1, jnp.int32(1)):
+        args = lowered, jnp.float32(2)
+        compiled = pw.program(f).lower(*args).compile()
+        wanted = jax.jit(lambda s, x: (s, s + 1, s * x * 2 + 1, s * 2 + 1)).lower(*args).compile()
+        for value in values:
+            for got, one in zip(compiled(value, args[1]), wanted(value, args[1]), strict=True):
+                assert (got.dtype, got.weak_type, float(got)) == (one.dtype, one.weak_type, float(one))
 
 
 def test_every_phase_is_printed(chain):
