@@ -31,7 +31,7 @@ from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import read_times, times_in
+from pathways.runtime.simulate.times import ReplayTimes, read_times, stated_times, times_in, title_of
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Request
@@ -308,7 +308,9 @@ class Bound(OfProcess):
         Args:
           times: how long launches take, as `{"kinds": {"fwd": "1ms", "bwd": "2ms"}}`; see
             `passes.schedule.times` for all of the form. Or the path of such a JSON file, or of a file that
-            `pw.trace` wrote. By default one unit of time for each placed call.
+            `pw.trace` wrote. Or a word: `flops` for the operations of placed calls on each device,
+            `units` for one unit of time for each call. By default those that the schedule was made with,
+            which are `flops` for `search`, and `units` for policies without `times`.
           latency: of links between slices, such as `5us`; none by default.
           bandwidth: of links between slices, such as `10GB/s`; no limit by default.
 
@@ -320,11 +322,18 @@ class Bound(OfProcess):
           TimesError: names the entry that is wrong.
           OSError: the file cannot be read.
         """
-        if isinstance(times, (str, os.PathLike)):
+        stated = stated_times(times, self.plan) if times is None or isinstance(times, str) else None
+        if stated is not None:
+            durations: ReplayTimes = stated[0]
+            name = stated[1]
+        elif isinstance(times, (str, os.PathLike)):
             durations = times_in(Path(times).read_bytes(), self.plan)
+            name = f"times={Path(times).name}"
         else:
             durations = read_times(times or {}, self.plan)
-        return simulate(self.plan, durations, read_link(latency, bandwidth, durations.unit))
+            name = "times given"
+        link = read_link(latency, bandwidth, durations.unit)
+        return simulate(self.plan, durations, link, title_of(name, link, planned=stated is not None))
 
 
 class Compiled(Bound):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast, overload
 
 from jaxlib.mlir import ir
 
+from pathways.dialect.call_times import CALL_KINDS, CALL_UNITS, CallKey, CallTimes
 from pathways.dialect.origins import KINDS, PARTS, Origin
 from pathways.dialect.shardings import is_sharding
 
@@ -145,6 +147,14 @@ def entries_of(dictionary: ir.DictAttr) -> dict[str, ir.Attribute | None]:
     return entries
 
 
+def _is_list(attribute: ir.Attribute | None, matches: Callable[[ir.Attribute], bool]) -> bool:
+    """Whether it is an array of what matches; the bindings cannot hand out locations in one."""
+    try:
+        return isinstance(attribute, ir.ArrayAttr) and all(map(matches, attribute))
+    except TypeError:
+        return False
+
+
 def _is_origin(attribute: ir.Attribute) -> bool:
     if not isinstance(attribute, ir.DictAttr):
         return False
@@ -185,10 +195,89 @@ ORIGINS: Kind[Sequence[Origin]] = Kind(
     "non-empty array of dictionaries, each with a `kind` (one of "
     + ", ".join(f'"{kind}"' for kind in KINDS)
     + ") and perhaps `stage`, `microbatch`, `part` and `pieces`",
-    lambda a: isinstance(a, ir.ArrayAttr) and len(a) > 0 and all(map(_is_origin, a)),
+    lambda a: _is_list(a, _is_origin) and len(a) > 0,
     lambda a: tuple(Origin(**{entry.name: entry.attr.value for entry in origin}) for origin in a),
     lambda origins: ir.ArrayAttr.get([_make_origin(origin) for origin in origins]),
     irdl=['base "#builtin.array"'],
+)
+
+_MADE_WITH = "made_with"
+
+
+def _make_call_times(times: CallTimes) -> ir.Attribute:
+    entries: dict[str, ir.Attribute] = {
+        unit: ir.ArrayAttr.get([_make_call_time(*entry) for entry in table.items()])
+        for unit, table in times.tables.items()
+    }
+    if times.made_with is not None:
+        entries[_MADE_WITH] = ir.StringAttr.get(times.made_with)
+    return ir.DictAttr.get(entries)
+
+
+def _make_call_time(key: CallKey, time: float) -> ir.Attribute:
+    fields: dict[str, ir.Attribute] = {
+        "kind": ir.StringAttr.get(key.kind),
+        "time": ir.FloatAttr.get_f64(time),
+    }
+    if key.loop is not None:
+        fields["loop"] = ir.StringAttr.get(key.loop)
+    if key.stage is not None:
+        fields["stage"] = NATURAL.make(key.stage)
+    return ir.DictAttr.get(fields)
+
+
+def _read_call_times(attribute: Any) -> CallTimes:
+    entries = {entry.name: entry.attr for entry in attribute}
+    made_with = entries.pop(_MADE_WITH, None)
+    tables = {unit: dict(map(_read_call_time, table)) for unit, table in entries.items()}
+    return CallTimes(tables, None if made_with is None else made_with.value)
+
+
+def _read_call_time(entry: Any) -> tuple[CallKey, float]:
+    fields = {field.name: field.attr.value for field in entry}
+    return CallKey(fields.get("loop"), fields.get("stage"), fields["kind"]), fields["time"]
+
+
+def _is_call_times(attribute: ir.Attribute) -> bool:
+    if not isinstance(attribute, ir.DictAttr):
+        return False
+    entries = entries_of(attribute)
+    if _MADE_WITH in entries:
+        made_with = entries.pop(_MADE_WITH)
+        if not isinstance(made_with, ir.StringAttr) or made_with.value not in entries:
+            return False
+    return entries.keys() <= set(CALL_UNITS) and all(
+        _is_list(table, _is_call_time) for table in entries.values()
+    )
+
+
+def _is_call_time(entry: ir.Attribute) -> bool:
+    if not isinstance(entry, ir.DictAttr):
+        return False
+    fields = entries_of(entry)
+    time = fields.pop("time", None)
+    stage = fields.pop("stage", None) if "stage" in fields else NATURAL.make(0)
+    words = {
+        name: value.value if isinstance(value, ir.StringAttr) else None for name, value in fields.items()
+    }
+    return (
+        words.keys() <= {"kind", "loop"}
+        and words.get("kind") in CALL_KINDS
+        and None not in words.values()
+        and stage is not None
+        and NATURAL.matches(stage)
+        and isinstance(time, ir.FloatAttr)
+        and isinstance(time.type, ir.F64Type)
+        and 0 <= time.value < math.inf
+    )
+
+
+CALL_TIMES: Kind[CallTimes] = Kind(
+    "dictionary of lists of times of placed calls by their unit, one of which may be `made_with`",
+    _is_call_times,
+    _read_call_times,
+    _make_call_times,
+    irdl=['base "#builtin.dictionary"'],
 )
 
 

@@ -10,6 +10,7 @@ MAIN = "main"
 
 # On the module.
 FORM = "pw.form"
+TIMES = "pw.times"
 
 # On the functions of hosts, and on their arguments and results.
 HOST = "pw.host"

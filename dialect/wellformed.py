@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from jaxlib.mlir import ir
 
 from pathways.dialect.dtypes import dtype_of
-from pathways.dialect.fields import NATURAL, STRING, UNIT, Kind, symbol
+from pathways.dialect.fields import CALL_TIMES, NATURAL, STRING, UNIT, Kind, symbol
 from pathways.dialect.fields import SHARDING as SHARDING_KIND
 from pathways.dialect.names import (
     ALIASING,
@@ -33,6 +33,7 @@ from pathways.dialect.names import (
     SHARDING,
     SLICE,
     SPEC,
+    TIMES,
 )
 from pathways.dialect.operation import (
     OPERATIONS,
@@ -147,6 +148,9 @@ class WellFormed:
         """Checks what stands directly in the module, functions apart."""
         if symbol_name(self.module.operation.opview) == "":
             self.report(self.module.operation.opview, "has an empty name, which MLIR prints and cannot read")
+        whole = self.module.operation.opview
+        if TIMES in whole.attributes:
+            self.check_kind(whole, f"attribute `{TIMES}`", attribute_of(whole, TIMES), CALL_TIMES)
         for op in self.module.body.operations:
             name = symbol_name(op)
             if name in self.symbols:

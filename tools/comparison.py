@@ -12,20 +12,23 @@ from pathways.passes.base import Pass, PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options, Phase, phases_behind
 from pathways.passes.place.split_backward import SplitBackward
-from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH
-from pathways.passes.schedule.request import FLOPS, UNITS, RequestError, read_request
-from pathways.passes.schedule.times import Times
-from pathways.passes.util.quantities import TimesError
+from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate, steady_step_time
-from pathways.runtime.timelines.tables import duration, percent, size, table
+from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.diagnostics import Printer
 from pathways.tools.errors import UserError
+from pathways.tools.scheduled import Model
 from pathways.tools.source import parse, read_source
 from pathways.tools.supervisor import doing
+
+
+def _time(time: float, unit: str) -> str:
+    return duration(time, unit) if unit == UNITS else duration_with_unit(time, unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Comparison:
         rows = [
             (
                 policy,
-                duration(timeline.step_time, timeline.unit),
-                *(duration(self.steady[policy], timeline.unit) for _ in steady),
+                _time(timeline.step_time, timeline.unit),
+                *(_time(self.steady[policy], timeline.unit) for _ in steady),
                 *(percent(timeline.idle(name)) for name in slices),
                 *(size(timeline.peak_bytes(name)) for name in slices),
                 f"{len(timeline.transfers)}, {size(sum(event.nbytes for event in timeline.transfers))}",
@@ -109,9 +112,7 @@ class Candidates:
         return asked
 
 
-def compare(
-    path: str, candidates: Candidates, model: Callable[[Plan], tuple[Times, Link]]
-) -> Comparison | None:
+def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -> Comparison | None:
     """Schedules a program by several policies; None after errors were printed.
 
     Args:
@@ -147,10 +148,10 @@ def compare(
             refused[policy] = f"does not fit: it {plan}"
             continue
         try:
-            times, link = model(plan)
-            timelines[policy] = simulate(plan, times, link, policy)
+            of = model(plan)
+            timelines[policy] = simulate(plan, of.times, of.link, policy)
             if candidates.steps > 1:
-                steady[policy] = steady_step_time(plan, times, link, candidates.steps)
+                steady[policy] = steady_step_time(plan, of.times, of.link, candidates.steps)
         except TimesError as error:
             # The times may be those of a run by another policy.
             refused[policy] = f"cannot be replayed: {error}"

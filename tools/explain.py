@@ -13,7 +13,7 @@ from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import TransferOp, make_context, ops_named
 from pathways.passes.base import main_function
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
-from pathways.runtime.timelines.tables import duration, percent, size, table
+from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 
 Row = Mapping[str, Any]
 
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
     """The totals of one call of a program, and what each slice, computation and channel has of them.
 
-    Sizes are in bytes, times in seconds, but for the planned step time, in units of a placed call.
+    Sizes are in bytes, times in seconds, but for the planned step time, which says its unit.
     """
     plan = compiled.plan
     cost = compiled.cost_analysis()
@@ -37,6 +37,7 @@ def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
         "bytes_transferred": cost["bytes transferred"],
         "flops": cost["flops"],
         "planned_step_time": timeline and timeline.step_time,
+        "planned_unit": timeline and timeline.unit,
         "bubble": timeline and timeline.mean_bubble,
         "loops": loops,
         "slices": _slices(plan, launches),
@@ -90,7 +91,7 @@ def _totals(of: Row) -> list[tuple[str, str]]:
     ]
     if of["planned_step_time"] is not None:
         totals += [
-            ("planned step time", f"{of['planned_step_time']:g} units"),
+            ("planned step time", duration_with_unit(of["planned_step_time"], of["planned_unit"])),
             ("bubble", percent(of["bubble"])),
         ]
     return totals

@@ -20,6 +20,9 @@ times:
   A number counts time units, a string has a suffix (s, ms, us, ns); the two do not mix. Without the file a
   placed call takes one unit, glue none, and a launch that several calls were fused into what they take
   together. A trace of a measured run serves as well: each launch takes the median of its durations there.
+  In place of a file, flops stands for the operations of placed calls on each device, as estimated when the
+  program was scheduled, and units for one unit for each call. By default a replay goes by the times that
+  the schedule was made with, and policies are compared by units.
 """
 
 
@@ -130,7 +133,11 @@ def cpu_devices(text: str) -> int:
 def add_timing_flags(parser: FlagParser) -> None:
     """Adds the flags that say how long things take; `TIMES_HELP` describes the file."""
     add = parser.add_argument
-    add("--times", metavar="FILE", help="how long launches take: a JSON file, or the trace of a run")
+    add(
+        "--times",
+        metavar="FILE",
+        help="how long launches take: a JSON file, the trace of a run, flops or units",
+    )
     add("--latency", metavar="TIME", help="of a link between two slices, such as 5us; default: none")
     add("--bandwidth", metavar="RATE", help="of a link, such as 10GB/s or 200Gbit/s; default: no limit")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator
@@ -19,13 +20,14 @@ from pathways.passes.measured.durations import measured_durations
 from pathways.passes.measured.events import EventLog
 from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
 from pathways.passes.schedule.links import Link, read_link
-from pathways.passes.schedule.times import Times
+from pathways.passes.schedule.policies.registry import SEARCH
+from pathways.passes.schedule.request import RequestError, read_request
 from pathways.passes.schedule.verify_schedule import VerifySchedule
-from pathways.passes.util.quantities import TimesError
+from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import times_in
+from pathways.runtime.simulate.times import ReplayTimes, stated_times, times_in, title_of
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.bundles import plan_in
 from pathways.tools.diagnostics import Printer
@@ -68,20 +70,52 @@ def read_plan(path: str) -> Plan | None:
             raise UserError(f"'{source.name}': {error}") from None
 
 
-def read_model(options: argparse.Namespace, plan: Plan) -> tuple[Times, Link]:
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What a replay goes by.
+
+    Attributes:
+      times: how long launches take.
+      link: the links between slices.
+      title: what its timeline is called.
+    """
+
+    times: ReplayTimes
+    link: Link
+    title: str
+
+
+def read_model(options: argparse.Namespace, plan: Plan) -> Model:
     """The durations and links that the flags ask for.
 
     Raises:
       UserError: names the file and the entry that is wrong.
     """
-    times = Times() if options.times is None else _read_times(options.times, plan)
     try:
-        return times, read_link(options.latency, options.bandwidth, times.unit)
+        stated = stated_times(options.times, plan)
     except TimesError as error:
         raise UserError(f"--{error}") from None
+    if stated is None:
+        times, name = _read_times(options.times, plan), f"times={Path(options.times).name}"
+    else:
+        times, name = stated
+    try:
+        link = read_link(options.latency, options.bandwidth, times.unit)
+    except TimesError as error:
+        raise UserError(f"--{error}") from None
+    return Model(times, link, title_of(name, link, planned=stated is not None))
 
 
-def _read_times(path: str, plan: Plan) -> Times:
+def common_times(options: argparse.Namespace) -> argparse.Namespace:
+    """The flags with times by which all policies are compared: those of the limits unless given, or units."""
+    times = options.times
+    if times is None and options.limits:
+        with contextlib.suppress(RequestError):  # Which is said where policies are asked for.
+            times = read_request(f"{SEARCH}({options.limits})").times or None
+    return argparse.Namespace(**{**vars(options), "times": times or UNITS})
+
+
+def _read_times(path: str, plan: Plan) -> ReplayTimes:
     try:
         return times_in(read_input(path), plan)
     except TimesError as error:
@@ -101,8 +135,8 @@ def policy_options(options: argparse.Namespace) -> Iterator[str]:
       UserError: the times cannot be read.
     """
     parts = [options.limits] if options.limits else []
-    if options.times is None:
-        yield ", ".join(parts)
+    if options.times in (None, FLOPS, UNITS):
+        yield ", ".join([*parts, *([] if options.times is None else [f"times={options.times}"])])
         return
     with tempfile.TemporaryDirectory(prefix="pathways-") as folder:
         file = Path(folder) / "times.json"
@@ -116,6 +150,8 @@ def durations_text(path: str) -> bytes:
     Raises:
       UserError: names the file.
     """
+    if path in (FLOPS, UNITS):
+        raise UserError(f"--save-times writes the durations of a trace, and '{path}' is none")
     data = read_input(path)
     if not is_trace(data):
         return data
@@ -134,13 +170,13 @@ def read_timelines(path: str) -> list[EventLog]:
         raise UserError(f"'{path}': {error}") from None
 
 
-def simulated(plan: Plan, times: Times, link: Link, title: str = "") -> Timeline:
+def simulated(plan: Plan, model: Model) -> Timeline:
     """The replay of a plan.
 
     Raises:
       UserError: when the durations say nothing of a launch.
     """
     try:
-        return simulate(plan, times, link, title)
+        return simulate(plan, model.times, model.link, model.title)
     except TimesError as error:
         raise UserError(str(error)) from None

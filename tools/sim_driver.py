@@ -11,7 +11,15 @@ from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
 from pathways.tools.files import write_output
-from pathways.tools.scheduled import durations_text, link_of, policy_options, read_model, read_plan, simulated
+from pathways.tools.scheduled import (
+    common_times,
+    durations_text,
+    link_of,
+    policy_options,
+    read_model,
+    read_plan,
+    simulated,
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     plan = read_plan(options.input)
     if plan is None:
         return 1
-    timeline = simulated(plan, *read_model(options, plan))
+    timeline = simulated(plan, read_model(options, plan))
     if options.trace is not None:
         try:
             timeline.save_trace(options.trace)
@@ -57,7 +65,7 @@ def _compare(options: argparse.Namespace) -> int:
         raise UserError("--steps: must be at least 1")
     with policy_options(options) as asked:
         candidates = Candidates(options.policies or NAMES, asked, link_of(options), steps)
-        comparison = compare(options.input, candidates, lambda plan: read_model(options, plan))
+        comparison = compare(options.input, candidates, lambda plan: read_model(common_times(options), plan))
     if comparison is None:
         return 1
     text = f"{comparison}\n"

@@ -5,14 +5,20 @@ from __future__ import annotations
 import argparse
 
 from pathways.passes.measured.events import EventLog
-from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.policies.registry import NAMES
-from pathways.passes.schedule.times import Times
 from pathways.runtime.timelines.page import page_of
 from pathways.tools.comparison import Candidates, compare
 from pathways.tools.errors import UserError
 from pathways.tools.files import check_extension, write_output
-from pathways.tools.scheduled import link_of, policy_options, read_model, read_plan, read_timelines, simulated
+from pathways.tools.scheduled import (
+    common_times,
+    link_of,
+    policy_options,
+    read_model,
+    read_plan,
+    read_timelines,
+    simulated,
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,11 +45,11 @@ def _replays(options: argparse.Namespace) -> list[EventLog] | None:
     plan = read_plan(options.input)
     if plan is None:
         return None
-    times, link = read_model(options, plan)
-    timelines: list[EventLog] = [simulated(plan, Times(), Link(), "planned")]
-    if times.has_entries or link != Link():
-        timelines.append(simulated(plan, times, link, "simulated"))
-    return timelines
+    by_default = argparse.Namespace(times=None, latency=None, bandwidth=None)
+    models = [read_model(by_default, plan)]
+    if (asked := read_model(options, plan)) != models[0]:
+        models.append(asked)
+    return [simulated(plan, model) for model in models]
 
 
 def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
@@ -52,7 +58,7 @@ def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
         raise UserError("--compare and --policy exclude each other: one is of all policies")
     with policy_options(options) as asked:
         candidates = Candidates(options.policies or NAMES, asked, link_of(options))
-        comparison = compare(options.input, candidates, lambda plan: read_model(options, plan))
+        comparison = compare(options.input, candidates, lambda plan: read_model(common_times(options), plan))
     if comparison is None:
         return None
     for policy in options.policies:

@@ -78,8 +78,8 @@ class EventLog:
 
     Attributes:
       program: the name of the program.
-      title: what it shows, such as `planned` or `measured, step 3`.
-      unit: the unit of all times, `s` for seconds or `units` for time units of the schedule.
+      title: what it shows, such as `planned, times=units` or `measured, step 3`.
+      unit: the unit of all times, `s` for seconds, `units` for units of the schedule, or `flops`.
       slices: the names of the slices, in the order of the program.
       events: all launches and transfers; an event reads only what events before it made.
       memory: the live bytes on each slice, over all its devices, without temporaries inside computations.

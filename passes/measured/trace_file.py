@@ -19,10 +19,10 @@ from typing import Any, Self
 
 from pathways.dialect.origins import Origin
 from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.passes.util.quantities import SECONDS, UNITS
+from pathways.passes.util.quantities import FLOPS, SECONDS, UNITS
 
-_TICKS = {SECONDS: 1e6, UNITS: 1e3}
-"""Microseconds of the trace in one unit of time: a unit of the schedule is shown as a millisecond."""
+_TICKS = {SECONDS: 1e6, UNITS: 1e3, FLOPS: 1e-3}
+"""Microseconds of the trace in one unit of time: a unit, and a million operations, are a millisecond."""
 
 _LAUNCHES = 1
 """The number of the row of launches; those of sends follow."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxlib.mlir import ir
 
+from pathways.dialect import loop_of_op
+from pathways.dialect.call_times import CallKey, CallTimes
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.operation import symbol_name
 from pathways.dialect.order import Event
@@ -20,11 +23,10 @@ from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
 from pathways.passes.schedule.actions import Action, Needs
 from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.loops import Loop, nearest_after, nearest_before
-from pathways.passes.schedule.request import FLOPS, UNITS
 from pathways.passes.schedule.search.problem import Held, Limit
-from pathways.passes.schedule.times import SECTIONS, times_of
+from pathways.passes.schedule.times import SECTIONS, kind_of, times_of
 from pathways.passes.util.operations import byte_size
-from pathways.passes.util.quantities import TimesError
+from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 from pathways.passes.util.work import WorkEstimate
 
 
@@ -37,34 +39,85 @@ class _NamedLaunch:
     origins: tuple[Origin, ...]
 
 
-def durations_of(
-    module: ir.Module, events: Sequence[Event], loop: Loop, times: str
-) -> tuple[dict[Action, float], str]:
-    """How long each action of a loop takes, and the unit of that.
+class LaunchTimes:
+    """How long the launches of a program take that stand for placed calls.
 
     Args:
       module: the module.
       events: its events.
-      loop: the loop.
-      times: a JSON file of durations, the trace of a run, `flops` for estimates from the operations of
-        computations, or `units` for one unit for each placed call. Entries of a file for computations and
-        launches that there are not, or not yet, do not count.
-
-    Raises:
-      TimesError: says what is wrong with the file.
+      calls: the placed calls of each launch that is not glue, by its number.
     """
-    unit = FLOPS
-    if times == FLOPS:
+
+    def __init__(
+        self, module: ir.Module, events: Sequence[Event], calls: Mapping[int, Sequence[Origin]]
+    ) -> None:
+        self._events = events
+        self._calls = calls
+        self._program = symbol_name(module.operation) or "main"
         layouts = Layouts(module)
         work = WorkEstimate(layouts.symbols)
-        taken = {n: work.of(events[n].op.callee) / layouts.mesh(events[n].slice).size for n in loop.actions}
-    else:
-        launches = {n: _timed(events[n].op) for n in loop.members}
-        document = {} if times == UNITS else _read(times, symbol_name(module.operation) or "main")
+        self._flops: dict[int, float] = {
+            n: work.of(events[n].op.callee) / layouts.mesh(events[n].slice).size for n in calls
+        }
+
+    def of(self, members: Iterable[int], times: str) -> tuple[dict[int, float], str]:
+        """How long some launches take, and the unit of that.
+
+        Args:
+          members: their numbers; those of glue do not count.
+          times: a JSON file of durations, the trace of a run, `flops` for estimates from the operations of
+            computations, or `units` for one unit for each placed call. Entries of a file for computations
+            and launches that there are not, or not yet, do not count.
+
+        Raises:
+          TimesError: says what is wrong with the file.
+        """
+        if times == FLOPS:
+            return {n: self._flops[n] for n in members if n in self._calls}, FLOPS
+        launches = {n: self._timed(n) for n in members}
+        document = {} if times == UNITS else _read(times, self._program)
         read = times_of(_known(document, launches.values()), list(launches.values()))
         read = read.in_program(launches.values())
-        taken = {n: read.of(launches[n]) for n in loop.actions}
-        unit = read.unit
+        return {n: read.of(launch) for n, launch in launches.items() if n in self._calls}, read.unit
+
+    def of_calls(self, asked: Collection[str]) -> CallTimes:
+        """How long placed calls take by their operations, and by the times that all loops go by.
+
+        Args:
+          asked: the times that each loop asks for, where it asks for any.
+        """
+        tables = {FLOPS: self._table(self._flops)}
+        (made_with, *others) = set(asked) or {UNITS}
+        if others or not any(self._flops.values()):
+            return CallTimes(tables if any(self._flops.values()) else {})
+        if made_with in (FLOPS, UNITS):
+            return CallTimes(tables, made_with if made_with == FLOPS else None)
+        try:
+            taken, unit = self.of(self._calls, made_with)
+        except TimesError:
+            # The file is of the loops alone.
+            return CallTimes(tables)
+        return CallTimes({**tables, unit: self._table(taken)}, unit)
+
+    def _table(self, taken: Mapping[int, float]) -> dict[CallKey, float]:
+        """The mean time of calls of one kind."""
+        times: dict[CallKey, list[float]] = {}
+        for n, time in taken.items():
+            calls = self._calls[n]
+            for call in calls:
+                key = CallKey(loop_of_op(self._events[n].op), call.stage, kind_of(call))
+                times.setdefault(key, []).append(time / len(calls))
+        return {key: statistics.fmean(several) for key, several in times.items()}
+
+    def _timed(self, n: int) -> _NamedLaunch:
+        op = self._events[n].op
+        label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
+        return _NamedLaunch(label, op.callee, tuple(self._calls.get(n, ())))
+
+
+def durations_of(loop: Loop, launches: LaunchTimes, times: str) -> tuple[dict[Action, float], str]:
+    """How long each action of a loop takes, and the unit of that; see `LaunchTimes.of`."""
+    taken, unit = launches.of(loop.members, times)
     durations: dict[Action, float] = {}
     for n, actions in loop.actions.items():
         for action in actions:
@@ -91,11 +144,6 @@ def delays_of(events: Sequence[Event], loop: Loop, link: Link) -> dict[tuple[Act
             ways = dict.fromkeys(loop.actions[n], 0.0)
         through.append(ways)
     return {pair: delay for pair, delay in delays.items() if delay}
-
-
-def _timed(op: Any) -> _NamedLaunch:
-    label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
-    return _NamedLaunch(label, op.callee, tuple(op.origins))
 
 
 def _read(path: str, program: str) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from pathways.passes.util.quantities import QuantityReader, TimesError
+from pathways.passes.util.quantities import FLOPS, QuantityReader, TimesError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +27,14 @@ def read_link(latency: str | float | None, bandwidth: str | float | None, unit: 
     Args:
       latency: a time, `5us` or a number of units; None for no latency.
       bandwidth: bytes in a time, `10GB/s`, `200Gbit/s` or a number of bytes in a unit; None for no limit.
-      unit: the unit of the durations that it goes with; None for any.
+      unit: the unit of the durations that it goes with; None for any. None goes with operations.
 
     Raises:
       TimesError: when it cannot be read, or is in another unit.
     """
+    for name, value in (("latency", latency), ("bandwidth", bandwidth)):
+        if unit == FLOPS and value is not None:
+            raise TimesError(f"{name}: needs times to go with it, not operations: state times, or 'units'")
     reader = QuantityReader(unit)
     time = reader.time(latency, "latency") if latency is not None else 0.0
     rate = reader.rate(bandwidth, "bandwidth") if bandwidth is not None else math.inf

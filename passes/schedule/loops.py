@@ -10,6 +10,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import LoopOp, loop_of_op, ops_named
 from pathways.dialect.graphs import CycleError, topological_order
 from pathways.dialect.order import Event
+from pathways.dialect.origins import Origin
 from pathways.passes.base import fail
 from pathways.passes.schedule.actions import Action, action_of
 from pathways.passes.schedule.schedule_file import Work
@@ -22,6 +23,7 @@ class Loop:
     Attributes:
       op: its declaration.
       members: its launches, as numbers of events in block order.
+      origins: the placed calls that a launch stands for, of those that are not glue.
       actions: the actions that a launch is, one after the other; glue and what is computed again is none.
       slices: the slice of each stage, by ascending stage.
       needs: the names of the loops whose results it reads, directly or through others.
@@ -29,6 +31,7 @@ class Loop:
 
     op: LoopOp
     members: list[int]
+    origins: dict[int, Sequence[Origin]]
     actions: dict[int, tuple[Action, ...]]
     slices: dict[int, str]
     needs: frozenset[str] = frozenset()
@@ -41,7 +44,7 @@ def read_loops(module: ir.Module, events: Sequence[Event]) -> list[Loop]:
       PassFailure: when loops need each other, or a stage is on several slices.
     """
     loops: dict[str, Loop] = {
-        op.sym_name: Loop(op, [], {}, {})
+        op.sym_name: Loop(op, [], {}, {}, {})
         for op in ops_named(module, ["pw.loop"])
         if isinstance(op, LoopOp) and not op.sequential
     }
@@ -56,7 +59,10 @@ def read_loops(module: ir.Module, events: Sequence[Event]) -> list[Loop]:
 
 def _add(loop: Loop, n: int, event: Event) -> None:
     loop.members.append(n)
-    actions = tuple(action for origin in event.op.origins if (action := action_of(origin)) is not None)
+    origins = event.op.origins
+    if origins:
+        loop.origins[n] = origins
+    actions = tuple(action for origin in origins if (action := action_of(origin)) is not None)
     for action in actions:
         place = loop.slices.setdefault(action.stage, event.slice)
         if place != event.slice:

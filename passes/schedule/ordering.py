@@ -13,7 +13,7 @@ from pathways.passes.schedule.schedule_file import Work
 from pathways.passes.schedule.search.construct import construct, usual_rules
 from pathways.passes.schedule.search.improve import Numbers
 from pathways.passes.schedule.search.problem import Limit, SearchProblem, counted
-from pathways.passes.schedule.search.replay import replay
+from pathways.passes.schedule.search.replay import compared, replay, tie_time
 from pathways.passes.schedule.search.search import Budget, Found, NothingFitsError, search
 
 
@@ -25,11 +25,13 @@ class Costs:
       durations: how long each takes; None where nothing is known, and each takes one unit.
       limits: what is held on slices, with the limit that a program asks for.
       delays: how long what an action makes is on the way to one that waits for it; none where there is none.
+      ties: how long each takes in units, by which orders go that take equally long; None where none do.
     """
 
     durations: Mapping[Action, float] | None = None
     limits: Sequence[Limit] = ()
     delays: Mapping[tuple[Action, Action], float] | None = None
+    ties: Mapping[Action, float] | None = None
 
 
 def orders_by(
@@ -70,7 +72,7 @@ class _Orderer:
         needs, request = self.work.needs, self.request
         limits = [*counted(needs, max_live, request.max_pending), *self.costs.limits]
         durations = self.costs.durations or dict.fromkeys(needs, 1.0)
-        return SearchProblem(self.place, needs, durations, limits, self.costs.delays)
+        return SearchProblem(self.place, needs, durations, limits, self.costs.delays, self.costs.ties)
 
     def fastest(self, policy: str) -> tuple[Numbers, float]:
         """The order of a policy that takes the least time: its pattern, or one by its rules and the times."""
@@ -82,8 +84,12 @@ class _Orderer:
         best: tuple[Numbers, float] | None = None
         for orders in candidates:
             run = replay(self.problem, orders)
-            fits = run is not None and not any(map(self.problem.broken, orders))
-            if run is not None and fits and (best is None or run.step_time < best[1]):
+            if run is None or any(map(self.problem.broken, orders)):
+                continue
+            slower = 0 if best is None else compared(run.step_time, best[1])
+            if best is not None and slower == 0:
+                slower = compared(tie_time(self.problem, orders), tie_time(self.problem, best[0]))
+            if best is None or slower < 0:
                 best = orders, run.step_time
         if best is None:
             # Fails where slices would wait for each other; else it is the limits that are broken.

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from pathways.passes.schedule.links import read_link
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH, unknown_policy, wants_halves
-from pathways.passes.util.quantities import TimesError, read_bytes
+from pathways.passes.util.quantities import FLOPS, TimesError, read_bytes
 
 
 class RequestError(ValueError):
@@ -73,9 +73,6 @@ class ScheduleRequest:
         ]
         return self.policy + (f"({', '.join(options)})" if options else "")
 
-
-FLOPS, UNITS = "flops", "units"
-"""In place of a file of times: estimates, or one unit for each placed call, half of it for halves."""
 
 _OF_SEARCH = ("seconds", "iterations", "seed", "solver")
 _SOLVERS = ("cp-sat",)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from jaxlib.mlir import ir
 
 from pathways.dialect import ChannelOp, ops_named, symbol_table
+from pathways.dialect.call_times import CallTimes
+from pathways.dialect.fields import CALL_TIMES
 from pathways.dialect.forms import ORDERED, UNROLLED
 from pathways.dialect.graphs import CycleError, topological_order
-from pathways.dialect.names import MOST_OPERATIONS
+from pathways.dialect.names import MOST_OPERATIONS, TIMES
 from pathways.dialect.order import Event, data_events, device_queues, sort_block
+from pathways.dialect.origins import Origin
 from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.schedule.actions import Action, ActionCycleError, Needs, Orders, start_times
 from pathways.passes.schedule.channels import Span, capacity_for, first_reads
-from pathways.passes.schedule.costs import bytes_held, bytes_limits, delays_of, durations_of
+from pathways.passes.schedule.costs import LaunchTimes, bytes_held, bytes_limits, delays_of, durations_of
 from pathways.passes.schedule.links import read_link
 from pathways.passes.schedule.loops import Loop, nearest_before, read_loops, work_of
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.pipeline import PolicyError
 from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH
 from pathways.passes.schedule.replicas import first_replica, interleaved, side_by_side, starts_from_replica
-from pathways.passes.schedule.request import FLOPS, RequestError, ScheduleRequest, read_request
+from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
     Work,
@@ -34,7 +37,7 @@ from pathways.passes.schedule.schedule_file import (
 from pathways.passes.schedule.search.exact import NoSolverError
 from pathways.passes.schedule.sequence import sequence
 from pathways.passes.util.functions import unique_name
-from pathways.passes.util.quantities import TimesError
+from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,9 @@ class Schedule(Pass):
     read in the order in which they are sent; a channel's capacity is what that order needs so that no send
     waits for room.
 
+    How long placed calls take by their operations stands in `pw.times` of the module, and which times the
+    orders were made with, so that a replay can go by the same.
+
     Requires: loops unrolled.
     Guarantees: every launch and transfer has an `order`, every transfer a `channel`; the order can be met.
     """
@@ -111,13 +117,18 @@ class Schedule(Pass):
         for op in ops_named(module, ["pw.loop"]):
             if op.sym_name not in with_launches and not op.sequential:
                 remark(op, "has no launches: nothing that is used depends on the microbatch")
+        launches = LaunchTimes(module, events, _placed_calls(events, loops))
+        asked = [] if self.file else [_times_for(self.request(loop.op)) for loop in loops]
+        _write_times(module, launches.of_calls([times for times in asked if times]))
         distinct: dict[str, Loop] = {}
         for loop in loops:
             distinct.setdefault(first_replica(loop), loop)
         if self.file:
             by_name = self.by_file(main, module, events, distinct)
         else:
-            by_name = {name: self.by_policy(module, events, loop) for name, loop in distinct.items()}
+            by_name = {
+                name: self.by_policy(module, events, loop, launches) for name, loop in distinct.items()
+            }
         times = [by_name[first_replica(loop)] for loop in loops]
         queues = device_queues(module)
         replicas = {op.sym_name: op.replica or 0 for op in ops_named(module, ["pw.slice"])}
@@ -139,7 +150,9 @@ class Schedule(Pass):
             counters[queue] = event.op.order + 1
         _assign_channels(module, main, ordered)
 
-    def by_policy(self, module: ir.Module, events: list[Event], loop: Loop) -> dict[Action, int]:
+    def by_policy(
+        self, module: ir.Module, events: list[Event], loop: Loop, launches: LaunchTimes
+    ) -> dict[Action, int]:
         """When each action of a loop starts; nothing when it stays in the order of the program."""
         request = self.request(loop.op)
         if request.policy == PROGRAM:
@@ -149,7 +162,9 @@ class Schedule(Pass):
         work = _work_of(module, events, loop)
         _check_needs(request, loop, work)
         try:
-            orders = _apply(request, module, events, loop, work)
+            orders = _apply(
+                request, work, loop, lambda: _costs(request, module, events, loop, work, launches)
+            )
             return start_times(orders, work.needs)
         except ActionCycleError as error:
             fail(
@@ -201,36 +216,67 @@ def _work_of(module: ir.Module, events: list[Event], loop: Loop) -> Work:
 
 
 def _apply(
-    request: ScheduleRequest, module: ir.Module, events: list[Event], loop: Loop, work: Work
+    request: ScheduleRequest, work: Work, loop: Loop, costs: Callable[[], Costs]
 ) -> Sequence[Sequence[Action]]:
     """The orders of the slices by a policy."""
     if len(work.slices) * work.microbatches > MOST_OPERATIONS:
         size = f"{len(work.slices)} stages x {work.microbatches} microbatches"
         fail(loop.op, f"has {size}; a policy orders at most {MOST_OPERATIONS} actions")
     try:
-        costs = _costs(request, module, events, loop, work)
-        return orders_by(request, work, costs, lambda message: remark(loop.op, message))
+        return orders_by(request, work, costs(), lambda message: remark(loop.op, message))
     except PolicyError as error:
         fail(loop.op, f"cannot be scheduled by '{request}', which {error}")
     except (TimesError, NoSolverError) as error:
         fail(loop.op, f"cannot be scheduled by '{request}': {error}")
 
 
-def _costs(request: ScheduleRequest, module: ir.Module, events: list[Event], loop: Loop, work: Work) -> Costs:
+def _times_for(request: ScheduleRequest) -> str:
+    """The times that a policy goes by; empty for none."""
+    return request.times or (FLOPS if request.policy == SEARCH else "")
+
+
+def _placed_calls(events: list[Event], loops: Sequence[Loop]) -> dict[int, Sequence[Origin]]:
+    """The placed calls that each launch stands for, without glue."""
+    calls = {n: origins for loop in loops for n, origins in loop.origins.items()}
+    members = {n for loop in loops for n in loop.members}
+    for n, event in enumerate(events):
+        if event.kind == "launch" and n not in members and (origins := event.op.origins):
+            calls[n] = origins
+    return calls
+
+
+def _write_times(module: ir.Module, times: CallTimes) -> None:
+    attributes = module.operation.attributes
+    if times.tables:
+        attributes[TIMES] = CALL_TIMES.make(times)
+    elif TIMES in attributes:
+        del attributes[TIMES]
+
+
+def _costs(
+    request: ScheduleRequest,
+    module: ir.Module,
+    events: list[Event],
+    loop: Loop,
+    work: Work,
+    launches: LaunchTimes,
+) -> Costs:
     """How long the actions of a loop take, and what they hold, as far as a policy asks for it."""
-    durations = delays = None
-    times = request.times or (FLOPS if request.policy == SEARCH else "")
+    durations = delays = ties = None
+    times = _times_for(request)
     if times:
-        durations, unit = durations_of(module, events, loop, times)
+        durations, unit = durations_of(loop, launches, times)
         if not any(durations.values()):
             durations = None
+        elif times == FLOPS:
+            ties, _ = durations_of(loop, launches, UNITS)
         if request.latency or request.bandwidth:
             link = read_link(request.latency or None, request.bandwidth or None, unit)
             delays = delays_of(events, loop, link)
     if not request.max_bytes:
-        return Costs(durations, delays=delays)
+        return Costs(durations, delays=delays, ties=ties)
     held = bytes_held(module, events, loop, work.needs)
-    return Costs(durations, bytes_limits(held, request.max_bytes), delays)
+    return Costs(durations, bytes_limits(held, request.max_bytes), delays, ties)
 
 
 def schedule_of(module: ir.Module) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 SECONDS = "s"
 UNITS = "units"
+FLOPS = "flops"
+"""The units of times; the last are floating-point operations, where nothing else is known."""
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _RATES = {

@@ -36,12 +36,14 @@ from pathways.dialect import (
     slices_of,
     symbol_table,
 )
+from pathways.dialect.call_times import CallTimes
 from pathways.dialect.dtypes import dtype_of
+from pathways.dialect.fields import CALL_TIMES
 from pathways.dialect.forms import SCHEDULED, SPLIT, Form
 from pathways.dialect.host_relations import parts_of
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import replicated
-from pathways.dialect.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, REPLICA, SHARDING
+from pathways.dialect.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, REPLICA, SHARDING, TIMES
 from pathways.dialect.operation import attribute_of
 from pathways.dialect.program import read_hosts
 from pathways.dialect.replicas import ReplicaPort, ports_of_callers
@@ -197,6 +199,7 @@ class _Flattener:
         """The plan, whose computations are among those given."""
         arguments = self.flatten_arguments()
         steps: list[Step] = []
+        times = attribute_of(self.module.operation, TIMES)
         for op in self.ops:
             steps += self.steps(op)
         slices = [
@@ -222,6 +225,7 @@ class _Flattener:
                 for op in ops_named(self.module, ["pw.channel"])
                 if self.host is None or self.host in (self.host_of(op.src), self.host_of(op.dst))
             },
+            times=CallTimes() if times is None else CALL_TIMES.read(times),
             host=self.host,
             argument_numbers=self.numbers(argument_attrs(self.main)),
             result_numbers=self.numbers(result_attrs(self.main)),
@@ -310,7 +314,8 @@ class _Flattener:
         operands = tuple(self.slots[v][op.slice] for v in op.operands)
         results = tuple(self.new_slot(r, op.slice) for r in op.results)
         label = op.callee if op.microbatch is None else f"{op.callee}[{op.microbatch}]"
-        return Launch(op.callee, op.slice, operands, results, label, tuple(op.origins), op.microbatch)
+        origins = tuple(op.origins)
+        return Launch(op.callee, op.slice, operands, results, label, origins, op.microbatch, op.loop)
 
     def transfer(self, op: TransferOp) -> Transfer:
         self.check_memory(op)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
 
+from pathways.dialect.call_times import CallTimes
 from pathways.dialect.origins import Origin
 
 Slot = int
@@ -91,6 +92,7 @@ class Launch:
       label: names it in traces and errors.
       origins: the placed calls that it stands for; none for glue.
       microbatch: the microbatch that it works on, None outside loops.
+      loop: the loop that it is part of, None outside loops.
     """
 
     computation: str
@@ -100,6 +102,7 @@ class Launch:
     label: str
     origins: tuple[Origin, ...] = ()
     microbatch: int | None = None
+    loop: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,6 +283,7 @@ class Plan:
       constants: the bytes-like arrays (numpy) of program constants, by name.
       peak_bytes: the most bytes alive at once on each slice, without temporaries inside computations.
       channels: how many values each channel has room for, by its name.
+      times: how long its placed calls take by what it was scheduled with.
       host: the host whose work it is; None for a whole program.
       argument_numbers: of what one host does, for each argument its number among those of the program.
       result_numbers: of what one host does, for each result its number among those of the program.
@@ -296,6 +300,7 @@ class Plan:
     constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
     peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     channels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    times: CallTimes = dataclasses.field(default_factory=CallTimes)
     host: int | None = None
     argument_numbers: tuple[int, ...] = ()
     result_numbers: tuple[int, ...] = ()

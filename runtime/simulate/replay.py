@@ -17,26 +17,28 @@ from __future__ import annotations
 from pathways.passes.schedule.links import Link
 from pathways.passes.schedule.times import Times
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
-from pathways.runtime.simulate.times import launches_of
+from pathways.runtime.simulate.times import ReplayTimes, launches_of
 from pathways.runtime.timelines.from_plan import StepSpan, timeline_of
 from pathways.runtime.timelines.timeline import Timeline
 
 
-def simulate(plan: Plan, times: Times | None = None, link: Link | None = None, title: str = "") -> Timeline:
+def simulate(
+    plan: Plan, times: ReplayTimes | None = None, link: Link | None = None, title: str = "planned"
+) -> Timeline:
     """Replays a plan.
 
     Args:
       plan: the plan.
       times: how long launches take; by default one unit for each placed call.
       link: the links between slices; by default transfers take no time.
-      title: the title of the timeline; by default says which times it is of.
+      title: the title of the timeline.
     """
     times = times or Times()
     spans = _Replay(plan, times, link or Link()).spans()
-    return timeline_of(plan, spans, times.unit, title or ("simulated" if times.has_entries else "planned"))
+    return timeline_of(plan, spans, times.unit, title)
 
 
-def steady_step_time(plan: Plan, times: Times, link: Link, steps: int) -> float:
+def steady_step_time(plan: Plan, times: ReplayTimes, link: Link, steps: int) -> float:
     """How long a step takes when steps follow each other: the mean of all but the first.
 
     A slice begins the next step as soon as it is done with this one, so that what it idles at the beginning
@@ -57,7 +59,7 @@ def steady_step_time(plan: Plan, times: Times, link: Link, steps: int) -> float:
 
 
 class _Replay:
-    def __init__(self, plan: Plan, times: Times, link: Link) -> None:
+    def __init__(self, plan: Plan, times: ReplayTimes, link: Link) -> None:
         self.plan = plan
         self.times = times.in_program(launches_of(plan))
         self.link = link

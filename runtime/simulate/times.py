@@ -2,17 +2,92 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
+from pathways.dialect.call_times import CallKey
+from pathways.dialect.origins import Origin
 from pathways.passes.measured.durations import by_stage, of_program, times_taken
 from pathways.passes.measured.events import EventLog
 from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
-from pathways.passes.schedule.times import Times, times_of
-from pathways.passes.util.quantities import UNITS, TimesError
+from pathways.passes.schedule.links import Link
+from pathways.passes.schedule.times import Times, kind_of, times_of
+from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 from pathways.runtime.plan.plan import Launch, Plan
+
+
+class ReplayTimes(Protocol):
+    """How long the launches of a program take, in a unit."""
+
+    @property
+    def unit(self) -> str: ...
+    def in_program(self, launches: Iterable[Launch]) -> ReplayTimes: ...
+    def of(self, launch: Launch) -> float: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TimesOfCalls:
+    """What a program says of its placed calls; glue takes no time.
+
+    Attributes:
+      unit: the unit of the times.
+      calls: the time of a call.
+    """
+
+    unit: str
+    calls: Mapping[CallKey, float]
+
+    def in_program(self, launches: Iterable[Launch]) -> Self:
+        """The same: they are those of a program."""
+        return self
+
+    def of(self, launch: Launch) -> float:
+        """How long a launch takes: as long as all placed calls that it stands for.
+
+        Raises:
+          TimesError: the program does not say it.
+        """
+        return sum(self._of_call(call, launch) / (call.pieces or 1) for call in launch.origins)
+
+    def _of_call(self, call: Origin, launch: Launch) -> float:
+        for loop in (launch.loop, None):
+            key = CallKey(loop, call.stage, kind_of(call))
+            if key in self.calls:
+                return self.calls[key]
+        raise TimesError(f"the program does not say how long launch {launch.label} takes in {self.unit}")
+
+
+def stated_times(word: str | None, plan: Plan) -> tuple[ReplayTimes, str] | None:
+    """The times that a program says itself, and what they are called; None for a word that is of a file.
+
+    Args:
+      word: `flops` for the operations of placed calls, `units` for one unit for each; None for the times that
+        the orders of the program were made with, a unit for each call where they were made without.
+      plan: the program.
+
+    Raises:
+      TimesError: the program does not say how many operations its calls have.
+    """
+    unit = word if word is not None else plan.times.made_with
+    if word not in (None, FLOPS, UNITS):
+        return None
+    if word == UNITS or unit is None:
+        return Times(), f"times={UNITS}"
+    if unit not in plan.times.tables:
+        raise TimesError(
+            f"times: program '{plan.name}' does not say how many operations its launches have: its placed "
+            "calls have none, or it was scheduled by another release"
+        )
+    name = f"times={unit}" if unit == FLOPS else "times of its schedule"
+    return TimesOfCalls(unit, plan.times.tables[unit]), name
+
+
+def title_of(name: str, link: Link, *, planned: bool) -> str:
+    """The title of a replay: planned where the program says the times itself, and links take none."""
+    return f"{'planned' if planned and link == Link() else 'simulated'}, {name}"
 
 
 def launches_of(plan: Plan) -> list[Launch]:

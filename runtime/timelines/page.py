@@ -12,7 +12,7 @@ from html import escape
 
 from pathways.dialect.origins import Origin
 from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.runtime.timelines.tables import duration, percent, size
+from pathways.runtime.timelines.tables import duration_with_unit, percent, size
 
 _WHOLE = 1000.0
 """The width of the whole time axis in the coordinates of the drawings."""
@@ -128,7 +128,7 @@ def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog
     """One timeline: a caption, the names and figures of the slices, and the drawing between them."""
     whole = max(t.step_time for t in timelines if t.unit == timeline.unit) or 1.0
     height = _height(rows)
-    unit = timeline.unit if timeline.unit == "s" else "units"
+    unit = escape(timeline.unit)
     yield f'<section data-whole="{whole!r}" data-own="{timeline.step_time!r}" data-unit="{unit}">'
     yield f"<h2>{escape(timeline.title)} <small>{escape(_caption(timeline))}</small></h2>"
     yield f'<div class="scroll"><div class="panel" style="height:{height}px"><div class="names">'
@@ -281,8 +281,7 @@ def _caption(timeline: EventLog) -> str:
 
 
 def _time(value: float, timeline: EventLog) -> str:
-    text = duration(value, timeline.unit)
-    return text if timeline.unit == "s" else f"{text} units"
+    return duration_with_unit(value, timeline.unit)
 
 
 def _height(rows: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.runtime.timelines.tables import duration, percent, size, table
+from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 
 _SHOWN = 6
 """How many launches in a row on one slice the critical path names before it leaves some out."""
@@ -39,7 +39,7 @@ def report(timeline: EventLog) -> str:
         f"program {timeline.program}, {timeline.title}",
         table(
             [
-                ("step time", time(timeline.step_time) + (" units" if timeline.unit != "s" else "")),
+                ("step time", duration_with_unit(timeline.step_time, timeline.unit)),
                 ("bubble", percent(timeline.mean_bubble)),
                 ("launches", launches),
                 ("transfers", f"{len(timeline.transfers)}, {size(moved)}"),

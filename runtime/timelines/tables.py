@@ -18,11 +18,16 @@ def size(count: float) -> str:
 
 
 def duration(time: float, unit: str) -> str:
-    """A time: in seconds with a unit that keeps it short, `1.5 ms`, or a bare number of time units."""
+    """A time: in seconds with a unit that keeps it short, `1.5 ms`, or a bare number of another unit."""
     if unit != "s":
         return f"{time:.6g}"
     name, factor = next((suffix for suffix in _SECONDS if abs(time) >= suffix[1]), _SECONDS[-1])
     return f"{time / factor:.4g} {name}" if time else "0 s"
+
+
+def duration_with_unit(time: float, unit: str) -> str:
+    """A time with its unit: `1.5 ms`, `3 units`, `2.5e+06 FLOPs`."""
+    return duration(time, unit) + {"s": "", "flops": " FLOPs"}.get(unit, " units")
 
 
 def percent(part: float) -> str:

@@ -162,6 +162,34 @@ module attributes {pw.form = loc("placed")} {
 
 // -----
 
+// Times of placed calls are lists by unit; what the orders were made with is one of them.
+// expected-error@below {{'builtin.module' op attribute `pw.times` must be a dictionary of lists of times of placed calls}}
+module attributes {pw.times = {flops = [{kind = "fwd", time = 2.0 : f64}], made_with = "s"}} {
+}
+
+// -----
+
+// A call takes some time, from nothing up.
+// expected-error@below {{'builtin.module' op attribute `pw.times` must be a dictionary of lists of times of placed calls}}
+module attributes {pw.times = {s = [{kind = "fwd", stage = 0, time = -2.0 : f64}]}} {
+}
+
+// -----
+
+// A location in a list is no call.
+// expected-error@below {{'builtin.module' op attribute `pw.times` must be a dictionary of lists of times of placed calls}}
+module attributes {pw.times = {flops = [loc("f")]}} {
+}
+
+// -----
+
+// A location is none.
+// expected-error@below {{'builtin.module' op attribute `pw.times` is or holds a location}}
+module attributes {pw.times = loc("flops")} {
+}
+
+// -----
+
 // The program is seen from outside.
 module attributes {pw.form = "placed"} {
   // expected-error@below {{'func.func' op must be public: it is the program}}
@@ -185,6 +213,17 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   // expected-error@below {{attribute `my.place` is or holds a location}}
   // expected-error@below {{attribute `origins` must be a non-empty array}}
   %0 = "pw.launch"(%x) {callee = @f, my.place = loc("x"), origins = [{kind = loc("placed")}], slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+func.func private @f(tensor<4xf32>) -> tensor<4xf32>
+
+// -----
+
+// Nor do they hand out a location in a list.
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error@below {{attribute `slice` refers to @s0, which is not in the module}}
+  // expected-error@below {{attribute `origins` must be a non-empty array}}
+  %0 = "pw.launch"(%x) {callee = @f, origins = [loc("placed")], slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
   return %0 : tensor<4xf32>
 }
 func.func private @f(tensor<4xf32>) -> tensor<4xf32>

@@ -48,9 +48,72 @@ def test_the_bubble_is_what_theory_says(schedule, slices, folds, count, tmp_path
 def test_a_timeline_is_printed_by_its_figures():
     timeline = compiled("1f1b", 2, 1, 2).timeline()
     lines = str(timeline).splitlines()
-    assert lines[0] == f"program {timeline.program}, planned"
+    assert lines[0] == f"program {timeline.program}, planned, times=units"
     assert lines[1].split() == ["step", "time", "6", "units"]
     assert "events" not in repr(timeline)
+
+
+def test_a_replay_goes_by_the_times_that_the_schedule_was_made_with():
+    """A head that does little: by operations a search is no slower than a policy, by units it may be."""
+    programs = {schedule: compiled(schedule, 3, 1, 6) for schedule in ("1f1b", "zb-h1", "search")}
+    by_default = {schedule: program.timeline() for schedule, program in programs.items()}
+    assert {schedule: timeline.unit for schedule, timeline in by_default.items()} == {
+        "1f1b": "units",
+        "zb-h1": "units",
+        "search": "flops",
+    }
+    assert "times=flops" in repr(by_default["search"])
+    assert "times=units" in repr(by_default["zb-h1"])
+    assert " FLOPs" in str(by_default["search"])
+    by_flops = {schedule: program.timeline("flops") for schedule, program in programs.items()}
+    assert by_flops["search"] == by_default["search"]
+    assert by_flops["search"].step_time == min(timeline.step_time for timeline in by_flops.values())
+    by_units = {schedule: program.timeline("units") for schedule, program in programs.items()}
+    assert by_units["zb-h1"] == by_default["zb-h1"]
+    assert by_units["1f1b"].step_time == 3 * 6 - 2
+
+
+def test_the_operations_of_launches_are_those_of_their_placed_calls():
+    """A forward is a product of 2x4 with 4x4 elements and a tanh of 2x4; a backward has a product more."""
+    timeline = compiled("1f1b", 2, 1, 2).timeline("flops")
+    forward, *_ = [event for event in timeline.launches if event.name == "F0"]
+    backward, *_ = [event for event in timeline.launches if event.name == "B0"]
+    assert 2 * 2 * 4 * 4 + 2 * 4 <= forward.duration < 2 * (2 * 2 * 4 * 4)
+    assert backward.duration > 2 * 2 * 4 * 4
+
+
+def test_a_schedule_that_was_made_with_a_file_is_replayed_by_it(tmp_path):
+    times = tmp_path / "times.json"
+    times.write_text('{"kinds": {"fwd": "1ms", "bwd": "3ms"}}')
+    program = compiled(f"1f1b(times={times})", 2, 1, 2)
+    times.unlink()
+    timeline = program.timeline()
+    assert timeline.unit == "s"
+    # Backwards follow each other, since none reads the loss: 1 + 3 + 3 + 3 ms.
+    assert timeline.step_time == pytest.approx(10e-3)
+
+
+def test_a_program_without_a_loop_counts_operations_too():
+    first, last = (pw.make_virtual_device_set().add_slice((1,), ("x",)) for _ in range(2))
+    front = pw.jit(lambda x: x @ x, devices=first)
+    back = pw.jit(lambda x: x + 1, devices=last)
+    matrix = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    timeline = pw.program(lambda x: back(front(x))).lower(matrix).compile().timeline("flops")
+    assert [event.duration for event in timeline.launches] == [2 * 4**3, 4**2]
+
+
+def test_links_have_no_times_in_operations():
+    program = compiled("search", 2, 1, 2)
+    with pytest.raises(TimesError, match="latency: needs times to go with it"):
+        program.timeline(latency="5us")
+    assert program.timeline("units", latency=1).title == "simulated, times=units"
+
+
+def test_a_bundle_knows_its_times(tmp_path):
+    program = compiled("search", 2, 1, 2)
+    program.save(tmp_path / "step.pwb")
+    loaded = pw.load(tmp_path / "step.pwb", trust=True)
+    assert loaded.timeline().step_time == program.timeline("flops").step_time
 
 
 def test_a_timeline_takes_times_of_ones_own():

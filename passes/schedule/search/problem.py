@@ -57,6 +57,7 @@ class SearchProblem:
       place: the slice of each action.
       needs: the numbers of the actions that each one waits for, and how long their results are on the way.
       durations: how long each takes.
+      ties: how long each takes in what decides between orders that take equally long; None for nothing.
       limits: what may be alive.
       takes: for each action the limits that count something from its beginning on, and how much.
       gives: the same from its end on.
@@ -71,6 +72,7 @@ class SearchProblem:
         durations: Mapping[Action, float],
         limits: Sequence[Limit] = (),
         delays: Mapping[tuple[Action, Action], float] | None = None,
+        ties: Mapping[Action, float] | None = None,
     ) -> None:
         delays = delays or {}
         self.actions = sorted(needs)
@@ -87,6 +89,7 @@ class SearchProblem:
             before.append(n)
             self.rows[self.place[n]].append(n)
         self.durations = [durations[action] for action in self.actions]
+        self.ties = None if ties is None else [ties[action] for action in self.actions]
         self.limits = limits
         self.takes: list[list[tuple[int, int]]] = [[] for _ in self.actions]
         self.gives: list[list[tuple[int, int]]] = [[] for _ in self.actions]

@@ -34,9 +34,35 @@ class Replayed:
         return path
 
 
-def replay(problem: SearchProblem, orders: Sequence[Sequence[int]]) -> Replayed | None:
-    """Lets slices go through their orders, each as soon as it can; None when they wait for each other."""
-    durations, every_need = problem.durations, problem.needs
+_EQUAL = 1e-9
+"""By what part times may differ and count as equal."""
+
+
+def compared(time: float, other: float) -> int:
+    """Below 0 where a time is shorter than another, 0 where they count as equal, else above 0."""
+    return (time > other * (1 + _EQUAL)) - (time < other * (1 - _EQUAL))
+
+
+def tie_time(problem: SearchProblem, orders: Sequence[Sequence[int]]) -> float:
+    """How long orders that can be met take in what decides between equal ones; 0 where nothing does."""
+    if problem.ties is None:
+        return 0.0
+    run = replay(problem, orders, problem.ties)
+    assert run is not None
+    return run.step_time
+
+
+def replay(
+    problem: SearchProblem, orders: Sequence[Sequence[int]], durations: Sequence[float] | None = None
+) -> Replayed | None:
+    """Lets slices go through their orders, each as soon as it can; None when they wait for each other.
+
+    Args:
+      problem: what is ordered.
+      orders: the numbers of the actions of each slice.
+      durations: how long each action takes; those of the problem unless given.
+    """
+    durations, every_need = durations or problem.durations, problem.needs
     count = len(problem.actions)
     end = [-1.0] * count
     after = list(range(count))

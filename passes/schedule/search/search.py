@@ -11,13 +11,10 @@ from pathways.passes.schedule.search import exact
 from pathways.passes.schedule.search.construct import Rules, construct, usual_rules
 from pathways.passes.schedule.search.improve import Numbers, Walk, walk_rules
 from pathways.passes.schedule.search.problem import Limit, SearchProblem
-from pathways.passes.schedule.search.replay import replay
+from pathways.passes.schedule.search.replay import compared, replay, tie_time
 
 _ROUND = 24
 """Steps of one kind before those of the other."""
-
-_EQUAL = 1e-9
-"""By what part times may differ and count as equal."""
 
 _WORK = 1_200_000
 """Actions that are looked at in steps, unless a number of steps is given: some seconds."""
@@ -106,12 +103,12 @@ def search(
     size = max(1, len(problem.actions))
     iterations = budget.iterations or min(2000, max(20, _WORK // size))
     steps = 0
-    while steps < iterations and seeker.time > seeker.lower_bound * (1 + _EQUAL):
+    while steps < iterations and compared(seeker.time, seeker.lower_bound) > 0:
         if deadline is not None and clock() >= deadline:
             break
         seeker.step(steps)
         steps += 1
-    if budget.solver and seeker.time > seeker.lower_bound * (1 + _EQUAL):
+    if budget.solver and compared(seeker.time, seeker.lower_bound) > 0:
         left = None if deadline is None else deadline - clock()
         if left is None or left > 0:
             seeker.take(exact.solve(problem, seeker.orders, left, budget.seed))
@@ -126,7 +123,8 @@ class _Seeker:
         self.lower_bound = problem.lower_bound()
         self.orders: Numbers = []
         self.time = float("inf")
-        self.alive = 0
+        self.worth: tuple[float, int] = 0.0, 0
+        """What decides between equal times: that of ties, and the microbatches alive."""
         self.rules: tuple[Rules, float] | None = None
         self.walk: Walk | None = None
 
@@ -137,7 +135,7 @@ class _Seeker:
         # Of equally fast policies the first one is named: that with the least alive.
         for name, orders in sorted(named.items(), key=lambda item: self.problem.most_alive(item[1])):
             time = self.take(orders)
-            if time is not None and (best is None or time < best[1] * (1 - _EQUAL)):
+            if time is not None and (best is None or compared(time, best[1]) < 0):
                 best = name, time
         for rules in usual_rules(self.problem).values():
             made = construct(self.problem, rules)
@@ -167,12 +165,13 @@ class _Seeker:
         return run.step_time
 
     def keep(self, orders: Sequence[Sequence[int]], time: float) -> None:
-        """Keeps orders that fit if they are faster, or as fast with less alive."""
-        if time > self.time * (1 + _EQUAL):
+        """Keeps orders that fit if they are faster, or as fast and better by ties, or with less alive."""
+        slower = compared(time, self.time)
+        if slower > 0:
             return
-        alive = self.problem.most_alive(orders)
-        if time < self.time * (1 - _EQUAL) or alive < self.alive:
-            self.time, self.alive, self.orders = time, alive, [list(row) for row in orders]
+        worth = tie_time(self.problem, orders), self.problem.most_alive(orders)
+        if slower < 0 or worth < self.worth:
+            self.time, self.worth, self.orders = time, worth, [list(row) for row in orders]
 
     def step(self, number: int) -> None:
         """One change of rules, or one of the order, in rounds."""
@@ -186,7 +185,7 @@ class _Seeker:
         if self.walk is None:
             self.walk = Walk(self.problem, self.orders, self.rng)
         self.walk.step()
-        if self.walk.run.step_time < self.time * (1 - _EQUAL):
+        if compared(self.walk.run.step_time, self.time) < 0:
             self.keep(self.walk.orders, self.walk.run.step_time)
 
 

@@ -134,6 +134,25 @@ def test_values_take_time_from_slice_to_slice(work: Work, seed: int, takes: floa
         assert times["search"] <= min(times.values()) * (1 + 1e-9)
 
 
+@settings(deadline=None, max_examples=40)
+@given(works(), st.integers(0, 99))
+def test_of_orders_that_take_equally_long_units_decide(work: Work, seed: int):
+    """Stages that do little take next to nothing by their operations, and one unit as all others do."""
+    durations = {a: d if a.stage == 0 else 0.0 for a, d in some_durations(work, seed).items()}
+    units = dict.fromkeys(work.needs, 1.0)
+    costs = Costs(durations, ties=units)
+    times = {}
+    for policy in (*POLICIES, "search"):
+        options = {"iterations": 20, "seed": seed} if policy == "search" else {}
+        try:
+            orders = orders_by(ScheduleRequest(policy, **options), work, costs, told)
+        except PolicyError:
+            continue
+        rows = [list(row) for row in orders]
+        times[policy] = round(step_time(rows, work, durations), 6), step_time(rows, work, units)
+    assert times["search"] <= min(times.values())
+
+
 def every_order(row: list[int], problem: SearchProblem) -> list[list[int]]:
     """All orders of a slice in which microbatches stay in order."""
     letters = [problem.actions[n][:2] for n in row]

@@ -11,7 +11,7 @@
 
 // PRETTY: %{{.*}} = pw.launch @lambda(%arg0) on @s0 [fwd 0] order 0 : tensor<2xf32>
 
-// CHECK: module @f attributes {pw.form = "scheduled"} {
+// CHECK: module @f attributes {pw.form = "scheduled"
 // CHECK-LABEL: func.func public @main
 // CHECK-COUNT-4: "pw.launch"
 // CHECK: return

@@ -5,10 +5,14 @@
 // RUN: pw-sim %t.mlir --trace %t.json -o - | filecheck %s --check-prefix=UNITS
 // RUN: pw-sim %t.mlir --times %t.json | filecheck %s --check-prefix=REPLAYED
 
+// RUN: pw-sim %t.mlir --times units | filecheck %s --check-prefix=UNITS
+// RUN: not pw-sim %t.mlir --times flops 2>&1 | filecheck %s --check-prefix=NO-FLOPS
+// RUN: sed -e 's/^  func.func private @f(.*/&\n    %%y = stablehlo.add %%x, %%x : !x/' %s | pw-opt -p pw-schedule,pw-plan-memory,pw-verify-schedule | pw-sim --times flops | filecheck %s --check-prefix=FLOPS
+
 // Two microbatches go through two stages: with equal times and free transfers each slice idles for one unit
 // in three. Glue takes no time.
 
-// UNITS: program two_stages, planned
+// UNITS: program two_stages, planned, times=units
 // UNITS-NEXT: step time  3 units
 // UNITS-NEXT: bubble     33.3 %
 // UNITS-NEXT: launches   5
@@ -23,13 +27,18 @@
 // With times of their own the second stage is what the step waits for, and transfers are on the way to it:
 // 1 ms for 16 bytes, and 1 ms until they arrive.
 
-// TIMES: program two_stages, simulated
+// TIMES: program two_stages, simulated, times=times.json
 // TIMES-NEXT: step time  14 ms
 // TIMES: {{^ +}}s1     3         10 ms  28.6 %
 // TIMES: critical path
 // TIMES-NEXT: {{^ +}}s0        F0            0 s to 2 ms
 // TIMES-NEXT: {{^ +}}s0 -> s1  16 B          2 ms to 4 ms
 // TIMES-NEXT: {{^ +}}s1        F0 F1 finish  4 ms to 14 ms
+
+// Calls without operations take none; an addition of four elements takes four.
+// NO-FLOPS: pw-sim: error: --times: program 'two_stages' does not say how many operations its launches have
+// FLOPS: program two_stages, planned, times=flops
+// FLOPS-NEXT: step time  8 FLOPs
 
 // JSON: "step_time": 3.0,
 // JSON: "slices": {

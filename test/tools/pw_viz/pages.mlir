@@ -15,13 +15,13 @@
 // PLANNED: <!DOCTYPE html>
 // PLANNED: <title>two: timeline</title>
 // PLANNED: <section
-// PLANNED-NEXT: <h2>planned <small>2 units, bubble 50.0 %</small></h2>
+// PLANNED-NEXT: <h2>planned, times=units <small>2 units, bubble 50.0 %</small></h2>
 // PLANNED: data-name="f"
 // PLANNED: data-name="g"
 // PLANNED-NOT: <section
 
-// SIMULATED: <h2>planned <small>2 units
-// SIMULATED: <h2>simulated <small>2.5 units
+// SIMULATED: <h2>planned, times=units <small>2 units
+// SIMULATED: <h2>simulated, times=units <small>2.5 units
 
 // TRACES-COUNT-3: <section
 
