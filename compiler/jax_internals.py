@@ -11,6 +11,7 @@ import jax
 from jax._src import config, core, source_info_util, tree_util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
+from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state import AbstractRef, discharge
 from jax._src.util import merge_lists, split_list, subs_list
@@ -86,17 +87,15 @@ def key_kind(dtype: Any) -> str:
     return dtype._impl.name
 
 
-def placed_call(
-    fun: Callable[..., Any], forward: dict[str, Any], backward: dict[str, Any]
-) -> Callable[..., Any]:
+def placed_call(fun: Callable[..., Any], metadata: CallMetadata) -> Callable[..., Any]:
     """Wraps a function so that it lowers to a call with metadata, and so do its derivatives.
 
     Args:
       fun: the function; the same object gives the same computation again.
-      forward: metadata of the call itself.
-      backward: metadata of the linear and transposed calls that differentiation makes of it.
+      metadata: that of the call itself.
     """
-    return xla_metadata_call2(fun, forward, ad_metadata=backward)
+    _, backward = metadata.halves()
+    return xla_metadata_call2(fun, metadata.strings(), ad_metadata=backward.strings())
 
 
 def metadata_call(fun: Callable[..., Any], metadata: dict[str, Any]) -> Callable[..., Any]:
@@ -214,13 +213,14 @@ def _partial_eval_placed_call(
     transposes, and `jax.checkpoint` around a placed call fails.
     """
     known = [t.is_known() for t in tracers]
+    first, linear = _metadata_of_halves(xla_metadata)
     unknown = [not k for k in known]
     known_jaxpr, unknown_jaxpr, unknown_outs, residual_avals, forwarded = pe.partial_eval_jaxpr_nounits_fwd(
         jaxpr, tuple(unknown), instantiate=False
     )
     call = _metadata.xla_metadata_call_p
     known_values = [t.pval.get_known() for t in tracers if t.is_known()]
-    outs = call.bind(*known_values, jaxpr=known_jaxpr, xla_metadata=xla_metadata, ad_metadata=ad_metadata)
+    outs = call.bind(*known_values, jaxpr=known_jaxpr, xla_metadata=first, ad_metadata=ad_metadata)
     known_outs, residuals = split_list(outs, [len(outs) - len(residual_avals)])
     residuals = subs_list(forwarded, [*jaxpr.consts, *known_values], residuals)
     residual_tracers = [trace.new_instantiated_const(r) for r in residuals]
@@ -235,7 +235,7 @@ def _partial_eval_placed_call(
         call,
         {
             "jaxpr": unknown_jaxpr,
-            "xla_metadata": xla_metadata if ad_metadata == "same" else ad_metadata,
+            "xla_metadata": linear,
             "ad_metadata": "same",
         },
         unknown_jaxpr.effects,
@@ -247,6 +247,37 @@ def _partial_eval_placed_call(
 
 
 pe.custom_partial_eval_rules.setdefault(_metadata.xla_metadata_call_p, _partial_eval_placed_call)
+
+
+type _Strings = tuple[tuple[str, str], ...]
+"""Metadata as JAX keeps it."""
+
+
+def _metadata_of_halves(xla_metadata: _Strings) -> tuple[_Strings, _Strings]:
+    """The metadata of what runs of a call and of what is linear; that of a call without a place stays."""
+    metadata = CallMetadata.of_strings(dict(xla_metadata))
+    if metadata.slice is None:
+        return xla_metadata, xla_metadata
+    first, linear = (tuple(sorted(half.strings().items())) for half in metadata.halves())
+    return first, linear
+
+
+_linearize = ad.primitive_linearizations[_metadata.xla_metadata_call_p]
+
+
+def _linearize_placed_call(
+    is_vjp: bool, nonzero: Sequence[bool], *primals: Any, xla_metadata: _Strings, **params: Any
+) -> Any:
+    """JAX's own rule, which tells of a call only whether differentiation made it, with the whole lineage.
+
+    Where gradients are differentiated, it takes the lineage to know those that the backward comes to from
+    the backward itself.
+    """
+    first, linear = _metadata_of_halves(xla_metadata)
+    return _linearize(is_vjp, nonzero, *primals, **(params | {"xla_metadata": first, "ad_metadata": linear}))
+
+
+ad.primitive_linearizations[_metadata.xla_metadata_call_p] = _linearize_placed_call
 
 
 def _discharge_placed_call(

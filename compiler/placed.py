@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,8 +93,7 @@ class PlacedFunction[**P, R](OfProcess):
             )
             active_trace.calls += 1
             fun, passed, named = self._bind_static(args, kwargs)
-            backward = dataclasses.replace(metadata, kind="bwd")
-            call = placed_call(fun, metadata.strings(), backward.strings())
+            call = placed_call(fun, metadata)
             passed, named = off_mesh((passed, named))
             try:
                 # `off_mesh` outside of the call, where it leaves no result apart from what the backward call

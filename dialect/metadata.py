@@ -35,7 +35,10 @@ class CallMetadata:
       slice: the slice that the call is placed on.
       call: the number of the placed call in its trace; that of the forward call for those derived from it.
       stage: the stage that the user chose.
-      kind: whether the call is one of the program or was made by differentiation.
+      kind: whether the call is one of the program or was made by differentiation; `grad` if it was, and is
+        differentiated in turn.
+      lineage: a digit for each time that differentiation cut the call in two, the first cut first: 0 if it
+        is what runs in any case, 1 if it is what was linear then.
       loop: the loop over microbatches, by a number while tracing and then by its symbol.
       count: how many microbatches it has.
       mark: what the call does: `split` cuts the block of a microbatch out of a batch, `carry` takes what the
@@ -47,6 +50,7 @@ class CallMetadata:
     call: str = ""
     stage: int | None = None
     kind: CallKind = "fwd"
+    lineage: str = ""
     loop: str | None = None
     count: int | None = None
     mark: Mark | None = None
@@ -64,6 +68,7 @@ class CallMetadata:
             "call": self.call,
             "stage": self.stage,
             "kind": self.kind if self.slice is not None else None,
+            "lineage": self.lineage,
             "loop": self.loop,
             "count": self.count,
             "mark": self.mark,
@@ -102,6 +107,9 @@ class CallMetadata:
         kind = texts.get("kind", "fwd")
         if kind not in KINDS:
             raise MetadataError(f"metadata `pw.kind` must be one of {', '.join(KINDS)}, got '{kind}'")
+        lineage = texts.get("lineage", "")
+        if not set(lineage) <= set("01"):
+            raise MetadataError(f"metadata `pw.lineage` must be of the digits 0 and 1, got '{lineage}'")
         mark = texts.get("mark")
         if mark is not None and mark not in MARKS:
             raise MetadataError(f"metadata `pw.mark` must be one of {', '.join(MARKS)}, got '{mark}'")
@@ -111,6 +119,7 @@ class CallMetadata:
             call=texts.get("call", ""),
             stage=_number(texts, "stage"),
             kind=cast(CallKind, kind),
+            lineage=lineage,
             loop=texts.get("loop"),
             count=_number(texts, "count"),
             mark=mark,
@@ -120,6 +129,14 @@ class CallMetadata:
         if metadata.slice is not None and mark is not None:
             raise MetadataError("metadata places a call that marks a microbatch")
         return metadata
+
+    def halves(self) -> tuple[Self, Self]:
+        """What is said of the two calls that differentiation makes of this one: what runs, what is linear."""
+        known: CallKind = "fwd" if self.kind == "fwd" else "grad"
+        return (
+            dataclasses.replace(self, kind=known, lineage=f"{self.lineage}0"),
+            dataclasses.replace(self, kind="bwd", lineage=f"{self.lineage}1"),
+        )
 
     def write(self, op: ir.OpView | ir.Operation) -> None:
         """Replaces the metadata of an operation; what else JAX says of it stays."""

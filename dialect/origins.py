@@ -6,21 +6,23 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-KINDS = ("fwd", "bwd", "recompute")
+KINDS = ("fwd", "bwd", "grad", "recompute")
 PARTS = ("input", "weight")
 
-CallKind = Literal["fwd", "bwd", "recompute"]
+CallKind = Literal["fwd", "bwd", "grad", "recompute"]
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Origin:
     """One placed call, as Shardy's MPMD names fragments: by stage, transpose count and call counter.
 
-    JAX tells of a call only whether differentiation made it, so the transpose count is 0 for `fwd` and
-    `recompute`, and 1 for `bwd`.
+    In place of the transpose count stands the kind, which says on which side of the last differentiation a
+    call is: all but `bwd` are differentiated by it, or could be.
 
     Attributes:
-      kind: `fwd`, `bwd`, or `recompute` for a forward call that `jax.checkpoint` repeats.
+      kind: `fwd`; `bwd`; `grad` for the backward call of a gradient that is differentiated in turn, as in a
+        gradient penalty, or that the forward of a loop needs; or `recompute` for a `fwd` or `grad` that
+        `jax.checkpoint` repeats.
       stage: the pipeline stage, None where it has none.
       microbatch: the microbatch, None outside of loops and before they are unrolled.
       part: which half of a split backward it is: `input` or `weight`.
@@ -56,7 +58,16 @@ class Origin:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @property
+    def is_forward(self) -> bool:
+        """Whether it is the forward of its stage: a call of the program, or a gradient that is one."""
+        return self.kind in ("fwd", "grad")
+
+    @property
     def letter(self) -> str:
-        """What papers on pipelines call it: F, B, I and W for the halves of a backward, R when repeated."""
+        """What papers on pipelines call it: F, B, I and W for the halves of a backward, R when repeated.
+
+        G is the gradient that a stage of its own has as its forward.
+        """
         halves = {"input": "I", "weight": "W"}
-        return halves.get(self.part or "") or {"fwd": "F", "bwd": "B", "recompute": "R"}[self.kind]
+        letters = {"fwd": "F", "bwd": "B", "grad": "G", "recompute": "R"}
+        return halves.get(self.part or "") or letters[self.kind]

@@ -92,7 +92,7 @@ class Import(Pass):
         importer.mark_loops()
         importer.make_launches()
         importer.drop_barriers()
-        number_stages(main, importer.calls)
+        number_stages(main, importer.calls, importer.accumulating())
         hoist_constants(module, [call.launch for call in importer.calls], self.max_constant_bytes)
         for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
             del module.operation.attributes[name]
@@ -506,7 +506,7 @@ class _Importer:
                 loc=op.operation.location,
                 ip=ir.InsertionPoint(op),
             )
-            self.calls.append(PlacedCall(launch, metadata.call))
+            self.calls.append(PlacedCall(launch, metadata.call, metadata.lineage))
             _replace(op, launch)
         self.rename_functions(renamed)
         self.symbols = symbol_table(self.module)
@@ -549,9 +549,15 @@ class _Importer:
                 result.replace_all_uses_with(single.results[0])
             op.operation.erase()
 
+    def accumulating(self) -> set[str]:
+        """The loops over microbatches."""
+        return {name for name, op in self.symbols.items() if isinstance(op, LoopOp) and not op.sequential}
+
     def drop_barriers(self) -> None:
         """Takes barriers from what launches read; those that read behind one repeat what was done before."""
         through_barrier: set[ir.Value] = set()
+        calls = iter(self.calls)
+        first: dict[tuple[str, str], PlacedCall] = {}
         for op in list(body_block(self.main).operations):
             tainted = any(v in through_barrier for v in op.operands)
             if op.operation.name == "stablehlo.optimization_barrier":
@@ -567,10 +573,17 @@ class _Importer:
                     ):
                         op.operands[number] = producer.operands[0]
                 (origin,) = op.origins
-                if tainted and origin.kind == "fwd":
-                    op.origins = (dataclasses.replace(origin, kind="recompute"),)
-                if origin.kind == "bwd":
+                call = next(calls)
+                # A gradient may read what is repeated without being that itself.
+                before = first.setdefault(call.identity, call)
+                repeats = origin.kind == "fwd" or (origin.kind == "grad" and before is not call)
+                if not repeats:
                     continue
+                if tainted:
+                    op.origins = (dataclasses.replace(origin, kind="recompute"),)
+                    if origin.kind == "grad" and before.kind == "bwd":
+                        # Nothing differentiated it where it was done first.
+                        before.make_gradient()
             if tainted:
                 through_barrier.update(op.results)
         for op in list(body_block(self.main).operations):

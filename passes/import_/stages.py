@@ -1,9 +1,18 @@
-"""Numbers the stages of a pipeline from where its forward calls are placed."""
+"""Numbers the stages of a pipeline from where its forward calls are placed.
+
+Where a loop differentiates gradients, as for a gradient penalty, the calls of those gradients are part of
+what its backward goes back through: forward calls, of stages of their own.
+
+    front (s0)   back (s1)   back_grad (s1)   front_grad (s0)      one microbatch, to the right
+    stage 0      stage 1     stage 2          stage 3              each of them has a backward
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
@@ -14,10 +23,17 @@ from pathways.passes.util.operations import captured
 
 @dataclasses.dataclass
 class PlacedCall:
-    """A launch, and the call of the trace that it stems from."""
+    """A launch, and the call of the trace that it stems from.
+
+    Attributes:
+      launch: the launch.
+      call: the number of the call.
+      lineage: how differentiation made it of the call; see `CallMetadata`.
+    """
 
     launch: LaunchOp
     call: str
+    lineage: str = ""
 
     @property
     def kind(self) -> str:
@@ -31,15 +47,47 @@ class PlacedCall:
         (origin,) = self.launch.origins
         return origin.stage
 
-    def set_stage(self, stage: int) -> None:
-        """Gives it a stage, unless the user chose one."""
-        if self.stage is None:
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What it computes; a repeated call has that of the first one, however often either was cut."""
+        return self.call, self.lineage.rstrip("0")
+
+    @property
+    def differentiated(self) -> tuple[str, str]:
+        """For a backward call the identity of the one that it is the backward of."""
+        return self.call, self.lineage[:-1].rstrip("0")
+
+    def set_stage(self, stage: int, anew: bool = False) -> None:
+        """Gives it a stage, in place of one that the user chose only if that is `anew`."""
+        if self.stage is None or anew:
             (origin,) = self.launch.origins
             self.launch.origins = (dataclasses.replace(origin, stage=stage),)
 
+    def make_gradient(self) -> None:
+        """Makes a backward call one that the forward needs."""
+        (origin,) = self.launch.origins
+        self.launch.origins = (dataclasses.replace(origin, kind="grad"),)
 
-_Level = tuple[int, str]
-"""A stage without a number yet: how many changes of slice lie in front of it, and its own slice."""
+
+class _Level(NamedTuple):
+    """A stage without a number yet.
+
+    Attributes:
+      depth: how many changes lie in front of it, of slice or of whether calls are gradients.
+      slice: its slice.
+      is_gradient: whether its calls are gradients.
+      chosen: the stage that the user chose, in a loop that differentiates gradients.
+    """
+
+    depth: int
+    slice: str
+    is_gradient: bool
+    chosen: int | None
+
+    @property
+    def place(self) -> tuple[str, bool, int | None]:
+        """What all calls of a stage have in common."""
+        return self[1:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,43 +105,57 @@ class _Forward:
     reads: frozenset[int]
 
 
-def number_stages(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
+def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collection[str]) -> None:
     """Gives launches the number of their stage, unless the user chose one.
 
     Stages are maximal runs of forward calls on one slice, numbered in topological order. In a loop only what
     depends on the microbatch counts. A call in front of the loop that prepares what a stage on its slice
     reads is part of that stage, and so is its backward call.
 
+    Gradients that a loop differentiates, or that its forward needs, are forward calls of stages of their own.
+    In such a loop a stage that the user chose only tells stages apart: calls of one function may stand before
+    and behind its gradients, and cannot have one number.
+
     Args:
       main: the function that launches.
       placed: all its launches, in order.
+      loops: the loops over microbatches.
     """
-    forward = _with_readers(main, [(f.call, f.level) for f in _joined(_forward_calls(main, placed))])
-    keys = sorted(dict.fromkeys(key for _, key in forward), key=lambda level: level[0])
+    forward = _forward_calls(main, placed)
+    while _find_gradients(main, placed, forward, loops):
+        forward = _forward_calls(main, placed)
+    levels = _with_readers(main, [(f.call, f.level) for f in _joined(forward)])
+    keys = sorted(dict.fromkeys(level for _, level in levels), key=lambda level: level.depth)
     numbers = {key: n for n, key in enumerate(keys)}
-    by_call: dict[str, list[int]] = {}
-    for call, key in forward:
-        call.set_stage(numbers[key])
-        by_call.setdefault(call.call, []).append(call.stage or 0)
+    counted = _with_gradients(placed)
+    stages: dict[tuple[str, str], list[int]] = {}
+    for call, level in levels:
+        call.set_stage(numbers[level], anew=call.launch.loop in counted)
+        stages.setdefault(call.identity, []).append(call.stage or 0)
     # Backward calls meet the forward calls they stem from in reverse.
-    numbered = {id(call) for call, _ in forward}
+    numbered = {id(call) for call, _ in levels}
     for call in placed:
-        stages = by_call.get(call.call, [])
-        if id(call) in numbered or not stages:
+        known = stages.get(call.differentiated if call.kind == "bwd" else call.identity, [])
+        if id(call) in numbered or not known:
             continue
         if call.kind == "bwd":
-            stages.insert(0, stages.pop())
-        call.set_stage(stages[0])
+            known.insert(0, known.pop())
+        call.set_stage(known[0], anew=call.launch.loop in counted)
+
+
+def _with_gradients(placed: Sequence[PlacedCall]) -> set[str]:
+    """The loops that have gradients as stages."""
+    return {call.launch.loop for call in placed if call.kind == "grad" and call.launch.loop is not None}
 
 
 def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forward]:
     """The forward calls, each at the first level at which it can be."""
     # Where only gradients are asked for, `jax.checkpoint` leaves no forward call but the repeated one.
-    run_forward = {call.call for call in placed if call.kind == "fwd"}
+    run_forward = {call.identity for call in placed if call.kind in ("fwd", "grad")}
     calls = {
         call.launch.operation: call
         for call in placed
-        if call.kind == "fwd" or (call.kind == "recompute" and call.call not in run_forward)
+        if call.kind in ("fwd", "grad") or (call.kind == "recompute" and call.identity not in run_forward)
     }
     operations = list(body_block(main).operations)
     leading: set[ir.Value] = set()
@@ -102,6 +164,7 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
         if op.operation in calls or not leading.isdisjoint(op.results):
             leading.update(op.operands)
     backward = {call.launch.operation for call in placed if call.kind == "bwd"}
+    counted = _with_gradients(placed)
     after: set[ir.Value] = set()
     """Values of a microbatch that its backward leads to: what reads them is no part of the forward."""
     forward: list[_Forward] = []
@@ -114,17 +177,67 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
         if in_loop and (op.operation in backward or not after.isdisjoint(op.operands)):
             after.update(op.results)
         elif op.operation in calls:
+            call = calls[op.operation]
+            place = (op.slice, call.kind == "grad", call.stage if loop in counted else None)
             levels = (forward[n].level for n in reads)
-            depth = max((before + (slice != op.slice) for before, slice in levels), default=0)
-            forward.append(_Forward(calls[op.operation], (depth, op.slice), reads))
+            depth = max((level.depth + (level.place != place) for level in levels), default=0)
+            forward.append(_Forward(call, _Level(depth, *place), reads))
             reads = frozenset({len(forward) - 1})
         if reads:
             behind.update((result, reads) for result in op.results if result in leading)
     return forward
 
 
+def _find_gradients(
+    main: ir.OpView, placed: Sequence[PlacedCall], forward: Sequence[_Forward], loops: Collection[str]
+) -> bool:
+    """Finds backward calls of loops that the forward needs, and makes gradients of them.
+
+    These are not differentiated themselves, as with `jax.lax.stop_gradient`, or JAX would have said so. What
+    differentiated forward calls read is one, and what the backward of a later stage reads: the backward
+    itself goes the other way.
+
+    Returns:
+      whether there were any.
+    """
+    backward = {
+        call.launch.operation: call for call in placed if call.kind == "bwd" and call.launch.loop in loops
+    }
+    trained = {call.differentiated for call in backward.values()}
+    first: dict[tuple[str, str], int] = {}
+    last: dict[tuple[str, str], int] = {}
+    for one in forward:
+        of, depth = one.call.identity, one.level.depth
+        first[of], last[of] = min(depth, first.get(of, depth)), max(depth, last.get(of, depth))
+    needed = {
+        call.launch.operation
+        for call in placed
+        if call.kind == "grad" or (call.kind == "fwd" and call.identity in trained)
+    }
+    into: dict[ir.Value, float] = {}
+    """How late what reads a value is: the depth of the stage, for backward calls, or beyond all of them."""
+    found: list[PlacedCall] = []
+    for op in reversed(list(body_block(main).operations)) if backward else ():
+        if loop_of_op(op) not in loops:
+            continue
+        leads = max((into.get(result, -1) for result in op.results), default=-1)
+        call = backward.get(op.operation)
+        if op.operation in needed:
+            leads = math.inf
+        elif call is not None:
+            if leads > last.get(call.differentiated, len(forward)):
+                found.append(call)
+                leads = math.inf
+            leads = max(leads, first.get(call.differentiated, -1))
+        for value in captured(op) if leads >= 0 else ():
+            into[value] = max(leads, into.get(value, -1))
+    for call in found:
+        call.make_gradient()
+    return bool(found)
+
+
 def _joined(forward: Sequence[_Forward]) -> list[_Forward]:
-    """Side branches: calls of a level join the next one of their slice if all that reads them is as late."""
+    """Side branches: calls of a level join the next one of their place if all that reads them is as late."""
     joined = list(forward)
     readers: list[list[int]] = [[] for _ in joined]
     for n, one in enumerate(joined):
@@ -133,19 +246,22 @@ def _joined(forward: Sequence[_Forward]) -> list[_Forward]:
     members: dict[_Level, list[int]] = {}
     for n, one in enumerate(joined):
         members.setdefault(one.level, []).append(n)
-    following: dict[str, _Level] = {}
-    for level in sorted(members, reverse=True):
-        _, slice = level
+    following: dict[tuple[str, bool, int | None], _Level] = {}
+    for level in sorted(members, key=_sorted_by, reverse=True):
         behind = {r for n in members[level] for r in readers[n]} - set(members[level])
-        bounds = [before - (other != slice) for before, other in (joined[r].level for r in behind)]
-        latest = min(bounds, default=level[0])
-        later = following.get(slice)
-        if later is not None and later[0] <= latest:
+        bounds = [joined[r].level.depth - (joined[r].level.place != level.place) for r in behind]
+        latest = min(bounds, default=level.depth)
+        later = following.get(level.place)
+        if later is not None and later.depth <= latest:
             for n in members[level]:
                 joined[n] = dataclasses.replace(joined[n], level=later)
         else:
-            following[slice] = level
+            following[level.place] = level
     return joined
+
+
+def _sorted_by(level: _Level) -> tuple[int, str, bool, int]:
+    return level.depth, level.slice, level.is_gradient, -1 if level.chosen is None else level.chosen
 
 
 def _with_readers(
@@ -168,7 +284,7 @@ def _with_readers(
 
     def moved(launch: LaunchOp, level: _Level) -> _Level:
         readers = frozenset().union(*(read_at.get(r, frozenset()) for r in launch.results))
-        here = [reader for reader in readers if reader[1] == launch.slice]
-        return min(here) if launch.loop is None and here else level
+        here = [reader for reader in readers if reader.slice == launch.slice]
+        return min(here, key=_sorted_by) if launch.loop is None and here else level
 
     return [(call, moved(call.launch, level)) for call, level in forward]

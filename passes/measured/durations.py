@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pathways.dialect.origins import Origin
 from pathways.passes.measured.events import EventLog, TimelineEvent
 from pathways.passes.schedule.times import kind_of
 from pathways.passes.util.quantities import SECONDS
@@ -40,14 +41,14 @@ def times_taken(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, floa
 def by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
     """The median time of each kind of call of each stage.
 
-    Calls that were fused into one launch share its time, a whole backward twice as much as others. They count
-    where a kind is in no launch of its own. Where a call was cut into several launches, the medians of their
-    computations count together.
+    Calls that were fused into one launch share its time, a whole backward or a gradient with a stage of its
+    own twice as much as others. They count where a kind is in no launch of its own. Where a call was cut into
+    several launches, the medians of their computations count together.
     """
     alone: dict[tuple[int, str], dict[str, list[float]]] = {}
     shared: dict[tuple[int, str], dict[str, list[float]]] = {}
     for event, time in taken:
-        weights = [(2 if kind_of(call) == "bwd" else 1) / (call.pieces or 1) for call in event.origins]
+        weights = [_weight(call) / (call.pieces or 1) for call in event.origins]
         table = alone if len(weights) == 1 else shared
         for call, weight in zip(event.origins, weights, strict=True):
             if call.stage is not None:
@@ -64,6 +65,11 @@ def by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str
         if halves:
             kinds.setdefault("bwd", sum(halves))
     return stages
+
+
+def _weight(call: Origin) -> int:
+    """The part of a call in the time of a launch that it shares with others."""
+    return 2 if kind_of(call) in ("bwd", "grad") else 1
 
 
 def _in_step(timeline: EventLog) -> Iterator[tuple[TimelineEvent, float]]:

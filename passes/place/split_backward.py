@@ -88,7 +88,7 @@ class SplitBackward(Pass):
                     waits.read(half, {stage} if _is_weight(half) else None)
             elif (
                 op.loop not in loops
-                or any(origin.kind == "fwd" for origin in op.origins)
+                or any(origin.is_forward for origin in op.origins)
                 or not waits.urgent.isdisjoint(op.results)
                 or splitter.has_effect(splitter.symbols[op.callee])
             ):

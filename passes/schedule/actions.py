@@ -38,7 +38,7 @@ def action_of(origin: Origin) -> Action | None:
     """The action that a placed call is part of; None for one without a stage or microbatch, or repeated."""
     if origin.stage is None or origin.microbatch is None or origin.kind == "recompute":
         return None
-    kind = "F" if origin.kind == "fwd" else {None: "B", "input": "I", "weight": "W"}[origin.part]
+    kind = "F" if origin.is_forward else {None: "B", "input": "I", "weight": "W"}[origin.part]
     return Action(origin.stage, kind, origin.microbatch)
 
 

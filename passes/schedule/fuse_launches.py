@@ -125,7 +125,7 @@ class FuseLaunches(Pass):
         is_in_loop = head.loop is not None and head.loop == call.loop
         # Nobody waits for the weights' half; what has to wait for it is delayed.
         is_awaited = last.part != "weight"
-        return is_in_loop and is_one_stage and is_awaited and (first.kind, last.kind) == ("fwd", "bwd")
+        return is_in_loop and is_one_stage and is_awaited and first.is_forward and last.kind == "bwd"
 
 
 def _leaves(launch: LaunchOp) -> bool:

@@ -12,8 +12,9 @@ Durations are given as a mapping, which is also the form of a JSON file:
 All of it is optional, and the most specific entry counts: a launch by its label, its computation, the
 kinds of its placed calls at their stages, these kinds. A number counts time units, a string has a suffix
 and counts seconds; the two do not mix. Where nothing is stated, a placed call takes one unit and glue none;
-half of a split backward takes half of a backward, the only half of one all of it, a launch that several
-placed calls were fused into what they take together, and each piece of a call that was cut an equal share.
+half of a split backward takes half of a backward, the only half of one all of it, a gradient with a stage of
+its own (`grad`) what a backward takes, a launch that several placed calls were fused into what they take
+together, and each piece of a call that was cut an equal share.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, Protocol, Self
 from pathways.dialect.origins import Origin
 from pathways.passes.util.quantities import SECONDS, UNITS, QuantityReader, TimesError
 
-KINDS = ("fwd", "bwd", "bwd.input", "bwd.weight", "recompute", "glue")
+KINDS = ("fwd", "bwd", "bwd.input", "bwd.weight", "grad", "recompute", "glue")
 SECTIONS = ("kinds", "stages", "computations", "launches")
 
 
@@ -101,6 +102,8 @@ class Times:
                 return table[kind_of(call)]
             if call.kind in table:
                 return table[call.kind] / (1 if call.part is None else 2)
+            if call.kind == "grad" and "bwd" in table:
+                return table["bwd"]
         if self.unit == SECONDS:
             at = "" if call.stage is None else f" at stage {call.stage}"
             raise TimesError(f"no time for launch {label} ({call.kind}{at})")

@@ -26,6 +26,7 @@ _SHADES = 4
 _KINDS = {
     "fwd": "forward",
     "bwd": "backward",
+    "grad": "gradient that is differentiated",
     "weight": "backward, weights",
     "recompute": "recomputed forward",
     "glue": "update and glue",
@@ -245,7 +246,7 @@ def _kind(origin: Origin | None) -> str:
 def _sender(event: TimelineEvent, timeline: EventLog) -> str:
     """The colour of a transfer: `fwd` or `bwd` after the call that made what it moves, or `glue`."""
     origins = timeline.events[event.reads[0]].origins if event.reads else ()
-    return {"fwd": "fwd", "recompute": "fwd", "bwd": "bwd"}[origins[-1].kind] if origins else "glue"
+    return {"fwd": "fwd", "recompute": "fwd"}.get(origins[-1].kind, "bwd") if origins else "glue"
 
 
 def _shades(timeline: EventLog) -> dict[tuple[str, int | None], int]:

@@ -1,0 +1,180 @@
+"""Losses with gradients in them, pipelined over two slices under `pw.accumulate`: the values of `jax.jit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+
+MICROBATCHES = 4
+TOLERANCE = 1e-6
+"""Of the largest difference of an array relative to its norm."""
+
+type Model = Callable[[Any, jax.Array], jax.Array]
+type Loss = Callable[[Any, Any], jax.Array]
+
+
+def front(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ params["w"] + params["b"])
+
+
+def back(params: Any, h: jax.Array) -> jax.Array:
+    return jnp.tanh(h @ params["w"]) @ params["v"]
+
+
+def wgan_gp(model: Model) -> Loss:
+    """The loss of the critic of a WGAN with gradient penalty (Gulrajani et al., 2017)."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        real, fake, share = batch
+        mixed = share * real + (1 - share) * fake
+        slopes = jax.grad(lambda x: model(params, x).sum())(mixed)
+        penalty = (jnp.sqrt((slopes**2).sum(axis=1) + 1e-12) - 1) ** 2
+        return model(params, fake).mean() - model(params, real).mean() + 10 * penalty.mean()
+
+    return loss
+
+
+def maml(model: Model) -> Loss:
+    """One step of descent on some examples of a task, then the loss on the others (Finn et al., 2017)."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, y, _ = batch
+
+        def error(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+            return jnp.mean((model(params, x) - y[:, :1]) ** 2)
+
+        gradients = jax.grad(error)(params, x[:2], y[:2])
+        adapted = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+        return error(adapted, x[2:], y[2:])
+
+    return loss
+
+
+def balanced(model: Model) -> Loss:
+    """A loss with a weight by the gradient of another, which nothing differentiates (Wang et al., 2021)."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, y, _ = batch
+
+        def error(params: Any, x: jax.Array) -> jax.Array:
+            return jnp.mean((model(params, x) - y[:, :1]) ** 2)
+
+        slopes = jax.tree.leaves(jax.grad(error)(jax.lax.stop_gradient(params), x))
+        return error(params, y) / sum(jnp.abs(slope).mean() for slope in slopes)
+
+    return loss
+
+
+def pinn(model: Model) -> Loss:
+    """The residual of Burgers' equation, u_t + u u_x = nu u_xx, and the values at some points."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        points, values, _ = batch
+
+        def u(point: jax.Array) -> jax.Array:
+            return model(params, point[None])[0, 0]
+
+        def residual(point: jax.Array) -> jax.Array:
+            slope = jax.grad(u)(point)
+            curvature = jax.grad(lambda p: jax.grad(u)(p)[0])(point)[0]
+            return slope[1] + u(point) * slope[0] - 0.1 * curvature
+
+        known = jnp.mean((model(params, points) - values[:, :1]) ** 2)
+        return known + jnp.mean(jax.vmap(residual)(points) ** 2)
+
+    return loss
+
+
+def checkpointed(model: Model) -> Loss:
+    return jax.checkpoint(wgan_gp(model))
+
+
+def step_of(loss: Loss) -> Any:
+    return lambda params, batch: pw.accumulate(jax.value_and_grad(loss), MICROBATCHES)(params, batch)
+
+
+def program_of(make_loss: Callable[[Model], Loss], schedule: str, stages: bool = False) -> Any:
+    """A step with both halves of the model on a slice each."""
+    devices = pw.make_virtual_device_set()
+    s0, s1 = (devices.add_slice((1,), ("x",)) for _ in range(2))
+    f = pw.jit(front, devices=s0, stage=0 if stages else None)
+    g = pw.jit(back, devices=s1, stage=1 if stages else None)
+    step = step_of(make_loss(lambda params, x: g(params[1], f(params[0], x))))
+    return pw.program(step, schedule=schedule)
+
+
+def arguments() -> tuple[Any, Any]:
+    random = np.random.default_rng(0)
+
+    def array(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(np.float32) * 0.5
+
+    params = {"w": array(2, 6), "b": array(6)}, {"w": array(6, 6), "v": array(6, 1)}
+    rows = 3 * MICROBATCHES
+    return params, (array(rows, 2), array(rows, 2), random.uniform(size=(rows, 1)).astype(np.float32))
+
+
+@functools.cache
+def expected(make_loss: Callable[[Model], Loss]) -> Any:
+    step = step_of(make_loss(lambda params, x: back(params[1], front(params[0], x))))
+    return jax.jit(step)(*arguments())
+
+
+def difference(got: Any, wanted: Any) -> float:
+    pairs = jax.tree.map(lambda a, b: np.linalg.norm(np.subtract(a, b)) / np.linalg.norm(b), got, wanted)
+    return max(jax.tree.leaves(pairs))
+
+
+def stages_of(compiled: Any) -> list[tuple[int, str]]:
+    """The stages with the kind of their forward, in the order of the slices that they are on."""
+    calls = [origin for event in compiled.timeline().launches for origin in event.origins]
+    return sorted({(call.stage, call.kind) for call in calls if call.kind in ("fwd", "grad")})
+
+
+@pytest.mark.parametrize(
+    ("make_loss", "schedule"),
+    [
+        *((wgan_gp, policy) for policy in ("program", "gpipe", "1f1b", "eager(max-live=2)", "zb-v")),
+        (wgan_gp, "search(iterations=20, max-live=3)"),
+        *((maml, policy) for policy in ("1f1b(max-live=2)", "search(iterations=20)")),
+        *((pinn, policy) for policy in ("1f1b(times=flops)", "eager")),
+        (balanced, "1f1b"),
+        (checkpointed, "1f1b"),
+    ],
+)
+def test_steps_are_those_of_one_module(make_loss: Callable[[Model], Loss], schedule: str):
+    params, batch = arguments()
+    got = program_of(make_loss, schedule)(params, batch)
+    assert difference(got, expected(make_loss)) < TOLERANCE
+
+
+def test_gradients_are_stages_in_a_v():
+    """s0, s1, s1, s0: both policies of a V, and those that take any distribution, have something to order."""
+    compiled = program_of(wgan_gp, "1f1b").lower(*arguments()).compile()
+    assert stages_of(compiled) == [(0, "fwd"), (1, "fwd"), (2, "grad"), (3, "grad")]
+    timeline = compiled.timeline()
+    in_turn = program_of(wgan_gp, "program").lower(*arguments()).compile().timeline()
+    assert timeline.step_time < 0.8 * in_turn.step_time
+
+
+def test_stages_that_a_user_chose_are_counted_on():
+    """The model is called again behind the step of descent: its calls cannot have the same numbers again."""
+    step = program_of(maml, "1f1b", stages=True)
+    compiled = step.lower(*arguments()).compile()
+    kinds = ["fwd", "fwd", "grad", "grad", "fwd", "fwd"]
+    assert stages_of(compiled) == [*enumerate(kinds)]
+    assert difference(compiled(*arguments()), expected(maml)) < TOLERANCE
+
+
+def test_policies_for_other_pipelines_say_what_they_need():
+    for policy, needs in (("zb-h1(times=flops)", "one stage on each slice"), ("looped-bfs", "take turns")):
+        with pytest.raises(pw.ProgramError, match=f"cannot be scheduled by '.*', which needs .*{needs}"):
+            program_of(wgan_gp, policy).lower(*arguments())
