@@ -17,6 +17,7 @@ ROOMS = (
     "runtime.timelines",
     "runtime.bundle",
     "runtime.resources",
+    "runtime.control",
     "runtime.simulate",
     "runtime.xla",
     "runtime.local",

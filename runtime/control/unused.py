@@ -1,7 +1,7 @@
 """What nobody holds any more of what hosts have.
 
-Finalizers say so, which may run anywhere and at any time: all that they do is to append to a queue. What
-stands in the queues is told to hosts later, along with steps or by a thread.
+Finalizers say so, which may run anywhere and at any time, also while their thread holds a lock: all that they
+do is to append to a queue. What is in the queues is told to hosts later, along with steps or by a thread.
 """
 
 from __future__ import annotations

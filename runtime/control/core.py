@@ -1,0 +1,266 @@
+"""The state of a cluster, whole: its gangs, its steps, and what its hosts were asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from pathways.runtime.control.effects import AskReports, Bury, Disconnect, Effect, Log
+from pathways.runtime.control.errors import failed
+from pathways.runtime.control.events import (
+    Answered,
+    Drained,
+    Event,
+    GangEvent,
+    GangKey,
+    HostEnded,
+    Overdue,
+    PeerUnreachable,
+    Tick,
+)
+from pathways.runtime.control.gang import Draining, Ending, Gang, Replaced
+from pathways.runtime.control.liveness import Liveness
+from pathways.runtime.control.replies import PendingReplies, HostRequest
+from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.stalls import Stall, Stalls, causes, described
+from pathways.runtime.control.step import Step
+from pathways.runtime.control.steps import IssuedSteps
+
+REPORT_SECONDS = 2.0
+"""How long a host may take to say what it is at."""
+
+_NOTHING: Sequence[Effect] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may take, and how many there may be.
+
+    Attributes:
+      ahead: how many steps may be under way on an island.
+      heartbeat: seconds that a host may say nothing.
+      grace: seconds that an island may take to end.
+      stall_report: seconds without progress after which a step is reported; None for never.
+      step_deadline: seconds without progress after which a step is ended; None for never.
+    """
+
+    ahead: int = 4
+    heartbeat: float = 10.0
+    grace: float = 20.0
+    stall_report: float | None = 60.0
+    step_deadline: float | None = None
+
+
+class ClusterCore:
+    """What decides for a cluster.
+
+    Args:
+      islands: the numbers of the hosts of each island.
+      limits: how long things may take.
+      now: the time, in seconds of any clock that does not go back.
+
+    Attributes:
+      gangs: the gang that stands for each island now.
+      steps: what was issued.
+      replies: what was asked.
+    """
+
+    def __init__(self, islands: Iterable[Sequence[int]], limits: Limits, now: float) -> None:
+        self.gangs = [
+            Gang(GangKey(number, 0), hosts, ahead=limits.ahead, grace=limits.grace, now=now)
+            for number, hosts in enumerate(islands)
+        ]
+        self.is_several = any(gang.is_several for gang in self.gangs)
+        self.steps = IssuedSteps(self.is_several)
+        self.replies = PendingReplies()
+        self._liveness = Liveness(limits.heartbeat, now)
+        self._stalls = Stalls(limits.stall_report, limits.step_deadline)
+        # What is done when hosts have said what they are at.
+        self._asked_for: dict[int, Gang | Stall] = {}
+        self._next = 1
+
+    # The hot path.
+
+    def take_numbers(self, count: int = 1) -> int:
+        """The first of so many numbers that nothing else has: of steps, arrays and programs."""
+        first = self._next
+        self._next += count
+        return first
+
+    def issue(self, step: Step, gangs: Sequence[Gang], made: Iterable[Step | None]) -> None:
+        """Notes a step that is about to be sent to its hosts, as `IssuedSteps.issue` says.
+
+        Raises:
+          HostError: an island is gone or leaves, or what the step takes is spoiled.
+        """
+        self.steps.issue(step, gangs, made)
+
+    def done(
+        self, gang: Gang, host: int, run: int, error: str | None, wrong: Mapping[int, str], now: float
+    ) -> Sequence[Effect]:
+        """A host is done with its part of a step.
+
+        Args:
+          gang: the workers of which it is one.
+          host: its number.
+          run: that of the step.
+          error: why its whole part failed; None if it did not.
+          wrong: what is wrong with single results, by their positions.
+          now: the time.
+        """
+        gang.pulses[host].progressed = now
+        step = self.steps.get(run)
+        if step is None:
+            return _NOTHING
+        effects: Sequence[Effect] = _NOTHING
+        if error is None and not wrong:
+            is_last = step.done(host, None)
+        else:
+            if gang.is_several:
+                what = error or next(iter(wrong.values()))
+                why = f"step {run} of program {step.program} failed there: {what}"
+                effects = self.handle(HostEnded(gang.key, host, why), now)
+            name = gang.named(host)
+            is_last = step.done(
+                host,
+                None if error is None else failed(f"{name}: {error}"),
+                {position: failed(f"{name}: {what}") for position, what in wrong.items()},
+            )
+        if is_last:
+            self.steps.end(step)
+        return effects
+
+    # All else.
+
+    def gang(self, key: GangKey) -> Gang | None:
+        """The gang that stands for an island, unless the key is that of an earlier one."""
+        gang = self.gangs[key.island]
+        return gang if gang.key == key else None
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Takes note of what was seen, and returns what is to be done, in this order."""
+        match event:
+            case Answered():
+                request = self.replies.answer(event.host, event.request, event.value, is_last=event.is_last)
+                return [] if request is None else self._answered(request, now)
+            case Tick():
+                return self._tick(now)
+            case PeerUnreachable():
+                by = self.gang(event.by)
+                if by is None or by.failure is not None:
+                    return []
+                return self._change(HostEnded(event.gang, event.host, event.why), now)
+            case _:
+                return self._change(event, now)
+
+    def ask_reports(self, hosts: Iterable[int], now: float) -> tuple[HostRequest, list[Effect]]:
+        """Asks hosts what they are at, those that are not gone; `HostReport`s are the answers."""
+        gone = {host for gang in self.gangs if gang.failure for host in gang.hosts}
+        request = self.replies.ask([host for host in hosts if host not in gone], now + REPORT_SECONDS)
+        return request, [AskReports(request.number, request.hosts)]
+
+    def _change(self, event: GangEvent, now: float) -> list[Effect]:
+        gang = self.gang(event.gang)
+        if gang is None:
+            return []
+        was_gone = gang.failure is not None
+        effects = gang.handle(event, now)
+        if gang.failure is not None and not was_gone:
+            effects += self._lose(gang, now)
+        if isinstance(gang.state, Replaced):
+            key = GangKey(gang.key.island, gang.key.start + 1)
+            self.gangs[key.island] = gang.successor(key, gang.state.restarts, now)
+        return effects
+
+    def _lose(self, gang: Gang, now: float) -> list[Effect]:
+        """Everything that depends on a gang is an error from now on."""
+        failure = gang.failure
+        assert failure is not None
+        steps = self.steps.lose(gang, failure)
+        effects: list[Effect] = [Disconnect(gang.key)]
+        for request in self.replies.lose(gang.hosts, failure):
+            effects += self._answered(request, now)
+        if gang.is_closed():
+            return effects
+        cancelled: dict[int, tuple[tuple[int, int], ...]] = {}
+        for step in steps:
+            for host in step.hosts.difference(gang.hosts):
+                cancelled[host] = (*cancelled.get(host, ()), (step.loaded, step.number))
+        return [*effects, Bury(gang.key, cancelled)]
+
+    def _tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for request in self.replies.expire(now):
+            effects += self._answered(request, now)
+        gone, pings = self._liveness.look(self.gangs, now)
+        for event in gone:
+            effects += self._change(event, now)
+        effects += pings
+        for stall in self._stalls.look(self.steps.unfinished(), self.gangs, now):
+            effects += self._ask_about(stall, stall.step.pending(), now)
+        for gang in [*self.gangs]:
+            effects += self._end_some_time(gang, now)
+        return effects
+
+    def _end_some_time(self, gang: Gang, now: float) -> list[Effect]:
+        """What is next for a gang that was asked to end."""
+        match gang.state:
+            case Draining(deadline=deadline):
+                unfinished = self.steps.of(gang)
+                if now >= deadline:
+                    if not unfinished:
+                        return self._change(Drained(gang.key), now)
+                    text = f", and was not done with {unfinished[0]} after {gang.grace:.0f} seconds"
+                    return self._change(Drained(gang.key, text), now)
+                return [] if unfinished else self._ask_about(gang, gang.hosts, now)
+            case Ending(deadline=deadline) if now >= deadline:
+                return self._change(Overdue(gang.key), now)
+        return []
+
+    def _ask_about(self, subject: Gang | Stall, hosts: Iterable[int], now: float) -> list[Effect]:
+        """Asks hosts what they are at, once at a time, to decide something when they have said it."""
+        if any(_is_same(subject, other) for other in self._asked_for.values()):
+            return []
+        request, effects = self.ask_reports(hosts, now)
+        if not request.is_done():
+            self._asked_for[request.number] = subject
+        return effects
+
+    def _answered(self, request: HostRequest, now: float) -> list[Effect]:
+        """Goes on with what waited for reports."""
+        reports: dict[int, HostReport] = {host: said[-1] for host, said in request.answers.items()}
+        match self._asked_for.pop(request.number, None):
+            case Gang() as gang:
+                return self._drained(gang, reports, now)
+            case Stall() as stall:
+                return self._stalled(stall, reports, now)
+        return []
+
+    def _drained(self, gang: Gang, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
+        """Lets a gang end of which nobody holds anything."""
+        holds_nothing = all(host in reports and not reports[host].arrays for host in gang.hosts)
+        if not isinstance(gang.state, Draining) or not holds_nothing or self.steps.of(gang):
+            return []
+        return self._change(Drained(gang.key), now)
+
+    def _stalled(self, stall: Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
+        """Reports a step that makes no progress, and ends the hosts that it waits for if it is time."""
+        step = stall.step
+        if step.is_done():
+            return []
+        text = described(step, stall.seconds, reports)
+        if not stall.is_over:
+            return [Log(logging.WARNING, text)]
+        effects: list[Effect] = [Log(logging.ERROR, text)]
+        why = f"{step} made no progress in {stall.seconds:.0f} seconds"
+        for host in causes(step, reports):
+            gang = next(gang for gang in self.gangs if host in gang.pulses)
+            effects += self._change(HostEnded(gang.key, host, why), now)
+        return effects
+
+
+def _is_same(subject: Gang | Stall, other: Gang | Stall) -> bool:
+    if isinstance(subject, Stall):
+        return isinstance(other, Stall) and subject.step is other.step
+    return subject is other

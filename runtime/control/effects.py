@@ -1,0 +1,77 @@
+"""What the core of a cluster wants to be done, in the order in which it says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from pathways.runtime.control.events import GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Log:
+    """Tells the user; `level` is one of `logging`."""
+
+    level: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AskAlive:
+    """Asks the hosts of a gang whether they live; any word of theirs is an answer."""
+
+    gang: GangKey
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AskReports:
+    """Asks hosts what they are at; `request` is the number that their answers carry."""
+
+    request: int
+    hosts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TellToEnd:
+    """Tells the hosts of a gang that their processes may end."""
+
+    gang: GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Ends the connections to a gang, and has all who wait look again: it is lost, or closed."""
+
+    gang: GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bury:
+    """Ends the processes of a gang, and tells all others that it is lost; answered by `Buried`.
+
+    Attributes:
+      gang: the gang.
+      cancelled: for each host the programs and numbers of the steps that it shares with the gang, and of
+        which it may keep something for it.
+    """
+
+    gang: GangKey
+    cancelled: Mapping[int, tuple[tuple[int, int], ...]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartAnew:
+    """Starts workers in the place of a gang that is buried; answered by `Started` or `NotStarted`."""
+
+    gang: GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attach:
+    """From now on this gang stands for its island."""
+
+    gang: GangKey
+
+
+Effect = Log | AskAlive | AskReports | TellToEnd | Disconnect | Bury | StartAnew | Attach

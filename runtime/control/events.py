@@ -1,0 +1,133 @@
+"""What a shell tells the core of a cluster: plain data, so that a history can be kept and told again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+
+class GangKey(NamedTuple):
+    """Tells the workers of an island from those that were there before.
+
+    Attributes:
+      island: the number of the island.
+      start: how often its workers were started before.
+    """
+
+    island: int
+    start: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """The process of a host was asked to end, and says so."""
+
+    gang: GangKey
+    host: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostEnded:
+    """A host is gone, or of no use any more; `why` says how that was seen."""
+
+    gang: GangKey
+    host: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drained:
+    """An island that is to end has nothing left that anybody waits for or holds, or has had its time.
+
+    The core says so itself.
+
+    Attributes:
+      gang: the workers of the island.
+      unfinished: what it was not done with, as the end of a sentence; nothing when there is nothing.
+    """
+
+    gang: GangKey
+    unfinished: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Overdue:
+    """Processes that were told to end have not; the core says so itself."""
+
+    gang: GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Buried:
+    """The processes of lost workers have ended, and others know of it: the answer to `Bury`."""
+
+    gang: GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Started:
+    """The workers of an island run again: an answer to `StartAnew`."""
+
+    gang: GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NotStarted:
+    """The workers of an island cannot be started again: the other answer to `StartAnew`."""
+
+    gang: GangKey
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Closed:
+    """This process lets go of the workers of an island; `how` completes the sentence `host 0 ...`."""
+
+    gang: GangKey
+    how: str
+
+
+GangEvent = LeaveAsked | HostEnded | Drained | Overdue | Buried | Started | NotStarted | Closed
+"""What changes the state of a gang."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerUnreachable:
+    """A host says that it does not reach another one.
+
+    Attributes:
+      by: the workers of which it is one.
+      gang: the workers of which the other is one.
+      host: the other host.
+      why: how that was seen.
+    """
+
+    by: GangKey
+    gang: GangKey
+    host: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answered:
+    """A host has answered a request, or a piece of the answer has come.
+
+    Attributes:
+      host: the host.
+      request: the number of the request.
+      value: what it says, or a `Failure`.
+      is_last: whether no other piece follows.
+    """
+
+    host: int
+    request: int
+    value: Any
+    is_last: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tick:
+    """Some time has gone by: at least every tenth of a second there is one."""
+
+
+Event = GangEvent | PeerUnreachable | Answered | Tick

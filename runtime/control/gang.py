@@ -1,0 +1,333 @@
+"""The life of a gang: the workers of an island, started together and lost together.
+
+When one of several is lost, or fails at what the others do with it, nobody can say what the others have
+computed: so all of them are. Those that take their place are another gang.
+
+A gang is in one of six states. `Running` takes whatever is new. One that was asked to end is `Draining`: it
+takes nothing new, and goes on until it has nothing left that anybody waits for or holds, or its time is over;
+then it is `Ending`, which is when the end of its processes is no loss. However it went, it is `Restarting`
+until there is another one in its place, and then `Replaced`, or until there will be none: `Dead`.
+
+`TRANSITIONS` says what each event makes of each state. All state of a gang is in this file, and nothing else
+changes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pathways.runtime.control.effects import Attach, Effect, Log, StartAnew, TellToEnd
+from pathways.runtime.control.errors import (
+    ClusterClosedError,
+    Failure,
+    HostLeavingError,
+    lost,
+)
+from pathways.runtime.control.events import (
+    Buried,
+    Closed,
+    Drained,
+    GangEvent,
+    GangKey,
+    HostEnded,
+    LeaveAsked,
+    NotStarted,
+    Overdue,
+    Started,
+)
+from pathways.runtime.control.unused import Unused
+from pathways.runtime.control.window import Window
+
+MOST_RESTARTS = 3
+"""How often an island is started anew, one time after the other, without having done a step."""
+
+END_SECONDS = 2.0
+"""How long processes may take to end that were told to."""
+
+_ASKED = "its process was asked to end (SIGTERM)"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Running:
+    """It takes what is new."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draining:
+    """It was asked to end, and takes nothing new.
+
+    Attributes:
+      host: the host that was asked.
+      deadline: when it has had its time.
+    """
+
+    host: int
+    deadline: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ending:
+    """Its processes were told to end.
+
+    Attributes:
+      host: the host that was asked.
+      why: why it leaves.
+      left: the hosts whose processes have not ended.
+      deadline: when it is not waited for any more.
+    """
+
+    host: int
+    why: str
+    left: frozenset[int]
+    deadline: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restarting:
+    """It is gone, and another one is to take its place.
+
+    Attributes:
+      failure: why it is gone.
+      restarts: how often the island was lost, one time after the other, without having done a step.
+    """
+
+    failure: Failure
+    restarts: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replaced:
+    """It is gone, and another one has taken its place.
+
+    Attributes:
+      failure: why it is gone.
+      restarts: see `Restarting`.
+    """
+
+    failure: Failure
+    restarts: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dead:
+    """It is gone, and nothing takes its place."""
+
+    failure: Failure
+
+
+State = Running | Draining | Ending | Restarting | Replaced | Dead
+Gone = Restarting | Replaced | Dead
+
+
+@dataclasses.dataclass(slots=True)
+class Pulse:
+    """When a host was heard of, in seconds. The shell writes it on the hot path.
+
+    Attributes:
+      heard: when it said something last.
+      progressed: when it was done with a step last, or began.
+    """
+
+    heard: float
+    progressed: float
+
+
+class Gang:
+    """The workers of an island, from their start to their end.
+
+    Args:
+      key: which island's workers they are, and how often these were started before.
+      hosts: their numbers, in the order of their devices.
+      ahead: how many steps may be under way.
+      grace: seconds that it may take to end.
+      now: when they were started.
+      restarts: how often the island was started anew before, each time without having done a step.
+
+    Attributes:
+      name: the name of the island.
+      state: what it is at.
+      pulses: when each host was heard of.
+      window: the steps under way.
+      unused: the numbers of the arrays that nobody holds.
+      grace: seconds that it may take to end.
+    """
+
+    def __init__(
+        self,
+        key: GangKey,
+        hosts: Sequence[int],
+        *,
+        ahead: int,
+        grace: float,
+        now: float,
+        restarts: int = 0,
+    ) -> None:
+        self.key = key
+        self.name = f"island{key.island}"
+        self.hosts = tuple(hosts)
+        self.is_several = len(self.hosts) > 1
+        self.state: State = Running()
+        self.pulses = {host: Pulse(now, now) for host in self.hosts}
+        self.window = Window(ahead)
+        self.unused: Unused[int] = Unused()
+        self._ahead = ahead
+        self.grace = grace
+        self._began = now
+        self._restarts = restarts
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it is gone; None while it is not."""
+        state = self.state
+        return state.failure if isinstance(state, Gone) else None
+
+    @property
+    def leaving(self) -> Failure | None:
+        """Why it takes nothing new though it is not gone; None while it does."""
+        state = self.state
+        if not isinstance(state, Draining | Ending):
+            return None
+        return Failure(HostLeavingError, self._leaves(state.host))
+
+    @property
+    def problem(self) -> Failure | None:
+        """Why it takes nothing new; None while it does."""
+        return None if type(self.state) is Running else self.failure or self.leaving
+
+    def check(self) -> None:
+        """Checks that it, and with it what it has, is there.
+
+        Raises:
+          HostError: it is gone.
+        """
+        if failure := self.failure:
+            raise failure.error()
+
+    def check_open(self) -> None:
+        """Checks that it takes what is new.
+
+        Raises:
+          HostError: it is gone, or leaves.
+        """
+        if type(self.state) is not Running and (problem := self.problem):
+            raise problem.error()
+
+    def successor(self, key: GangKey, restarts: int, now: float) -> Gang:
+        """The gang that takes its place."""
+        return Gang(key, self.hosts, ahead=self._ahead, grace=self.grace, now=now, restarts=restarts)
+
+    def is_closed(self) -> bool:
+        """Whether this process has let go of it: nobody has to know."""
+        failure = self.failure
+        return failure is not None and failure.kind is ClusterClosedError
+
+    def named(self, host: int) -> str:
+        """What a host of it is called in messages."""
+        return f"host {host} ({self.name})"
+
+    def _leaves(self, host: int) -> str:
+        return f"{self.named(host)} leaves: {_ASKED}; its island takes nothing more"
+
+    def handle(self, event: GangEvent, now: float) -> list[Effect]:
+        """Goes to the state that `TRANSITIONS` says, and returns what is to be done.
+
+        Raises:
+          AssertionError: no row of it has the event in this state.
+        """
+        act = TRANSITIONS.get((type(self.state), type(event)))
+        if act is None:
+            raise AssertionError(
+                f"{self.name} is {type(self.state).__name__}, and takes no {type(event).__name__}"
+            )
+        self.state, effects = act(self, self.state, event, now)
+        return effects
+
+    # What follows are the acts of `TRANSITIONS`: of a state and an event they make the next state, and effects.
+
+    def _stay(self, state: State, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
+        return state, []
+
+    def _drain(self, state: Running, event: LeaveAsked, now: float) -> tuple[State, list[Effect]]:
+        draining = Draining(event.host, now + self.grace)
+        readable = f"what it has can be read for up to {self.grace:.0f} seconds"
+        return draining, [Log(logging.WARNING, f"{self._leaves(event.host)}; {readable}")]
+
+    def _tell_to_end(self, state: Draining, event: Drained, now: float) -> tuple[State, list[Effect]]:
+        why = _ASKED + event.unfinished
+        return Ending(state.host, why, frozenset(self.hosts), now + END_SECONDS), [TellToEnd(self.key)]
+
+    def _one_ends(self, state: Ending, event: HostEnded, now: float) -> tuple[State, list[Effect]]:
+        left = state.left - {event.host}
+        return (dataclasses.replace(state, left=left), []) if left else self._leave(state, event, now)
+
+    def _leave(self, state: Ending, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
+        return self._gone(f"{self.named(state.host)} has left: {state.why}", 0)
+
+    def _lose(self, state: State, event: HostEnded, now: float) -> tuple[State, list[Effect]]:
+        has_done_a_step = any(pulse.progressed > self._began for pulse in self.pulses.values())
+        restarts = 0 if has_done_a_step or isinstance(state, Draining) else self._restarts + 1
+        return self._gone(f"{self.named(event.host)} is lost: {event.why}", restarts)
+
+    def _gone(self, text: str, restarts: int) -> tuple[State, list[Effect]]:
+        return Restarting(lost(text), restarts), [Log(logging.ERROR, text)]
+
+    def _start(self, state: Restarting, event: Buried, now: float) -> tuple[State, list[Effect]]:
+        if state.restarts > MOST_RESTARTS:
+            why = f"it is not started anew, for {MOST_RESTARTS} times it was lost before it had done a step"
+            return self._give_up(state, NotStarted(self.key, why), now)
+        return state, [Log(logging.INFO, f"{self.name} starts anew"), StartAnew(self.key)]
+
+    def _give_up(self, state: Restarting, event: NotStarted, now: float) -> tuple[State, list[Effect]]:
+        failure = lost(f"{state.failure.text}; {event.why}")
+        return Dead(failure), [Log(logging.ERROR, f"{self.name}: {event.why}")]
+
+    def _replace(self, state: Restarting, event: Started, now: float) -> tuple[State, list[Effect]]:
+        key = GangKey(self.key.island, self.key.start + 1)
+        replaced = Replaced(state.failure, state.restarts)
+        return replaced, [Attach(key), Log(logging.INFO, f"{self.name} is back")]
+
+    def _close(self, state: State, event: Closed, now: float) -> tuple[State, list[Effect]]:
+        return Dead(Failure(ClusterClosedError, f"{self.named(self.hosts[0])} {event.how}")), []
+
+    def _stay_gone(self, state: Restarting, event: Closed, now: float) -> tuple[State, list[Effect]]:
+        return Dead(state.failure), []
+
+
+_Act = Callable[[Gang, Any, Any, float], tuple[State, list[Effect]]]
+
+TRANSITIONS: Mapping[tuple[type[State], type[GangEvent]], _Act] = {
+    (Running, LeaveAsked): Gang._drain,
+    (Running, HostEnded): Gang._lose,
+    (Running, Closed): Gang._close,
+    # Another host of the island was asked, too.
+    (Draining, LeaveAsked): Gang._stay,
+    (Draining, Drained): Gang._tell_to_end,
+    (Draining, HostEnded): Gang._lose,
+    (Draining, Closed): Gang._close,
+    (Ending, LeaveAsked): Gang._stay,
+    # Whoever hears of it, and however: that is what they were told.
+    (Ending, HostEnded): Gang._one_ends,
+    (Ending, Overdue): Gang._leave,
+    (Ending, Closed): Gang._close,
+    (Restarting, LeaveAsked): Gang._stay,
+    (Restarting, HostEnded): Gang._stay,
+    (Restarting, Buried): Gang._start,
+    (Restarting, Started): Gang._replace,
+    (Restarting, NotStarted): Gang._give_up,
+    (Restarting, Closed): Gang._stay_gone,
+    (Dead, LeaveAsked): Gang._stay,
+    (Dead, HostEnded): Gang._stay,
+    # It was closed while it was buried, or started.
+    (Dead, Buried): Gang._stay,
+    (Dead, Started): Gang._stay,
+    (Dead, NotStarted): Gang._stay,
+    (Dead, Closed): Gang._stay,
+}
+"""What an event makes of a state. An event that has no row cannot be: `Replaced` takes none, since nobody
+listens to workers that were replaced."""

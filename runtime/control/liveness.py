@@ -1,0 +1,56 @@
+"""Hosts that say nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from pathways.runtime.control.effects import AskAlive
+from pathways.runtime.control.events import HostEnded
+from pathways.runtime.control.gang import Draining, Gang, Running
+
+_PAUSE = 0.5
+"""The most seconds from one question to the next."""
+
+
+class Liveness:
+    """Asks hosts whether they live, and says which do not.
+
+    Args:
+      heartbeat: seconds that a host may say nothing.
+      now: the time.
+    """
+
+    def __init__(self, heartbeat: float, now: float) -> None:
+        self._heartbeat = heartbeat
+        self._pause = min(_PAUSE, heartbeat / 4)
+        self._due = now
+        self._looked = now
+        self._numbers = itertools.count()
+
+    def look(self, gangs: Iterable[Gang], now: float) -> tuple[list[HostEnded], list[AskAlive]]:
+        """The hosts that are gone, and the questions for all others, if it is time for them."""
+        gone: list[HostEnded] = []
+        pings: list[AskAlive] = []
+        # When this process did not run, as after Ctrl-Z, nobody could be heard.
+        late = max(0.0, now - self._looked - self._pause)
+        self._looked = now
+        if late:
+            for gang in gangs:
+                for pulse in gang.pulses.values():
+                    pulse.heard += late
+        if now < self._due:
+            return gone, pings
+        self._due = now + self._pause
+        number = next(self._numbers)
+        for gang in gangs:
+            # One that was told to end answers no more.
+            if not isinstance(gang.state, Running | Draining):
+                continue
+            silent = {host: now - pulse.heard for host, pulse in gang.pulses.items()}
+            host, longest = max(silent.items(), key=lambda each: each[1])
+            if longest > self._heartbeat:
+                gone.append(HostEnded(gang.key, host, f"it has said nothing for {longest:.0f} seconds"))
+            else:
+                pings.append(AskAlive(gang.key, number))
+        return gone, pings

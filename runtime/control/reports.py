@@ -1,0 +1,64 @@
+"""What workers say that they are at. Plain data, which travels as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waiting:
+    """Arrays of another host that are not there yet.
+
+    Attributes:
+      host: the other host.
+      channel: the channel.
+      src: the slice that they come from.
+      dst: the slice that they go to.
+      index: the number of the transfer.
+      seconds: since when they were asked for.
+      is_sure: whether they are known not to be there; else they have been handed on to XLA, which may wait.
+    """
+
+    host: int
+    channel: str
+    src: str
+    dst: str
+    index: int
+    seconds: float
+    is_sure: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Underway:
+    """A step that is not done on a host.
+
+    Attributes:
+      program: the name of its program.
+      run: its number.
+      seconds: since when it is issued.
+      is_issued: whether all of it is.
+      waiting: what it waits for, or may wait for.
+    """
+
+    program: str
+    run: int
+    seconds: float
+    is_issued: bool
+    waiting: tuple[Waiting, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostReport:
+    """How a worker is.
+
+    Attributes:
+      arrays: how many arrays it holds.
+      bytes: the bytes of all their shards.
+      programs: the names of the programs that it has loaded.
+      steps: the steps that it has begun and that are not done.
+    """
+
+    arrays: int
+    bytes: int
+    programs: tuple[str, ...]
+    steps: tuple[Underway, ...]

@@ -1,0 +1,138 @@
+"""Steps that do not end: reported with what each host is at, and ended at a deadline.
+
+A slow step, and one that waits for what never comes, look the same from outside. So the report says what
+hosts wait for, and since when, and nothing is ended unless the user has said after how long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.step import Step
+
+_PAUSE = 0.5
+"""Seconds from one look to the next."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stall:
+    """A step that has made no progress for too long.
+
+    Attributes:
+      step: the step.
+      seconds: for how long.
+      is_over: whether it is to be ended; else it is reported.
+    """
+
+    step: Step
+    seconds: float
+    is_over: bool
+
+
+class Stalls:
+    """Watches the steps of a cluster.
+
+    Args:
+      report: seconds without progress after which a step is reported, and again whenever they have doubled;
+        None for never.
+      deadline: seconds without progress after which a step is ended; None for never.
+    """
+
+    def __init__(self, report: float | None, deadline: float | None) -> None:
+        self._report = report
+        self._deadline = deadline
+        self._next: dict[int, float] = {}
+        self._due = 0.0
+
+    def look(self, steps: Iterable[Step], gangs: Iterable[Gang], now: float) -> list[Stall]:
+        """What has made no progress for too long.
+
+        Args:
+          steps: the steps that are not done, in the order in which they were issued.
+          gangs: those that have parts of them.
+          now: the time.
+        """
+        if now < self._due:
+            return []
+        self._due = now + _PAUSE
+        progressed = {h: pulse.progressed for gang in gangs for h, pulse in gang.pulses.items()}
+        stalled: dict[int, tuple[Step, float]] = {}
+        seen: set[int] = set()
+        for step in steps:
+            pending = set(step.pending())
+            # One that comes after another one on its hosts waits for that.
+            first = pending - seen
+            seen |= pending
+            if first:
+                since = max([step.began, *(progressed[host] for host in first)])
+                stalled[step.number] = step, now - since
+        self._next = {number: after for number, after in self._next.items() if number in stalled}
+        found = (self._judged(step, seconds) for step, seconds in stalled.values())
+        return [stall for stall in found if stall is not None]
+
+    def _judged(self, step: Step, seconds: float) -> Stall | None:
+        if self._deadline is not None and seconds >= self._deadline:
+            return Stall(step, seconds, True)
+        if self._report is None or seconds < self._next.get(step.number, self._report):
+            return None
+        self._next[step.number] = 2 * seconds
+        return Stall(step, seconds, False)
+
+
+def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:
+    """The hosts that others wait for and that wait for nobody; all that are not done when there is none."""
+    pending = step.pending()
+    for is_sure in (False, True):
+        waiting = {
+            host
+            for host in pending
+            for one in _waiting(reports.get(host), step)
+            if one.host in pending and (one.is_sure or not is_sure)
+        }
+        if found := [host for host in pending if host not in waiting]:
+            return found
+    return list(pending)
+
+
+def described(step: Step, seconds: float, reports: Mapping[int, HostReport]) -> str:
+    """What each host is at that is not done with a step."""
+    lines = [f"step {step.number} of program {step.program} has made no progress for {seconds:.0f} seconds"]
+    lines += [f"  host {host}: {_state(reports.get(host), step)}" for host in step.pending()]
+    return "\n".join(lines)
+
+
+def _state(report: HostReport | None, step: Step) -> str:
+    if report is None:
+        return "does not say what it is at"
+    own = _own(report, step)
+    if own is None:
+        before = [f"step {other.run} of program {other.program}" for other in report.steps]
+        return f"has not begun it; it is at {before[0]}" if before else "has not begun it"
+    waiting = list(own.waiting)
+    sure = [one for one in waiting if one.is_sure]
+    if sure:
+        return "waits for " + "; ".join(map(_shown, sure[:3])) + (", ..." if len(sure) > 3 else "")
+    doing = "computes" if own.is_issued else f"issues it since {own.seconds:.0f} s"
+    if not waiting:
+        return doing
+    return f"{doing}, or waits for " + "; ".join(map(_shown, waiting[:3])) + (", ..." if waiting[3:] else "")
+
+
+def _shown(one: Waiting) -> str:
+    return (
+        f"host {one.host} on channel {one.channel} ({one.src} -> {one.dst}, transfer {one.index}) "
+        f"since {one.seconds:.0f} s"
+    )
+
+
+def _own(report: HostReport | None, step: Step) -> Underway | None:
+    steps = () if report is None else report.steps
+    return next((other for other in steps if other.run == step.number), None)
+
+
+def _waiting(report: HostReport | None, step: Step) -> tuple[Waiting, ...]:
+    own = _own(report, step)
+    return () if own is None else own.waiting

@@ -1,0 +1,181 @@
+"""One step: which hosts are done with it, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pathways.runtime.control.errors import Failure, HostError
+from pathways.runtime.resources.status import StepStatus
+
+_NOTHING: Mapping[int, Failure] = {}
+_GOOD = Failure(HostError, "")
+"""The verdict on what nothing can spoil any more."""
+
+
+class Step:
+    """A run of a program.
+
+    Whoever waits for it may look at it from other threads: each call that changes it ends with the one
+    assignment that shows.
+
+    Args:
+      program: the name of the program.
+      number: the number of the run.
+      hosts: the hosts that have a part of it.
+      loaded: the number of the program.
+      began: when it was issued, in seconds.
+
+    Attributes:
+      hosts: the hosts that have a part of it.
+    """
+
+    __slots__ = (
+        "_before",
+        "_errors",
+        "_failed",
+        "_lost",
+        "_pending",
+        "_reads",
+        "_spoiled",
+        "began",
+        "hosts",
+        "loaded",
+        "number",
+        "program",
+    )
+
+    def __init__(
+        self, program: str, number: int, hosts: Iterable[int], loaded: int = 0, began: float = 0.0
+    ) -> None:
+        self.program = program
+        self.number = number
+        self.loaded = loaded
+        self.began = began
+        self.hosts = frozenset(hosts)
+        self._pending = set(self.hosts)
+        self._errors: dict[int, Failure] = {}
+        # Of single results, by their hosts and positions there.
+        self._failed: dict[tuple[int, int], Failure] = {}
+        self._lost: Failure | None = None
+        self._spoiled: Failure | None = None
+        self._before: Iterable[Step] = ()
+        self._reads: Iterable[Step] = ()
+
+    def __str__(self) -> str:
+        return f"step {self.number} of program {self.program}"
+
+    def follow(self, before: Iterable[Step]) -> None:
+        """Notes the steps that its hosts had last: what they made, it may read."""
+        self._before = list(before)
+
+    def read(self, made: Iterable[Step | None]) -> None:
+        """Notes the steps that made what it reads: what fails there fails here."""
+        self._reads = [step for step in dict.fromkeys(made) if step is not None and not step._is_good()]
+
+    def _is_good(self) -> bool:
+        """Whether all hosts are done, and nothing went wrong."""
+        return not self._pending and not self._errors and not self._failed
+
+    def done(self, host: int, failure: Failure | None, failed: Mapping[int, Failure] = _NOTHING) -> bool:
+        """Notes that a host is done; True when it was the last one. Twice changes nothing.
+
+        Args:
+          host: the host.
+          failure: why its whole part failed.
+          failed: what is wrong with single results, by their positions.
+        """
+        if failure is not None:
+            self._errors.setdefault(host, failure)
+        for position, what in failed.items():
+            self._failed.setdefault((host, position), what)
+        # Only now: who sees that it is done reads the errors.
+        self._pending.discard(host)
+        if self._is_good():
+            self._reads = ()
+        return not self._pending
+
+    def lose(self, host: int, failure: Failure) -> bool:
+        """Notes that a host is gone; True when it was the last one.
+
+        Whatever else fails does so because of it, also when it was done: others may wait for what it sent.
+        """
+        if not self._pending:
+            return True
+        self._lost = self._lost or failure
+        return self.done(host, failure) if host in self._pending else False
+
+    def is_lost(self) -> bool:
+        """Whether a host is gone that others waited for."""
+        return self._lost is not None
+
+    def spoil(self, failure: Failure) -> None:
+        """Notes that nobody can say what any host has made of it."""
+        self._spoiled = self._spoiled or failure
+
+    def is_done(self, hosts: Iterable[int] | None = None) -> bool:
+        """Whether some hosts, or all, are done."""
+        return not self._pending if hosts is None else self._pending.isdisjoint(hosts)
+
+    def is_settled(self) -> bool:
+        """Whether nothing can spoil it any more: all hosts are done with it and with all before it."""
+        return self._verdict() is not None
+
+    def _verdict(self) -> Failure | None:
+        """What spoils it, `_GOOD` when nothing can any more; None while something may."""
+        if self._spoiled is not None:
+            return self._spoiled
+        if self._pending:
+            return None
+        for step in self._before:
+            verdict = step._verdict()
+            if verdict is None:
+                return None
+            if verdict is not _GOOD:
+                self.spoil(verdict)
+                return verdict
+        self._before = ()
+        return _GOOD
+
+    def pending(self) -> tuple[int, ...]:
+        """The hosts that are not done."""
+        return tuple(sorted(self._pending))
+
+    def status(self, now: float) -> StepStatus:
+        """What is known of it."""
+        return StepStatus(self.program, self.number, now - self.began, self.pending())
+
+    def check_spoiled(self) -> None:
+        """Checks that what it made is what it should be.
+
+        Raises:
+          HostError: nobody can say.
+        """
+        verdict = self._verdict()
+        if verdict is not None and verdict is not _GOOD:
+            raise verdict.error(f"program {self.program}")
+
+    def check(self, hosts: Iterable[int] | None = None, number: int | None = None) -> None:
+        """Checks that what some hosts, or all, have done went well.
+
+        Args:
+          hosts: the hosts; None for all.
+          number: the number of an array that their parts make; None for all.
+
+        Raises:
+          HostError: it failed.
+        """
+        self.check_spoiled()
+        if not self._errors and not self._failed:
+            return
+        which = self.hosts if hosts is None else frozenset(hosts)
+        position = None if number is None else number - self.number - 1
+        # Copies: answers of other hosts may come in between.
+        found = [failure for of, failure in [*self._errors.items()] if of in which]
+        failed = [*self._failed.items()]
+        found += [what for (of, at), what in failed if of in which and position in (None, at)]
+        if found:
+            raise (self._loss() or found[0]).error(f"program {self.program}")
+
+    def _loss(self) -> Failure | None:
+        """The loss of a host because of which it fails, if there is one."""
+        return self._lost or next((loss for step in self._reads if (loss := step._loss())), None)

@@ -1,0 +1,95 @@
+"""The steps that were issued and are not done, and what is lost with an island of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pathways.runtime.control.errors import Failure
+from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.step import Step
+
+
+class IssuedSteps:
+    """The steps of a cluster.
+
+    A step is either refused, or known when it has to be lost. Else nobody would ever answer for the island.
+
+    Args:
+      is_several: whether any island has several hosts, so that steps may be spoiled.
+    """
+
+    def __init__(self, is_several: bool) -> None:
+        self._is_several = is_several
+        self._steps: dict[int, Step] = {}
+        # Those that may still be spoiled, in their order.
+        self._unsettled: list[Step] = []
+
+    def issue(self, step: Step, gangs: Sequence[Gang], made: Iterable[Step | None]) -> None:
+        """Notes a step that is about to be sent to its hosts; twice changes nothing.
+
+        Args:
+          step: the step.
+          gangs: the islands that have a part of it.
+          made: the steps that made what it takes.
+
+        Raises:
+          HostError: an island is gone or leaves, or what the step takes is spoiled.
+        """
+        if step.number in self._steps or step.is_done():
+            return
+        for gang in gangs:
+            gang.check_open()
+        step.read(made)
+        if self._is_several:
+            self._follow(step, made)
+        self._steps[step.number] = step
+        for gang in gangs:
+            gang.window.add(step)
+
+    def get(self, number: int) -> Step | None:
+        """A step that is not done."""
+        return self._steps.get(number)
+
+    def end(self, step: Step) -> None:
+        """Notes that all hosts are done with a step."""
+        self._steps.pop(step.number, None)
+
+    def unfinished(self) -> list[Step]:
+        """The steps that are not done, in the order in which they were issued."""
+        return [step for step in [*self._steps.values()] if not step.is_done()]
+
+    def of(self, gang: Gang) -> list[Step]:
+        """The steps that are not done and of which an island has a part; others may need it for theirs."""
+        return [step for step in self.unfinished() if not step.hosts.isdisjoint(gang.hosts)]
+
+    def lose(self, gang: Gang, failure: Failure) -> list[Step]:
+        """Notes that an island is gone; the steps that it had a part of and that were not done."""
+        if gang.is_several:
+            self._spoil(gang, failure)
+        steps = self.of(gang)
+        for step in steps:
+            for host in step.hosts.intersection(gang.hosts):
+                if step.lose(host, failure):
+                    self.end(step)
+        return steps
+
+    def _follow(self, step: Step, made: Iterable[Step | None]) -> None:
+        """Notes what may spoil a step: those that its hosts are at, whose results it may read."""
+        for one in made:
+            if one is not None:
+                one.check_spoiled()
+        # Without itself: Ctrl-C may have come between this and what is noted next.
+        self._unsettled = [o for o in self._unsettled if o is not step and not o.is_settled()]
+        step.follow(other for other in self._unsettled if not step.hosts.isdisjoint(other.hosts))
+        self._unsettled.append(step)
+
+    def _spoil(self, gang: Gang, failure: Failure) -> None:
+        """Spoils all steps that may have had something of an island of which nobody can say what it did."""
+        hosts = set(gang.hosts)
+        for step in self._unsettled:
+            if not step.is_settled() and not hosts.isdisjoint(step.hosts):
+                step.spoil(failure)
+                hosts |= step.hosts
+
+    def __len__(self) -> int:
+        return len(self._steps)
