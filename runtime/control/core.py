@@ -21,7 +21,7 @@ from pathways.runtime.control.events import (
 )
 from pathways.runtime.control.gang import Draining, Ending, Gang, Replaced
 from pathways.runtime.control.liveness import Liveness
-from pathways.runtime.control.replies import PendingReplies, HostRequest
+from pathways.runtime.control.replies import HostRequest, PendingReplies
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.control.stalls import Stall, Stalls, causes, described
 from pathways.runtime.control.step import Step
