@@ -248,7 +248,7 @@ class Gang:
         self.state, effects = act(self, self.state, event, now)
         return effects
 
-    # What follows are the acts of `TRANSITIONS`: they make the next state, and effects, of a state and an event.
+    # The acts of `TRANSITIONS`: of a state and an event they make the next state, and what is to be done.
 
     def _stay(self, state: State, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
         return state, []
