@@ -201,7 +201,7 @@ def kills(count: int, minutes: float) -> Iterator[str]:
 
     import pathways as pw
     from pathways.runtime.hosts.connect import controller
-    from pathways.runtime.hosts.host import HostError
+    from pathways.runtime.control.errors import HostError
 
     for hosts in (1, 2):
         pw.connect(islands=[pw.Island(hosts=hosts), pw.Island()], heartbeat=2)

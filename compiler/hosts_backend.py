@@ -22,7 +22,7 @@ from pathways.passes.bind.split_hosts import SplitHosts
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
 from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import WHOLE, Gang, ReplicaPart
+from pathways.runtime.hosts.host import WHOLE, HostGang, ReplicaPart
 from pathways.runtime.hosts.hosted import HostedProgram, HostPart, HostPort
 from pathways.runtime.hosts.messages import DeviceLayout
 from pathways.runtime.local.devices import slice_statuses
@@ -98,7 +98,7 @@ def _count(plan: Plan, kind: type) -> int:
 
 
 def _part(
-    gang: Gang,
+    gang: HostGang,
     plan: Plan,
     module: bytes,
     program: Scheduled,
@@ -153,7 +153,7 @@ def _bytecode(module: ir.Module) -> bytes:
 
 
 def _ports(
-    gang: Gang,
+    gang: HostGang,
     plan: Plan,
     values: Sequence[tuple[int, Argument | Result]],
     bindings: Mapping[str, Binding],

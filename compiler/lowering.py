@@ -11,6 +11,7 @@ from pathlib import Path
 from jaxlib.mlir import ir
 
 from pathways.dialect import form_of
+from pathways.dialect.errors import PathwaysError
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.pipeline import Options, phases, phases_behind
@@ -20,7 +21,7 @@ PHASES = ("stablehlo", *(phase.name for phase in phases(Options())))
 """The forms of a program, in the order in which it takes them; each has the name of the phase before it."""
 
 
-class ProgramError(ValueError):
+class ProgramError(PathwaysError, ValueError):
     """A program that cannot be lowered; the message names the place in the user's code."""
 
     # As which tracebacks name it.

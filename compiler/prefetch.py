@@ -22,7 +22,7 @@ from pathways.compiler.jax_internals import flatten, unflatten
 from pathways.compiler.program import Program
 from pathways.compiler.signed import SignedCall
 from pathways.compiler.stages import Bound
-from pathways.runtime.resources.threads import Started, start_thread
+from pathways.runtime.resources.threads import RunningThread, start_thread
 
 _LAST_WAIT = 5.0
 """Seconds that closing waits for an input that is in the middle of a batch."""
@@ -178,7 +178,7 @@ class _Reader:
         self._error: BaseException | None = None
         # Its lock can be taken twice by a thread: the garbage collector may call `stop` anywhere.
         self._changed = threading.Condition()
-        self._thread: Started | None = None
+        self._thread: RunningThread | None = None
 
     def start(self) -> None:
         """Starts to read."""

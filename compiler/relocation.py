@@ -69,9 +69,9 @@ class _Move:
     def of(cls, array: Array, target: Location) -> _Move | None:
         """How an array gets somewhere; None if it lies nowhere in the same part, or a host is gone."""
         sources = [
-            where for where in array.locations if where.part == target.part and where.gang.error is None
+            where for where in array.locations if where.part == target.part and not where.gang.is_lost()
         ]
-        if not sources or target.gang.error is not None:
+        if not sources or target.gang.is_lost():
             return None
         data = array.aval
         if jax.dtypes.issubdtype(data.dtype, jax.dtypes.extended):

@@ -45,10 +45,18 @@ if TYPE_CHECKING:
     from pathways.compiler.prefetch import prefetch
     from pathways.compiler.program import Program
     from pathways.compiler.stages import Compiled, Lowered
+    from pathways.dialect.errors import PathwaysError
     from pathways.runtime.bundle.manifest import BundleError
+    from pathways.runtime.control.errors import (
+        ClusterClosedError,
+        HostError,
+        HostLeavingError,
+        HostLostError,
+        HostStartError,
+        ProgramFailedError,
+    )
     from pathways.runtime.hosts.array import Array
     from pathways.runtime.hosts.connect import connect, disconnect
-    from pathways.runtime.hosts.host import HostError
     from pathways.runtime.hosts.settings import Island
     from pathways.runtime.local.devices import cluster, release
     from pathways.runtime.local.tracing import trace
@@ -61,15 +69,21 @@ __version__ = "0.1.0"
 __all__ = [
     "Array",
     "BundleError",
+    "ClusterClosedError",
     "CompileError",
     "Compiled",
     "HostError",
+    "HostLeavingError",
+    "HostLostError",
+    "HostStartError",
     "Island",
     "LoadedProgram",
     "Lowered",
+    "PathwaysError",
     "PathwaysWarning",
     "Program",
     "ProgramError",
+    "ProgramFailedError",
     "ResourceError",
     "VirtualDeviceSet",
     "VirtualSlice",
@@ -96,7 +110,13 @@ _MODULES = {
     "BundleError": "runtime.bundle.manifest",
     "CompileError": "runtime.xla.compile_cache",
     "Compiled": "compiler.stages",
-    "HostError": "runtime.hosts.host",
+    "ClusterClosedError": "runtime.control.errors",
+    "HostError": "runtime.control.errors",
+    "HostLeavingError": "runtime.control.errors",
+    "HostLostError": "runtime.control.errors",
+    "HostStartError": "runtime.control.errors",
+    "PathwaysError": "dialect.errors",
+    "ProgramFailedError": "runtime.control.errors",
     "Island": "runtime.hosts.settings",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",

@@ -14,6 +14,7 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 
+from pathways.dialect.errors import PathwaysError
 from pathways.dialect.names import MOST_DEVICES, MOST_ELEMENTS
 from pathways.runtime.bundle import trees
 from pathways.runtime.plan.plan import ArrayType
@@ -45,7 +46,7 @@ _DTYPES = (
 )
 
 
-class BundleError(ValueError):
+class BundleError(PathwaysError, ValueError):
     """A file that is no bundle, or one that this process cannot or must not use; says why in one line."""
 
     # As which tracebacks name it.

@@ -218,9 +218,17 @@ class Gang:
         if type(self.state) is not Running and (problem := self.problem):
             raise problem.error()
 
+    def is_replaced_soon(self) -> bool:
+        """Whether it is worth waiting for the gang that takes its place."""
+        return isinstance(self.state, Restarting | Replaced)
+
     def successor(self, key: GangKey, restarts: int, now: float) -> Gang:
         """The gang that takes its place."""
         return Gang(key, self.hosts, ahead=self._ahead, grace=self.grace, now=now, restarts=restarts)
+
+    def is_dead(self) -> bool:
+        """Whether it is gone, and nothing takes its place."""
+        return isinstance(self.state, Dead)
 
     def is_closed(self) -> bool:
         """Whether this process has let go of it: nobody has to know."""

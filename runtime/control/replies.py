@@ -39,14 +39,9 @@ class HostRequest:
         """Whether nothing more comes."""
         return not self._pending
 
-    def check(self, about: str = "") -> None:
-        """Checks that all have answered.
-
-        Raises:
-          HostError: one of them has not; `about` stands in front.
-        """
-        for failure in self.failures.values():
-            raise failure.error(about)
+    def first_failure(self) -> list[tuple[int, Failure]]:
+        """The host that comes first of those that do not answer, and why it does not; empty if all do."""
+        return [*self.failures.items()][:1]
 
     def _take(self, host: int, value: Any, is_last: bool) -> bool:
         """Takes a piece of an answer; whether all is there with it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from pathways.runtime.hosts.host import HostProcess
 
@@ -20,16 +20,13 @@ class Answers:
     """The connections of all workers on which they answer.
 
     Args:
-      hosts: the workers.
       read: reads what is there of a worker, and acts on it.
     """
 
-    def __init__(self, hosts: Iterable[HostProcess], read: Callable[[HostProcess], None]) -> None:
+    def __init__(self, read: Callable[[HostProcess], None]) -> None:
         self._read = read
         self._hosts: dict[int, HostProcess] = {}
         self._poll = select.poll()
-        for host in hosts:
-            self.add(host)
         self.forget_threads()
 
     def add(self, host: HostProcess) -> None:

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import WHOLE, HostError, Location, ReplicaPart
+from pathways.runtime.hosts.host import WHOLE, Location, ReplicaPart
 from pathways.runtime.hosts.shards import different_shards
-from pathways.runtime.hosts.step import Step
 from pathways.runtime.xla import pjrt
 
 SMALL = 1 << 20
@@ -150,7 +151,7 @@ class Array:
             step = self.step_at(location)
             if step is not None:
                 self._controller.wait(step, location, number)
-            location.gang.check()
+            location.gang.life.check()
         return self
 
     def delete(self) -> None:
@@ -222,7 +223,7 @@ class Array:
         # What replicas share lies in blocks; of what is in several places any will do.
         blocks: dict[ReplicaPart, Location] = {}
         # Those of hosts that are there first.
-        for location in sorted(self._copies, key=lambda where: where.gang.error is not None):
+        for location in sorted(self._copies, key=lambda where: where.gang.is_lost()):
             blocks.setdefault(location.part, location)
         # There may be copies that are cut otherwise.
         first = WHOLE if WHOLE in blocks else next(iter(blocks))
@@ -234,20 +235,24 @@ class Array:
 
     def _fetch_part(self, whole: np.ndarray[Any, Any], location: Location) -> None:
         """Fills in what one of its locations has."""
-        with self._controller.asking:
-            number, step = self.number_at(location), self.step_at(location)
-            parts = dict(different_shards(whole.shape, location.placement))
-            asked = [
-                (host, own, self._controller.ask(host, number, [n for n, _ in own], sizes))
-                for host, positions in location.holders.items()
-                for own in [[(n, parts[at]) for n, at in enumerate(positions) if at in parts]]
-                for sizes in [[whole[part].nbytes for _, part in own]]
-                if own
-            ]
+        parts = dict(different_shards(whole.shape, location.placement))
+        step, number = None, None
         try:
-            for host, own, fetched in asked:
-                raw = self._controller.fetch(host, number, fetched)
-                for (_, part), shard in zip(own, raw, strict=True):
+            with self._controller.asking:
+                number, step = self.number_at(location), self.step_at(location)
+                asked = [
+                    (
+                        [part for _, part in own],
+                        self._controller.ask(host, number, [n for n, _ in own], sizes),
+                    )
+                    for host, positions in location.holders.items()
+                    for own in [[(n, parts[at]) for n, at in enumerate(positions) if at in parts]]
+                    for sizes in [[whole[part].nbytes for _, part in own]]
+                    if own
+                ]
+            for own_parts, request in asked:
+                raw = self._controller.fetch(request)
+                for part, shard in zip(own_parts, raw, strict=True):
                     whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
         except HostError:
             # The run that should have made it knows whether another host is why.

@@ -25,10 +25,10 @@ class Coming:
           MessageError: they are not of this array.
         """
         if not 0 <= chunk.shard < len(self._shards) or chunk.size != size:
-            raise MessageError(f"array {chunk.array} has no shard {chunk.shard}")
+            raise MessageError(f"array {chunk.number} has no shard {chunk.shard}")
         shard = self._shards[chunk.shard]
         if chunk.offset < 0 or chunk.offset + size > len(shard):
-            raise MessageError(f"array {chunk.array} is smaller than what comes of it")
+            raise MessageError(f"array {chunk.number} is smaller than what comes of it")
         return shard[chunk.offset : chunk.offset + size]
 
     def take(self, chunk: Chunk) -> None:

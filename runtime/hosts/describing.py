@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pathways.runtime.hosts.messages import Described
@@ -51,54 +48,6 @@ def answers(request: int, executable: Executable | None, *, text: bool) -> Itera
     yield Described(request, memory, flops, "", not pieces, None)
     for n, piece in enumerate(pieces, 1):
         yield Described(request, {}, (), piece, n == len(pieces), None)
-
-
-class Questions:
-    """The controller's questions that workers have not answered yet."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._pieces: dict[tuple[int, int], list[Described]] = {}
-
-    def ask(self) -> int:
-        """The number of a new question."""
-        return next(self._numbers)
-
-    @contextlib.contextmanager
-    def expected(self, hosts: Sequence[int], request: int) -> Iterator[None]:
-        """Takes answers of hosts, which are asked within the context."""
-        with self._changed:
-            self._pieces.update({(host, request): [] for host in hosts})
-        try:
-            yield
-        finally:
-            with self._changed:
-                for host in hosts:
-                    del self._pieces[host, request]
-
-    def hear(self, host: int, message: Described) -> None:
-        """Takes a piece of an answer."""
-        with self._changed:
-            if (host, message.request) in self._pieces:
-                self._pieces[host, message.request].append(message)
-                self._changed.notify_all()
-
-    def lose(self, host: int, error: str) -> None:
-        """A host answers no more."""
-        with self._changed:
-            for (asked, request), pieces in self._pieces.items():
-                if asked == host:
-                    pieces.append(Described(request, {}, (), "", True, error))
-            self._changed.notify_all()
-
-    def answer(self, host: int, request: int) -> Sequence[Described]:
-        """Waits for all pieces of the answer of a host."""
-
-        with self._changed:
-            pieces = self._pieces[host, request]
-            self._changed.wait_for(lambda: bool(pieces) and pieces[-1].last)
-            return pieces
 
 
 def facts_of(answers: Iterable[Sequence[Described]]) -> HostFacts:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pathways.runtime.hosts.garbage import Unused
+from pathways.runtime.control.gang import Gang, Pulse
+from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.launching import WorkerProcess
-from pathways.runtime.hosts.messages import DeviceLayout, Ready, Report
+from pathways.runtime.hosts.messages import DeviceLayout, Ready
 from pathways.runtime.hosts.wire import Connection
 from pathways.runtime.resources.status import HostStatus
-
-
-class HostError(RuntimeError):
-    """A host is gone, or failed to do what it was asked; names the host."""
-
-    __module__ = "pathways"
 
 
 class HostProcess:
@@ -35,10 +29,11 @@ class HostProcess:
 
     Attributes:
       gang: the workers of its island.
-      error: why it is gone; None while it is not.
-      heard: when it said something last, by `time.monotonic`.
-      progressed: when it was done with a step last.
+      pulse: when it was heard of.
     """
+
+    gang: HostGang
+    pulse: Pulse
 
     def __init__(
         self,
@@ -55,15 +50,24 @@ class HostProcess:
         self.arrays = connections["arrays"]
         self.watch = connections["watch"]
         self.ready = ready
-        self.gang: Gang
-        self.error: str | None = None
-        self.heard = self.progressed = time.monotonic()
 
     def __str__(self) -> str:
         return f"host {self.index} ({self.island})"
 
-    def status(self, report: Report | None) -> HostStatus:
+    def join(self, gang: HostGang) -> None:
+        """Makes it one of the workers of an island."""
+        self.gang = gang
+        self.pulse = gang.life.pulses[self.index]
+
+    @property
+    def error(self) -> str | None:
+        """Why it is gone; None while it is not."""
+        failure = self.gang.life.failure
+        return None if failure is None else failure.text
+
+    def status(self, report: HostReport | None) -> HostStatus:
         """How it is; `report` is what it says of itself, None when it does not."""
+        problem = self.gang.life.problem
         return HostStatus(
             self.index,
             self.island,
@@ -73,7 +77,7 @@ class HostProcess:
             None if report is None else report.arrays,
             None if report is None else report.bytes,
             () if report is None else report.programs,
-            self.error or self.gang.leaving,
+            None if problem is None else problem.text,
         )
 
     def leave(self) -> None:
@@ -125,76 +129,35 @@ WHOLE = ReplicaPart(0, 1, 0)
 """All of an array."""
 
 
-class Gang:
-    """The workers of an island, from their start to their end.
-
-    When one of several is lost, or fails at what the others do with it, nobody can say what the others have
-    computed: so all of them are.
+class HostGang:
+    """The processes of a gang.
 
     Args:
-      number: the number of the island.
+      life: what becomes of them.
       hosts: the workers, in the order of their devices.
-      restarts: how often the island was started anew before, each time without having done a step.
 
     Attributes:
-      name: the name of the island.
-      is_several: whether it has more than one host.
-      error: why it is lost; None while it is not.
-      leaving: why it takes nothing more though it is not lost; None while it does.
-      may_end: whether it was told that its processes may end.
-      fate: why it is not started anew; None while it may be.
-      unused: the numbers of the arrays that nobody holds.
+      number: the number of the island.
+      name: its name.
     """
 
-    def __init__(self, number: int, hosts: Sequence[HostProcess], restarts: int = 0) -> None:
-        self.number = number
+    def __init__(self, life: Gang, hosts: Sequence[HostProcess]) -> None:
+        self.life = life
+        self.number = life.key.island
+        self.name = life.name
         self.hosts = tuple(hosts)
-        self.restarts = restarts
-        self.name = hosts[0].island
-        self.is_several = len(hosts) > 1
-        self.error: str | None = None
-        self.leaving: str | None = None
-        self.may_end = False
-        self.fate: str | None = None
-        self.unused: Unused[int] = Unused()
         self._locations: dict[tuple[DeviceLayout, ReplicaPart], Location] = {}
-        self._began = time.monotonic()
         for host in hosts:
-            host.gang = self
+            host.join(self)
 
-    def check(self) -> None:
-        """Checks that it, and with it what it has, is there.
-
-        Raises:
-          HostError: it is lost.
-        """
-        if self.error is not None:
-            raise HostError(self.error if self.fate is None else f"{self.error}; {self.fate}")
-
-    def check_open(self) -> None:
-        """Checks that it takes what is new.
-
-        Raises:
-          HostError: it is lost, or leaves.
-        """
-        self.check()
-        if self.leaving is not None:
-            raise HostError(self.leaving)
-
-    def lose(self, host: HostProcess, how: str) -> None:
-        """Notes that one of its hosts is gone, and how, as in `is lost: ...`; so are all."""
-        self.error = f"{host} {how}"
-        for other in self.hosts:
-            other.error = self.error
+    def is_lost(self) -> bool:
+        """Whether it, and with it what it has, is gone."""
+        return self.life.failure is not None
 
     def location(self, placement: DeviceLayout, part: ReplicaPart = WHOLE) -> Location:
         """Where arrays lie on it, or a part of each."""
         key = (placement, part)
         return self._locations.setdefault(key, Location(self, *key))
-
-    def has_done_something(self) -> bool:
-        """Whether any of its hosts was done with a step."""
-        return any(host.progressed > self._began for host in self.hosts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -207,7 +170,7 @@ class Location:
       part: what of them is there.
     """
 
-    gang: Gang
+    gang: HostGang
     placement: DeviceLayout
     part: ReplicaPart = WHOLE
 

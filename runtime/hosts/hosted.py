@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pathways.runtime.hosts.host import Gang, HostProcess, Location
+from pathways.runtime.control.gang import Gang
+from pathways.runtime.hosts.host import HostGang, HostProcess, Location
 from pathways.runtime.hosts.messages import DeclaredComputation, DeclaredConstant
 from pathways.runtime.plan.lower import StoredComputation
 
@@ -78,18 +79,28 @@ class HostedProgram:
 
     number: int
     name: str
-    gangs: tuple[Gang, ...]
+    gangs: tuple[HostGang, ...]
     inputs: Mapping[int, tuple[HostPort, ...]]
     outputs: Mapping[int, tuple[HostPort, ...]]
 
     def is_there(self) -> bool:
         """Whether all workers that have a part of it are."""
-        return all(gang.error is None for gang in self.gangs)
+        return not any(gang.is_lost() for gang in self.gangs)
 
     @functools.cached_property
     def hosts(self) -> tuple[HostProcess, ...]:
         """The workers that have a part of it."""
         return tuple(host for gang in self.gangs for host in gang.hosts)
+
+    @functools.cached_property
+    def host_numbers(self) -> frozenset[int]:
+        """The numbers of these workers."""
+        return frozenset(host.index for host in self.hosts)
+
+    @functools.cached_property
+    def lives(self) -> tuple[Gang, ...]:
+        """What becomes of the workers that have a part of it, by islands."""
+        return tuple(gang.life for gang in self.gangs)
 
     @functools.cached_property
     def most_outputs(self) -> int:

@@ -12,7 +12,9 @@ import sys
 import jaxlib
 import msgspec
 
-PROTOCOL = 4
+from pathways.runtime.control.reports import HostReport
+
+PROTOCOL = 5
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -144,6 +146,7 @@ class Load(Message, frozen=True):
     """Compiles the part of a program that a host runs.
 
     Attributes:
+      request: the number of the request.
       program: the number of the program.
       name: its name.
       module: bytecode of the module in the form `host`, with the function of this host alone.
@@ -161,6 +164,7 @@ class Load(Message, frozen=True):
       weak_results: for each result of the part whether it is weakly typed.
     """
 
+    request: int
     program: int
     name: str
     module: bytes
@@ -202,13 +206,13 @@ class Chunk(Message, frozen=True):
     They stand behind the message.
 
     Attributes:
-      array: the number of the array.
+      number: that of the array that was announced, or of the request that is answered.
       shard: that of its shard.
       offset: where in the shard they begin.
       size: how many they are.
     """
 
-    array: int
+    number: int
     shard: int
     offset: int
     size: int
@@ -239,9 +243,13 @@ class Free(Message, frozen=True):
 class Fetch(Message, frozen=True):
     """Asks for the shards of an array, each once.
 
-    `devices` are the positions of those that have them, among the devices of the array on this host.
+    Attributes:
+      request: the number of the request, which the answers carry.
+      array: the number of the array.
+      devices: the positions of those that have them, among the devices of the array on this host.
     """
 
+    request: int
     array: int
     devices: tuple[int, ...]
 
@@ -285,16 +293,18 @@ class Leave(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """Asks for a `Report`."""
+    """Asks for a `Report`; the answer carries the number of the request."""
+
+    request: int
 
 
 # From a worker.
 
 
 class LoadDone(Message, frozen=True):
-    """A program is ready, or why it is not."""
+    """A program is ready, or why it is not: the answer to `Load`, whose number it carries."""
 
-    program: int
+    request: int
     error: str | None
 
 
@@ -312,60 +322,11 @@ class Done(Message, frozen=True):
     failed: dict[int, str]
 
 
-class Waiting(msgspec.Struct, frozen=True):
-    """Arrays of another host that are not there yet.
-
-    Attributes:
-      host: the other host.
-      channel: the channel.
-      src: the slice that they come from.
-      dst: the slice that they go to.
-      index: the number of the transfer.
-      seconds: since when they were asked for.
-      is_sure: whether they are known not to be there; else they have been handed on to XLA, which may wait.
-    """
-
-    host: int
-    channel: str
-    src: str
-    dst: str
-    index: int
-    seconds: float
-    is_sure: bool
-
-
-class Underway(msgspec.Struct, frozen=True):
-    """A step that is not done on a host.
-
-    Attributes:
-      program: the name of its program.
-      run: its number.
-      seconds: since when it is issued.
-      is_issued: whether all of it is.
-      waiting: what it waits for, or may wait for.
-    """
-
-    program: str
-    run: int
-    seconds: float
-    is_issued: bool
-    waiting: tuple[Waiting, ...]
-
-
 class Report(Message, frozen=True):
-    """How a worker is: the answer to `Ask`.
+    """How a worker is: the answer to `Ask`, whose number it carries."""
 
-    Attributes:
-      arrays: how many arrays it holds.
-      bytes: the bytes of all their shards.
-      programs: the names of the programs that it has loaded.
-      steps: the steps that it has begun and that are not done.
-    """
-
-    arrays: int
-    bytes: int
-    programs: tuple[str, ...]
-    steps: tuple[Underway, ...]
+    request: int
+    report: HostReport
 
 
 class PeerLost(Message, frozen=True):
@@ -381,9 +342,9 @@ class Leaving(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """An array cannot be fetched."""
+    """An array cannot be fetched: the answer to `Fetch`, whose number it carries."""
 
-    array: int
+    request: int
     error: str
 
 

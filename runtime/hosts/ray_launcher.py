@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pathways.runtime.control.errors import HostStartError
 from pathways.runtime.hosts.children import Child
 from pathways.runtime.hosts.cores import CoreShares
-from pathways.runtime.hosts.host import HostError
 from pathways.runtime.hosts.launching import START_SECONDS, WorkerConfig
 
 _PATIENCE = 2.0
@@ -150,7 +150,7 @@ class RayLauncher:
                 logging_level="ERROR",
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise HostError(f"connect('ray', address={address!r}): {error}") from None
+            raise HostStartError(f"connect('ray', address={address!r}): {error}") from None
 
     def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[RayWorker]:
         """See `Launcher.launch`."""
@@ -167,7 +167,7 @@ class RayLauncher:
                     time.sleep(_AGAIN_SECONDS)
                     continue
                 why = str(error).partition("\n")[0]
-                raise HostError(f"host {configs[0].host}: Ray does not start it: {why}") from None
+                raise HostStartError(f"host {configs[0].host}: Ray does not start it: {why}") from None
 
     def _launch(self, configs: Sequence[WorkerConfig], group: Any, seconds: float) -> list[RayWorker]:
         """Starts the workers of an island in their places.
@@ -225,7 +225,7 @@ class RayLauncher:
             group = self._ray.util.placement_group(bundles, strategy="SPREAD")
             if not group.wait(START_SECONDS):
                 self._ray.util.remove_placement_group(group)
-                raise HostError(
+                raise HostStartError(
                     f"host {first}: Ray has no place for an island of {len(configs)} hosts, "
                     f"{configs[0].cores or 1} CPU each; "
                     f"it has {self._ray.available_resources().get('CPU', 0):.0f} free"

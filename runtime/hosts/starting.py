@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.hosts.host import HostError, HostProcess, last_words
+from pathways.runtime.control.errors import ClusterClosedError, HostStartError
+from pathways.runtime.hosts.host import HostProcess, last_words
 from pathways.runtime.hosts.launching import START_SECONDS, Launcher, WorkerConfig, WorkerProcess
 from pathways.runtime.hosts.listening import Address, controller_socket
 from pathways.runtime.hosts.messages import (
@@ -100,7 +101,7 @@ class Starter:
             for process in processes.values():
                 process.ending(2.0)
             if isinstance(error, OSError):
-                raise HostError(f"cannot listen for workers: {error}") from None
+                raise HostStartError(f"cannot listen for workers: {error}") from None
             raise
 
     def close(self) -> None:
@@ -170,7 +171,7 @@ class _Start:
                 connection.close()
                 continue
             if hello.versions != versions():
-                raise HostError(
+                raise HostStartError(
                     f"host {hello.host} runs pathways {hello.versions[0]}, jaxlib {hello.versions[1]} and "
                     f"Python {hello.versions[2]}, but the controller {', '.join(versions())}"
                 )
@@ -216,11 +217,11 @@ class _Start:
 
     def _check_running(self, host: int) -> None:
         if self._stop.is_set():
-            raise HostError(f"host {host} is closed")
+            raise ClusterClosedError(f"host {host} is closed")
         if self._processes[host].ending(0) is not None:
             raise self._failed(host, "did not start")
 
-    def _failed(self, host: int, why: str) -> HostError:
+    def _failed(self, host: int, why: str) -> HostStartError:
         process = self._processes[host]
         # Its end explains why its connection has ended.
         how = process.ending(3.0)
@@ -228,7 +229,7 @@ class _Start:
             process.kill()
         else:
             why = f"did not start ({how})"
-        return HostError(f"host {host} {why}{last_words(process.last_lines())}")
+        return HostStartError(f"host {host} {why}{last_words(process.last_lines())}")
 
     def _accept(self, server: socket.socket) -> None:
         """Greets whoever connects, each in a thread: one that says nothing holds up nobody else."""

@@ -127,18 +127,18 @@ class Store:
         """
         if not isinstance(message, Chunk):
             raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
-        incoming = self._incoming.get(message.array)
+        incoming = self._incoming.get(message.number)
         if incoming is None:
-            if isinstance(self._arrays.get(message.array), Poison):
+            if isinstance(self._arrays.get(message.number), Poison):
                 return memoryview(bytearray(size))
-            raise MessageError(f"array {message.array} was not announced")
+            raise MessageError(f"array {message.number} was not announced")
         return incoming.coming.place(message, size)
 
     def take(self, chunk: Chunk) -> None:
         """Notes that some bytes are in their place."""
-        if chunk.array in self._incoming:
-            self._incoming[chunk.array].coming.take(chunk)
-            self._finish_if_complete(chunk.array)
+        if chunk.number in self._incoming:
+            self._incoming[chunk.number].coming.take(chunk)
+            self._finish_if_complete(chunk.number)
 
     def give_up(self, numbers: Iterable[int]) -> None:
         """Forgets arrays of which no more bytes come."""

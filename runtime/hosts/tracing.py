@@ -28,7 +28,7 @@ from pathways.runtime.hosts.own_part import Owners
 from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.local.recorder import Recorder, Sink
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.resources.threads import Started, start_thread
+from pathways.runtime.resources.threads import RunningThread, start_thread
 
 _PAUSE = 1.0
 """Seconds from one time that clocks are read and finished runs are written to the next."""
@@ -50,7 +50,10 @@ class TracedHost(Protocol):
     index: int
     steps: Connection[Any]
     watch: Connection[Any]
-    error: str | None
+
+    @property
+    def error(self) -> str | None:
+        """Why it is gone; None while it is not."""
 
 
 class HostTraces:
@@ -180,7 +183,7 @@ class _HostTrace:
         self._asked = itertools.count()
         self._trips: dict[tuple[int, int], tuple[int, int]] = {}
         self._stopping = threading.Event()
-        self._thread: Started | None = None
+        self._thread: RunningThread | None = None
 
     def start(self) -> None:
         """Has all workers record; waits until they do, but not for long."""

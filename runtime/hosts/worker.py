@@ -24,6 +24,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.cores import pin
 from pathways.runtime.hosts.describing import answers
 from pathways.runtime.hosts.frames import CHUNK
@@ -199,7 +200,7 @@ class Worker:
                 case ReadClock():
                     self.tracing.tell_time(message)
                 case Ask():
-                    connection.send(self.report())
+                    connection.send(Report(message.request, self.report()))
                 case Describe():
                     self.start(self.describe, message)
                 case Lost():
@@ -209,11 +210,11 @@ class Worker:
                 case _:
                     raise _unexpected(message)
 
-    def report(self) -> Report:
+    def report(self) -> HostReport:
         """How this worker is."""
         held = self.store.held()
         programs = tuple(sorted(program.name for program in [*self.programs.values()]))
-        return Report(len(held), sum(map(bytes_here, held)), programs, self.underway.report())
+        return HostReport(len(held), sum(map(bytes_here, held)), programs, self.underway.report())
 
     def lose_peer(self, host: int, address: str, why: str) -> None:
         """Tells the controller that another host does not answer."""
@@ -261,7 +262,7 @@ class Worker:
 
     def load(self, message: Load) -> None:
         """Compiles a program, and tells the controller."""
-        self.connections["steps"].send(LoadDone(message.program, self.loaded(message)))
+        self.connections["steps"].send(LoadDone(message.request, self.loaded(message)))
 
     def loaded(self, message: Load) -> str | None:
         """Compiles a program; returns what is wrong with it."""
@@ -402,18 +403,18 @@ class Worker:
         """Sends what the controller fetches, when it is ready."""
         connection = self.connections["arrays"]
         if isinstance(array, Poison):
-            connection.send(Failed(message.array, array.error))
+            connection.send(Failed(message.request, array.error))
             return
         try:
             shards = [np.asarray(array.addressable_shards[n].data) for n in message.devices]
         except Exception as error:
-            connection.send(Failed(message.array, _described(error)))
+            connection.send(Failed(message.request, _described(error)))
             return
         for shard, data in enumerate(shards):
             raw = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
             for offset in range(0, len(raw), CHUNK):
                 piece = raw[offset : offset + CHUNK]
-                connection.send_with(Chunk(message.array, shard, offset, len(piece)), piece)
+                connection.send_with(Chunk(message.request, shard, offset, len(piece)), piece)
 
 
 def _wait(program: Hosted, results: list[Any]) -> dict[int, str]:

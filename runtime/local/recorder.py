@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from pathways.runtime.local.call_trace import RecordedCall, Seen
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
-from pathways.runtime.resources.threads import Started, start_thread
+from pathways.runtime.resources.threads import RunningThread, start_thread
 from pathways.runtime.xla.profile import Moments, Profile
 
 _PAUSE = 1.0
@@ -159,7 +159,7 @@ class Recorder:
         self._profile: Profile | None = None
         # A call that fails is forgotten by all others.
         self._under_way: weakref.WeakSet[_CallTrace] = weakref.WeakSet()
-        self._watchers: dict[_Place, tuple[queue.SimpleQueue[Any], Started]] = {}
+        self._watchers: dict[_Place, tuple[queue.SimpleQueue[Any], RunningThread]] = {}
         self._finished: queue.SimpleQueue[_CallTrace] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._writer = start_thread(self._write, "trace")

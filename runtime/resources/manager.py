@@ -10,11 +10,12 @@ import types
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
+from pathways.dialect.errors import PathwaysError
 from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
-class ResourceError(RuntimeError):
+class ResourceError(PathwaysError, RuntimeError):
     """A program needs more than there is: more devices, or more memory on them."""
 
     # As which tracebacks name it.

@@ -14,7 +14,7 @@ _SECONDS = 10.0
 """How long a thread may take to begin."""
 
 
-class Started:
+class RunningThread:
     """A thread that has begun.
 
     Attributes:
@@ -46,7 +46,7 @@ class Started:
             self._running.release()
 
 
-def start_thread(work: Callable[[], object], name: str) -> Started:
+def start_thread(work: Callable[[], object], name: str) -> RunningThread:
     """Calls a function in a thread of its own, which does not keep the process from ending.
 
     Returns when the thread has begun.
@@ -60,7 +60,7 @@ def start_thread(work: Callable[[], object], name: str) -> Started:
     """
     begun = _thread.allocate_lock()
     begun.acquire()
-    started = Started()
+    started = RunningThread()
     _thread.start_new_thread(started._run, (work, f"pathways {name}", begun))
     # One step, so that Ctrl-C leaves nothing half done.
     if not begun.acquire(timeout=_SECONDS):

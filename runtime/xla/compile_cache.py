@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from pathways.dialect.errors import PathwaysError
 from pathways.runtime.plan.plan import Computation
 from pathways.runtime.xla import code_store, pjrt
 from pathways.runtime.xla.code_store import CodeStore
@@ -22,7 +23,7 @@ _FORMAT = b"1"
 """Part of every key of stored code: to be changed with what compiling or loading it does."""
 
 
-class CompileError(RuntimeError):
+class CompileError(PathwaysError, RuntimeError):
     """XLA refused a computation."""
 
     # As which tracebacks name it.

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways.runtime.hosts.connect import controller
-from pathways.runtime.hosts.host import HostError
+from pathways.runtime.control.errors import HostError
 
 devices = pw.make_virtual_device_set()
 X = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)

@@ -247,10 +247,13 @@ def test_a_step_that_begins_while_its_host_is_lost():
     run("""
 import logging
 
+from pathways.runtime.control.events import HostEnded
+
 pw.connect(hosts=1)
 program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
 assert float(program(1.0)) == 2
 workers, is_known, is_issued = controller(), threading.Event(), threading.Event()
+core = workers._core
 
 
 class Slow(logging.Handler):
@@ -259,18 +262,19 @@ class Slow(logging.Handler):
         is_issued.wait(10)
 
 
-def lose_first(count=1, number=workers._number):
+def lose_first(count=1, take=core.take_numbers):
     if threading.current_thread() is threading.main_thread():
-        workers._number = number
-        threading.Thread(target=workers._lose, args=(workers.hosts[0], "of a test")).start()
+        core.take_numbers = take
+        lost = HostEnded(workers.hosts[0].gang.life.key, 0, "of a test")
+        threading.Thread(target=core.tell, args=(lost,)).start()
         assert is_known.wait(10)
-    return number(count)
+    return take(count)
 
 
 (placed,) = program.place(np.float32(3))
 os.kill(workers.hosts[0].process.pid, signal.SIGSTOP)
 logging.getLogger("pathways").addHandler(Slow())
-workers._number = lose_first
+core.take_numbers = lose_first
 hangs = threading.Timer(20, os._exit, (7,))
 hangs.start()
 with refused(HostError, "host 0 (island0) is lost: of a test"):

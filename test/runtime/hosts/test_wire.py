@@ -107,8 +107,8 @@ def test_a_proof_cannot_be_used_again(pair):
     [
         (b"GET / HTTP/1.1\r\n\r\n", "these bytes are no message of pathways"),
         (b"PW\x63\x00\x00\x00\x00\x01\x00\x00\x00\x00a", "the other side speaks version 99 of the protocol"),
-        (b"PW\x04\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
-        (b"PW\x04\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
+        (b"PW\x05\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
+        (b"PW\x05\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
     ],
 )
 def test_what_is_no_message_is_refused(pair, sent, message):
