@@ -59,8 +59,8 @@ class IssuedSteps:
         return [step for step in [*self._steps.values()] if not step.is_done()]
 
     def of(self, gang: Gang) -> list[Step]:
-        """The steps that are not done and of which an island has a part; others may need it for theirs."""
-        return [step for step in self.unfinished() if not step.hosts.isdisjoint(gang.hosts)]
+        """The steps that are not done and of which a gang has a part; others may need it for theirs."""
+        return gang.window.unfinished()
 
     def lose(self, gang: Gang, failure: Failure) -> list[Step]:
         """Notes that an island is gone; the steps that it had a part of and that were not done."""

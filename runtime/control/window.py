@@ -27,6 +27,10 @@ class Window:
         """Notes that a step is under way."""
         self._steps.append(step)
 
+    def unfinished(self) -> list[Step]:
+        """The steps that are not done, in their order."""
+        return [step for step in [*self._steps] if not step.is_done()]
+
     def blocker(self) -> Step | None:
         """The step that has to be done before there is room for another one; None when there is room."""
         steps = self._steps

@@ -1,0 +1,91 @@
+"""What was issued, and what is lost with an island; those who take the place of workers are others."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways.runtime.control.errors import HostError, HostLostError, lost
+from pathways.runtime.control.events import GangKey, HostEnded
+from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.step import Step
+from pathways.runtime.control.steps import IssuedSteps
+
+LOST = lost("host 0 (island0) is lost: of a test")
+
+
+def gang(island: int, *hosts: int, start: int = 0) -> Gang:
+    return Gang(GangKey(island, start), hosts, ahead=9, grace=1.0, now=0.0)
+
+
+def issued(steps: IssuedSteps, number: int, *gangs: Gang, made: tuple[Step, ...] = ()) -> Step:
+    step = Step("f", number, [host for gang in gangs for host in gang.hosts])
+    steps.issue(step, gangs, made)
+    return step
+
+
+def test_an_island_that_is_gone_takes_no_step_and_the_others_know_nothing_of_it():
+    first, second = gang(0, 0), gang(1, 1)
+    first.handle(HostEnded(first.key, 0, "of a test"), 0.0)
+    steps = IssuedSteps(False)
+    with pytest.raises(HostLostError, match="host 0"):
+        issued(steps, 1, second, first)
+    assert len(steps) == 0
+    assert second.window.unfinished() == []
+
+
+def test_what_is_lost_with_an_island_ends_there_and_goes_on_elsewhere():
+    first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
+    alone, both, other = issued(steps, 1, first), issued(steps, 2, first, second), issued(steps, 3, second)
+    assert steps.lose(first, LOST) == [alone, both]
+    assert alone.is_done()
+    assert both.pending() == (1,)
+    assert other.pending() == (1,)
+    assert steps.unfinished() == [both, other]
+    assert len(steps) == 2
+
+
+def test_workers_have_no_part_of_the_steps_of_those_whose_place_they_took():
+    """They would wait for these when they are asked to leave, and be told to have been late with them."""
+    first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
+    before = issued(steps, 1, first, second)
+    steps.lose(first, LOST)
+    successor = gang(0, 0, start=1)
+    assert steps.of(successor) == []
+    after = issued(steps, 2, successor)
+    assert steps.of(successor) == [after]
+    assert steps.of(second) == [before]
+
+
+def test_a_step_is_noted_once_however_often_it_is_issued():
+    """Ctrl-C between the note and the messages has the shell do both again."""
+    only, steps = gang(0, 0), IssuedSteps(True)
+    step = issued(steps, 1, only)
+    steps.issue(step, [only], [])
+    assert steps.of(only) == [step]
+    step.done(0, None)
+    steps.end(step)
+    steps.issue(step, [only], [])
+    assert len(steps) == 0
+    assert only.window.blocker() is None
+
+
+def test_what_an_island_of_several_hosts_may_have_spoiled_is_no_argument_and_no_result():
+    """As far as it may have gone: from island to island, and not to what nothing of it went to."""
+    wide, second, third, steps = gang(0, 0, 1), gang(1, 2), gang(2, 3), IssuedSteps(True)
+    settled = issued(steps, 1, wide)
+    for host in wide.hosts:
+        settled.done(host, None)
+    first = issued(steps, 2, wide, second)
+    follower = issued(steps, 3, second, third)
+    apart = issued(steps, 4, gang(3, 4))
+    for host in follower.hosts:
+        follower.done(host, None)
+    steps.lose(wide, LOST)
+    settled.check()
+    for step in (first, follower):
+        with pytest.raises(HostError, match="of a test"):
+            step.check_spoiled()
+        with pytest.raises(HostError, match="of a test"):
+            issued(steps, 5, third, made=(step,))
+    apart.done(4, None)
+    apart.check()
