@@ -1,0 +1,36 @@
+"""Random histories of clusters of which only the cores are real; what was found in them stays."""
+
+from __future__ import annotations
+
+from histories import failing, problem, shrunk, told
+from random_histories import random_history
+from simulated_histories import Act, HistoryPlayer
+
+HISTORIES = 500
+
+
+def test_whatever_happens_each_step_ends_once_and_no_wrong_value_is_shown():
+    """To see one: `python test/runtime/control/histories.py --first SEED --count 1 -v`."""
+    found = failing(0, HISTORIES)
+    assert found is None, f"seed {found[0]}\n{found[1]}"
+
+
+def test_a_history_is_always_the_same():
+    assert [told(random_history(seed)) for seed in range(5)] == [
+        told(random_history(seed)) for seed in range(5)
+    ]
+
+
+def test_a_history_that_goes_wrong_is_shrunk(monkeypatch):
+    def kill_nobody_should(player: HistoryPlayer, act: Act) -> None:
+        raise AssertionError("somebody is killed")
+
+    monkeypatch.setitem(HistoryPlayer.play.__globals__["ACTS"], "kill", kill_nobody_should)
+    history = next(
+        history
+        for history in map(random_history, range(100))
+        if len(history.acts) > 20 and problem(history) is not None
+    )
+    smallest = shrunk(history)
+    assert [act.what for act in smallest.acts] == ["kill"]
+    assert told(smallest).endswith("what is wrong: AssertionError: somebody is killed")

@@ -1,0 +1,69 @@
+"""Random histories of simulated clusters: the same seed makes the same one."""
+
+from __future__ import annotations
+
+import random
+
+from simulated_cluster import ClusterShape
+from simulated_histories import SECONDS, Act, History
+
+from pathways.runtime.control.core import Limits
+from pathways.runtime.simulate.events import LinkQuality
+
+_WRONG = ("kill", "stop", "cut off", "cut peers", "leave", "fail", "slow", "fail start", "sleep", "late")
+_CALM = ("leave", "slow", "sleep")
+
+
+def random_history(seed: int) -> History:
+    """A history of a cluster of one to four islands."""
+    chance = random.Random(f"{seed} history")
+    is_calm = chance.random() < 0.2
+    is_lossy = not is_calm and chance.random() < 0.3
+    shape = _shape(chance, seed, is_calm=is_calm, is_lossy=is_lossy)
+    acts = [_use(chance) for _ in range(chance.randint(5, 40))]
+    wrong = [*(_CALM if is_calm else _WRONG)]
+    if not is_calm and shape.limits.step_deadline is not None:
+        wrong.append("hang")
+    # Few kinds at a time, so that what they do together is not lost in what others do.
+    kinds = chance.sample(wrong, chance.randint(1, min(4, len(wrong))))
+    for _ in range(chance.randint(0, 7)):
+        acts.append(_wrong(chance, chance.choice(kinds), is_calm=is_calm))
+    if chance.random() < 0.1:
+        acts.append(Act(chance.uniform(1, SECONDS), "close"))
+    return History(shape, tuple(sorted(acts, key=lambda act: act.at)), is_calm)
+
+
+def _shape(chance: random.Random, seed: int, *, is_calm: bool, is_lossy: bool) -> ClusterShape:
+    islands = tuple(chance.choice((1, 1, 2, 3)) for _ in range(chance.randint(1, 4)))
+    limits = Limits(
+        ahead=chance.randint(1, 4),
+        heartbeat=2.0,
+        grace=60.0 if is_calm else chance.choice((0.3, 3.0)),
+        stall_report=chance.choice((None, 1.0)),
+        step_deadline=3.0 if is_lossy or (not is_calm and chance.random() < 0.3) else None,
+    )
+    most = 0.3 if is_calm else chance.choice((0.01, 0.1, 0.1, 0.5, 1.2))
+    steps, arrays = (LinkQuality(0.001, chance.choice((0.01, most))) for _ in range(2))
+    watch = LinkQuality(0.001, most, is_ordered=chance.random() < 0.5)
+    if is_lossy:
+        watch = LinkQuality(0.001, most, loss=0.1, twice=0.2, is_ordered=False)
+    return ClusterShape(islands, limits, {"steps": steps, "arrays": arrays, "watch": watch}, seed)
+
+
+def _use(chance: random.Random) -> Act:
+    at = chance.uniform(0, SECONDS)
+    what = chance.choices(("run", "fetch", "drop", "ask"), (6, 2, 3, 0.5))[0]
+    on: tuple[int, ...] = (chance.getrandbits(16), chance.getrandbits(16))
+    if what == "run":
+        picks = [chance.getrandbits(16) for _ in range(chance.randint(0, 4))]
+        route = [chance.getrandbits(16) for _ in range(chance.randint(1, 4))]
+        on = (chance.getrandbits(16), chance.randint(1, 2), len(picks), *picks, *route)
+    return Act(at, what, on)
+
+
+def _wrong(chance: random.Random, what: str, *, is_calm: bool) -> Act:
+    at = chance.uniform(0, SECONDS)
+    on = (chance.getrandbits(16), chance.getrandbits(16))
+    longest = 1.0 if is_calm and what == "slow" else 6.0
+    lasts = what in ("stop", "cut off", "cut peers", "slow", "sleep")
+    return Act(at, what, on, chance.uniform(0.1, longest) if lasts else 0.0)

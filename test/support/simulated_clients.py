@@ -1,0 +1,253 @@
+"""What users do with a simulated cluster, and what they see of it: never a wrong value."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+
+from simulated_cluster import SimulatedCluster
+from simulated_worker import Fetch, Poison, Run, SimulatedProgram
+
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.gang import Gang, Restarting
+from pathways.runtime.control.replies import HostRequest
+from pathways.runtime.control.step import Step
+
+Client = Generator[Callable[[], bool]]
+"""Gives what it waits for."""
+
+
+@dataclasses.dataclass(eq=False)
+class SimulatedHandle:
+    """An array that somebody holds.
+
+    Attributes:
+      gang: the workers that have it.
+      number: its number.
+      step: what makes it.
+      expected: what it has to be.
+      is_held: whether it is still held.
+    """
+
+    gang: Gang
+    number: int
+    step: Step
+    expected: int
+    is_held: bool = True
+
+
+class SimulatedClients:
+    """Everything that uses a cluster.
+
+    Attributes:
+      held: the arrays that are held.
+      outcomes: what became of what was asked, and how often.
+      verdicts: for each step that was issued whether what it made was shown as good when it was settled.
+    """
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.cluster = cluster
+        self.core = cluster.core
+        self.held: list[SimulatedHandle] = []
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.verdicts: dict[Step, str | None] = {}
+        self._under_way: dict[Gang, list[Step]] = collections.defaultdict(list)
+        self._waiting: list[tuple[Client, Callable[[], bool]]] = []
+
+    def start(self, client: Client) -> None:
+        """Has a client do something."""
+        self._go_on(client)
+        self.look()
+
+    def look(self) -> None:
+        """Lets all go on that need not wait any more, in the order in which they came."""
+        self.cluster.has_changed = True
+        while self.cluster.has_changed:
+            self.cluster.has_changed = False
+            waiting, self._waiting = self._waiting, []
+            for client, is_ready in waiting:
+                if is_ready():
+                    self.cluster.has_changed = True
+                    self._go_on(client)
+                else:
+                    self._waiting.append((client, is_ready))
+
+    def count(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def _go_on(self, client: Client) -> None:
+        for is_ready in client:
+            if not is_ready():
+                self._waiting.append((client, is_ready))
+                return
+
+    # What they do.
+
+    def run(self, program: SimulatedProgram, picks: Sequence[int]) -> Client:
+        """Issues a step, and waits for all that it makes."""
+        gangs = yield from self._current(program)
+        if gangs is None:
+            return
+        taken = self._arguments(gangs, picks)
+        if gangs and any(self._blocks(gang) for gang in gangs.values()):
+            yield lambda: not any(self._blocks(gang) for gang in gangs.values())
+        now = self.cluster.time.now
+        for handles in taken.values():
+            for handle in handles:
+                # It may have been dropped, or lost, while there was no room.
+                if not handle.is_held or handle.gang.failure is not None:
+                    self.outcomes["argument gone"] += 1
+                    return
+        number = self.core.take_numbers(1 + program.outputs)
+        hosts = [host for gang in gangs.values() for host in gang.hosts]
+        step = Step("f", number, hosts, program.salt, now)
+        try:
+            made = [handle.step for handles in taken.values() for handle in handles]
+            self.core.issue(step, [*gangs.values()], made)
+        except HostError as error:
+            self.outcomes[f"refused: {type(error).__name__}"] += 1
+            return
+        self._check_windows(step, gangs)
+        made_here = self._send(step, program, gangs, taken)
+        self.held += made_here
+        self.verdicts[step] = None
+        yield from self._watch(step, made_here)
+
+    def fetch(self, pick: int, *, by_all: bool) -> Client:
+        """Reads an array, of one of its hosts or of all."""
+        if not self.held:
+            return
+        handle = self.held[pick % len(self.held)]
+        if handle.gang.failure is not None:
+            self.outcomes["fetch refused"] += 1
+            return
+        hosts = handle.gang.hosts if by_all else handle.gang.hosts[pick % len(handle.gang.hosts) :][:1]
+        request = self.core.replies.ask(hosts)
+        for host in hosts:
+            self.cluster.send(host, "steps", Fetch(request.number, handle.number))
+        yield request.is_done
+        try:
+            request.check()
+            if self.core.is_several:
+                yield handle.step.is_settled
+                handle.step.check_spoiled()
+        except HostError as error:
+            self.outcomes[f"fetch: {type(error).__name__}"] += 1
+            return
+        self.outcomes["fetched"] += 1
+        for host in hosts:
+            said = request.answers[host]
+            assert said == [handle.expected] * 2, f"what is fetched of {handle.step} of host {host} is wrong"
+
+    def ask(self) -> Client:
+        """Asks all hosts how they are."""
+        hosts = [host for gang in self.core.gangs for host in gang.hosts]
+        request, effects = self.core.ask_reports(hosts, self.cluster.time.now)
+        self.cluster.do("status", effects)
+        yield request.is_done
+        self._check_reports(request)
+        self.outcomes["status"] += 1
+
+    def drop(self, pick: int) -> None:
+        """Lets go of an array."""
+        if self.held:
+            handle = self.held.pop(pick % len(self.held))
+            handle.is_held = False
+            handle.gang.unused.add(handle.number)
+
+    # How they do it.
+
+    def _current(
+        self, program: SimulatedProgram
+    ) -> Generator[Callable[[], bool], None, dict[int, Gang] | None]:
+        islands = dict.fromkeys(program.route)
+        gangs = self.core.gangs
+        if any(isinstance(gangs[n].state, Restarting) for n in islands):
+            yield lambda: not any(isinstance(gangs[n].state, Restarting) for n in islands)
+        current = {island: gangs[island] for island in islands}
+        if problem := next((gang.problem for gang in current.values() if gang.problem), None):
+            self.outcomes[f"not begun: {problem.kind.__name__}"] += 1
+            return None
+        return current
+
+    def _arguments(self, gangs: dict[int, Gang], picks: Sequence[int]) -> dict[int, list[SimulatedHandle]]:
+        taken: dict[int, list[SimulatedHandle]] = {}
+        for n, (island, gang) in enumerate(gangs.items()):
+            here = [handle for handle in self.held if handle.gang is gang]
+            mine = picks[n :: len(gangs)] if here else ()
+            taken[island] = [here[pick % len(here)] for pick in mine]
+        return taken
+
+    def _blocks(self, gang: Gang) -> bool:
+        return gang.window.blocker() is not None
+
+    def _check_windows(self, step: Step, gangs: dict[int, Gang]) -> None:
+        for gang in gangs.values():
+            under_way = [other for other in self._under_way[gang] if not other.is_done()]
+            self._under_way[gang] = [*under_way, step]
+            most = self.cluster.shape.limits.ahead
+            assert len(under_way) < most, f"{len(under_way)} steps are under way on {gang}, and {step}"
+            # A loss and a drain look at these.
+            assert self.core.steps.of(gang) == self._under_way[gang], f"steps of {gang} are others"
+
+    def _send(
+        self,
+        step: Step,
+        program: SimulatedProgram,
+        gangs: dict[int, Gang],
+        taken: dict[int, list[SimulatedHandle]],
+    ) -> list[SimulatedHandle]:
+        workers = {island: self.cluster.of_gang[gang.key] for island, gang in gangs.items()}
+        values = {island: tuple(handle.expected for handle in taken[island]) for island in gangs}
+        expected = program.expected(values)
+        made = []
+        for island, gang in gangs.items():
+            numbers = tuple(handle.number for handle in taken[island])
+            run = Run(step.number, program, workers, numbers, gang.unused.take())
+            for host in gang.hosts:
+                self.cluster.send(host, "steps", run)
+            made += [
+                SimulatedHandle(gang, step.number + 1 + position, step, value)
+                for position, value in enumerate(expected[island])
+            ]
+        return made
+
+    def _watch(self, step: Step, handles: list[SimulatedHandle]) -> Client:
+        """Waits for each array, and looks whether what is shown is right."""
+        for handle in handles:
+            hosts = handle.gang.hosts
+            yield step.is_settled if self.core.is_several else lambda hosts=hosts: step.is_done(hosts)
+            try:
+                step.check(hosts, handle.number)
+                handle.gang.check()
+            except HostError as error:
+                self.outcomes[type(error).__name__] += 1
+                continue
+            self.outcomes["good"] += 1
+            for worker in self.cluster.of_gang[handle.gang.key]:
+                found = worker.store.get(handle.number)
+                is_right = found == handle.expected if handle.is_held else not isinstance(found, Poison)
+                assert is_right or not worker.is_alive, f"what {step} made on {worker} is wrong: {found}"
+        yield step.is_settled
+        self.verdicts[step] = verdict(step)
+
+    def _check_reports(self, request: HostRequest) -> None:
+        for host, said in request.answers.items():
+            for report in said:
+                assert report.bytes == request.number, f"host {host} answered another question"
+
+
+def verdict(step: Step) -> str:
+    """Whether a step is good, has failed or is spoiled."""
+    assert step.is_settled()
+    try:
+        step.check_spoiled()
+    except HostError:
+        return "spoiled"
+    try:
+        step.check()
+    except HostError:
+        return "failed"
+    return "good"

@@ -1,0 +1,410 @@
+"""A cluster of which only the cores are real, with a shell that does what effects say, links and workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Iterator, Mapping
+
+from simulated_worker import (
+    Ask,
+    Cancel,
+    Done,
+    Free,
+    Leave,
+    Leaving,
+    Lost,
+    PeerLost,
+    Ping,
+    Poison,
+    Pong,
+    Said,
+    SimulatedWorker,
+    Together,
+)
+
+from pathways.runtime.control.core import ClusterCore, Limits
+from pathways.runtime.control.effects import (
+    AskAlive,
+    AskReports,
+    Attach,
+    Bury,
+    Disconnect,
+    Effect,
+    Log,
+    StartAnew,
+    TellToEnd,
+)
+from pathways.runtime.control.events import (
+    Answered,
+    Buried,
+    Closed,
+    Event,
+    GangKey,
+    HostEnded,
+    LeaveAsked,
+    NotStarted,
+    PeerUnreachable,
+    Started,
+    Tick,
+)
+from pathways.runtime.control.gang import Gang
+from pathways.runtime.simulate.events import LinkQuality, SimulatedLink, SimulatedTime
+
+CHANNELS = ("steps", "arrays", "watch")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterShape:
+    """What a cluster is like.
+
+    Attributes:
+      islands: how many hosts each island has.
+      limits: those of the core.
+      links: the quality of each channel.
+      seed: of all chance in it.
+    """
+
+    islands: tuple[int, ...]
+    limits: Limits
+    links: Mapping[str, LinkQuality]
+    seed: int = 0
+
+    def hosts(self, island: int) -> range:
+        """The numbers of the hosts of an island."""
+        first = sum(self.islands[:island])
+        return range(first, first + self.islands[island])
+
+
+class SimulatedCluster:
+    """A controller and its workers.
+
+    Attributes:
+      core: what decides.
+      time: the time.
+      workers: those of the gangs that stand for islands, by their numbers.
+      of_gang: the workers of each gang that ever stood for an island.
+      said: what was logged, and of which time.
+      told: all that was told to the core, and what came of it, of which time.
+      ended: how processes ended.
+      failing_starts: how many of the next starts of an island fail, by its number.
+      blamed: gangs of which hosts were killed, stopped or cut, or failed.
+    """
+
+    def __init__(self, shape: ClusterShape) -> None:
+        self.shape = shape
+        self.time = SimulatedTime()
+        self.chance = random.Random(f"{shape.seed} shell")
+        self.core = ClusterCore([shape.hosts(n) for n in range(len(shape.islands))], shape.limits, 0.0)
+        self.workers: dict[int, SimulatedWorker] = {}
+        self.of_gang: dict[GangKey, tuple[SimulatedWorker, ...]] = {}
+        self.said: list[tuple[float, str]] = []
+        self.told: list[tuple[float, object, list[Effect]]] = []
+        self.ended_how: dict[SimulatedWorker, str] = {}
+        self.failing_starts: dict[int, int] = {}
+        self.has_changed = False
+        self._gangs: dict[SimulatedWorker, Gang] = {}
+        self._to: dict[tuple[SimulatedWorker, str], SimulatedLink[object]] = {}
+        self._from: dict[tuple[SimulatedWorker, str], SimulatedLink[object]] = {}
+        self._between: dict[tuple[SimulatedWorker, SimulatedWorker], SimulatedLink[Callable[[], None]]] = {}
+        self._cut_pairs: set[frozenset[int]] = set()
+        self._starting: dict[GangKey, tuple[SimulatedWorker, ...]] = {}
+        self._starts = 0
+        self._asleep_until = 0.0
+        self._is_closed = False
+        for gang in self.core.gangs:
+            self._attach(gang, self._started(gang.key.island))
+        self._tick()
+
+    # The core.
+
+    def tell(self, event: Event) -> None:
+        """Tells the core something, and does what it says."""
+        self._did(event, self.core.handle(event, self.time.now))
+
+    def do(self, what: object, effects: list[Effect]) -> None:
+        """Does what the core said when it was asked something."""
+        self._did(what, effects)
+
+    def send(self, host: int, channel: str, message: object) -> None:
+        """Sends a host something."""
+        self._to[self.workers[host], channel].send(message)
+
+    def gang_of(self, worker: SimulatedWorker) -> Gang:
+        """The gang of a worker."""
+        return self._gangs[worker]
+
+    def _did(self, event: object, effects: list[Effect]) -> None:
+        self.told.append((self.time.now, event, effects))
+        self.has_changed = True
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Log():
+                self.said.append((self.time.now, effect.text))
+            case AskAlive():
+                for worker in self.of_gang[effect.gang]:
+                    self._to[worker, "watch"].send(Ping(effect.number))
+            case AskReports():
+                for host in effect.hosts:
+                    self.send(host, "watch", Ask(effect.request))
+            case TellToEnd():
+                for worker in self.of_gang[effect.gang]:
+                    self._to[worker, "watch"].send(Leave())
+            case Disconnect():
+                self._disconnect(effect.gang)
+            case Bury():
+                self._bury(effect)
+            case StartAnew():
+                self._later(0.05, 1.5, functools.partial(self._start_anew, effect.gang))
+            case Attach():
+                gang = self.core.gang(effect.gang)
+                assert gang is not None
+                self._attach(gang, self._starting.pop(GangKey(gang.key.island, gang.key.start - 1)))
+
+    def _tick(self) -> None:
+        self.time.after(self.chance.uniform(0.03, 0.1), self._tick)
+        if self.is_asleep():
+            return
+        self.tell(Tick())
+        for gang in self.core.gangs:
+            if gang.failure is None and (unused := gang.unused.take()):
+                for worker in self.of_gang[gang.key]:
+                    self._to[worker, "steps"].send(Free(unused))
+
+    # What becomes of gangs.
+
+    def _disconnect(self, key: GangKey) -> None:
+        for worker in self.of_gang[key]:
+            for channel in CHANNELS:
+                self._to[worker, channel].close()
+                # What it said before may be heard later.
+                self._from[worker, channel].close()
+
+    def _bury(self, bury: Bury) -> None:
+        """Ends processes at once, and tells others later."""
+        gone = self.of_gang[bury.gang]
+        for worker in gone:
+            worker.end("killed by signal 9")
+
+        def tell_others() -> None:
+            for worker in self.workers.values():
+                if self._gangs[worker].failure is None:
+                    self._to[worker, "watch"].send(Lost(gone))
+                    if runs := bury.cancelled.get(worker.host, ()):
+                        numbers = tuple(number for _, number in runs)
+                        self._to[worker, "steps"].send(Cancel(gone, numbers))
+            self._later(0.0, 0.5, functools.partial(self.tell, Buried(bury.gang)))
+
+        self._later(0.0, 0.3, tell_others)
+
+    def _start_anew(self, key: GangKey) -> None:
+        if self.failing_starts.get(key.island):
+            self.failing_starts[key.island] -= 1
+            self.tell(NotStarted(key, "it does not start anew: of a test"))
+            return
+        self._starting[key] = self._started(key.island)
+        self.tell(Started(key))
+        # It was closed in the meantime.
+        for worker in self._starting.pop(key, ()):
+            worker.end("killed by signal 9")
+
+    def _started(self, island: int) -> tuple[SimulatedWorker, ...]:
+        hosts = self.shape.hosts(island)
+        together = Together(len(hosts))
+        self._starts += 1
+        return tuple(
+            SimulatedWorker(
+                island,
+                host,
+                rank,
+                together,
+                self.time,
+                random.Random(f"{self.shape.seed} {self._starts} {host}"),
+                self,
+            )
+            for rank, host in enumerate(hosts)
+        )
+
+    def _attach(self, gang: Gang, workers: tuple[SimulatedWorker, ...]) -> None:
+        self.of_gang[gang.key] = workers
+        for worker in workers:
+            worker.key = gang.key
+            self.workers[worker.host] = worker
+            self._gangs[worker] = gang
+            for channel in CHANNELS:
+                quality = self.shape.links[channel]
+                chance = random.Random(f"{self.shape.seed} {gang.key} {worker.host} {channel}")
+                hear = functools.partial(worker.hear, channel)
+                self._to[worker, channel] = SimulatedLink(self.time, chance, hear, quality)
+                say = functools.partial(self._hear, worker)
+                self._from[worker, channel] = SimulatedLink(self.time, chance, say, quality)
+
+    def close(self) -> None:
+        """Lets go of all workers."""
+        self._is_closed = True
+        for gang in [*self.core.gangs]:
+            self.tell(Closed(gang.key, "is closed"))
+            for worker in self.of_gang[gang.key]:
+                worker.end("killed by signal 9")
+
+    # What workers say.
+
+    def _hear(self, worker: SimulatedWorker, message: object) -> None:
+        if self.is_asleep():
+            self.time.at(self._asleep_until, functools.partial(self._hear, worker, message))
+            return
+        gang, now = self._gangs[worker], self.time.now
+        gang.pulses[worker.host].heard = now
+        match message:
+            case Done(run, error, wrong):
+                self._did(message, [*self.core.done(gang, worker.host, run, error, wrong, now)])
+            case Said(request, value, is_last):
+                self.tell(Answered(worker.host, request, value, is_last))
+            case Leaving():
+                self.tell(LeaveAsked(gang.key, worker.host))
+            case PeerLost(peer, why):
+                assert peer.key is not None
+                why = f"{gang.named(worker.host)} does not reach it: {why}"
+                self.tell(PeerUnreachable(gang.key, peer.key, peer.host, why))
+            case HostEnded():
+                self.tell(message)
+            case Pong():
+                pass
+
+    def say(self, worker: SimulatedWorker, channel: str, message: object) -> None:
+        """A worker says something."""
+        self._from[worker, channel].send(message)
+
+    def ended(self, worker: SimulatedWorker, how: str) -> None:
+        """A process has ended: whoever is connected to it sees that, each at its own time."""
+        self.ended_how[worker] = how
+        if worker.key is None:
+            return
+        event = HostEnded(worker.key, worker.host, f"its process has ended ({how})")
+        for channel in CHANNELS:
+            self.time.after(self._some(0.0, 0.3), functools.partial(self.say, worker, channel, event))
+        for peer in self.peers_of(worker):
+            self.time.after(self._some(0.0, 0.3), functools.partial(self._miss, peer, worker))
+
+    # What they say to each other.
+
+    def peers_of(self, worker: SimulatedWorker) -> Iterator[SimulatedWorker]:
+        """The workers that are there besides one."""
+        return (peer for peer in self.workers.values() if peer is not worker)
+
+    def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, turn: int) -> None:
+        """See `Network.pull`."""
+
+        def answer(value: int | Poison) -> None:
+            take = functools.partial(worker.take_pulled, run, turn, value)
+            self._link(peer, worker).send(take)
+
+        def ask() -> None:
+            if peer.is_alive:
+                peer.give(run, turn, worker, answer)
+            else:
+                self._miss(worker, peer)
+
+        self._link(worker, peer).send(ask)
+
+    def _link(self, worker: SimulatedWorker, peer: SimulatedWorker) -> SimulatedLink[Callable[[], None]]:
+        link = self._between.get((worker, peer))
+        if link is None:
+            chance = random.Random(f"{self.shape.seed} {worker} {peer}")
+            link = SimulatedLink(self.time, chance, lambda act: act(), self.shape.links["arrays"])
+            self._between[worker, peer] = link
+            if self._is_cut(worker, peer):
+                link.cut()
+        return link
+
+    def _is_cut(self, worker: SimulatedWorker, peer: SimulatedWorker) -> bool:
+        return frozenset((worker.host, peer.host)) in self._cut_pairs
+
+    def _miss(self, worker: SimulatedWorker, peer: SimulatedWorker) -> None:
+        """A worker sees that another one has ended, unless the network between them is cut."""
+        if worker.is_alive and not self._is_cut(worker, peer):
+            worker.lose_peer(peer)
+            self.say(worker, "watch", PeerLost(peer, "its connection has ended"))
+
+    # What goes wrong.
+
+    def ask_to_leave(self, host: int) -> None:
+        """The process of a host is asked to end, as by SIGTERM: it says so, and waits for some time."""
+        worker = self.workers[host]
+        if worker.is_alive and not worker.is_stopped:
+            self.say(worker, "watch", Leaving())
+            self.time.after(self.shape.limits.grace + 5.0, lambda: worker.end("exit code 0"))
+
+    def cut_off(self, host: int, seconds: float) -> None:
+        """Cuts a host off from the controller for some time."""
+        worker = self.workers[host]
+        links = [of[worker, channel] for of in (self._to, self._from) for channel in CHANNELS]
+        for link in links:
+            link.cut()
+
+        def heal() -> None:
+            for link in links:
+                link.heal()
+
+        self.time.after(seconds, heal)
+
+    def cut_peers(self, first: int, second: int, seconds: float) -> None:
+        """Cuts the network between two hosts for some time; if that is long, both say so."""
+        pair = frozenset((first, second))
+        if pair in self._cut_pairs or len(pair) == 1:
+            return
+        self._cut_pairs.add(pair)
+        self._cut_links(pair, is_cut=True)
+        worker, peer = self.workers[first], self.workers[second]
+        if seconds > self.shape.limits.heartbeat:
+
+            def complain(one: SimulatedWorker, other: SimulatedWorker) -> None:
+                if one.is_alive and not one.is_stopped:
+                    self.say(one, "watch", PeerLost(other, "timed out"))
+
+            for one, other in ((worker, peer), (peer, worker)):
+                delay = self.shape.limits.heartbeat + self._some(0.0, 0.5)
+                self.time.after(delay, functools.partial(complain, one, other))
+
+        def heal() -> None:
+            self._cut_pairs.discard(pair)
+            self._cut_links(pair, is_cut=False)
+            for one, other in ((worker, peer), (peer, worker)):
+                if not other.is_alive:
+                    self._miss(one, other)
+
+        self.time.after(seconds, heal)
+
+    def _cut_links(self, pair: frozenset[int], *, is_cut: bool) -> None:
+        for (one, other), link in [*self._between.items()]:
+            if {one.host, other.host} == pair:
+                if is_cut:
+                    link.cut()
+                else:
+                    link.heal()
+
+    def sleep(self, seconds: float) -> None:
+        """Stops the controller for some time, as by Ctrl-Z."""
+        self._asleep_until = max(self._asleep_until, self.time.now + seconds)
+
+    def is_asleep(self) -> bool:
+        """Whether the controller is stopped."""
+        return self.time.now < self._asleep_until
+
+    def _later(self, least: float, most: float, act: Callable[[], None]) -> None:
+        """Has the controller do something in some time, when it is not stopped."""
+
+        def begin() -> None:
+            if self.is_asleep():
+                self.time.at(self._asleep_until, begin)
+            else:
+                act()
+
+        self.time.after(self._some(least, most), begin)
+
+    def _some(self, least: float, most: float) -> float:
+        return self.chance.uniform(least, most)

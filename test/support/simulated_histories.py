@@ -1,0 +1,253 @@
+"""Histories of simulated clusters: what is done and what goes wrong at which time, and what must be true."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from simulated_clients import SimulatedClients, verdict
+from simulated_cluster import ClusterShape, SimulatedCluster
+from simulated_worker import SimulatedProgram
+
+from pathways.runtime.control.events import Answered, GangKey, HostEnded, LeaveAsked, PeerUnreachable
+from pathways.runtime.control.gang import Dead, Running
+
+SECONDS = 8.0
+"""In which all of a history begins."""
+
+PATIENCE = 120.0
+"""How many seconds later everything has to have come to its end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Act:
+    """Something that is done.
+
+    Attributes:
+      at: when, in seconds.
+      what: its name, one of `ACTS`.
+      on: numbers that choose what it is done to.
+      seconds: for how long.
+    """
+
+    at: float
+    what: str
+    on: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        seconds = f" for {self.seconds:.2f} s" if self.seconds else ""
+        return f"{self.at:6.2f} {self.what} {' '.join(map(str, self.on))}{seconds}"
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What is done with a cluster.
+
+    Attributes:
+      shape: the cluster.
+      acts: what is done, in order.
+      is_calm: whether nothing goes wrong in it, besides that hosts are asked to leave.
+    """
+
+    shape: ClusterShape
+    acts: tuple[Act, ...]
+    is_calm: bool = False
+
+
+class HistoryPlayer:
+    """A history while it happens."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.cluster = SimulatedCluster(history.shape)
+        self.clients = SimulatedClients(self.cluster)
+
+    def play(self) -> None:
+        """Lets it happen.
+
+        Raises:
+          AssertionError: something is not as it must be.
+        """
+        time = self.cluster.time
+        for act in self.history.acts:
+            self._go_on_until(act.at)
+            while self.cluster.is_asleep() and act.what in _OF_USERS:
+                self._go_on_until(time.now + 0.1)
+            ACTS[act.what](self, act)
+            self.clients.look()
+        end = max([act.at + act.seconds for act in self.history.acts], default=0.0)
+        self._go_on_until(min(end, time.now + SECONDS))
+        deadline = time.now + PATIENCE
+        while busy := self._busy():
+            assert time.now < deadline, f"it has not come to an end: {busy}"
+            while self.clients.held:
+                self.clients.drop(0)
+            self._go_on_until(time.now + 0.3)
+        self._check()
+
+    def _go_on_until(self, moment: float) -> None:
+        time = self.cluster.time
+        while time._heap and time._heap[0][0] <= moment:
+            time.step()
+            if self.cluster.has_changed:
+                self.clients.look()
+        time.run_until(moment)
+
+    def _busy(self) -> str:
+        """What has not ended."""
+        if self.clients.held:
+            return "arrays are held"
+        if self.clients.count():
+            return f"{self.clients.count()} clients wait"
+        for gang in self.cluster.core.gangs:
+            if not isinstance(gang.state, Running | Dead):
+                return f"{gang} is {gang.state}"
+            if isinstance(gang.state, Running):
+                for worker in self.cluster.of_gang[gang.key]:
+                    if not worker.is_alive or worker.is_stopped:
+                        return f"{worker} is dead or stopped, and nobody has noticed"
+                    if not worker.is_idle() or worker.store:
+                        return f"{worker} is at something, or has arrays {sorted(worker.store)}"
+        # One that is spoiled is an error long before it is done.
+        if len(self.cluster.core.steps):
+            return "steps are not done"
+        if len(self.cluster.core.replies):
+            return "requests are not answered"
+        return ""
+
+    def _check(self) -> None:
+        """All that must be true at the end."""
+        cluster, core = self.cluster, self.cluster.core
+        assert not core._asked_for, "questions are held"
+        for step, said in self.clients.verdicts.items():
+            assert step.is_done(), f"{step} has not ended"
+            assert said == verdict(step), f"{step} was {said}, and is {verdict(step)}"
+        for gang in core.gangs:
+            assert gang.window.blocker() is None, f"the window of {gang} is full"
+            assert isinstance(gang.state, Dead) or not gang.unused.take(), f"frees of {gang} are held"
+            for worker in cluster.of_gang[gang.key]:
+                kept = [key for key in worker.offers if not key[2].is_alive]
+                assert not kept or not worker.is_alive, f"{worker} keeps {kept} for workers that are gone"
+        self._check_losses()
+
+    def _check_losses(self) -> None:
+        """Whoever is told to be gone is, and for that reason."""
+        for _, text in self.cluster.said:
+            if "is lost: its process has ended" in text:
+                how = text.partition("its process has ended (")[2].partition(")")[0]
+                assert how in self.cluster.ended_how.values(), text
+            if self.history.is_calm:
+                assert "is lost" not in text, text
+
+
+def _run(player: HistoryPlayer, act: Act) -> None:
+    salt, outputs, picks, islands = act.on[0], act.on[1], act.on[3 : 3 + act.on[2]], act.on[3 + act.on[2] :]
+    count = len(player.history.shape.islands)
+    route = [islands[0] % count]
+    for island in islands[1:]:
+        if island % count != route[-1]:
+            route.append(island % count)
+    player.clients.start(player.clients.run(SimulatedProgram(salt, tuple(route), outputs), picks))
+
+
+def _fetch(player: HistoryPlayer, act: Act) -> None:
+    player.clients.start(player.clients.fetch(act.on[0], by_all=bool(act.on[1] % 2)))
+
+
+def _drop(player: HistoryPlayer, act: Act) -> None:
+    player.clients.drop(act.on[0])
+
+
+def _ask(player: HistoryPlayer, act: Act) -> None:
+    player.clients.start(player.clients.ask())
+
+
+def _kill(player: HistoryPlayer, act: Act) -> None:
+    _worker(player, act).end("killed by signal 9")
+
+
+def _stop(player: HistoryPlayer, act: Act) -> None:
+    worker = _worker(player, act)
+    worker.stop()
+    player.cluster.time.after(act.seconds, worker.wake)
+
+
+def _cut_off(player: HistoryPlayer, act: Act) -> None:
+    player.cluster.cut_off(_worker(player, act).host, act.seconds)
+
+
+def _cut_peers(player: HistoryPlayer, act: Act) -> None:
+    count = len(player.cluster.workers)
+    player.cluster.cut_peers(act.on[0] % count, act.on[1] % count, act.seconds)
+
+
+def _leave(player: HistoryPlayer, act: Act) -> None:
+    player.cluster.ask_to_leave(_worker(player, act).host)
+
+
+def _fail(player: HistoryPlayer, act: Act) -> None:
+    _worker(player, act).fails.append("single" if act.on[1] % 3 == 0 else "whole")
+
+
+def _slow(player: HistoryPlayer, act: Act) -> None:
+    _worker(player, act).pace += act.seconds
+
+
+def _hang(player: HistoryPlayer, act: Act) -> None:
+    _worker(player, act).pace = 1e6
+
+
+def _fail_start(player: HistoryPlayer, act: Act) -> None:
+    island = act.on[0] % len(player.history.shape.islands)
+    player.cluster.failing_starts[island] = 1
+
+
+def _sleep(player: HistoryPlayer, act: Act) -> None:
+    player.cluster.sleep(act.seconds)
+
+
+def _close(player: HistoryPlayer, act: Act) -> None:
+    player.cluster.close()
+
+
+def _late(player: HistoryPlayer, act: Act) -> None:
+    """What nobody waits for any more is told: of gangs that were, and of questions that are answered."""
+    cluster = player.cluster
+    host = _worker(player, act).host
+    key = cluster.gang_of(cluster.workers[host]).key
+    if cluster.core.replies.get(act.on[1] % 50) is None:
+        cluster.tell(Answered(host, act.on[1] % 50, "late"))
+    for start in range(key.start):
+        old = GangKey(key.island, start)
+        cluster.tell(HostEnded(old, host, "its process has ended (of a test)"))
+        cluster.tell(LeaveAsked(old, host))
+        cluster.tell(PeerUnreachable(key, old, host, "late"))
+        cluster.tell(PeerUnreachable(old, key, host, "late"))
+
+
+def _worker(player: HistoryPlayer, act: Act):
+    workers = player.cluster.workers
+    return workers[act.on[0] % len(workers)]
+
+
+ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
+    "run": _run,
+    "fetch": _fetch,
+    "drop": _drop,
+    "ask": _ask,
+    "kill": _kill,
+    "stop": _stop,
+    "cut off": _cut_off,
+    "cut peers": _cut_peers,
+    "leave": _leave,
+    "fail": _fail,
+    "slow": _slow,
+    "hang": _hang,
+    "fail start": _fail_start,
+    "sleep": _sleep,
+    "close": _close,
+    "late": _late,
+}
+
+_OF_USERS = {"run", "fetch", "drop", "ask", "close", "late"}
