@@ -20,7 +20,7 @@ def random_history(seed: int) -> History:
     is_calm = chance.random() < 0.2
     is_lossy = not is_calm and chance.random() < 0.3
     shape = _shape(chance, seed, is_calm=is_calm, is_lossy=is_lossy)
-    acts = [_use(chance) for _ in range(chance.randint(5, 40))]
+    acts = _uses(chance)
     wrong = [*(_CALM if is_calm else _WRONG)]
     if not is_calm and shape.limits.step_deadline is not None:
         wrong.append("hang")
@@ -28,6 +28,8 @@ def random_history(seed: int) -> History:
     kinds = chance.sample(wrong, chance.randint(1, min(4, len(wrong))))
     for _ in range(chance.randint(0, 7)):
         acts.append(_wrong(chance, chance.choice(kinds), is_calm=is_calm))
+    if not is_calm and chance.random() < 0.3:
+        acts += _failure_that_spreads(chance, shape)
     if chance.random() < 0.1:
         acts.append(Act(chance.uniform(1, SECONDS), "close"))
     return History(shape, tuple(sorted(acts, key=lambda act: act.at)), is_calm)
@@ -47,11 +49,39 @@ def _shape(chance: random.Random, seed: int, *, is_calm: bool, is_lossy: bool) -
     watch = LinkQuality(0.001, most, is_ordered=chance.random() < 0.5)
     if is_lossy:
         watch = LinkQuality(0.001, most, loss=0.1, twice=0.2, is_ordered=False)
-    return ClusterShape(islands, limits, {"steps": steps, "arrays": arrays, "watch": watch}, seed)
+    count = sum(islands)
+    late = {} if is_calm else {chance.randrange(count): 0.9 for _ in range(chance.choice((0, 0, 1, 2)))}
+    return ClusterShape(islands, limits, {"steps": steps, "arrays": arrays, "watch": watch}, late, seed)
 
 
-def _use(chance: random.Random) -> Act:
+def _uses(chance: random.Random) -> list[Act]:
+    """Some at any time, some one right after the other."""
+    acts = []
+    for _ in range(chance.randint(3, 12)):
+        at = chance.uniform(0, SECONDS)
+        for _ in range(chance.choice((1, 1, 3, 8))):
+            acts.append(_use(chance, at))
+            at += chance.uniform(0, 0.05)
+    return acts
+
+
+def _failure_that_spreads(chance: random.Random, shape: ClusterShape) -> list[Act]:
+    """A host of several fails, and steps on its island and others follow before that is known."""
+    islands = range(len(shape.islands))
+    host = chance.choice([*shape.late] or range(sum(shape.islands)))
+    first = next(island for island in islands if host in shape.hosts(island))
     at = chance.uniform(0, SECONDS)
+    acts = [Act(at, "fail", (host, 1))]
+    others = [chance.choice(islands) for _ in range(2)]
+    for route in ([first], [first, others[0]], [others[0]], [others[0], others[1]], [others[1]]):
+        at += chance.uniform(0, 0.02)
+        # Nothing that the host that fails has made, for it knows that this is wrong.
+        picks = () if first in route else (0, 3)
+        acts.append(Act(at, "run", (chance.getrandbits(16), 1, len(picks), *picks, *route)))
+    return acts
+
+
+def _use(chance: random.Random, at: float) -> Act:
     what = chance.choices(("run", "fetch", "drop", "ask"), (6, 2, 3, 0.5))[0]
     on: tuple[int, ...] = (chance.getrandbits(16), chance.getrandbits(16))
     if what == "run":

@@ -177,7 +177,8 @@ class SimulatedClients:
         for n, (island, gang) in enumerate(gangs.items()):
             here = [handle for handle in self.held if handle.gang is gang]
             mine = picks[n :: len(gangs)] if here else ()
-            taken[island] = [here[pick % len(here)] for pick in mine]
+            # More often those that were made last, and may not be there yet.
+            taken[island] = [here[-1 - pick % len(here) // (1 + pick % 3)] for pick in mine]
         return taken
 
     def _blocks(self, gang: Gang) -> bool:

@@ -63,12 +63,14 @@ class ClusterShape:
       islands: how many hosts each island has.
       limits: those of the core.
       links: the quality of each channel.
+      late: what some hosts say takes up to so many seconds, by their numbers.
       seed: of all chance in it.
     """
 
     islands: tuple[int, ...]
     limits: Limits
     links: Mapping[str, LinkQuality]
+    late: Mapping[int, float] = dataclasses.field(default_factory=dict)
     seed: int = 0
 
     def hosts(self, island: int) -> range:
@@ -241,6 +243,8 @@ class SimulatedCluster:
                 hear = functools.partial(worker.hear, channel)
                 self._to[worker, channel] = SimulatedLink(self.time, chance, hear, quality)
                 say = functools.partial(self._hear, worker)
+                if worker.host in self.shape.late:
+                    quality = dataclasses.replace(quality, most=self.shape.late[worker.host])
                 self._from[worker, channel] = SimulatedLink(self.time, chance, say, quality)
 
     def close(self) -> None:

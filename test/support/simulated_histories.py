@@ -11,6 +11,7 @@ from simulated_worker import SimulatedProgram
 
 from pathways.runtime.control.events import Answered, GangKey, HostEnded, LeaveAsked, PeerUnreachable
 from pathways.runtime.control.gang import Dead, Running
+from pathways.runtime.control.reports import HostReport
 
 SECONDS = 8.0
 """In which all of a history begins."""
@@ -217,7 +218,7 @@ def _late(player: HistoryPlayer, act: Act) -> None:
     host = _worker(player, act).host
     key = cluster.gang_of(cluster.workers[host]).key
     if cluster.core.replies.get(act.on[1] % 50) is None:
-        cluster.tell(Answered(host, act.on[1] % 50, "late"))
+        cluster.tell(Answered(host, act.on[1] % 50, HostReport(0, -1, (), ())))
     for start in range(key.start):
         old = GangKey(key.island, start)
         cluster.tell(HostEnded(old, host, "its process has ended (of a test)"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from histories import failing, problem, shrunk, told
 from random_histories import random_history
-from simulated_histories import Act, HistoryPlayer
+from simulated_histories import ACTS, Act, HistoryPlayer
 
 HISTORIES = 500
 
@@ -22,10 +22,10 @@ def test_a_history_is_always_the_same():
 
 
 def test_a_history_that_goes_wrong_is_shrunk(monkeypatch):
-    def kill_nobody_should(player: HistoryPlayer, act: Act) -> None:
+    def refuse(player: HistoryPlayer, act: Act) -> None:
         raise AssertionError("somebody is killed")
 
-    monkeypatch.setitem(HistoryPlayer.play.__globals__["ACTS"], "kill", kill_nobody_should)
+    monkeypatch.setitem(ACTS, "kill", refuse)
     history = next(
         history
         for history in map(random_history, range(100))

@@ -1,0 +1,150 @@
+"""Random histories find what is wrong: each fault that is planted here is found within some seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from histories import problem
+from random_histories import random_history
+
+from pathways.runtime.control import core as cores
+from pathways.runtime.control.core import ClusterCore
+from pathways.runtime.control.errors import Failure
+from pathways.runtime.control.events import GangKey, HostEnded
+from pathways.runtime.control.gang import TRANSITIONS, Draining, Ending, Gang
+from pathways.runtime.control.replies import HostRequest, PendingReplies
+from pathways.runtime.control.step import Step
+from pathways.runtime.control.steps import IssuedSteps
+from pathways.runtime.control.unused import Unused
+from pathways.runtime.control.window import Window
+
+SEEDS = 200
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def loss_ends_no_requests(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PendingReplies, "lose", lambda self, hosts, failure: [])
+
+
+def late_answers_go_to_the_next_request(patch: pytest.MonkeyPatch) -> None:
+    answer = PendingReplies.answer
+
+    def misled(
+        self: PendingReplies, host: int, number: int, value: Any, *, is_last: bool = True
+    ) -> HostRequest | None:
+        if self.get(number) is None:
+            number = next((n for n, other in self._requests.items() if host in other._pending), number)
+        return answer(self, host, number, value, is_last=is_last)
+
+    patch.setattr(PendingReplies, "answer", misled)
+
+
+def requests_never_expire(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PendingReplies, "expire", lambda self, now: [])
+
+
+def word_of_earlier_workers_counts(patch: pytest.MonkeyPatch) -> None:
+    def gang(self: ClusterCore, key: GangKey) -> Gang:
+        return self.gangs[key.island]
+
+    patch.setattr(ClusterCore, "gang", gang)
+
+
+def windows_have_room_too_early(patch: pytest.MonkeyPatch) -> None:
+    def blocker(self: Window) -> Step | None:
+        while self._steps and self._steps[0].is_done():
+            self._steps.popleft()
+        return self._steps[0] if len(self._steps) > self._most else None
+
+    patch.setattr(Window, "blocker", blocker)
+
+
+def steps_of_a_lost_island_are_not_ended(patch: pytest.MonkeyPatch) -> None:
+    lose = Step.lose
+
+    def forgets(self: Step, host: int, failure: Failure) -> bool:
+        return host != min(self.hosts) and lose(self, host, failure)
+
+    patch.setattr(Step, "lose", forgets)
+
+
+def steps_that_follow_are_not_spoiled(patch: pytest.MonkeyPatch) -> None:
+    def spoil(self: IssuedSteps, gang: Gang, failure: Failure) -> None:
+        for step in self._unsettled:
+            if not step.is_settled() and not step.hosts.isdisjoint(gang.hosts):
+                step.spoil(failure)
+
+    patch.setattr(IssuedSteps, "_spoil", spoil)
+    patch.setattr(Step, "follow", lambda self, before: None)
+
+
+def nobody_waits_until_a_step_is_settled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Step, "is_settled", Step.is_done)
+
+
+def the_end_of_one_that_may_end_is_a_loss(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(TRANSITIONS, (Ending, HostEnded), Gang._lose)
+
+
+def frees_are_lost(patch: pytest.MonkeyPatch) -> None:
+    take = Unused.take
+
+    def once(self: Unused[int]) -> tuple[int, ...]:
+        return take(self)[:3]
+
+    patch.setattr(Unused, "take", once)
+
+
+def a_failure_on_one_host_spares_the_others_of_its_island(patch: pytest.MonkeyPatch) -> None:
+    handle = ClusterCore.handle
+
+    def spared(self: ClusterCore, event: Any, now: float) -> list[Any]:
+        if isinstance(event, HostEnded) and "failed there" in event.why:
+            return []
+        return handle(self, event, now)
+
+    patch.setattr(ClusterCore, "handle", spared)
+
+
+def what_is_kept_for_lost_workers_is_not_cancelled(patch: pytest.MonkeyPatch) -> None:
+    bury = cores.Bury
+    patch.setattr(cores, "Bury", lambda gang, cancelled: bury(gang, {}))
+
+
+def an_island_that_holds_arrays_may_end(patch: pytest.MonkeyPatch) -> None:
+    """Nothing is wrong with what it says then; that it has left too early shows in what is read."""
+
+    def drained(self: ClusterCore, gang: Gang, reports: Any, now: float) -> list[Any]:
+        return self._change(cores.Drained(gang.key), now) if isinstance(gang.state, Draining) else []
+
+    patch.setattr(ClusterCore, "_drained", drained)
+
+
+PLANTS: list[Plant] = [
+    loss_ends_no_requests,
+    late_answers_go_to_the_next_request,
+    requests_never_expire,
+    word_of_earlier_workers_counts,
+    windows_have_room_too_early,
+    steps_of_a_lost_island_are_not_ended,
+    steps_that_follow_are_not_spoiled,
+    nobody_waits_until_a_step_is_settled,
+    the_end_of_one_that_may_end_is_a_loss,
+    frees_are_lost,
+    a_failure_on_one_host_spares_the_others_of_its_island,
+    what_is_kept_for_lost_workers_is_not_cancelled,
+]
+
+
+def first_seed(plant: Plant) -> int | None:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        return next((seed for seed in range(SEEDS) if problem(random_history(seed)) is not None), None)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_fault_is_found(plant: Plant):
+    assert first_seed(plant) is not None
