@@ -10,7 +10,7 @@ from simulated_cluster import SimulatedCluster
 from simulated_worker import Fetch, Poison, Run, SimulatedProgram
 
 from pathways.runtime.control.errors import HostError
-from pathways.runtime.control.gang import Gang, Restarting
+from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.replies import HostRequest
 from pathways.runtime.control.step import Step
 
@@ -129,7 +129,8 @@ class SimulatedClients:
             self.cluster.send(host, "steps", Fetch(request.number, handle.number))
         yield request.is_done
         try:
-            request.check()
+            for _, failure in request.first_failure():
+                raise failure.error()
             if self.core.is_several:
                 yield handle.step.is_settled
                 handle.step.check_spoiled()
@@ -164,8 +165,8 @@ class SimulatedClients:
     ) -> Generator[Callable[[], bool], None, dict[int, Gang] | None]:
         islands = dict.fromkeys(program.route)
         gangs = self.core.gangs
-        if any(isinstance(gangs[n].state, Restarting) for n in islands):
-            yield lambda: not any(isinstance(gangs[n].state, Restarting) for n in islands)
+        if any(gangs[island].is_replaced_soon() for island in islands):
+            yield lambda: not any(gangs[island].is_replaced_soon() for island in islands)
         current = {island: gangs[island] for island in islands}
         if problem := next((gang.problem for gang in current.values() if gang.problem), None):
             self.outcomes[f"not begun: {problem.kind.__name__}"] += 1

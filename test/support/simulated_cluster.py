@@ -114,6 +114,7 @@ class SimulatedCluster:
         self._starting: dict[GangKey, tuple[SimulatedWorker, ...]] = {}
         self._starts = 0
         self._asleep_until = 0.0
+        self._unheard: list[Callable[[], None]] = []
         self._is_closed = False
         for gang in self.core.gangs:
             self._attach(gang, self._started(gang.key.island))
@@ -259,7 +260,7 @@ class SimulatedCluster:
 
     def _hear(self, worker: SimulatedWorker, message: object) -> None:
         if self.is_asleep():
-            self.time.at(self._asleep_until, functools.partial(self._hear, worker, message))
+            self._unheard.append(functools.partial(self._hear, worker, message))
             return
         gang, now = self._gangs[worker], self.time.now
         gang.pulses[worker.host].heard = now
@@ -394,6 +395,11 @@ class SimulatedCluster:
     def sleep(self, seconds: float) -> None:
         """Stops the controller for some time, as by Ctrl-Z."""
         self._asleep_until = max(self._asleep_until, self.time.now + seconds)
+        self.time.at(self._asleep_until, self._wake_up)
+
+    def _wake_up(self) -> None:
+        while self._unheard and not self.is_asleep():
+            self._unheard.pop(0)()
 
     def is_asleep(self) -> bool:
         """Whether the controller is stopped."""
