@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from pathways.runtime.hosts.garbage import Unused
+from pathways.runtime.control.unused import Unused
 
 
 class Contended(collections.deque[int]):

@@ -1,0 +1,65 @@
+"""Hosts that say nothing are gone, unless it was this process that did not listen."""
+
+from __future__ import annotations
+
+from pathways.runtime.control.effects import AskAlive
+from pathways.runtime.control.events import Closed, Drained, GangKey, HostEnded, LeaveAsked
+from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.liveness import Liveness
+
+
+def gangs() -> list[Gang]:
+    hosts = ([0, 1], [2])
+    return [Gang(GangKey(n, 0), of, ahead=4, grace=9.0, now=0.0) for n, of in enumerate(hosts)]
+
+
+def looks(
+    liveness: Liveness, islands: list[Gang], until: float, *, heard: tuple[int, ...]
+) -> list[HostEnded]:
+    """Who is gone, where some hosts answer at once each time they are asked."""
+    gone: list[HostEnded] = []
+    now = liveness._looked
+    while now < until and not gone:
+        now += 0.1
+        gone, pings = liveness.look(islands, now)
+        for gang in islands if pings else ():
+            for host in heard:
+                if host in gang.pulses:
+                    gang.pulses[host].heard = now
+    return gone
+
+
+def test_all_are_asked_every_half_second_at_most():
+    liveness, islands = Liveness(10.0, 0.0), gangs()
+    assert liveness.look(islands, 0.1) == ([], [AskAlive(gang.key, 0) for gang in islands])
+    assert liveness.look(islands, 0.5) == ([], [])
+    assert liveness.look(islands, 0.7) == ([], [AskAlive(gang.key, 1) for gang in islands])
+
+
+def test_one_that_says_nothing_for_longer_than_the_heartbeat_is_gone():
+    islands = gangs()
+    assert looks(Liveness(2.0, 0.0), islands, 60.0, heard=(0, 1, 2)) == []
+    assert looks(Liveness(2.0, 60.0), islands, 120.0, heard=(0, 2)) == [
+        HostEnded(GangKey(0, 0), 1, "it has said nothing for 2 seconds")
+    ]
+
+
+def test_nobody_can_be_heard_while_this_process_is_stopped():
+    """As by Ctrl-Z; who is silent afterwards, too, is gone."""
+    liveness, islands = Liveness(2.0, 0.0), gangs()
+    assert looks(liveness, islands, 5.0, heard=(0, 1, 2)) == []
+    gone, pings = liveness.look(islands, 3600.0)
+    assert (gone, len(pings)) == ([], 2)
+    assert looks(liveness, islands, 3610.0, heard=(0, 1, 2)) == []
+    (gone_now,) = looks(liveness, islands, 3620.0, heard=(0, 1))
+    assert gone_now.host == 2
+
+
+def test_only_those_are_asked_that_answer():
+    """Such as one that was asked to end and is not done; not one that was told to, or is gone."""
+    liveness, (first, second) = Liveness(2.0, 0.0), gangs()
+    first.handle(LeaveAsked(first.key, 1), 0.0)
+    assert liveness.look([first, second], 0.1)[1] == [AskAlive(first.key, 0), AskAlive(second.key, 0)]
+    first.handle(Drained(first.key), 1.0)
+    second.handle(Closed(second.key, "is closed"), 1.0)
+    assert liveness.look([first, second], 30.0) == ([], [])

@@ -1,0 +1,127 @@
+"""Whoever asks gets the answers to what was asked, or is told why there are none, and nothing is kept."""
+
+from __future__ import annotations
+
+import collections
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pathways.runtime.control.errors import lost
+from pathways.runtime.control.replies import HostRequest, PendingReplies
+
+LOST = lost("host 1 (island1) is lost: of a test")
+
+
+def test_answers_of_all_hosts_make_a_request_done():
+    replies = PendingReplies()
+    request = replies.ask([0, 1])
+    assert replies.answer(1, request.number, "b") is None
+    assert replies.get(request.number) is request
+    assert replies.answer(0, request.number, "a") is request
+    assert request.is_done()
+    assert request.answers == {0: ["a"], 1: ["b"]}
+    assert len(replies) == 0
+
+
+def test_an_answer_may_come_in_pieces():
+    replies = PendingReplies()
+    request = replies.ask([0])
+    assert replies.answer(0, request.number, "a", is_last=False) is None
+    assert replies.answer(0, request.number, "b") is request
+    assert request.answers == {0: ["a", "b"]}
+
+
+def test_a_late_answer_is_not_one_to_the_next_question():
+    """What a host was at before is not what it is at: it would be ended for that, or let go."""
+    replies = PendingReplies()
+    first = replies.ask([0], deadline=2.0)
+    assert replies.expire(1.9) == []
+    assert replies.expire(2.0) == [first]
+    assert first.answers == {}
+    second = replies.ask([0], deadline=4.0)
+    assert replies.answer(0, first.number, "late") is None
+    assert second.answers == {}
+    assert replies.answer(0, second.number, "in time") is second
+    assert second.answers == {0: ["in time"]}
+
+
+def test_what_comes_twice_or_of_somebody_else_changes_nothing():
+    replies = PendingReplies()
+    request = replies.ask([0, 1])
+    for value in ("a", "again"):
+        replies.answer(0, request.number, value)
+        replies.answer(2, request.number, value)
+    assert request.answers == {0: ["a"]}
+    assert not request.is_done()
+
+
+def test_a_host_that_is_lost_answers_no_more():
+    """What the others say is there nevertheless, and who waits is not told before they have said it."""
+    replies = PendingReplies()
+    alone, both, other = replies.ask([1]), replies.ask([0, 1]), replies.ask([0])
+    assert replies.lose([1], LOST) == [alone]
+    assert alone.first_failure() == [(1, LOST)]
+    assert replies.answer(0, both.number, "a") is both
+    assert (both.answers, both.failures) == ({0: ["a"]}, {1: LOST})
+    assert replies.answer(1, both.number, "late") is None
+    assert other.first_failure() == []
+    assert len(replies) == 1
+
+
+def test_nobody_waits_for_a_request_of_no_hosts_or_for_one_that_is_dropped():
+    replies = PendingReplies()
+    assert replies.ask([]).is_done()
+    request = replies.ask([0])
+    replies.drop(request)
+    replies.drop(request)
+    assert replies.answer(0, request.number, "nobody wants it") is None
+    assert len(replies) == 0
+
+
+HOSTS = st.integers(0, 3)
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.frozensets(HOSTS), st.none() | st.floats(0, 9)),
+        st.tuples(st.just("answer"), HOSTS, st.integers(0, 30), st.booleans()),
+        st.tuples(st.just("lose"), st.frozensets(HOSTS, min_size=1)),
+        st.tuples(st.just("expire"), st.floats(0, 9)),
+        st.tuples(st.just("drop"), st.integers(0, 30)),
+    ),
+    max_size=40,
+)
+
+
+@given(ACTS)
+def test_whatever_comes_each_request_ends_once_with_its_own_answers(acts):
+    replies, asked, ended = PendingReplies(), list[HostRequest](), collections.Counter[int]()
+    said: dict[int, dict[int, list[object]]] = {}
+    for act in acts:
+        done: list[HostRequest | None] = []
+        match act:
+            case "ask", hosts, deadline:
+                asked.append(replies.ask(hosts, deadline))
+                said[asked[-1].number] = {}
+                ended[asked[-1].number] += asked[-1].is_done()
+            case "answer", host, number, is_last:
+                request = replies.get(number)
+                if request is not None and host in request.hosts and host in request._pending:
+                    said[number].setdefault(host, []).append(act)
+                done = [replies.answer(host, number, act, is_last=is_last)]
+            case "lose", hosts:
+                done = [*replies.lose(hosts, LOST)]
+            case "expire", now:
+                done = [*replies.expire(now)]
+            case "drop", number if request := replies.get(number):
+                replies.drop(request)
+                ended[number] += 1
+        for request in done:
+            if request is not None:
+                ended[request.number] += 1
+                assert request.is_done()
+    for request in asked:
+        assert request.answers == said[request.number]
+        assert ended[request.number] == (replies.get(request.number) is None)
+    assert len(replies) == sum(not ended[request.number] for request in asked)
+    assert all(done.is_done() for done in replies.lose(range(4), LOST))
+    assert len(replies) == 0

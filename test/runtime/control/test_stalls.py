@@ -1,0 +1,93 @@
+"""What is said of a step that does not end, and who is ended for it."""
+
+from __future__ import annotations
+
+from pathways.runtime.control.events import GangKey
+from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.reports import HostReport, Underway, Waiting
+from pathways.runtime.control.stalls import Stall, Stalls, causes, described
+from pathways.runtime.control.step import Step
+
+
+def waits(host: int, is_sure: bool = True) -> Waiting:
+    return Waiting(host, "c0", "s0", "s1", 3, 12.3, is_sure)
+
+
+def report(run: int, *waiting: Waiting, is_issued: bool = True) -> HostReport:
+    return HostReport(0, 0, ("f",), (Underway("f", run, 20.0, is_issued, waiting),))
+
+
+def test_a_host_is_described_by_what_it_waits_for():
+    reports = {
+        0: report(7),
+        1: report(7, waits(0)),
+        2: report(7, waits(0, is_sure=False)),
+        3: report(7, is_issued=False),
+        4: report(6),
+    }
+    assert described(Step("f", 7, range(6)), 61, reports).splitlines() == [
+        "step 7 of program f has made no progress for 61 seconds",
+        "  host 0: computes",
+        "  host 1: waits for host 0 on channel c0 (s0 -> s1, transfer 3) since 12 s",
+        "  host 2: computes, or waits for host 0 on channel c0 (s0 -> s1, transfer 3) since 12 s",
+        "  host 3: issues it since 20 s",
+        "  host 4: has not begun it; it is at step 6 of program f",
+        "  host 5: does not say what it is at",
+    ]
+
+
+def test_a_host_that_waits_for_another_one_is_not_the_cause():
+    step = Step("f", 7, range(3))
+    assert causes(step, {0: report(7), 1: report(7, waits(0)), 2: report(7, waits(1, is_sure=False))}) == [0]
+    # It may compute, or wait for one that computes for sure.
+    assert causes(step, {n: report(7, waits((n + 1) % 3, is_sure=n > 0)) for n in range(3)}) == [0]
+    # Each waits for the next: nobody is the cause, and all end.
+    assert causes(step, {n: report(7, waits((n + 1) % 3)) for n in range(3)}) == [0, 1, 2]
+
+
+def test_what_was_sent_by_a_host_that_is_done_does_not_excuse():
+    step = Step("f", 7, range(2))
+    step.done(0, None)
+    assert causes(step, {1: report(7, waits(0))}) == [1]
+
+
+def step_and_gang() -> tuple[Step, Gang]:
+    return Step("f", 7, [0, 1], began=0.0), Gang(GangKey(0, 0), [0, 1], ahead=9, grace=1.0, now=0.0)
+
+
+def test_a_step_is_reported_when_nothing_was_done_for_some_time_and_whenever_that_has_doubled():
+    step, gang = step_and_gang()
+    stalls = Stalls(10.0, None)
+    found = {now: stalls.look([step], [gang], float(now)) for now in range(45)}
+    assert {now: stalls for now, stalls in found.items() if stalls} == {
+        10: [Stall(step, 10.0, False)],
+        20: [Stall(step, 20.0, False)],
+        40: [Stall(step, 40.0, False)],
+    }
+
+
+def test_whatever_its_hosts_do_is_progress():
+    """A step that waits for those before it makes as much progress as they do."""
+    step, gang = step_and_gang()
+    stalls = Stalls(10.0, None)
+    gang.pulses[1].progressed = 8.0
+    assert stalls.look([step], [gang], 12.0) == []
+    assert stalls.look([step], [gang], 18.0) == [Stall(step, 10.0, False)]
+    gang.pulses[1].progressed = 19.0
+    assert stalls.look([step], [gang], 28.0) == []
+
+
+def test_of_steps_that_wait_for_each_other_the_first_is_stalled():
+    step, gang = step_and_gang()
+    after, other = Step("f", 8, [0], began=0.0), Step("f", 9, [0, 2], began=0.0)
+    far = Gang(GangKey(1, 0), [2], ahead=9, grace=1.0, now=0.0)
+    assert [stall.step for stall in Stalls(10.0, None).look([step, after, other], [gang, far], 10.0)] == [
+        step,
+        other,
+    ]
+
+
+def test_a_step_is_over_at_its_deadline():
+    step, gang = step_and_gang()
+    assert Stalls(None, 30.0).look([step], [gang], 29.0) == []
+    assert Stalls(10.0, 30.0).look([step], [gang], 30.0) == [Stall(step, 30.0, True)]

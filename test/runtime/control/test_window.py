@@ -1,0 +1,42 @@
+"""How many steps may be under way on an island."""
+
+from __future__ import annotations
+
+from pathways.runtime.control.step import Step
+from pathways.runtime.control.window import Window
+
+
+def step(number: int, *hosts: int) -> Step:
+    return Step("f", number, hosts or (0,))
+
+
+def test_the_oldest_step_that_is_not_done_has_to_be_done_first():
+    window = Window(2)
+    first, second, third = step(1), step(2), step(3)
+    for one in (first, second):
+        assert window.blocker() is None
+        window.add(one)
+    # Steps are done in their order: that the second one is says that the first will be soon.
+    second.done(0, None)
+    assert window.blocker() is first
+    first.done(0, None)
+    assert window.blocker() is None
+    window.add(third)
+    assert window.unfinished() == [third]
+
+
+def test_a_step_is_under_way_until_all_its_hosts_are_done():
+    window = Window(1)
+    shared = step(1, 0, 1)
+    window.add(shared)
+    shared.done(0, None)
+    assert window.blocker() is shared
+    shared.done(1, None)
+    assert window.blocker() is None
+
+
+def test_islands_delay_only_those_that_share_steps_with_them():
+    left, right = Window(1), Window(1)
+    left.add(step(1, 0))
+    assert left.blocker() is not None
+    assert right.blocker() is None
