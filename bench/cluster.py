@@ -200,8 +200,8 @@ def kills(count: int, minutes: float) -> Iterator[str]:
     from jax.sharding import PartitionSpec as P
 
     import pathways as pw
-    from pathways.runtime.hosts.connect import controller
     from pathways.runtime.control.errors import HostError
+    from pathways.runtime.hosts.connect import controller
 
     for hosts in (1, 2):
         pw.connect(islands=[pw.Island(hosts=hosts), pw.Island()], heartbeat=2)

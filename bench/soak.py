@@ -34,8 +34,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime.hosts.connect import controller
 from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.connect import controller
 from pathways.runtime.hosts.host import HostProcess
 
 HEARTBEAT = 2.0

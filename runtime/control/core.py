@@ -169,8 +169,7 @@ class ClusterCore:
         if gang.failure is not None and not was_gone:
             effects += self._lose(gang, now)
         if isinstance(gang.state, Replaced):
-            key = GangKey(gang.key.island, gang.key.start + 1)
-            self.gangs[key.island] = gang.successor(key, gang.state.restarts, now)
+            self.gangs[gang.key.island] = gang.successor(now)
         return effects
 
     def _lose(self, gang: Gang, now: float) -> list[Effect]:
@@ -247,7 +246,9 @@ class ClusterCore:
     def _stalled(self, stall: Stall, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
         """Reports a step that makes no progress, and ends the hosts that it waits for if it is time."""
         step = stall.step
-        if step.is_done():
+        pulses = {host: pulse for gang in self.gangs for host, pulse in gang.pulses.items()}
+        # While they were asked it may have gone on.
+        if step.is_done() or any(pulses[host].progressed > stall.since for host in step.pending()):
             return []
         text = described(step, stall.seconds, reports)
         if not stall.is_over:

@@ -222,9 +222,20 @@ class Gang:
         """Whether it is worth waiting for the gang that takes its place."""
         return isinstance(self.state, Restarting | Replaced)
 
-    def successor(self, key: GangKey, restarts: int, now: float) -> Gang:
-        """The gang that takes its place."""
-        return Gang(key, self.hosts, ahead=self._ahead, grace=self.grace, now=now, restarts=restarts)
+    def successor(self, now: float) -> Gang:
+        """The gang that has taken its place."""
+        assert isinstance(self.state, Replaced), self.state
+        return Gang(
+            self._next_key(),
+            self.hosts,
+            ahead=self._ahead,
+            grace=self.grace,
+            now=now,
+            restarts=self.state.restarts,
+        )
+
+    def _next_key(self) -> GangKey:
+        return GangKey(self.key.island, self.key.start + 1)
 
     def is_dead(self) -> bool:
         """Whether it is gone, and nothing takes its place."""
@@ -296,9 +307,8 @@ class Gang:
         return Dead(failure), [Log(logging.ERROR, f"{self.name}: {event.why}")]
 
     def _replace(self, state: Restarting, event: Started, now: float) -> tuple[State, list[Effect]]:
-        key = GangKey(self.key.island, self.key.start + 1)
         replaced = Replaced(state.failure, state.restarts)
-        return replaced, [Attach(key), Log(logging.INFO, f"{self.name} is back")]
+        return replaced, [Attach(self._next_key()), Log(logging.INFO, f"{self.name} is back")]
 
     def _close(self, state: State, event: Closed, now: float) -> tuple[State, list[Effect]]:
         return Dead(Failure(ClusterClosedError, f"{self.named(self.hosts[0])} {event.how}")), []

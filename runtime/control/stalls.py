@@ -23,11 +23,13 @@ class Stall:
 
     Attributes:
       step: the step.
-      seconds: for how long.
+      since: when it made progress last.
+      seconds: for how long it has made none.
       is_over: whether it is to be ended; else it is reported.
     """
 
     step: Step
+    since: float
     seconds: float
     is_over: bool
 
@@ -59,7 +61,7 @@ class Stalls:
             return []
         self._due = now + _PAUSE
         progressed = {h: pulse.progressed for gang in gangs for h, pulse in gang.pulses.items()}
-        stalled: dict[int, tuple[Step, float]] = {}
+        stalled: dict[int, Stall] = {}
         seen: set[int] = set()
         for step in steps:
             pending = set(step.pending())
@@ -68,18 +70,19 @@ class Stalls:
             seen |= pending
             if first:
                 since = max([step.began, *(progressed[host] for host in first)])
-                stalled[step.number] = step, now - since
+                stalled[step.number] = Stall(step, since, now - since, False)
         self._next = {number: after for number, after in self._next.items() if number in stalled}
-        found = (self._judged(step, seconds) for step, seconds in stalled.values())
+        found = (self._judged(stall) for stall in stalled.values())
         return [stall for stall in found if stall is not None]
 
-    def _judged(self, step: Step, seconds: float) -> Stall | None:
+    def _judged(self, stall: Stall) -> Stall | None:
+        number, seconds = stall.step.number, stall.seconds
         if self._deadline is not None and seconds >= self._deadline:
-            return Stall(step, seconds, True)
-        if self._report is None or seconds < self._next.get(step.number, self._report):
+            return dataclasses.replace(stall, is_over=True)
+        if self._report is None or seconds < self._next.get(number, self._report):
             return None
-        self._next[step.number] = 2 * seconds
-        return Stall(step, seconds, False)
+        self._next[number] = 2 * seconds
+        return stall
 
 
 def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:

@@ -15,6 +15,8 @@ from pathways.runtime.control.replies import HostRequest
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.interrupts import Whole
 
+_NOTHING: Mapping[int, str] = {}
+
 
 def ignore(effects: Sequence[Effect]) -> None:
     """Does nothing of it."""
@@ -50,13 +52,14 @@ class SharedCore:
 
     def issue(self, step: Step, gangs: Sequence[Gang], made: Iterable[Step | None]) -> None:
         """See `ClusterCore.issue`."""
-        with self._lock:
+        # Ctrl-C in between would leave a step that some islands wait for and nobody sends.
+        with Whole(), self._lock:
             self.core.issue(step, gangs, made)
 
     def done(self, gang: Gang, host: int, run: int, now: float) -> None:
         """A host is done with its part of a step, and nothing went wrong."""
         with self._lock:
-            self.core.done(gang, host, run, None, {}, now)
+            self.core.done(gang, host, run, None, _NOTHING, now)
 
     def failed(self, gang: Gang, host: int, run: int, error: str | None, wrong: Mapping[int, str]) -> None:
         """A host is done with its part of a step, and something went wrong; see `ClusterCore.done`."""

@@ -60,9 +60,9 @@ def test_a_step_is_reported_when_nothing_was_done_for_some_time_and_whenever_tha
     stalls = Stalls(10.0, None)
     found = {now: stalls.look([step], [gang], float(now)) for now in range(45)}
     assert {now: stalls for now, stalls in found.items() if stalls} == {
-        10: [Stall(step, 10.0, False)],
-        20: [Stall(step, 20.0, False)],
-        40: [Stall(step, 40.0, False)],
+        10: [Stall(step, 0.0, 10.0, False)],
+        20: [Stall(step, 0.0, 20.0, False)],
+        40: [Stall(step, 0.0, 40.0, False)],
     }
 
 
@@ -72,7 +72,7 @@ def test_whatever_its_hosts_do_is_progress():
     stalls = Stalls(10.0, None)
     gang.pulses[1].progressed = 8.0
     assert stalls.look([step], [gang], 12.0) == []
-    assert stalls.look([step], [gang], 18.0) == [Stall(step, 10.0, False)]
+    assert stalls.look([step], [gang], 18.0) == [Stall(step, 8.0, 10.0, False)]
     gang.pulses[1].progressed = 19.0
     assert stalls.look([step], [gang], 28.0) == []
 
@@ -90,4 +90,4 @@ def test_of_steps_that_wait_for_each_other_the_first_is_stalled():
 def test_a_step_is_over_at_its_deadline():
     step, gang = step_and_gang()
     assert Stalls(None, 30.0).look([step], [gang], 29.0) == []
-    assert Stalls(10.0, 30.0).look([step], [gang], 30.0) == [Stall(step, 30.0, True)]
+    assert Stalls(10.0, 30.0).look([step], [gang], 30.0) == [Stall(step, 0.0, 30.0, True)]
