@@ -110,6 +110,8 @@ class HistoryPlayer:
                         return f"{worker} is dead or stopped, and nobody has noticed"
                     if not worker.is_idle() or worker.store:
                         return f"{worker} is at something, or has arrays {sorted(worker.store)}"
+                    if kept := [key for key in worker.offers if not key[2].is_alive]:
+                        return f"{worker} keeps {kept} for workers that are gone"
         # One that is spoiled is an error long before it is done.
         if len(self.cluster.core.steps):
             return "steps are not done"
@@ -127,9 +129,6 @@ class HistoryPlayer:
         for gang in core.gangs:
             assert gang.window.blocker() is None, f"the window of {gang} is full"
             assert isinstance(gang.state, Dead) or not gang.unused.take(), f"frees of {gang} are held"
-            for worker in cluster.of_gang[gang.key]:
-                kept = [key for key in worker.offers if not key[2].is_alive]
-                assert not kept or not worker.is_alive, f"{worker} keeps {kept} for workers that are gone"
         self._check_losses()
 
     def _check_losses(self) -> None:

@@ -1,0 +1,208 @@
+"""The life of a gang: what each event makes of each state, and what is told of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pathways.runtime.control.effects import Attach, Log, StartAnew, TellToEnd
+from pathways.runtime.control.errors import ClusterClosedError, HostLeavingError, HostLostError
+from pathways.runtime.control.events import (
+    Buried,
+    Closed,
+    Drained,
+    GangEvent,
+    GangKey,
+    HostEnded,
+    LeaveAsked,
+    NotStarted,
+    Overdue,
+    Started,
+)
+from pathways.runtime.control.gang import (
+    MOST_RESTARTS,
+    TRANSITIONS,
+    Dead,
+    Draining,
+    Ending,
+    Gang,
+    Replaced,
+    Restarting,
+    Running,
+    State,
+)
+
+KEY = GangKey(3, 0)
+ENDED = HostEnded(KEY, 7, "its process has ended (killed by signal 9)")
+EVENTS: dict[type[GangEvent], GangEvent] = {
+    type(event): event
+    for event in (
+        LeaveAsked(KEY, 7),
+        ENDED,
+        Drained(KEY),
+        Overdue(KEY),
+        Buried(KEY),
+        Started(KEY),
+        NotStarted(KEY, "there is no place"),
+        Closed(KEY, "is closed"),
+    )
+}
+TO: dict[type[State], list[GangEvent]] = {
+    Running: [],
+    Draining: [EVENTS[LeaveAsked]],
+    Ending: [EVENTS[LeaveAsked], EVENTS[Drained]],
+    Restarting: [ENDED],
+    Replaced: [ENDED, EVENTS[Buried], EVENTS[Started]],
+    Dead: [EVENTS[Closed]],
+}
+"""What leads to each state."""
+
+
+def gang(*hosts: int, restarts: int = 0) -> Gang:
+    return Gang(KEY, hosts or (7,), ahead=4, grace=20.0, now=0.0, restarts=restarts)
+
+
+def after(*events: GangEvent, hosts: tuple[int, ...] = (7,)) -> Gang:
+    one = gang(*hosts)
+    for event in events:
+        one.handle(event, 1.0)
+    return one
+
+
+def texts(effects: list[object]) -> list[str]:
+    return [effect.text for effect in effects if isinstance(effect, Log)]
+
+
+@pytest.mark.parametrize("state", TO, ids=lambda state: state.__name__)
+def test_each_state_is_reached(state: type[State]):
+    assert type(after(*TO[state]).state) is state
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [*itertools.product(set(TO) - {Replaced}, (LeaveAsked, HostEnded, Closed))],
+    ids=lambda each: each.__name__,
+)
+def test_what_comes_from_outside_has_an_answer_in_every_state(state: type[State], event: type[GangEvent]):
+    """Hosts end, are asked to, and are closed whenever that is."""
+    assert (state, event) in TRANSITIONS
+    after(*TO[state]).handle(EVENTS[event], 2.0)
+
+
+@pytest.mark.parametrize("state", [Restarting, Dead], ids=lambda state: state.__name__)
+@pytest.mark.parametrize("event", [Buried, Started, NotStarted], ids=lambda event: event.__name__)
+def test_what_was_wanted_has_an_answer_when_it_is_there(state: type[State], event: type[GangEvent]):
+    """Also when it is not wanted any more."""
+    after(*TO[state]).handle(EVENTS[event], 2.0)
+
+
+def test_an_event_that_cannot_be_is_no_state():
+    one = after(*TO[Replaced])
+    with pytest.raises(AssertionError, match="island3 is Replaced, and takes no Buried"):
+        one.handle(EVENTS[Buried], 2.0)
+    assert type(one.state) is Replaced
+
+
+def test_each_row_of_the_table_leads_to_a_state_that_is_known():
+    for state, event in TRANSITIONS:
+        one = after(*TO[state])
+        one.handle(EVENTS[event], 2.0)
+        assert type(one.state) in TO
+
+
+def test_workers_that_are_lost_are_buried_and_replaced():
+    one = gang()
+    assert texts(one.handle(ENDED, 5.0)) == [
+        "host 7 (island3) is lost: its process has ended (killed by signal 9)"
+    ]
+    with pytest.raises(HostLostError, match="host 7"):
+        one.check()
+    # Others see the end of the same process.
+    assert one.handle(ENDED, 5.1) == []
+    assert StartAnew(KEY) in one.handle(Buried(KEY), 6.0)
+    assert Attach(GangKey(3, 1)) in one.handle(Started(KEY), 9.0)
+    assert isinstance(one.state, Replaced)
+    # What they had is as lost as before.
+    with pytest.raises(HostLostError, match="host 7"):
+        one.check()
+
+
+def test_workers_that_are_asked_to_end_take_nothing_new_and_what_they_have_can_be_read():
+    one = gang(7, 8)
+    (said,) = texts(one.handle(LeaveAsked(KEY, 8), 5.0))
+    assert said == (
+        "host 8 (island3) leaves: its process was asked to end (SIGTERM); its island takes nothing more; "
+        "what it has can be read for up to 20 seconds"
+    )
+    assert one.handle(LeaveAsked(KEY, 7), 6.0) == []
+    one.check()
+    with pytest.raises(HostLeavingError, match="host 8"):
+        one.check_open()
+    assert one.state == Draining(8, 25.0)
+
+
+def test_the_end_of_processes_that_were_told_to_end_is_no_loss():
+    """However many see it, and in whatever order: it has left when all have."""
+    one = after(LeaveAsked(KEY, 8), hosts=(7, 8))
+    assert one.handle(Drained(KEY), 9.0) == [TellToEnd(KEY)]
+    for host in (8, 8):
+        assert one.handle(HostEnded(KEY, host, "its process has ended (exit code 0)"), 9.1) == []
+    assert texts(one.handle(HostEnded(KEY, 7, "its process has ended (exit code 0)"), 9.2)) == [
+        "host 8 (island3) has left: its process was asked to end (SIGTERM)"
+    ]
+
+
+def test_processes_that_do_not_end_when_they_are_told_to_have_left_nevertheless():
+    unfinished = ", and was not done with step 4 of program f after 20 seconds"
+    one = after(LeaveAsked(KEY, 7), Drained(KEY, unfinished))
+    (said,) = texts(one.handle(Overdue(KEY), 11.0))
+    assert said == f"host 7 (island3) has left: its process was asked to end (SIGTERM){unfinished}"
+
+
+def test_a_process_that_ends_while_others_still_have_what_it_holds_is_lost():
+    one = after(LeaveAsked(KEY, 7))
+    (said,) = texts(one.handle(ENDED, 9.0))
+    assert said.startswith("host 7 (island3) is lost")
+
+
+def test_an_island_that_is_lost_again_and_again_is_given_up():
+    one, restarts = gang(), 0
+    for _ in range(MOST_RESTARTS):
+        one.handle(ENDED, 0.0)
+        assert StartAnew(KEY) in one.handle(Buried(KEY), 0.0)
+        one.handle(Started(KEY), 0.0)
+        assert isinstance(one.state, Replaced)
+        restarts = one.state.restarts
+        one = one.successor(KEY, restarts, 0.0)
+    one.handle(ENDED, 0.0)
+    (said,) = texts(one.handle(Buried(KEY), 0.0))
+    assert said == ("island3: it is not started anew, for 3 times it was lost before it had done a step")
+    assert one.is_dead()
+    with pytest.raises(HostLostError, match=r"is lost: its process has ended.*; it is not started anew"):
+        one.check()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_island_that_did_a_step_or_left_is_well(leaves: bool):
+    one = gang(restarts=MOST_RESTARTS)
+    if leaves:
+        one.handle(LeaveAsked(KEY, 7), 1.0)
+    else:
+        one.pulses[7].progressed = 1.0
+    one.handle(ENDED, 2.0)
+    assert StartAnew(KEY) in one.handle(Buried(KEY), 3.0)
+
+
+def test_workers_that_are_closed_are_not_replaced():
+    for events in TO.values():
+        one = after(*events)
+        if isinstance(one.state, Replaced):
+            continue
+        was_lost = one.failure is not None
+        assert texts(one.handle(Closed(KEY, "is closed"), 3.0)) == []
+        assert one.is_dead()
+        with pytest.raises(HostLostError if was_lost and events == [ENDED] else ClusterClosedError):
+            one.check()
+        for answer in (Buried, Started, NotStarted):
+            assert one.handle(EVENTS[answer], 4.0) == []
