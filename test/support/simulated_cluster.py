@@ -344,10 +344,11 @@ class SimulatedCluster:
             self.say(worker, "watch", Leaving())
             self.time.after(self.shape.limits.grace + 5.0, lambda: worker.end("exit code 0"))
 
-    def cut_off(self, host: int, seconds: float) -> None:
-        """Cuts a host off from the controller for some time."""
+    def cut_off(self, host: int, seconds: float, *, hears: bool = False) -> None:
+        """Cuts a host off from the controller for some time; or only has what it says come later."""
         worker = self.workers[host]
-        links = [of[worker, channel] for of in (self._to, self._from) for channel in CHANNELS]
+        ways = (self._from,) if hears else (self._to, self._from)
+        links = [of[worker, channel] for of in ways for channel in CHANNELS]
         for link in links:
             link.cut()
 

@@ -121,7 +121,7 @@ class HistoryPlayer:
 
     def _check(self) -> None:
         """All that must be true at the end."""
-        cluster, core = self.cluster, self.cluster.core
+        core = self.cluster.core
         assert not core._asked_for, "questions are held"
         for step, said in self.clients.verdicts.items():
             assert step.is_done(), f"{step} has not ended"

@@ -1,0 +1,374 @@
+"""What tests with processes show of the state of a cluster, shown with the cores alone, and at once.
+
+Each names the test whose twin it is, and what of it is a matter of state.
+"""
+
+from __future__ import annotations
+
+import pytest
+from simulated_clients import SimulatedClients, SimulatedHandle
+from simulated_cluster import CHANNELS, ClusterShape, SimulatedCluster
+from simulated_worker import SimulatedProgram
+
+from pathways.runtime.control.core import Limits
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.events import Closed, HostEnded, LeaveAsked, PeerUnreachable
+from pathways.runtime.control.gang import Draining, Ending, Running
+from pathways.runtime.control.step import Step
+from pathways.runtime.simulate.events import LinkQuality
+
+
+class Twin:
+    """A cluster in which nothing is slow, and what is done with it.
+
+    Args:
+      islands: how many hosts each island has.
+      limits: see `Limits`.
+    """
+
+    def __init__(self, *islands: int, **limits: float) -> None:
+        links = {channel: LinkQuality(0.001, 0.002) for channel in CHANNELS}
+        shape = ClusterShape(islands, Limits(**{"heartbeat": 2.0, **limits}), links)
+        self.cluster = SimulatedCluster(shape)
+        self.clients = SimulatedClients(self.cluster)
+        self.core = self.cluster.core
+        self._salt = 0
+
+    def run(self, *route: int) -> list[SimulatedHandle]:
+        """Issues a step that goes from island to island; an array for each of them, in their order."""
+        before = len(self.clients.held)
+        self._salt += 1
+        self.clients.start(self.clients.run(SimulatedProgram(self._salt, route, 1), ()))
+        return self.clients.held[before:]
+
+    def drop(self, *handles: SimulatedHandle) -> None:
+        """Lets go of arrays."""
+        for handle in handles:
+            self.clients.drop(self.clients.held.index(handle))
+
+    def go_on(self, seconds: float = 1.0) -> None:
+        """Lets some time go by."""
+        until = self.cluster.time.now + seconds
+        while self.cluster.time.now < until:
+            self.cluster.time.run_until(min(until, self.cluster.time.now + 0.01))
+            self.clients.look()
+
+    def said(self, *words: str) -> list[str]:
+        """What was logged that has some words."""
+        return [text for _, text in self.cluster.said if all(word in text for word in words)]
+
+    def refuses(self, *route: int) -> str:
+        """Why islands take no step."""
+        outcomes = self.clients.outcomes.copy()
+        assert self.run(*route) == []
+        (kind,) = self.clients.outcomes - outcomes
+        return kind.partition(": ")[2]
+
+
+def error(handle: SimulatedHandle) -> str:
+    """Why an array is not there; nothing when it is."""
+    assert handle.step.is_settled(), "nobody knows yet"
+    try:
+        handle.step.check(handle.gang.hosts, handle.number)
+        handle.gang.check()
+    except HostError as why:
+        return str(why)
+    return ""
+
+
+# test_leaving.py
+
+
+def test_a_worker_that_is_asked_to_end_does_first_what_it_has_accepted():
+    """Its island takes nothing more, and goes when nobody holds anything of it: no loss."""
+    twin = Twin(1, 1, grace=60)
+    kept = twin.run(0)
+    slow = twin.cluster.workers[0]
+    slow.pace = 3.0
+    accepted = [handle for _ in range(3) for handle in twin.run(1, 0)]
+    twin.cluster.ask_to_leave(0)
+    twin.go_on(0.5)
+    assert twin.refuses(0) == "HostLeavingError"
+    assert twin.refuses(1, 0) == "HostLeavingError"
+    (other,) = twin.run(1)
+    twin.go_on(4)
+    assert [error(handle) for handle in [*kept, *accepted, other]] == [""] * 8
+    assert isinstance(twin.core.gangs[0].state, Draining)
+    twin.clients.start(twin.clients.fetch(0, by_all=True))
+    twin.go_on(1)
+    assert twin.clients.outcomes["fetched"] == 1
+    twin.drop(*kept, *accepted)
+    twin.go_on(5)
+    assert twin.cluster.ended_how == {slow: "exit code 0"}
+    assert twin.said("island0", "lost") == []
+    assert twin.said("has left") == ["host 0 (island0) has left: its process was asked to end (SIGTERM)"]
+    assert twin.said("island0 is back")
+    (again,) = twin.run(0)
+    twin.go_on()
+    assert error(again) == ""
+
+
+def test_whoever_sees_first_that_a_process_has_ended_that_was_told_to():
+    """On a busy machine another thread saw it before the one that had told it, and told of a loss."""
+    for seed in range(20):
+        twin = Twin(1, grace=60)
+        twin.cluster.chance.seed(seed)
+        twin.cluster.ask_to_leave(0)
+        twin.go_on(5)
+        assert twin.said("is lost") == []
+        assert len(twin.said("has left")) == 1
+
+
+def test_an_island_of_several_hosts_leaves_as_a_whole():
+    """Whoever of them is asked. What is still held when the time is over has left with them."""
+    twin = Twin(2, 1, grace=2)
+    held, far = twin.run(0, 1)
+    twin.go_on()
+    twin.cluster.ask_to_leave(1)
+    twin.go_on(0.5)
+    assert twin.refuses(0, 1) == "HostLeavingError"
+    assert error(held) == ""
+    twin.go_on(5)
+    assert [*twin.cluster.ended_how.values()] == ["exit code 0"] * 2
+    assert "host 1 (island0) has left" in error(held)
+    assert error(far) == ""
+    assert twin.run(0, 1)
+
+
+def test_a_step_that_takes_longer_than_an_island_may():
+    twin = Twin(1, grace=1)
+    twin.cluster.workers[0].pace = 100.0
+    (endless,) = twin.run(0)
+    twin.cluster.ask_to_leave(0)
+    twin.go_on(5)
+    assert "has left" in error(endless)
+    assert f"was not done with step {endless.step.number} of program f after 1 seconds" in error(endless)
+
+
+def test_what_is_read_while_the_worker_ends():
+    """It is an error at the latest when the worker has ended."""
+    twin = Twin(1, grace=0)
+    twin.run(0)
+    twin.go_on()
+    twin.cluster.workers[0].stop()
+    gang = twin.core.gangs[0]
+    twin.cluster.tell(LeaveAsked(gang.key, 0))
+    twin.go_on(0.2)
+    assert isinstance(gang.state, Ending)
+    with pytest.raises(HostError, match="leaves"):
+        gang.check_open()
+    twin.clients.start(twin.clients.fetch(0, by_all=True))
+    twin.go_on(4)
+    assert twin.clients.outcomes["fetch: HostLostError"] == 1
+    assert twin.said("has left")
+
+
+# test_islands.py
+
+
+def test_a_launch_that_fails_on_one_host_alone():
+    """The other host takes the next launch of the first for this one: nobody may see what comes of it."""
+    twin = Twin(2, 1, ahead=9)
+    kept = twin.run(0)
+    twin.go_on()
+    assert error(kept[0]) == ""
+    twin.cluster.workers[1].fails.append("whole")
+    twin.cluster.cut_off(1, 1.5, hears=True)
+    later = [handle for _ in range(3) for route in ([0], [0, 1], [1]) for handle in twin.run(*route)]
+    twin.go_on()
+    # All that the others say is good news.
+    assert all(handle.step.is_done([0, 2]) for handle in later[:3])
+    assert not any(handle.step.is_settled() for handle in later)
+    twin.go_on(4)
+    for handle in [*later, *kept]:
+        assert "host 1 (island0) is lost: step" in error(handle)
+        assert "of program f failed there: out of memory" in error(handle)
+    assert [gang.key.start for gang in twin.core.gangs] == [1, 0]
+
+
+@pytest.mark.parametrize("victim", range(3))
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_hosts_that_are_killed_or_stopped(victim: int, how: str):
+    """Their island ends as a whole and comes back; others lose what they had to get of it alone."""
+    twin = Twin(2, 1)
+    kept = [*twin.run(0), *twin.run(1)]
+    twin.go_on()
+    running = twin.run(1, 0, 1)
+    worker = twin.cluster.workers[victim]
+    if how == "killed":
+        worker.end("killed by signal 9")
+    else:
+        worker.stop()
+    twin.go_on(10)
+    island = 0 if victim < 2 else 1
+    assert "is lost" in error(kept[island])
+    assert error(kept[0]) == "" or island == 0 or "failed there" in error(kept[0])
+    if island == 0:
+        assert error(kept[1]) == ""
+    assert all("is lost" in error(handle) for handle in running)
+    assert all(isinstance(gang.state, Running) for gang in twin.core.gangs)
+    again = twin.run(1, 0, 1)
+    twin.go_on()
+    assert [error(handle) for handle in again] == [""] * 2
+    twin.drop(*twin.clients.held)
+    twin.go_on()
+    assert not any(other.store for other in twin.cluster.workers.values())
+    assert not any(other.offers for other in twin.cluster.workers.values())
+
+
+def test_a_network_that_is_cut_between_two_hosts():
+    """Both answer the controller, and neither hears that the other one is gone: one of them ends."""
+    twin = Twin(1, 1, 1)
+    (kept, far) = twin.run(1, 2)
+    twin.go_on()
+    twin.cluster.cut_peers(0, 1, 9.0)
+    lost = twin.run(0, 1)
+    twin.go_on(6)
+    (said,) = twin.said("is lost")
+    assert "does not reach it" in said
+    assert all("does not reach it" in error(handle) for handle in lost)
+    assert error(far) == ""
+    twin.go_on(6)
+    again = twin.run(0, 1)
+    twin.go_on()
+    assert [error(handle) for handle in again] == ["", ""]
+    assert (error(kept) == "") == (twin.core.gangs[1].key.start == 0)
+
+
+def test_a_host_that_is_lost_itself_accuses_nobody():
+    twin = Twin(1, 1)
+    first, second = (gang.key for gang in twin.core.gangs)
+    twin.cluster.tell(HostEnded(first, 0, "of a test"))
+    twin.cluster.tell(PeerUnreachable(first, second, 1, "its connection has ended"))
+    assert isinstance(twin.core.gangs[1].state, Running)
+
+
+def test_a_step_that_begins_while_its_host_is_lost():
+    """It is refused, or lost with the host: else nobody would ever answer for it."""
+    twin = Twin(1, 1)
+    (issued, _) = twin.run(0, 1)
+    twin.cluster.tell(HostEnded(twin.core.gangs[0].key, 0, "of a test"))
+    assert "host 0 (island0) is lost: of a test" in _checked(issued)
+    with pytest.raises(HostError, match="of a test"):
+        twin.core.issue(Step("f", 99, [0]), [twin.core.gangs[0]], [])
+    # Whoever issues one waits for the workers that take their place.
+    assert twin.run(0) == []
+    twin.go_on(4)
+    assert len(twin.core.steps.unfinished()) == 0
+    assert twin.clients.outcomes["good"] == 1
+
+
+def _checked(handle: SimulatedHandle) -> str:
+    with pytest.raises(HostError) as raised:
+        handle.step.check(handle.gang.hosts)
+    return str(raised.value)
+
+
+# test_hosts.py
+
+
+def test_handles_of_earlier_workers():
+    """An array is lost with its workers, also when others have taken their place and go on."""
+    twin = Twin(1)
+    (lost,) = twin.run(0)
+    twin.go_on()
+    twin.cluster.workers[0].end("killed by signal 9")
+    twin.go_on(4)
+    (new,) = twin.run(0)
+    twin.go_on()
+    assert "host 0 (island0) is lost: its process has ended (killed by signal 9)" in error(lost)
+    assert error(new) == ""
+    twin.drop(lost)
+    twin.go_on()
+    assert [*twin.cluster.workers[0].store] == [new.number]
+
+
+def test_an_island_that_is_lost_again_and_again():
+    """It is given up; what the others can do is done."""
+    twin = Twin(1, 1)
+    for _ in range(4):
+        twin.cluster.workers[1].end("killed by signal 9")
+        twin.go_on(4)
+    assert twin.core.gangs[1].is_dead()
+    assert twin.refuses(0, 1) == "HostLostError"
+    (other,) = twin.run(0)
+    twin.go_on()
+    assert error(other) == ""
+
+
+def test_a_controller_that_is_stopped():
+    """As by Ctrl-Z: it has heard nobody for long, which is not the fault of the workers."""
+    twin = Twin(1, 2)
+    twin.go_on()
+    twin.cluster.sleep(60)
+    twin.go_on(62)
+    assert twin.said("is lost") == []
+    twin.cluster.workers[1].stop()
+    twin.go_on(4)
+    assert twin.said("host 1 (island1) is lost: it has said nothing for")
+
+
+def test_a_step_that_does_not_end_is_reported_and_ended():
+    """The host that others wait for is ended, and nobody else."""
+    twin = Twin(1, 1, stall_report=1, step_deadline=2)
+    (kept,) = twin.run(1)
+    twin.go_on()
+    twin.cluster.workers[0].pace = 1e6
+    lost = twin.run(0, 1)
+    twin.go_on(4)
+    (reported, ended) = twin.said("has made no progress for")
+    assert reported.startswith(
+        f"step {lost[0].step.number} of program f has made no progress for 1 seconds\n"
+    )
+    assert "host 0: issues it since 1 s\n  host 1: waits for host 0 on channel c" in reported
+    assert "for 2 seconds" in ended
+    assert twin.said("is lost") == [
+        f"host 0 (island0) is lost: step {lost[0].step.number} of program f made no progress in 2 seconds"
+    ]
+    assert all("made no progress in 2 seconds" in error(handle) for handle in lost)
+    assert error(kept) == ""
+
+
+def test_as_many_steps_are_under_way_as_there_is_room_for():
+    """On one island; the others go on."""
+    twin = Twin(1, 1, ahead=3)
+    twin.cluster.workers[0].pace = 1e6
+    assert [len(twin.run(0)) for _ in range(5)] == [1, 1, 1, 0, 0]
+    (other,) = twin.run(1)
+    twin.go_on()
+    assert error(other) == ""
+    twin.cluster.workers[0].end("killed by signal 9")
+    twin.go_on(4)
+    assert twin.clients.count() == 0
+
+
+def test_a_computation_that_fails_is_an_error_of_what_depends_on_it_alone():
+    """The hosts go on."""
+    twin = Twin(1, 1)
+    twin.cluster.workers[0].fails.append("whole")
+    lost = twin.run(0, 1)
+    (kept,) = twin.run(1)
+    twin.go_on()
+    assert "program f: host 0 (island0): out of memory" in error(lost[0])
+    assert "program f: host 1 (island1): out of memory" in error(lost[1])
+    assert error(kept) == ""
+    assert twin.said("is lost") == []
+
+
+def test_workers_are_let_go_with_the_controller():
+    """Whatever they are at, and whatever is being done with them."""
+    for state in ("running", "lost", "leaving"):
+        twin = Twin(1, 2)
+        handles = twin.run(0, 1)
+        if state == "lost":
+            twin.cluster.workers[2].end("killed by signal 9")
+        elif state == "leaving":
+            twin.cluster.ask_to_leave(2)
+        twin.go_on(0.4)
+        twin.cluster.close()
+        twin.cluster.tell(Closed(twin.core.gangs[0].key, "is closed"))
+        twin.go_on(5)
+        assert all(gang.is_dead() for gang in twin.core.gangs)
+        assert all(error(handle) for handle in handles)
+        assert not any(worker.is_alive for worker in twin.cluster.workers.values())
+        assert len(twin.core.steps) == 0
