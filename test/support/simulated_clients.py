@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Sequence
 
 from simulated_cluster import SimulatedCluster
-from simulated_worker import Fetch, Poison, Run, SimulatedProgram
+from simulated_messages import Fetch, Poison, Run, SimulatedProgram
 
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.gang import Gang

@@ -5,24 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from simulated_worker import (
-    Ask,
-    Cancel,
-    Done,
-    Free,
-    Leave,
-    Leaving,
-    Lost,
-    PeerLost,
-    Ping,
-    Poison,
-    Pong,
-    Said,
-    SimulatedWorker,
-    Together,
-)
+from simulated_messages import Ask, Cancel, Done, Free, Leave, Leaving, Lost, PeerLost, Ping, Pong, Said
+from simulated_network import SimulatedNetwork
+from simulated_worker import SimulatedWorker, Together
 
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.effects import (
@@ -109,8 +96,7 @@ class SimulatedCluster:
         self._gangs: dict[SimulatedWorker, Gang] = {}
         self._to: dict[tuple[SimulatedWorker, str], SimulatedLink[object]] = {}
         self._from: dict[tuple[SimulatedWorker, str], SimulatedLink[object]] = {}
-        self._between: dict[tuple[SimulatedWorker, SimulatedWorker], SimulatedLink[Callable[[], None]]] = {}
-        self._cut_pairs: set[frozenset[int]] = set()
+        self._network = SimulatedNetwork(self.time, shape.links["arrays"], shape.seed, self.say)
         self._starting: dict[GangKey, tuple[SimulatedWorker, ...]] = {}
         self._starts = 0
         self._asleep_until = 0.0
@@ -169,7 +155,7 @@ class SimulatedCluster:
                 self._attach(gang, self._starting.pop(GangKey(gang.key.island, gang.key.start - 1)))
 
     def _tick(self) -> None:
-        self.time.after(self.chance.uniform(0.03, 0.1), self._tick)
+        self.time.after(self.chance.uniform(0.05, 0.1), self._tick)
         if self.is_asleep():
             return
         self.tell(Tick())
@@ -292,48 +278,14 @@ class SimulatedCluster:
         event = HostEnded(worker.key, worker.host, f"its process has ended ({how})")
         for channel in CHANNELS:
             self.time.after(self._some(0.0, 0.3), functools.partial(self.say, worker, channel, event))
-        for peer in self.peers_of(worker):
-            self.time.after(self._some(0.0, 0.3), functools.partial(self._miss, peer, worker))
-
-    # What they say to each other.
-
-    def peers_of(self, worker: SimulatedWorker) -> Iterator[SimulatedWorker]:
-        """The workers that are there besides one."""
-        return (peer for peer in self.workers.values() if peer is not worker)
+        for peer in self.workers.values():
+            if peer is not worker:
+                miss = functools.partial(self._network.miss, peer, worker)
+                self.time.after(self._some(0.0, 0.3), miss)
 
     def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, turn: int) -> None:
-        """See `Network.pull`."""
-
-        def answer(value: int | Poison) -> None:
-            take = functools.partial(worker.take_pulled, run, turn, value)
-            self._link(peer, worker).send(take)
-
-        def ask() -> None:
-            if peer.is_alive:
-                peer.give(run, turn, worker, answer)
-            else:
-                self._miss(worker, peer)
-
-        self._link(worker, peer).send(ask)
-
-    def _link(self, worker: SimulatedWorker, peer: SimulatedWorker) -> SimulatedLink[Callable[[], None]]:
-        link = self._between.get((worker, peer))
-        if link is None:
-            chance = random.Random(f"{self.shape.seed} {worker} {peer}")
-            link = SimulatedLink(self.time, chance, lambda act: act(), self.shape.links["arrays"])
-            self._between[worker, peer] = link
-            if self._is_cut(worker, peer):
-                link.cut()
-        return link
-
-    def _is_cut(self, worker: SimulatedWorker, peer: SimulatedWorker) -> bool:
-        return frozenset((worker.host, peer.host)) in self._cut_pairs
-
-    def _miss(self, worker: SimulatedWorker, peer: SimulatedWorker) -> None:
-        """A worker sees that another one has ended, unless the network between them is cut."""
-        if worker.is_alive and not self._is_cut(worker, peer):
-            worker.lose_peer(peer)
-            self.say(worker, "watch", PeerLost(peer, "its connection has ended"))
+        """A worker asks another one for what a turn has made."""
+        self._network.pull(worker, peer, run, turn)
 
     # What goes wrong.
 
@@ -360,38 +312,9 @@ class SimulatedCluster:
 
     def cut_peers(self, first: int, second: int, seconds: float) -> None:
         """Cuts the network between two hosts for some time; if that is long, both say so."""
-        pair = frozenset((first, second))
-        if pair in self._cut_pairs or len(pair) == 1:
-            return
-        self._cut_pairs.add(pair)
-        self._cut_links(pair, is_cut=True)
-        worker, peer = self.workers[first], self.workers[second]
-        if seconds > self.shape.limits.heartbeat:
-
-            def complain(one: SimulatedWorker, other: SimulatedWorker) -> None:
-                if one.is_alive and not one.is_stopped:
-                    self.say(one, "watch", PeerLost(other, "timed out"))
-
-            for one, other in ((worker, peer), (peer, worker)):
-                delay = self.shape.limits.heartbeat + self._some(0.0, 0.5)
-                self.time.after(delay, functools.partial(complain, one, other))
-
-        def heal() -> None:
-            self._cut_pairs.discard(pair)
-            self._cut_links(pair, is_cut=False)
-            for one, other in ((worker, peer), (peer, worker)):
-                if not other.is_alive:
-                    self._miss(one, other)
-
-        self.time.after(seconds, heal)
-
-    def _cut_links(self, pair: frozenset[int], *, is_cut: bool) -> None:
-        for (one, other), link in [*self._between.items()]:
-            if {one.host, other.host} == pair:
-                if is_cut:
-                    link.cut()
-                else:
-                    link.heal()
+        if first != second:
+            worker, peer = self.workers[first], self.workers[second]
+            self._network.cut(worker, peer, seconds, self.shape.limits.heartbeat)
 
     def sleep(self, seconds: float) -> None:
         """Stops the controller for some time, as by Ctrl-Z."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from simulated_clients import SimulatedClients, verdict
 from simulated_cluster import ClusterShape, SimulatedCluster
-from simulated_worker import SimulatedProgram
+from simulated_messages import SimulatedProgram
 
 from pathways.runtime.control.events import Answered, GangKey, HostEnded, LeaveAsked, PeerUnreachable
 from pathways.runtime.control.gang import Dead, Running

@@ -8,135 +8,29 @@ turn has the others take its next one for it. What they make then is wrong, and 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Protocol
 
-from pathways.runtime.control.errors import Failure, failed
+from simulated_messages import (
+    Ask,
+    Cancel,
+    Done,
+    Fetch,
+    Free,
+    Leave,
+    Lost,
+    Ping,
+    Poison,
+    Pong,
+    Run,
+    Said,
+)
+
+from pathways.runtime.control.errors import failed
 from pathways.runtime.control.events import GangKey
 from pathways.runtime.control.reports import HostReport, Underway, Waiting
 from pathways.runtime.simulate.events import SimulatedTime
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SimulatedProgram:
-    """A computation goes from island to island; each adds what it takes to what it gets.
-
-    Attributes:
-      salt: what tells it from others.
-      route: the islands, in order.
-      outputs: how many arrays the last turn of each island makes.
-    """
-
-    salt: int
-    route: tuple[int, ...]
-    outputs: int
-
-    def turns(self, island: int) -> list[int]:
-        """The turns of an island."""
-        return [turn for turn, other in enumerate(self.route) if other == island]
-
-    def value(self, turn: int, taken: tuple[int, ...], received: int) -> int:
-        """What a turn makes of what its island takes and what it gets of the turn before."""
-        return hash((self.salt, turn, taken, received))
-
-    def expected(self, taken: Mapping[int, tuple[int, ...]]) -> dict[int, list[int]]:
-        """The arrays that are made on each island."""
-        value, made = 0, {}
-        for turn, island in enumerate(self.route):
-            value = self.value(turn, taken[island], value)
-            made[island] = [hash((value, position)) for position in range(self.outputs)]
-        return made
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
-    """A step; `gangs` are those of the program, by their islands."""
-
-    run: int
-    program: SimulatedProgram
-    gangs: Mapping[int, tuple[SimulatedWorker, ...]]
-    arguments: tuple[int, ...]
-    free: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Free:
-    arrays: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fetch:
-    request: int
-    array: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cancel:
-    """What is kept for some hosts of some steps is needed no more."""
-
-    hosts: tuple[SimulatedWorker, ...]
-    runs: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ping:
-    number: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ask:
-    request: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lost:
-    hosts: tuple[SimulatedWorker, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leave:
-    pass
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Done:
-    run: int
-    error: str | None
-    wrong: Mapping[int, str]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Said:
-    """A piece of an answer to a request."""
-
-    request: int
-    value: int | HostReport | Failure
-    is_last: bool = True
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pong:
-    number: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leaving:
-    pass
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PeerLost:
-    peer: SimulatedWorker
-    why: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Poison:
-    """What stands for an array that a failed step should have made."""
-
-    error: str
 
 
 class Network(Protocol):

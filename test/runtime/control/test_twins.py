@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from simulated_clients import SimulatedClients, SimulatedHandle
 from simulated_cluster import CHANNELS, ClusterShape, SimulatedCluster
-from simulated_worker import SimulatedProgram
+from simulated_messages import SimulatedProgram
 
 from pathways.runtime.control.core import Limits
 from pathways.runtime.control.errors import HostError
