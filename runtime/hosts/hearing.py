@@ -86,13 +86,14 @@ class Hearing:
         """Finds workers that have just ended, which is why others fail.
 
         Args:
-          seconds: how long to look for one: the connections of a process end before it does.
+          seconds: how long to look for one: another worker may hear of the end of its connections first.
         """
         until = time.monotonic() + seconds
         while True:
             hosts = [host for host in [*self._islands.hosts] if not host.gang.is_lost()]
-            ended = [(host, how) for host in hosts if (how := host.ending(0))]
-            self._core.tell(*(HostEnded(host.gang.life.key, host.index, how) for host, how in ended))
+            ended = [host for host in hosts if host.ending(0) or host.watch.has_ended()]
+            for host in ended:
+                self.lose(host, ConnectionEnded("the connection has ended"))
             if ended or time.monotonic() >= until:
                 return
             time.sleep(0.005)

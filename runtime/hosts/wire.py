@@ -196,6 +196,15 @@ class Connection[Received]:
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(seconds * 1e3))
 
+    def has_ended(self) -> bool:
+        """Whether either side has closed it, even if something is still to be received."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLRDHUP)
+        except ValueError:
+            return True
+        return bool(poll.poll(0))
+
     def keep_alive(self, heartbeat: float) -> None:
         """Ends when the machine of the other side has not answered for so many seconds."""
         keep_alive(self._socket, heartbeat)
