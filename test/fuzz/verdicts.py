@@ -294,7 +294,7 @@ def _shards_on_hosts_agree(x: pw.Array) -> bool:
         for host, positions in location.holders.items():
             wanted = [whole[parts[at]] for at in positions]
             asked = x._controller.ask(host, number, range(len(positions)), [part.nbytes for part in wanted])
-            shards = x._controller.fetch(host, number, asked)
+            shards = x._controller.fetch(asked)
             if any(bytes(s) != part.tobytes() for s, part in zip(shards, wanted, strict=True)):
                 return False
     return True

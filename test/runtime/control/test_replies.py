@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pathways.runtime.control.errors import lost
@@ -93,6 +93,7 @@ ACTS = st.lists(
 
 
 @given(ACTS)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_comes_each_request_ends_once_with_its_own_answers(acts):
     replies, asked, ended = PendingReplies(), list[HostRequest](), collections.Counter[int]()
     said: dict[int, dict[int, list[object]]] = {}
