@@ -46,7 +46,8 @@ class Stalls:
     def __init__(self, report: float | None, deadline: float | None) -> None:
         self._report = report
         self._deadline = deadline
-        self._next: dict[int, float] = {}
+        # By the step, and when it made progress last.
+        self._next: dict[tuple[int, float], float] = {}
         self._due = 0.0
 
     def look(self, steps: Iterable[Step], gangs: Iterable[Gang], now: float) -> list[Stall]:
@@ -61,7 +62,7 @@ class Stalls:
             return []
         self._due = now + _PAUSE
         progressed = {h: pulse.progressed for gang in gangs for h, pulse in gang.pulses.items()}
-        stalled: dict[int, Stall] = {}
+        stalled: dict[tuple[int, float], Stall] = {}
         seen: set[int] = set()
         for step in steps:
             pending = set(step.pending())
@@ -70,18 +71,18 @@ class Stalls:
             seen |= pending
             if first:
                 since = max([step.began, *(progressed[host] for host in first)])
-                stalled[step.number] = Stall(step, since, now - since, False)
-        self._next = {number: after for number, after in self._next.items() if number in stalled}
+                stalled[step.number, since] = Stall(step, since, now - since, False)
+        self._next = {key: after for key, after in self._next.items() if key in stalled}
         found = (self._judged(stall) for stall in stalled.values())
         return [stall for stall in found if stall is not None]
 
     def _judged(self, stall: Stall) -> Stall | None:
-        number, seconds = stall.step.number, stall.seconds
+        key, seconds = (stall.step.number, stall.since), stall.seconds
         if self._deadline is not None and seconds >= self._deadline:
             return dataclasses.replace(stall, is_over=True)
-        if self._report is None or seconds < self._next.get(number, self._report):
+        if self._report is None or seconds < self._next.get(key, self._report):
             return None
-        self._next[number] = 2 * seconds
+        self._next[key] = 2 * seconds
         return stall
 
 

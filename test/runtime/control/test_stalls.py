@@ -75,6 +75,7 @@ def test_whatever_its_hosts_do_is_progress():
     assert stalls.look([step], [gang], 18.0) == [Stall(step, 8.0, 10.0, False)]
     gang.pulses[1].progressed = 19.0
     assert stalls.look([step], [gang], 28.0) == []
+    assert stalls.look([step], [gang], 29.0) == [Stall(step, 19.0, 10.0, False)]
 
 
 def test_of_steps_that_wait_for_each_other_the_first_is_stalled():
