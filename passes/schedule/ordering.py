@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
+from pathways.passes.schedule.policies.chains import stages_read
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
 from pathways.passes.schedule.policies.registry import BOUNDED, POLICIES, SEARCH
 from pathways.passes.schedule.request import ScheduleRequest
@@ -101,8 +102,8 @@ class _Orderer:
 
     def by_times(self, policy: str) -> Numbers | None:
         """What the rules of a policy give for the times and limits."""
-        stages = len(self.place)
-        alive = {"zb-h1": stages, "zb-h2": 2 * stages - 1}.get(policy, self.request.max_live)
+        longest = max(self.problem.to_loss.values())
+        alive = {"zb-h1": longest, "zb-h2": 2 * longest - 1}.get(policy, self.request.max_live)
         if self.request.max_live:
             alive = min(alive, self.request.max_live)
         problem = self.problem_with(alive)
@@ -128,12 +129,15 @@ class _Orderer:
 def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
     """The orders that a policy gives by the shape of a pipeline alone."""
     stages = list(work.slices)
+    number = {stage: k for k, stage in enumerate(stages)}
+    read = stages_read(work.needs)
     pipeline = Pipeline(
         tuple(work.rows.index(work.slices[stage]) for stage in stages),
         work.microbatches,
         any(action.kind != "F" for action in work.needs),
         request.max_live,
         request.max_pending,
+        tuple(frozenset(number[other] for other in read[stage]) for stage in stages),
     )
     orders = POLICIES[request.policy](pipeline)
     return [

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline
+
+
+def merged(
+    pipeline: Pipeline, orders: Sequence[Sequence[Action]], rank: Callable[[Action], tuple[int, ...]]
+) -> Order:
+    """Runs the orders of all stages step by step; each slice takes the action of least rank that is ready.
+
+    Orders that can be met on a slice for each stage can be met so as well: what is next of some stage is
+    ready, and a slice that has several stages does it.
+    """
+    position = [0] * len(orders)
+    done: set[Action] = set()
+    stages_of = [pipeline.stages_of(place) for place in range(pipeline.width)]
+    slices: Order = [[] for _ in stages_of]
+    count = sum(map(len, orders))
+    while len(done) < count:
+        started = []
+        for place, order in enumerate(slices):
+            coming = (orders[k][position[k]] for k in stages_of[place] if position[k] < len(orders[k]))
+            ready = (action for action in coming if done.issuperset(pipeline.needs(action)))
+            action = min(ready, key=rank, default=None)
+            if action is not None:
+                order.append(action)
+                started.append(action)
+        for action in started:
+            done.add(action)
+            position[action.stage] += 1
+    return slices
 
 
 def greedy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.chains import stages_to_loss
 from pathways.passes.schedule.policies.one_forward_one_backward import one_forward_one_backward
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError
 from pathways.passes.schedule.policies.zero_bubble import zb_h2
@@ -14,19 +15,21 @@ def interleaved(pipeline: Pipeline) -> Order:
     """1F1B over slices with several stages each, which take turns (Megatron-LM).
 
     With S slices of v stages, a slice does S microbatches with its first stage, the same with its second,
-    and so on; backwards likewise from the last stage. Slice k starts with (v - 1) S + 2 (S - k - 1) forwards,
-    then does forwards and backwards in turn. The idle time is that of 1F1B divided by v, for more transfers.
+    and so on; backwards likewise from the last stage. A slice from which the longest chain within a turn goes
+    through n slices, S - k for slice k of a line, starts with (v - 1) S + 2 (n - 1) forwards, then does
+    forwards and backwards in turn. The idle time is that of 1F1B divided by v, for more transfers.
     """
     if len(pipeline.slices) == pipeline.width:
         return one_forward_one_backward(pipeline)
     orders: Order = [[] for _ in range(pipeline.width)]
+    to_end = _to_end_of_turn(pipeline)
     for position, place in enumerate(_turns(pipeline)):
         forwards = list(_actions(pipeline, "F", position))
         if not pipeline.backward:
             orders[place] = forwards
             continue
         backwards = list(_actions(pipeline, "B", position))
-        ahead = _ahead(pipeline, position)
+        ahead = _ahead(pipeline, to_end[position])
         pairs = zip(forwards[ahead:], backwards, strict=False)
         orders[place] = [
             *forwards[:ahead],
@@ -45,9 +48,10 @@ def interleaved_zb(pipeline: Pipeline) -> Order:
     if len(pipeline.slices) == pipeline.width:
         return zb_h2(pipeline)
     orders: Order = [[] for _ in range(pipeline.width)]
+    to_end = _to_end_of_turn(pipeline)
     for position, place in enumerate(_turns(pipeline)):
         forwards = list(_actions(pipeline, "F", position))
-        ahead, pending = _ahead(pipeline, position), 2 * position
+        ahead, pending = _ahead(pipeline, to_end[position]), 2 * (max(to_end) - to_end[position])
         order = forwards[: ahead if pipeline.backward else len(forwards)]
         firsts = list(_actions(pipeline, "I", position)) if pipeline.backward else []
         seconds = [action._replace(kind="W") for action in firsts]
@@ -70,10 +74,21 @@ def _turns(pipeline: Pipeline) -> tuple[int, ...]:
     return first_turn
 
 
-def _ahead(pipeline: Pipeline, position: int) -> int:
+def _to_end_of_turn(pipeline: Pipeline) -> list[int]:
+    """How many slices the longest chain from each position within a turn has, itself included."""
+    width = pipeline.width
+    read: dict[int, set[int]] = {position: set() for position in range(width)}
+    for stage, stages in enumerate(pipeline.reads):
+        turn, position = divmod(stage, width)
+        read[position] |= {other % width for other in stages if other // width == turn}
+    chain = stages_to_loss({position: frozenset(others) for position, others in read.items()})
+    return [chain[position] for position in range(width)]
+
+
+def _ahead(pipeline: Pipeline, to_end: int) -> int:
     """With how many forwards a slice starts."""
     width, count = pipeline.width, len(pipeline.slices)
-    return min(count - width + 2 * (width - position - 1), count // width * pipeline.microbatches)
+    return min(count - width + 2 * (to_end - 1), count // width * pipeline.microbatches)
 
 
 def _actions(pipeline: Pipeline, kind: str, position: int) -> Iterator[Action]:

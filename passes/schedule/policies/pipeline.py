@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.chains import stages_from_start, stages_to_loss
 
 type Order = list[list[Action]]
 """The actions of each slice, in the order in which it does them."""
@@ -19,9 +21,9 @@ class PolicyError(ValueError):
 class Pipeline:
     """The shape of a pipeline, and the bound that its schedule keeps.
 
-    The forward of stage k needs that of stage k - 1, and its backward needs its forward and the backward of
-    stage k + 1. Where backwards are cut in halves, that is so of the first half, I, and the second one, W,
-    needs I. Each action is taken to last one unit of time.
+    The forward of a stage needs those of the stages that it reads, and its backward needs its forward and the
+    backwards of the stages that read it. Where backwards are cut in halves, that is so of the first half, I,
+    and the second one, W, needs I. Each action is taken to last one unit of time.
 
     Attributes:
       slices: the slice of each stage, counted from 0 without gaps; one slice may have several stages.
@@ -31,6 +33,7 @@ class Pipeline:
         for any number. The policies in `registry.BOUNDED` keep it; orders of others are checked.
       max_pending: for how many of them it may have done I but not W; 0 for any number. `zb-h1` and `zb-h2`
         keep it; orders of others are checked.
+      reads: for each stage the earlier ones that it reads; that in front of it, unless given.
     """
 
     slices: tuple[int, ...]
@@ -38,6 +41,12 @@ class Pipeline:
     backward: bool = True
     max_live: int = 0
     max_pending: int = 0
+    reads: tuple[frozenset[int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.reads:
+            in_a_row = (frozenset({stage - 1} if stage else ()) for stage in range(len(self.slices)))
+            object.__setattr__(self, "reads", tuple(in_a_row))
 
     @property
     def width(self) -> int:
@@ -48,29 +57,65 @@ class Pipeline:
         """The stages of a slice, in order."""
         return [stage for stage, owner in enumerate(self.slices) if owner == place]
 
+    @functools.cached_property
+    def readers(self) -> list[list[int]]:
+        """The stages that read each stage."""
+        readers: list[list[int]] = [[] for _ in self.reads]
+        for stage, read in enumerate(self.reads):
+            for other in read:
+                readers[other].append(stage)
+        return readers
+
+    @functools.cached_property
+    def to_loss(self) -> list[int]:
+        """How many stages the longest chain from each stage to the loss has, itself included."""
+        chain = stages_to_loss(dict(enumerate(self.reads)))
+        return [chain[stage] for stage in range(len(self.slices))]
+
+    @functools.cached_property
+    def from_start(self) -> list[int]:
+        """How many stages the longest chain to each stage has, itself included."""
+        chain = stages_from_start(dict(enumerate(self.reads)))
+        return [chain[stage] for stage in range(len(self.slices))]
+
+    @property
+    def longest(self) -> int:
+        """How many stages the longest chain has."""
+        return max(self.to_loss)
+
+    @property
+    def is_v(self) -> bool:
+        """Whether stages go from the first slice to the last and back, two on each."""
+        down = self.slices[: self.width]
+        return self.slices == (*down, *reversed(down)) and len(set(down)) == self.width
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether slices take turns, each with equally many stages."""
+        turn = self.slices[: self.width]
+        return self.slices == turn * (len(self.slices) // self.width) and len(set(turn)) == self.width
+
     def turns(self) -> tuple[int, ...]:
         """The slices in the order in which they take turns.
 
         Raises:
           PolicyError: they do not.
         """
-        first_turn = self.slices[: self.width]
-        count = len(self.slices)
-        if self.slices != first_turn * (count // self.width) or len(set(first_turn)) < self.width:
+        if not self.takes_turns:
             raise PolicyError(
                 "needs slices that take turns, each with equally many stages: "
                 "use 1f1b or a schedule file for other pipelines"
             )
-        return first_turn
+        return self.slices[: self.width]
 
     def needs(self, action: Action) -> list[Action]:
         """The actions whose results an action reads."""
         stage, kind, microbatch = action
         if kind == "F":
-            return [Action(stage - 1, "F", microbatch)] if stage > 0 else []
+            return [Action(other, "F", microbatch) for other in sorted(self.reads[stage])]
         if kind == "W":
             return [Action(stage, "I", microbatch)]
-        later = [Action(stage + 1, kind, microbatch)] if stage + 1 < len(self.slices) else []
+        later = (Action(other, kind, microbatch) for other in self.readers[stage])
         return [Action(stage, "F", microbatch), *later]
 
 

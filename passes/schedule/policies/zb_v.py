@@ -24,7 +24,7 @@ def zb_v(pipeline: Pipeline) -> Order:
     """
     width, count = pipeline.width, len(pipeline.slices)
     down = pipeline.slices[:width]
-    if pipeline.slices != (*down, *reversed(down)) or len(set(down)) < width:
+    if not pipeline.is_v:
         raise PolicyError(
             "needs two stages on each slice in a V, such as s0, s1, s1, s0, each with its own `stage=`: "
             "use zb-h1 for one stage on each slice, interleaved-zb for slices that take turns"

@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.chains import comes_back
+from pathways.passes.schedule.policies.greedy import merged
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError
 
 
 def zb_h1(pipeline: Pipeline) -> Order:
     """1F1B whose weights' halves run later, as late as its memory allows (Zero bubble, section 2.3: ZB-H1).
 
-    Stage k of S starts with S - k forwards, and keeps the weights' halves of k microbatches pending: S
-    microbatches are alive on every slice. Slices idle for (S - 1) (F + I - W).
+    S stages are in the longest chain, S - k in that from a stage to the loss. The stage starts with S - k
+    forwards, and keeps the weights' halves of k microbatches pending: S microbatches are alive on every
+    stage. Slices with one stage idle for (S - 1) (F + I - W).
     """
-    stages = len(pipeline.slices)
-    return [_turns(pipeline, k, stages - k, k) for k in _one_each(pipeline)]
+    _check_visits(pipeline)
+    longest = pipeline.longest
+    return _by_stages(pipeline, [(left, longest - left) for left in pipeline.to_loss])
 
 
 def zb_h2(pipeline: Pipeline) -> Order:
     """The same with more forwards ahead, so that nothing idles (Zero bubble, section 2.3: ZB-H2).
 
-    Stage k of S starts with 2 (S - k) - 1 forwards and keeps 2 k weights' halves pending: 2 S - 1
-    microbatches are alive on every slice. Slices idle for (S - 1) (F + I - 2 W) between their first and
-    their last action; a slice starts later, and ends later, than the one before it.
+    The stage starts with 2 (S - k) - 1 forwards and keeps 2 k weights' halves pending: 2 S - 1 microbatches
+    are alive on every stage. Slices idle for (S - 1) (F + I - 2 W) between their first and their last action;
+    a slice starts later, and ends later, than the one before it.
     """
-    stages, places = len(pipeline.slices), _one_each(pipeline)
-    wanted = 2 * stages - 1
+    _check_visits(pipeline)
+    longest = pipeline.longest
+    wanted = 2 * longest - 1
     if pipeline.backward and pipeline.microbatches < wanted:
-        needs = f"needs at least {wanted} microbatches for {stages} stages"
+        needs = f"needs at least {wanted} microbatches for a chain of {longest} stages"
         raise PolicyError(f"{needs}, got {pipeline.microbatches}: use zb-h1")
-    return [_turns(pipeline, k, 2 * (stages - k) - 1, 2 * k) for k in places]
+    return _by_stages(pipeline, [(2 * left - 1, 2 * (longest - left)) for left in pipeline.to_loss])
 
 
-def _one_each(pipeline: Pipeline) -> list[int]:
-    """The stage of each slice."""
-    stages = len(pipeline.slices)
-    if stages != pipeline.width:
-        raise PolicyError(
-            "needs one stage on each slice: use interleaved-zb where slices take turns, zb-v for a V"
-        )
-    return [stage for place in range(stages) for stage in pipeline.stages_of(place)]
+def _check_visits(pipeline: Pipeline) -> None:
+    """Checks that no microbatch comes back to a slice: stages of one slice are of different branches."""
+    if not comes_back(dict(enumerate(pipeline.reads)), pipeline.slices):
+        return
+    fitting = "zb-v" if pipeline.is_v else "interleaved-zb" if pipeline.takes_turns else "1f1b or search"
+    raise PolicyError(f"needs slices to which no microbatch comes back for another stage: use {fitting}")
+
+
+def _by_stages(pipeline: Pipeline, numbers: list[tuple[int, int]]) -> Order:
+    """What each stage does for its numbers of forwards ahead and halves pending; a slice does all of its."""
+    turns = [_turns(pipeline, stage, ahead, pending) for stage, (ahead, pending) in enumerate(numbers)]
+    return merged(pipeline, turns, lambda a: ("IFW".index(a.kind), a.microbatch, -a.stage))
 
 
 def _turns(pipeline: Pipeline, stage: int, ahead: int, pending: int) -> list[Action]:

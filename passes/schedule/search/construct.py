@@ -141,15 +141,16 @@ def usual_rules(problem: SearchProblem) -> Mapping[str, Rules]:
     """Rules that are known to be good for pipelines, by the policy or the thought that they come from."""
     stages = sorted({stage for stage, _ in problem.letters})
     count, every = len(stages), max(map(len, problem.letters.values()), default=1)
-    ks = range(count)
+    left = [problem.to_loss[stage] for stage in stages]
+    longest = max(left, default=0)
 
     def same(number: int) -> tuple[int, ...]:
         return (number,) * count
 
     known = {
-        "1f1b": Rules(tuple(count - k for k in ks), same(0)),
-        "zb-h1": Rules(tuple(count - k for k in ks), tuple(ks)),
-        "zb-h2": Rules(tuple(2 * (count - k) - 1 for k in ks), tuple(2 * k for k in ks)),
+        "1f1b": Rules(tuple(left), same(0)),
+        "zb-h1": Rules(tuple(left), tuple(longest - n for n in left)),
+        "zb-h2": Rules(tuple(2 * n - 1 for n in left), tuple(2 * (longest - n) for n in left)),
         "eager": Rules(same(every), same(every), far_first=True),
         "greedy": Rules(same(every), same(every)),
         "all": Rules(same(every), same(every), forward_first=True),

@@ -10,6 +10,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 from pathways.dialect.graphs import CycleError, topological_order
 from pathways.passes.schedule.actions import Action, Needs
+from pathways.passes.schedule.policies.chains import stages_read, stages_to_loss
 
 _LARGE = 2_000_000
 """More steps than a lower bound is worth."""
@@ -113,6 +114,13 @@ class SearchProblem:
             for other, delay in needs:
                 readers[other].append((n, delay))
         return readers
+
+    @functools.cached_property
+    def to_loss(self) -> dict[int, int]:
+        """How many stages the longest chain from each stage to the loss has, itself included."""
+        waits = enumerate(self.needs)
+        needs = {self.actions[n]: [self.actions[other] for other, _ in before] for n, before in waits}
+        return stages_to_loss(stages_read(needs))
 
     @functools.cached_property
     def before(self) -> list[float]:

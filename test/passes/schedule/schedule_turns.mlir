@@ -10,7 +10,7 @@
 // BFS:      {{^}}0F0,0F1,0F2,0F3,2F0,2F1,2F2,2F3,,,2I0,2W0,2I1,2W1,2I2,2W2,2I3,2W3,0I0,0W0,0I1,0W1,0I2,0W2,0I3,0W3{{$}}
 // BFS-NEXT: {{^}},1F0,1F1,1F2,1F3,3F0,3F1,3F2,3F3,3I0,3W0,3I1,3W1,3I2,3W2,3I3,3W3,1I0,1W0,1I1,1W1,1I2,1W2,1I3,1W3,{{$}}
 
-// H1: 'pw.loop' op cannot be scheduled by 'zb-h1', which needs one stage on each slice: use interleaved-zb where slices take turns
+// H1: 'pw.loop' op cannot be scheduled by 'zb-h1', which needs slices to which no microbatch comes back for another stage: use interleaved-zb
 
 !x = tensor<4xf32>
 module @in_turns attributes {pw.form = "sharded"} {

@@ -257,12 +257,12 @@ def test_two_slices_of_two_stages_interleaved():
 @pytest.mark.parametrize(
     ("policy", "slices", "microbatches", "message"),
     [
-        ("zb-h1", (0, 1, 0, 1), 4, "needs one stage on each slice: use interleaved-zb"),
+        ("zb-h1", (0, 1, 0, 1), 4, "to which no microbatch comes back for another stage: use interl"),
         ("zb-v", (0, 1, 0, 1), 4, "needs two stages on each slice in a V"),
         ("zb-v", (0, 1, 1, 0), 2, "needs at least 3 microbatches for 2 slices, got 2: use 1f1b"),
         ("interleaved-zb", (0, 1, 1, 0), 2, "needs slices that take turns"),
         ("looped-bfs", (0, 1, 1, 0), 2, "needs slices that take turns"),
-        ("zb-h2", (0, 1, 2), 4, "needs at least 5 microbatches for 3 stages, got 4: use zb-h1"),
+        ("zb-h2", (0, 1, 2), 4, "needs at least 5 microbatches for a chain of 3 stages, got 4: use zb-h1"),
     ],
 )
 def test_policies_with_halves_say_what_they_need(
