@@ -39,7 +39,7 @@ def encode(message: Message, behind: int = 0) -> bytes:
     return _HEADER.pack(_MAGIC, PROTOCOL, len(body), behind) + body
 
 
-def lengths(data: bytearray, at: int = 0) -> tuple[int, int]:
+def lengths(data: bytearray, at: int = 0, most: int = MOST_BYTES) -> tuple[int, int]:
     """The lengths of the message behind a header, and of the bytes of an array behind it.
 
     Raises:
@@ -50,8 +50,8 @@ def lengths(data: bytearray, at: int = 0) -> tuple[int, int]:
         raise MessageError("these bytes are no message of pathways")
     if protocol != PROTOCOL:
         raise MessageError(f"the other side speaks version {protocol} of the protocol, this one {PROTOCOL}")
-    if length > MOST_BYTES:
-        raise MessageError(f"a message of {length} bytes is longer than {MOST_BYTES}")
+    if length > most:
+        raise MessageError(f"a message of {length} bytes is longer than {most}")
     if behind > CHUNK:
         raise MessageError(f"{behind} bytes behind a message are more than {CHUNK}")
     return length, behind

@@ -14,7 +14,7 @@ import msgspec
 
 from pathways.runtime.control.reports import HostReport
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -54,40 +54,57 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """Any message."""
 
 
-# The handshake.
+# The handshake, see `handshake.py`.
+
+
+class Purpose(msgspec.Struct, frozen=True):
+    """What a connection is for.
+
+    Attributes:
+      channel: which of `CHANNELS` it is, or `PEER`.
+      role: what the side that opens it is: `worker`.
+      host: its number.
+      epoch: how often workers were started before it.
+      to: whom it calls: `controller`, or `host 3`.
+    """
+
+    channel: str
+    role: str
+    host: int
+    epoch: int
+    to: str
+
+    def __str__(self) -> str:
+        return f"connection {self.channel!r} of {self.role} {self.host} to {self.to}"
+
+
+class Open(Message, frozen=True):
+    """Whoever opens a connection says what it is for; `nonce` is random."""
+
+    purpose: Purpose
+    nonce: bytes
 
 
 class Challenge(Message, frozen=True):
-    """The controller proves nothing yet, and asks for proof: `nonce` is random."""
+    """The other side asks for proof; `nonce` is random."""
 
-    protocol: int
     nonce: bytes
 
 
-class Hello(Message, frozen=True):
-    """A worker answers with the code of the nonce under the shared secret, and says who it is.
+class Proof(Message, frozen=True):
+    """The proof of the side that opened the connection, and its versions of pathways, jaxlib and Python."""
 
-    Attributes:
-      proof: HMAC-SHA256 of the nonce.
-      nonce: its own, for the controller to prove itself.
-      versions: of pathways, jaxlib and Python.
-      host: its number.
-      epoch: how often workers were started before it.
-      channel: which of `CHANNELS` this connection is, or `PEER`.
-    """
-
-    proof: bytes
-    nonce: bytes
+    code: bytes
     versions: tuple[str, str, str]
-    host: int
-    epoch: int
-    channel: str
 
 
 class Welcome(Message, frozen=True):
-    """The controller's proof."""
+    """The proof of the side that was called."""
 
-    proof: bytes
+    code: bytes
+
+
+Handshake = Open | Challenge | Proof | Welcome
 
 
 # The start of a worker, on `watch`.
@@ -456,8 +473,7 @@ class Described(Message, frozen=True):
 FromTracing = TraceStarted | RunTimes | TraceDone | ClockTime
 
 ToWorker = (
-    Challenge
-    | Welcome
+    Handshake
     | Join
     | Load
     | Put
@@ -477,7 +493,7 @@ ToWorker = (
     | Leave
 )
 ToController = (
-    Hello
+    Handshake
     | Coordinator
     | Ready
     | LoadDone

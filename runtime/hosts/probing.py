@@ -10,21 +10,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pathways.runtime.hosts.messages import PEER, Hello, MessageError, Ping, Pong
-from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller, greet_worker
+from pathways.runtime.hosts.doors import Door, call
+from pathways.runtime.hosts.frames import decode_for_controller, decode_for_worker
+from pathways.runtime.hosts.handshake import Keeper
+from pathways.runtime.hosts.messages import PEER, MessageError, Ping, Pong, Purpose
+from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.threads import start_thread
 
 _PAUSE = 0.5
 """The most seconds from one question to the next."""
-
-MakeHello = Callable[[bytes, bytes, str], Hello]
-"""Makes the answer to a challenge, of the proof, a nonce, and the name of the connection."""
 
 
 class Probes:
@@ -33,7 +34,8 @@ class Probes:
     Args:
       server: the socket to listen on.
       secret: what all workers of the cluster know.
-      hello: says who this worker is.
+      host: the number of this worker.
+      epoch: how often workers were started before it.
       lost: is called when a peer does not answer, with its number, its address and why; once for each.
       deadline: seconds that a peer may say nothing.
     """
@@ -42,20 +44,21 @@ class Probes:
         self,
         server: socket.socket,
         secret: bytes,
-        hello: MakeHello,
+        host: int,
+        epoch: int,
         lost: Callable[[int, str, str], None],
         deadline: float,
     ) -> None:
         self._secret = secret
-        self._hello = hello
+        self._host = host
+        self._epoch = epoch
         self._lost = lost
         self._deadline = deadline
         self._known: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
-        self._server = server
-        host, port = self._server.getsockname()[:2]
-        self.address = f"{host}:{port}"
-        start_thread(self._accept, "accept peers")
+        address, port = server.getsockname()[:2]
+        self.address = f"{address}:{port}"
+        Door(server, secret, self._admits, decode_for_worker, self._answer)
 
     def watch(self, peers: Mapping[int, str]) -> None:
         """Watches some peers from now on, besides those that are watched already.
@@ -70,31 +73,42 @@ class Probes:
             # Each side asks on a connection of its own: what one hears does not tell that the other is heard.
             start_thread(functools.partial(self._ask, host, address), f"ask host {host}")
 
-    def _accept(self) -> None:
-        while True:
-            sock, _ = self._server.accept()
-            start_thread(functools.partial(self._answer, sock), "answer peer")
+    def _admits(self, purpose: Purpose) -> bool:
+        return (purpose.channel, purpose.role, purpose.to) == (PEER, "worker", f"host {self._host}")
 
-    def _answer(self, sock: socket.socket) -> None:
+    def _answer(self, connection: Connection[Any], keeper: Keeper) -> None:
         """Answers a peer until it asks no more; it finds out by itself when it hears nothing."""
         with contextlib.suppress(ConnectionEnded, MessageError):
-            connection = greet_controller(sock, self._secret, self._be_peer)
             while isinstance(message := connection.receive(), Ping):
                 connection.send(Pong(message.number))
-        sock.close()
-
-    def _be_peer(self, proof: bytes, nonce: bytes) -> Hello:
-        return self._hello(proof, nonce, PEER)
+        connection.close()
 
     def _ask(self, host: int, address: str) -> None:
         """Asks a peer whether it lives until it does not answer."""
-        name, _, port = address.rpartition(":")
         try:
-            with socket.create_connection((name, int(port)), timeout=self._deadline) as sock:
-                connection, _ = greet_worker(sock, self._secret, (PEER,))
-                self._keep_asking(connection)
+            self._keep_asking(self._called(host, address))
         except (OSError, MessageError) as error:
             self._lost(host, address, str(error))
+
+    def _called(self, host: int, address: str) -> Connection[Any]:
+        """A connection to a peer.
+
+        Raises:
+          OSError: there is none in time.
+          MessageError: it is no peer.
+        """
+        name, _, port = address.rpartition(":")
+        purpose = Purpose(PEER, "worker", self._host, self._epoch, f"host {host}")
+        deadline = time.monotonic() + self._deadline
+        while True:
+            sock = socket.create_connection((name, int(port)), timeout=self._deadline)
+            try:
+                return call(sock, self._secret, purpose, decode_for_controller)
+            except ConnectionEnded:
+                # Too many others are at its door.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE * random.random())
 
     def _keep_asking(self, connection: Connection[Any]) -> None:
         connection.limit(self._deadline)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
-import logging
 import queue
 import secrets
 import socket
@@ -15,28 +12,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.errors import ClusterClosedError, HostStartError
+from pathways.runtime.hosts.doors import Door
+from pathways.runtime.hosts.frames import decode_for_controller
+from pathways.runtime.hosts.handshake import Keeper
 from pathways.runtime.hosts.host import HostProcess, last_words
 from pathways.runtime.hosts.launching import START_SECONDS, Launcher, WorkerConfig, WorkerProcess
 from pathways.runtime.hosts.listening import Address, controller_socket
 from pathways.runtime.hosts.messages import (
     CHANNELS,
     Coordinator,
-    Hello,
     Join,
     MessageError,
+    Purpose,
     Ready,
     versions,
 )
 from pathways.runtime.hosts.settings import Settings
-from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_worker
-from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 
-log = logging.getLogger("pathways")
-
-_Greeted = tuple[Connection[Any], Hello]
+_Greeted = tuple[Connection[Any], Keeper]
 _Channels = dict[str, Connection[Any]]
-_MOST_STRANGERS = 64
-"""Connections that may be greeted at the same time."""
 
 
 class Starter:
@@ -74,7 +69,8 @@ class Starter:
         processes: dict[int, WorkerProcess] = {}
         try:
             with controller_socket(self._settings.endpoints) as (server, address):
-                start = _Start(server, self._secret, next(self._epochs), stop, processes)
+                expected = sum(len(self._numbers[island]) for island in islands)
+                start = _Start(server, self._secret, next(self._epochs), stop, processes, expected)
                 try:
                     for island in islands:
                         configs = self._configs(island, address, start.epoch)
@@ -137,6 +133,7 @@ class _Start:
       epoch: tells them from earlier ones.
       stop: ends the start.
       processes: theirs, by their numbers; those that are started.
+      expected: how many of them there will be.
     """
 
     def __init__(
@@ -146,6 +143,7 @@ class _Start:
         epoch: int,
         stop: threading.Event,
         processes: Mapping[int, WorkerProcess],
+        expected: int,
     ) -> None:
         self._secret = secret
         self.epoch = epoch
@@ -153,7 +151,7 @@ class _Start:
         self._processes = processes
         self._deadline = time.monotonic() + START_SECONDS
         self._greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
-        start_thread(functools.partial(self._accept, server), "accept")
+        Door(server, secret, self._admits, decode_for_controller, self._take, len(CHANNELS) * expected)
 
     def greet_all(self, heartbeat: float) -> dict[int, _Channels]:
         """Waits until all workers have all their connections."""
@@ -164,20 +162,31 @@ class _Start:
             if time.monotonic() > self._deadline:
                 raise self._failed(missing[0], f"did not connect in {START_SECONDS:.0f} seconds")
             try:
-                connection, hello = self._greeted.get(timeout=0.2)
+                connection, keeper = self._greeted.get(timeout=0.2)
             except queue.Empty:
                 continue
-            if hello.epoch != self.epoch or hello.channel in channels.get(hello.host, {hello.channel: None}):
+            purpose = keeper.purpose
+            assert purpose is not None
+            if purpose.channel in channels.get(purpose.host, {purpose.channel: None}):
                 connection.close()
                 continue
-            if hello.versions != versions():
+            if keeper.versions != versions():
+                pathways, jaxlib, python = keeper.versions
                 raise HostStartError(
-                    f"host {hello.host} runs pathways {hello.versions[0]}, jaxlib {hello.versions[1]} and "
-                    f"Python {hello.versions[2]}, but the controller {', '.join(versions())}"
+                    f"host {purpose.host} runs pathways {pathways}, jaxlib {jaxlib} and Python {python}, but "
+                    f"the controller {', '.join(versions())}"
                 )
             connection.keep_alive(heartbeat)
-            channels[hello.host][hello.channel] = connection
+            channels[purpose.host][purpose.channel] = connection
         return channels
+
+    def _admits(self, purpose: Purpose) -> bool:
+        """Whether it is a connection of a worker of this start."""
+        is_worker = purpose.role == "worker" and purpose.to == "controller" and purpose.channel in CHANNELS
+        return is_worker and purpose.epoch == self.epoch
+
+    def _take(self, connection: Connection[Any], keeper: Keeper) -> None:
+        self._greeted.put((connection, keeper))
 
     def introduce(self, island: Sequence[_Channels], hosts: Sequence[int]) -> None:
         """Tells the hosts of an island where its first one is."""
@@ -230,22 +239,3 @@ class _Start:
         else:
             why = f"did not start ({how})"
         return HostStartError(f"host {host} {why}{last_words(process.last_lines())}")
-
-    def _accept(self, server: socket.socket) -> None:
-        """Greets whoever connects, each in a thread: one that says nothing holds up nobody else."""
-        strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
-
-        def greet(sock: socket.socket) -> None:
-            try:
-                self._greeted.put(greet_worker(sock, self._secret))
-            except (MessageError, ConnectionEnded) as error:
-                log.warning("refused a connection: %s", error)
-                sock.close()
-            strangers.release()
-
-        # Ends when the socket is shut down.
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = server.accept()
-                strangers.acquire()
-                start_thread(functools.partial(greet, sock), "greet")

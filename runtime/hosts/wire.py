@@ -1,37 +1,18 @@
-"""A connection between controller and worker: frames over a socket, and the proof of who is there."""
+"""A connection between two processes of a cluster: frames over a socket."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import secrets
 import select
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 
-from pathways.runtime.hosts.frames import (
-    HEADER_BYTES,
-    decode_for_controller,
-    decode_for_worker,
-    encode,
-    lengths,
-)
+from pathways.runtime.hosts.frames import HEADER_BYTES, MOST_BYTES, encode, lengths
 from pathways.runtime.hosts.interrupts import Whole
 from pathways.runtime.hosts.listening import keep_alive
-from pathways.runtime.hosts.messages import (
-    CHANNELS,
-    PROTOCOL,
-    Challenge,
-    Hello,
-    Message,
-    MessageError,
-    Welcome,
-)
-
-HANDSHAKE_SECONDS = 10.0
-"""How long the other side may take to prove itself."""
+from pathways.runtime.hosts.messages import Message, MessageError
 
 _AT_ONCE = 1 << 16
 """Bytes that are read at once where messages are short."""
@@ -66,6 +47,8 @@ class Connection[Received]:
         self._sending = threading.Lock()
         self._buffer = bytearray(_AT_ONCE)
         self._unread = 0
+        self._most = MOST_BYTES
+        self._deadline: float | None = None
         self.place: Place[Received] | None = None
 
     def fileno(self) -> int:
@@ -102,7 +85,7 @@ class Connection[Received]:
         """
         header = bytearray(HEADER_BYTES)
         self._fill(memoryview(header))
-        length, behind = lengths(header)
+        length, behind = lengths(header, most=self._most)
         body = bytearray(length)
         self._fill(memoryview(body))
         message = self._decode(body)
@@ -178,6 +161,9 @@ class Connection[Received]:
         return received, at
 
     def _read(self, buffer: bytearray | memoryview, how: int = 0, most: int = 0) -> int:
+        if self._deadline is not None:
+            # Not zero, which would mean not to wait at all.
+            self.limit(max(1e-3, self._deadline - time.monotonic()))
         try:
             got = self._socket.recv_into(buffer, most, how)
         except OSError as error:
@@ -213,6 +199,17 @@ class Connection[Received]:
         """Lets sending and receiving take no longer; None for any time."""
         self._socket.settimeout(seconds)
 
+    def bound(self, seconds: float, most: int) -> None:
+        """Lets all that follows take no longer together, and messages be no longer, until `unbound`."""
+        self._deadline = time.monotonic() + seconds
+        self._most = most
+        self.limit(seconds)
+
+    def unbound(self) -> None:
+        """Lets everything take its time again."""
+        self._deadline, self._most = None, MOST_BYTES
+        self.limit(None)
+
     def leave(self) -> None:
         """Forgets the connection, which another process goes on with."""
         self._socket.close()
@@ -227,71 +224,3 @@ class Connection[Received]:
 def _ended(error: OSError) -> ConnectionEnded:
     why = "nothing was heard in time" if isinstance(error, TimeoutError) else str(error)
     return ConnectionEnded(f"the connection has ended: {why}")
-
-
-def _proof(secret: bytes, who: bytes, nonce: bytes) -> bytes:
-    return hmac.new(secret, who + nonce, hashlib.sha256).digest()
-
-
-def greet_worker(
-    sock: socket.socket, secret: bytes, channels: Sequence[str] = CHANNELS
-) -> tuple[Connection[object], Hello]:
-    """The controller's side of the handshake, or that of a worker that asks another one.
-
-    Args:
-      sock: a connected socket.
-      secret: what both know.
-      channels: which connections there are.
-
-    Returns:
-      The connection, and what the worker says of itself.
-
-    Raises:
-      MessageError: the other side does not know the secret, or speaks another language.
-      ConnectionEnded: it went away, or took too long.
-    """
-    connection: Connection[object] = Connection(sock, decode_for_controller)
-    connection.limit(HANDSHAKE_SECONDS)
-    nonce = secrets.token_bytes(32)
-    connection.send(Challenge(PROTOCOL, nonce))
-    hello = connection.receive()
-    if not isinstance(hello, Hello) or not hmac.compare_digest(hello.proof, _proof(secret, b"worker", nonce)):
-        connection.close()
-        raise MessageError("a stranger tried to connect: it does not know the secret of this cluster")
-    if hello.channel not in channels:
-        connection.close()
-        raise MessageError(f"a worker has no connection {hello.channel!r}")
-    connection.send(Welcome(_proof(secret, b"controller", hello.nonce)))
-    connection.limit(None)
-    return connection, hello
-
-
-def greet_controller(
-    sock: socket.socket, secret: bytes, hello: Callable[[bytes, bytes], Hello]
-) -> Connection[object]:
-    """The worker's side of the handshake.
-
-    Args:
-      sock: a socket that is connected to the controller.
-      secret: what both know.
-      hello: makes the answer, of the proof and a nonce.
-
-    Raises:
-      MessageError: the other side does not know the secret, or speaks another language.
-      ConnectionEnded: it went away, or took too long.
-    """
-    connection: Connection[object] = Connection(sock, decode_for_worker)
-    connection.limit(HANDSHAKE_SECONDS)
-    challenge = connection.receive()
-    if not isinstance(challenge, Challenge):
-        raise MessageError("the controller did not begin with a challenge")
-    nonce = secrets.token_bytes(32)
-    connection.send(hello(_proof(secret, b"worker", challenge.nonce), nonce))
-    welcome = connection.receive()
-    if not isinstance(welcome, Welcome) or not hmac.compare_digest(
-        welcome.proof, _proof(secret, b"controller", nonce)
-    ):
-        connection.close()
-        raise MessageError("the controller does not know the secret of this cluster")
-    connection.limit(None)
-    return connection

@@ -13,8 +13,10 @@ import dataclasses
 import functools
 import os
 import queue
+import random
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,7 +29,8 @@ from pathways.dialect import make_context
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.cores import pin
 from pathways.runtime.hosts.describing import answers
-from pathways.runtime.hosts.frames import CHUNK
+from pathways.runtime.hosts.doors import call
+from pathways.runtime.hosts.frames import CHUNK, decode_for_worker
 from pathways.runtime.hosts.launching import START_SECONDS, WorkerConfig
 from pathways.runtime.hosts.leaving import Farewell
 from pathways.runtime.hosts.listening import connect_to, free_port, own_address, server_socket
@@ -42,7 +45,6 @@ from pathways.runtime.hosts.messages import (
     Failed,
     Fetch,
     Free,
-    Hello,
     Join,
     Leave,
     Leaving,
@@ -53,6 +55,7 @@ from pathways.runtime.hosts.messages import (
     PeerLost,
     Ping,
     Pong,
+    Purpose,
     Put,
     ReadClock,
     Ready,
@@ -61,7 +64,6 @@ from pathways.runtime.hosts.messages import (
     StartTrace,
     StopTrace,
     Unload,
-    versions,
 )
 from pathways.runtime.hosts.own_part import own_part
 from pathways.runtime.hosts.probing import Probes
@@ -69,7 +71,7 @@ from pathways.runtime.hosts.ready import FOLDER, Mark
 from pathways.runtime.hosts.store import ELSEWHERE, Poison, Store
 from pathways.runtime.hosts.target import Numbers, Peers, WorkerTarget
 from pathways.runtime.hosts.underway import StepsUnderway
-from pathways.runtime.hosts.wire import Connection, ConnectionEnded, greet_controller
+from pathways.runtime.hosts.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.worker_tracing import WorkerTracing
 from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
@@ -81,6 +83,9 @@ from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.xla import distributed, pjrt
 
 _NOTHING: dict[int, str] = {}
+
+_AGAIN_SECONDS = 0.5
+"""How long a worker that was turned away waits at most before it tries again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -492,18 +497,10 @@ def main() -> int:
     secret = bytes.fromhex(config.secret)
     farewell = Farewell(config.grace, _end)
 
-    def hello(proof: bytes, nonce: bytes, channel: str) -> Hello:
-        return Hello(proof, nonce, versions(), config.host, config.epoch, channel)
-
-    def connect(channel: str) -> tuple[Connection[Any], str]:
-        sock = connect_to(config.controller, config.heartbeat)
-        greeted = greet_controller(sock, secret, lambda proof, nonce: hello(proof, nonce, channel))
-        return greeted, own_address(sock)
-
     try:
         if config.cores is not None:
             pin(config.first_core, config.cores)
-        connected = {channel: connect(channel) for channel in CHANNELS}
+        connected = {channel: _connected(config, secret, channel) for channel in CHANNELS}
         connections = {channel: connection for channel, (connection, _) in connected.items()}
         # What reaches the controller is what other workers shall reach.
         address = connected["watch"][1]
@@ -514,7 +511,9 @@ def main() -> int:
     except (OSError, MessageError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1
-    probes = Probes(server, secret, hello, lambda *lost: worker.lose_peer(*lost), config.heartbeat)
+    probes = Probes(
+        server, secret, config.host, config.epoch, lambda *lost: worker.lose_peer(*lost), config.heartbeat
+    )
     own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
     worker = Worker(config, connections, peers, cluster.devices, probes)
     connections["watch"].send(
@@ -534,6 +533,27 @@ def main() -> int:
     farewell.ask = ask_to_leave
     worker.serve()
     return 0
+
+
+def _connected(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Connection[Any], str]:
+    """A connection to the controller, and the address of this machine on it.
+
+    Raises:
+      OSError: nobody listens there, or it is too busy with others until the start has had its time.
+      MessageError: who listens there does not know the secret.
+    """
+    purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        sock = connect_to(config.controller, config.heartbeat)
+        address = own_address(sock)
+        try:
+            return call(sock, secret, purpose, decode_for_worker), address
+        except ConnectionEnded:
+            # Turned away: too many strangers are at the door.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_SECONDS * random.random())
 
 
 def _devices(config: WorkerConfig, address: str, watch: Connection[Any]) -> Cluster:
