@@ -86,7 +86,8 @@ class Probes:
     def _ask(self, host: int, address: str) -> None:
         """Asks a peer whether it lives until it does not answer."""
         try:
-            self._keep_asking(self._called(host, address))
+            with contextlib.closing(self._called(host, address)) as connection:
+                self._keep_asking(connection)
         except (OSError, MessageError) as error:
             self._lost(host, address, str(error))
 

@@ -7,15 +7,9 @@ import socket
 import threading
 import time
 
-from pathways.runtime.hosts import messages
-from pathways.runtime.hosts.messages import Hello
 from pathways.runtime.hosts.probing import Probes
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
-
-
-def hello(proof: bytes, nonce: bytes, channel: str) -> Hello:
-    return Hello(proof, nonce, messages.versions(), 7, 0, channel)
 
 
 class Lost:
@@ -55,13 +49,13 @@ class Cable:
                     target.sendall(data)
 
 
-def probes(lost: Lost, secret: bytes = SECRET) -> Probes:
-    return Probes(socket.create_server(("127.0.0.1", 0)), secret, hello, lost, deadline=1.0)
+def probes(lost: Lost, host: int = 7, secret: bytes = SECRET) -> Probes:
+    return Probes(socket.create_server(("127.0.0.1", 0)), secret, host, 0, lost, deadline=1.0)
 
 
 def test_a_peer_that_is_cut_off_is_noticed():
     lost = Lost()
-    cable = Cable(probes(Lost()).address)
+    cable = Cable(probes(Lost(), 3).address)
     probes(lost).watch({3: cable.address})
     time.sleep(1.5)
     assert not lost.peers
@@ -80,8 +74,9 @@ def test_a_peer_is_watched_once():
     assert [host for host, _ in lost.peers] == [1]
 
 
-def test_a_stranger_is_no_peer():
-    lost = Lost()
-    probes(lost).watch({1: probes(Lost(), OTHER).address})
-    assert lost.said.wait(5)
-    assert "does not know the secret" in lost.peers[0][1] or "has ended" in lost.peers[0][1]
+def test_a_stranger_is_no_peer_and_no_peer_is_another_one():
+    for host, secret in ((1, OTHER), (2, SECRET)):
+        lost = Lost()
+        probes(lost).watch({1: probes(Lost(), host, secret).address})
+        assert lost.said.wait(5)
+        assert "has ended" in lost.peers[0][1]

@@ -1,0 +1,94 @@
+"""Real sockets at a door: honest ones get in, whatever strangers do at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pathways.runtime.hosts import doors
+from pathways.runtime.hosts.doors import Door, call
+from pathways.runtime.hosts.frames import decode_for_controller, decode_for_worker
+from pathways.runtime.hosts.handshake import Keeper
+from pathways.runtime.hosts.messages import Ping, Pong, Purpose
+from pathways.runtime.hosts.wire import Connection, ConnectionEnded
+
+SECRET = b"s" * 32
+STEPS = Purpose("steps", "worker", 7, 0, "controller")
+
+Greeted = queue.SimpleQueue[tuple[Connection[Any], Keeper]]
+
+
+@pytest.fixture
+def door() -> Iterator[tuple[tuple[str, int], Greeted]]:
+    greeted: Greeted = queue.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Door(server, SECRET, lambda _: True, decode_for_controller, lambda *who: greeted.put(who))
+        yield server.getsockname(), greeted
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_who_proves_himself_gets_in_and_both_talk(door):
+    address, greeted = door
+    worker = call(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
+    connection, keeper = greeted.get(timeout=5)
+    assert keeper.purpose == STEPS
+    connection.send(Ping(1))
+    assert worker.receive() == Ping(1)
+    worker.send(Pong(1))
+    assert connection.receive() == Pong(1)
+    worker.close()
+    with pytest.raises(ConnectionEnded):
+        connection.receive()
+    connection.close()
+
+
+def test_strangers_hold_up_nobody_and_take_no_memory(door, caplog):
+    """More of them than may be greeted at once say nothing, drip, or claim to send a gigabyte."""
+    address, greeted = door
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    strangers = []
+    words = (b"", b"PW", b"PW\x06\x00\x3f\xff\xff\xff\x00\x00\x00\x00", b"GET / HTTP/1.1\r\n\r\n")
+    for n in range(3 * doors._MOST):
+        sock = socket.create_connection(address)
+        with contextlib.suppress(OSError):
+            sock.sendall(words[n % 4])
+        strangers.append(sock)
+        if n % 16 == 0:
+            call(socket.create_connection(address), SECRET, STEPS, decode_for_worker).close()
+            connection, keeper = greeted.get(timeout=5)
+            assert keeper.purpose == STEPS
+            connection.close()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    for sock in strangers:
+        sock.close()
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 1
+    assert warned[0].startswith("refused a connection from 127.0.0.1: ")
+
+
+def test_who_has_had_his_time_is_sent_away(door, monkeypatch):
+    monkeypatch.setattr(doors, "HANDSHAKE_SECONDS", 0.3)
+    address, _ = door
+    with socket.create_connection(address) as sock:
+        began = time.monotonic()
+        drip = threading.Thread(target=_drip, args=(sock,), daemon=True)
+        drip.start()
+        sock.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+        assert time.monotonic() - began < 3
+
+
+def _drip(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        for byte in b"PW\x06\x00\x00\x00\x00\x64\x00\x00\x00\x00" + bytes(100):
+            sock.sendall(bytes([byte]))
+            time.sleep(0.1)

@@ -1,0 +1,168 @@
+"""Who may speak to whom: what each side says, what strangers can do with it, and what they cannot."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import msgspec
+import pytest
+
+from pathways.runtime.hosts import frames
+from pathways.runtime.hosts.handshake import Keeper, Opener
+from pathways.runtime.hosts.messages import (
+    CHANNELS,
+    PEER,
+    Challenge,
+    Message,
+    MessageError,
+    Open,
+    Proof,
+    Purpose,
+    Welcome,
+    versions,
+)
+
+SECRET, OTHER = b"s" * 32, b"o" * 32
+STEPS = Purpose("steps", "worker", 0, 0, "controller")
+
+
+def opener(secret: bytes = SECRET, purpose: Purpose = STEPS, nonce: bytes = b"a" * 32) -> Opener:
+    return Opener(secret, purpose, nonce)
+
+
+def controller(secret: bytes = SECRET, nonce: bytes = b"b" * 32) -> Keeper:
+    return Keeper(secret, lambda purpose: purpose.to == "controller" and purpose.channel in CHANNELS, nonce)
+
+
+def probe_port(host: int) -> Keeper:
+    return Keeper(SECRET, lambda purpose: purpose.channel == PEER and purpose.to == f"host {host}", b"c" * 32)
+
+
+def talk(one: Opener, other: Keeper) -> list[Message]:
+    """All that both say, in turn."""
+    said: list[Message] = []
+    message: Message | None = one.first
+    while message is not None:
+        answer = other.hear(message)
+        said += [message, answer]
+        message = one.hear(answer)
+    return said
+
+
+def test_both_prove_that_they_know_the_secret():
+    one, other = opener(), controller()
+    assert [type(message) for message in talk(one, other)] == [Open, Challenge, Proof, Welcome]
+    assert other.purpose == STEPS
+    assert other.versions == versions()
+
+
+def test_the_opener_proves_first():
+    """Who does not know the secret gets nothing that another one could use."""
+    other = controller()
+    one = opener(OTHER)
+    proof = one.hear(other.hear(one.first))
+    with pytest.raises(MessageError, match="a stranger tried to connect: it does not know the secret"):
+        other.hear(proof)
+    assert other.purpose is None
+
+
+def test_a_controller_that_does_not_know_the_secret_is_refused():
+    one = opener()
+    one.hear(Challenge(b"b" * 32))
+    with pytest.raises(MessageError, match="controller does not know the secret of this cluster"):
+        one.hear(Welcome(b"x" * 32))
+
+
+def test_nobody_is_let_in_for_what_is_not_his():
+    for purpose in (Purpose("admin", "worker", 0, 0, "controller"), Purpose(PEER, "worker", 0, 0, "host 1")):
+        with pytest.raises(MessageError, match="nobody here is called for connection"):
+            talk(opener(purpose=purpose), controller())
+
+
+def test_a_stranger_that_relays_to_a_probe_port_does_not_become_a_host():
+    """A probe port says nothing of use at the controller, and nothing to who does not prove first."""
+    at_controller, at_probe = controller(), probe_port(1)
+    challenge = at_controller.hear(Open(STEPS, b"a" * 32))
+    assert isinstance(challenge, Challenge)
+    # The port is asked for the answer to that challenge, in all ways in which it can be asked.
+    for asked in (challenge, Open(STEPS, challenge.nonce), Open(STEPS, b"a" * 32)):
+        answers: list[Message] = []
+        try:
+            answers.append(at_probe.hear(asked))
+            answers.append(at_probe.hear(Proof(b"x" * 32, versions())))
+        except MessageError:
+            pass
+        assert not any(isinstance(answer, Proof | Welcome) for answer in answers)
+        at_probe = probe_port(1)
+
+
+def test_a_real_host_that_calls_a_stranger_does_not_help_him():
+    """He has taken the port of a host that is gone, and hands on what he hears to whom he likes."""
+    honest = opener(purpose=Purpose(PEER, "worker", 2, 0, "host 1"))
+    victims = (controller, lambda: probe_port(3))
+    for make_victim, purpose in itertools.product(victims, (honest.first.purpose, STEPS)):
+        victim = make_victim()
+        challenge = victim.hear(Open(purpose, honest.first.nonce))
+        proof = opener(purpose=honest.first.purpose).hear(challenge)
+        assert isinstance(proof, Proof)
+        with pytest.raises(MessageError, match=r"a stranger|nobody here"):
+            victim.hear(proof)
+
+
+def test_a_proof_is_of_one_connection():
+    """Of its nonces, its channel, its host, its epoch, and whom it calls."""
+    first = Challenge(b"b" * 32)
+    proof = opener().hear(first)
+    for changed in (
+        Open(STEPS, b"z" * 32),
+        *(
+            Open(msgspec.structs.replace(STEPS, **{name: value}), b"a" * 32)
+            for name, value in (("channel", "watch"), ("host", 1), ("epoch", 1), ("role", "client"))
+        ),
+    ):
+        other = controller()
+        other.hear(changed)
+        with pytest.raises(MessageError, match="a stranger tried to connect"):
+            other.hear(proof)
+    again = controller(nonce=b"y" * 32)
+    again.hear(opener().first)
+    with pytest.raises(MessageError, match="a stranger tried to connect"):
+        again.hear(proof)
+    lying = controller()
+    lying.hear(opener().first)
+    with pytest.raises(MessageError, match="a stranger tried to connect"):
+        lying.hear(Proof(proof.code, ("9", "9", "9")))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_greetings_let_nobody_in(seed: int):
+    """Bytes of a true talk, changed: refused in words, or not changed in what they say."""
+    chance = random.Random(seed)
+    said = talk(opener(), controller())
+    bodies = [frames.encode(message)[frames.HEADER_BYTES :] for message in said]
+    for _ in range(500):
+        at = chance.choice((0, 2))
+        body = bytearray(bodies[at])
+        for _ in range(chance.randrange(1, 4)):
+            where = chance.randrange(len(body))
+            match chance.randrange(3):
+                case 0:
+                    body[where] = chance.randrange(256)
+                case 1:
+                    del body[where]
+                case 2:
+                    body.insert(where, chance.randrange(256))
+        other = controller()
+        try:
+            message = frames.decode_for_controller(body)
+            if at == 2:
+                other.hear(said[0])
+                other.hear(message)
+            else:
+                other.hear(message)
+                other.hear(said[2])
+        except MessageError:
+            assert other.purpose is None
+            continue
+        assert message == said[at]
