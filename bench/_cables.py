@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from pathways.runtime.hosts import connect
-from pathways.runtime.hosts.host import HostProcess
-from pathways.runtime.hosts.starting import Starter
+from pathways.runtime.hosts.controller import connect
+from pathways.runtime.hosts.controller.host import HostProcess
+from pathways.runtime.hosts.controller.starting import Starter
 
 NAME = "cable"
 """How the names of the threads begin that carry what goes over cables."""

@@ -162,7 +162,7 @@ def sums(rounds: int) -> Iterator[str]:
     from jax.sharding import PartitionSpec as P
 
     import pathways as pw
-    from pathways.runtime.hosts.listening import free_port
+    from pathways.runtime.hosts.launch.listening import free_port
 
     pw.connect(islands=[pw.Island(hosts=2)])
     devices = pw.make_virtual_device_set()
@@ -201,7 +201,7 @@ def kills(count: int, minutes: float) -> Iterator[str]:
 
     import pathways as pw
     from pathways.runtime.control.errors import HostError
-    from pathways.runtime.hosts.connect import controller
+    from pathways.runtime.hosts.controller.connect import controller
 
     for hosts in (1, 2):
         pw.connect(islands=[pw.Island(hosts=hosts), pw.Island()], heartbeat=2)

@@ -43,9 +43,9 @@ from _bare_hosts import bare
 from pipeline import Size, another_process, layer, loss_of_layer, step_of
 
 import pathways
-from pathways.runtime.hosts.connect import controller
-from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.hosted import HostedProgram, HostPart
+from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.controller.controller import Controller
+from pathways.runtime.hosts.controller.hosted import HostedProgram, HostPart
 
 BATCHES = 5
 WARM_UP = 5

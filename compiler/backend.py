@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathways.compiler.compiling import Backend
 from pathways.compiler.hosts_backend import HostsBackend
 from pathways.compiler.local_backend import LocalBackend
-from pathways.runtime.hosts.connect import controller
+from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.resources.status import Status
 from pathways.runtime.xla.tracebacks import boundary
 

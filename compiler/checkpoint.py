@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from pathways.runtime.hosts.array import Array
+from pathways.runtime.hosts.controller.array import Array
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
 

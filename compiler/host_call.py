@@ -16,11 +16,11 @@ from pathways.compiler.call import UNLIKE
 from pathways.compiler.interface import Interface
 from pathways.compiler.signed import SignedCall, describe
 from pathways.runtime.control.step import Step
-from pathways.runtime.hosts.array import Array
-from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.describing import HostFacts
-from pathways.runtime.hosts.host import Location
-from pathways.runtime.hosts.hosted import HostedProgram
+from pathways.runtime.hosts.controller.array import Array
+from pathways.runtime.hosts.controller.controller import Controller
+from pathways.runtime.hosts.controller.host import Location
+from pathways.runtime.hosts.controller.hosted import HostedProgram
+from pathways.runtime.hosts.protocol.describing import HostFacts
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan

@@ -21,10 +21,10 @@ from pathways.passes.bind.bind_slices import BindSlices
 from pathways.passes.bind.split_hosts import SplitHosts
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
-from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import WHOLE, HostGang, ReplicaPart
-from pathways.runtime.hosts.hosted import HostedProgram, HostPart, HostPort
-from pathways.runtime.hosts.messages import DeviceLayout
+from pathways.runtime.hosts.controller.controller import Controller
+from pathways.runtime.hosts.controller.host import WHOLE, HostGang, ReplicaPart
+from pathways.runtime.hosts.controller.hosted import HostedProgram, HostPart, HostPort
+from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.plan.lower import host_plans_of
 from pathways.runtime.plan.plan import Argument, Plan, Replicas, Result, Send, Slot, Transfer

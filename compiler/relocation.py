@@ -17,11 +17,11 @@ from pathways.compiler.lowering import run_phases
 from pathways.dialect import make_context
 from pathways.dialect.dtypes import element_name
 from pathways.passes.pipeline import Options
-from pathways.runtime.hosts.array import Array
-from pathways.runtime.hosts.controller import Controller
-from pathways.runtime.hosts.host import Location
-from pathways.runtime.hosts.hosted import HostedProgram
-from pathways.runtime.hosts.messages import DeviceLayout
+from pathways.runtime.hosts.controller.array import Array
+from pathways.runtime.hosts.controller.controller import Controller
+from pathways.runtime.hosts.controller.host import Location
+from pathways.runtime.hosts.controller.hosted import HostedProgram
+from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.resources.manager import Binding

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
         HostStartError,
         ProgramFailedError,
     )
-    from pathways.runtime.hosts.array import Array
-    from pathways.runtime.hosts.connect import connect, disconnect
-    from pathways.runtime.hosts.settings import Island
+    from pathways.runtime.hosts.controller.array import Array
+    from pathways.runtime.hosts.controller.connect import connect, disconnect
+    from pathways.runtime.hosts.launch.settings import Island
     from pathways.runtime.local.devices import cluster, release
     from pathways.runtime.local.tracing import trace
     from pathways.runtime.resources.manager import ResourceError
@@ -106,7 +106,7 @@ __all__ = [
 # Imported when they are first used: `import pathways` loads neither jax nor jaxlib, so that tools which need
 # no tracing start fast.
 _MODULES = {
-    "Array": "runtime.hosts.array",
+    "Array": "runtime.hosts.controller.array",
     "BundleError": "runtime.bundle.manifest",
     "CompileError": "runtime.xla.compile_cache",
     "Compiled": "compiler.stages",
@@ -117,7 +117,7 @@ _MODULES = {
     "HostStartError": "runtime.control.errors",
     "PathwaysError": "dialect.errors",
     "ProgramFailedError": "runtime.control.errors",
-    "Island": "runtime.hosts.settings",
+    "Island": "runtime.hosts.launch.settings",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
     "PathwaysWarning": "compiler.notices",
@@ -129,8 +129,8 @@ _MODULES = {
     "accumulate": "compiler.accumulate",
     "checkpoint": "compiler.checkpoint",
     "cluster": "runtime.local.devices",
-    "connect": "runtime.hosts.connect",
-    "disconnect": "runtime.hosts.connect",
+    "connect": "runtime.hosts.controller.connect",
+    "disconnect": "runtime.hosts.controller.connect",
     "jit": "compiler.api",
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",

@@ -7,7 +7,7 @@ import os
 import pytest
 from test_hosts import run
 
-from pathways.runtime.hosts.cores import CoreShares
+from pathways.runtime.hosts.launch.cores import CoreShares
 
 
 def test_hosts_of_a_machine_share_no_core():

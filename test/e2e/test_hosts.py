@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.runtime.hosts.connect import controller
+from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.control.errors import HostError
 
 devices = pw.make_virtual_device_set()
@@ -873,7 +873,7 @@ with refused(HostError, "host 0 (island0) is lost", "| pathways worker: these by
 
 def test_a_worker_that_does_not_start():
     run("""
-from pathways.runtime.hosts import children
+from pathways.runtime.hosts.launch import children
 
 class Broken(children.Child):
     def __init__(self, config):

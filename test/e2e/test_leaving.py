@@ -130,8 +130,8 @@ def test_a_worker_that_is_asked_to_end_before_it_is_ready():
     run("""
 import socket
 
-from pathways.runtime.hosts.children import Child
-from pathways.runtime.hosts.launching import WorkerConfig
+from pathways.runtime.hosts.launch.children import Child
+from pathways.runtime.hosts.launch.launching import WorkerConfig
 
 with socket.create_server(("127.0.0.1", 0)) as silent:
     child = Child(WorkerConfig(silent.getsockname(), "00", 0, 0, 0, 1, 1, heartbeat=10.0, grace=20.0))
@@ -168,7 +168,7 @@ import subprocess
 
 
 def ready(*options):
-    command = [sys.executable, "-m", "pathways.runtime.hosts.ready", "{tmp_path}/ready", *options]
+    command = [sys.executable, "-m", "pathways.runtime.hosts.launch.ready", "{tmp_path}/ready", *options]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 

@@ -72,10 +72,10 @@ for signals in (signal.SIGKILL, signal.SIGSTOP):
             program(W, X).block_until_ready()
     assert time.monotonic() - began < 10
     assert_equal(program(W, X), expected)
-assert sum(command.strip().endswith("runtime.hosts.worker") for command in commands()) == 3
+assert sum(command.strip().endswith("runtime.hosts.worker.process") for command in commands()) == 3
 
 # Ray has places for three hosts: an island gets all that it needs, or none.
-from pathways.runtime.hosts import ray_launcher
+from pathways.runtime.hosts.launch import ray_launcher
 
 import ray
 

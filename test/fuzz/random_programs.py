@@ -44,7 +44,7 @@ from sketches import Sketch, from_json, smaller, to_json
 from verdicts import ProgramVerdict, judge
 
 import pathways as pw
-from pathways.runtime.hosts.connect import controller
+from pathways.runtime.hosts.controller.connect import controller
 
 jax.config.update("jax_num_cpu_devices", 16)
 # Verdicts tell by frames who has raised an error.
@@ -233,7 +233,7 @@ def _left(ending: Ending) -> list[int]:
 
 def _is_worker(pid: int) -> bool:
     try:
-        return b"pathways.runtime.hosts.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"pathways.runtime.hosts.worker.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -173,7 +173,7 @@ def test_a_worker_that_dies_or_stays_is_a_failure_of_its_program(tmp_path: Path)
 import os, signal, subprocess, sys
 import random_programs, sketched
 from pathlib import Path
-from pathways.runtime.hosts.connect import controller
+from pathways.runtime.hosts.controller.connect import controller
 from sketches import Apply, Input, Piece, Sketch
 
 def program(maker, fun, original=sketched.Placed.program, **options):
@@ -188,7 +188,7 @@ def program(maker, fun, original=sketched.Placed.program, **options):
     return call if maker.sketch.pieces[0].applies[0].op == "kill" else placed
 
 def leave(x, y, n):
-    name = "pathways.runtime.hosts.worker"
+    name = "pathways.runtime.hosts.worker.process"
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", name])
     Path("workers").write_text(f"[{other.pid}]")
     return x

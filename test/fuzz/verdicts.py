@@ -22,7 +22,7 @@ from sketches import Ref, Sketch
 from updates import ELEMENTWISE, MIXING, TO_SCALARS
 
 import pathways as pw
-from pathways.runtime.hosts.shards import shard_indices
+from pathways.runtime.hosts.protocol.shards import shard_indices
 
 OURS = ("compiler", "dialect", "passes", "runtime")
 

@@ -1,4 +1,4 @@
-"""A model of a worker: it takes what `runtime.hosts.worker` takes, and computes numbers.
+"""A model of a worker: it takes what `runtime.hosts.worker.process` takes, and computes numbers.
 
 What a step makes is a number that depends on all that it takes, so that whoever gets it sees whether it is
 right. The hosts of an island compute it together: each takes turns with the others, and one that leaves out a

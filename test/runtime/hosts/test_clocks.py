@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways.runtime.hosts.clocks import HostClock, RoundTrip
+from pathways.runtime.hosts.trace.clocks import HostClock, RoundTrip
 
 US = 1_000
 S = 1_000_000_000

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pathways.runtime.hosts import doors
-from pathways.runtime.hosts.doors import Door, call
-from pathways.runtime.hosts.frames import decode_for_controller, decode_for_worker
-from pathways.runtime.hosts.handshake import Keeper
-from pathways.runtime.hosts.messages import Ping, Pong, Purpose
-from pathways.runtime.hosts.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.protocol import doors
+from pathways.runtime.hosts.protocol.doors import Door, call
+from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker
+from pathways.runtime.hosts.protocol.handshake import Keeper
+from pathways.runtime.hosts.protocol.messages import Ping, Pong, Purpose
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
 SECRET = b"s" * 32
 STEPS = Purpose("steps", "worker", 7, 0, "controller")

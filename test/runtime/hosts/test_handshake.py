@@ -8,9 +8,9 @@ import random
 import msgspec
 import pytest
 
-from pathways.runtime.hosts import frames
-from pathways.runtime.hosts.handshake import Keeper, Opener
-from pathways.runtime.hosts.messages import (
+from pathways.runtime.hosts.protocol import frames
+from pathways.runtime.hosts.protocol.handshake import Keeper, Opener
+from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     PEER,
     Challenge,

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from pathways.runtime.hosts import tracing
-from pathways.runtime.hosts.messages import (
+from pathways.runtime.hosts.protocol.messages import (
     ClockTime,
     ReadClock,
     RunTimes,
@@ -19,8 +18,9 @@ from pathways.runtime.hosts.messages import (
     TraceDone,
     TraceStarted,
 )
-from pathways.runtime.hosts.tracing import HostTraces
-from pathways.runtime.hosts.wire import ConnectionEnded
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.trace import host_traces as tracing
+from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.local.recorder import Recorder
 from pathways.runtime.plan import plan
 

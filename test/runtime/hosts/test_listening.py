@@ -7,7 +7,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from pathways.runtime.hosts.listening import remove_left
+from pathways.runtime.hosts.launch.listening import remove_left
 
 
 def test_folders_that_nobody_listens_in_are_removed():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pathways.runtime.hosts.merging import Part, PlanOnHosts
-from pathways.runtime.hosts.messages import StepTimes
+from pathways.runtime.hosts.protocol.messages import StepTimes
+from pathways.runtime.hosts.trace.merging import Part, PlanOnHosts
 from pathways.runtime.local.call_trace import Seen, timeline_of_call
 from pathways.runtime.plan import plan
 

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 
-from pathways.runtime.hosts.probing import Probes
+from pathways.runtime.hosts.worker.probing import Probes
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from pathways.runtime.hosts.messages import Chunk, DeviceLayout, MessageError, Put
-from pathways.runtime.hosts.store import Store
+from pathways.runtime.hosts.protocol.messages import Chunk, DeviceLayout, MessageError, Put
+from pathways.runtime.hosts.worker.store import Store
 
 VALUE = np.arange(4, dtype=np.float32)
 DATA = VALUE.tobytes()

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways.runtime.hosts import frames
-from pathways.runtime.hosts.frames import decode_for_controller, decode_for_worker
-from pathways.runtime.hosts.messages import Done, MessageError
-from pathways.runtime.hosts.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.protocol import frames
+from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker
+from pathways.runtime.hosts.protocol.messages import Done, MessageError
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
 
 @pytest.fixture

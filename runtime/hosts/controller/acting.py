@@ -1,0 +1,184 @@
+"""What the core of a cluster wants to be done, done: with connections, processes and threads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+from pathways.runtime.control.effects import (
+    AskAlive,
+    AskReports,
+    Attach,
+    Bury,
+    Disconnect,
+    Effect,
+    Log,
+    StartAnew,
+    TellToEnd,
+)
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.events import Buried, GangKey, NotStarted, Started
+from pathways.runtime.hosts.controller.hearing import Hearing
+from pathways.runtime.hosts.controller.host import HostGang, HostProcess
+from pathways.runtime.hosts.controller.islands import Islands
+from pathways.runtime.hosts.controller.shared_core import SharedCore
+from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.protocol.messages import Ask, Cancel, Leave, Lost, Message, Ping
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.threads import RunningThread, start_thread
+
+_END_SECONDS = 2.0
+"""How long a process may take to end that was killed."""
+
+log = logging.getLogger("pathways")
+
+
+class Acting:
+    """Does what a core wants.
+
+    Args:
+      core: the core; is told what became of it.
+      islands: the workers.
+      hearing: listens to them.
+      traces: those that they take part in.
+      starter: starts them.
+      order: held while messages are sent that have an order among steps.
+      closed: is set when the cluster is closed.
+    """
+
+    def __init__(
+        self,
+        core: SharedCore,
+        islands: Islands,
+        hearing: Hearing,
+        traces: HostTraces,
+        starter: Starter,
+        order: threading.RLock,
+        closed: threading.Event,
+    ) -> None:
+        self._core = core
+        self._islands = islands
+        self._hearing = hearing
+        self._traces = traces
+        self._starter = starter
+        self._order = order
+        self._closed = closed
+        self._burying: list[RunningThread] = []
+        # Workers that were started, by the island that they are to stand for.
+        self._new: dict[int, Sequence[HostProcess]] = {}
+
+    def act(self, effects: Sequence[Effect]) -> None:
+        """Does all of it, in its order; what takes long in a thread of its own."""
+        for effect in effects:
+            match effect:
+                case Log():
+                    log.log(effect.level, "%s", effect.text)
+                case AskAlive():
+                    # Never more than the system keeps for a worker that does not read: its deadline is first.
+                    self._watch(effect.gang, Ping(effect.number))
+                case AskReports():
+                    for number in effect.hosts:
+                        _say(self._islands.hosts[number].watch, Ask(effect.request))
+                case TellToEnd():
+                    self._watch(effect.gang, Leave())
+                case Disconnect():
+                    self._disconnect(self._islands.get(effect.gang))
+                case Bury():
+                    self._burying = [thread for thread in self._burying if not thread.join(0)]
+                    self._burying.append(start_thread(functools.partial(self._bury, effect), "restart"))
+                case StartAnew():
+                    self._start_anew(effect.gang)
+                case Attach():
+                    self._attach(effect.gang)
+
+    def close(self) -> None:
+        """Waits for what is still being done, and ends what was started for nothing."""
+        self._islands.wake()
+        for thread in self._burying:
+            thread.join(timeout=10)
+        for host in self._islands.hosts:
+            if host.process.ending(_END_SECONDS) is None:
+                host.process.kill()
+                host.process.ending(_END_SECONDS)
+        self._starter.close()
+
+    def _watch(self, key: GangKey, message: Message) -> None:
+        gang = self._islands.get(key)
+        for host in () if gang is None else gang.hosts:
+            _say(host.watch, message)
+
+    def _disconnect(self, gang: HostGang | None) -> None:
+        # None: one that is closed before it was attached, and is disconnected then.
+        if gang is None:
+            return
+        for host in gang.hosts:
+            self._traces.lose(host.index)
+            host.close()
+        self._hearing.detach(gang)
+        self._islands.wake()
+
+    def _bury(self, effect: Bury) -> None:
+        gang = self._islands.get(effect.gang)
+        assert gang is not None, effect
+        # At once: the others of an island may still tell each other what is wrong.
+        for host in gang.hosts:
+            host.process.kill()
+        self._announce(gang, effect.cancelled)
+        for host in gang.hosts:
+            host.process.ending(_END_SECONDS)
+        self._core.tell(Buried(effect.gang))
+        self._islands.wake()
+
+    def _announce(self, gang: HostGang, cancelled: Mapping[int, tuple[tuple[int, int], ...]]) -> None:
+        """Tells all other hosts that an island is lost."""
+        addresses = tuple(host.ready.data_address for host in gang.hosts)
+        numbers = tuple(host.index for host in gang.hosts)
+        others = [host for host in [*self._islands.hosts] if not host.gang.is_lost()]
+        for host in others:
+            _say(host.watch, Lost(addresses))
+        # After all steps that it has a part of.
+        with self._order:
+            for host in others:
+                if host.index in cancelled:
+                    _say(host.steps, Cancel(numbers, cancelled[host.index]))
+
+    def _start_anew(self, key: GangKey) -> None:
+        before = self._islands.gangs[key.island]
+        try:
+            (hosts,) = self._starter.start([key.island], self._closed)
+        except HostError as error:
+            self._core.tell(NotStarted(key, f"it does not start anew: {error}"))
+            return
+        if [host.ready.devices for host in hosts] != [host.ready.devices for host in before.hosts]:
+            _end(hosts)
+            self._core.tell(NotStarted(key, "it comes back with other devices"))
+            return
+        self._new[key.island] = hosts
+        self._core.tell(Started(key))
+        # Closed in the meantime: nobody wants them.
+        _end(self._new.pop(key.island, ()))
+
+    def _attach(self, key: GangKey) -> None:
+        gang = HostGang(self._core.core.gangs[key.island], self._new.pop(key.island))
+        self._hearing.attach(gang)
+        for host in gang.hosts:
+            self._traces.attend(host)
+        self._islands.replace(gang)
+        if gang.is_lost():
+            self._disconnect(gang)
+
+
+def _say(connection: Connection[object], message: Message) -> None:
+    """Says something to a worker that may be gone, of which the core hears in another way."""
+    with contextlib.suppress(ConnectionEnded):
+        connection.send(message)
+
+
+def _end(hosts: Sequence[HostProcess]) -> None:
+    for host in hosts:
+        host.close()
+        host.process.kill()

@@ -1,0 +1,191 @@
+"""Which devices programs run on: those of this process, or those of workers on hosts."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+from pathways.runtime.hosts.controller.controller import Controller
+from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.launch.children import Spawner
+from pathways.runtime.hosts.launch.launching import Launcher
+from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
+from pathways.runtime.hosts.launch.settings import Endpoints, Island, Settings, islands_of
+from pathways.runtime.local import devices, stalls, tracing
+from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.xla.tracebacks import boundary
+
+_lock = threading.RLock()
+_controller: Controller | None = None
+
+
+@boundary
+def connect(
+    launcher: str | None = None,
+    /,
+    *,
+    hosts: int | None = None,
+    devices_per_host: int = 1,
+    islands: int | Sequence[Island] | None = None,
+    address: str | None = None,
+    ahead: int = 4,
+    stall_report: float | None = 60.0,
+    step_deadline: float | None = None,
+    heartbeat: float = 10.0,
+    grace: float = 20.0,
+    bind: str | None = None,
+    advertise: str | None = None,
+    ports: tuple[int, int] | None = None,
+    cpu_devices: int | None = None,
+    platform: str | None = None,
+    device_memory: int | None = None,
+) -> Cluster:
+    """Chooses the devices that programs use, and returns them.
+
+    Asking for those that are in use already changes nothing.
+
+    Args:
+      launcher: `"ray"` lets Ray start the workers of `islands`, on the machines of its cluster; it needs the
+        extra `pathways-mlir[ray]`. By default this process starts them on its own machine.
+      hosts: start this number of worker processes on this machine, each with its own JAX, and use their
+        devices: each is an island. They end with this process, or when it connects to other devices, or
+        at `disconnect`.
+      devices_per_host: the number of CPU devices of each worker.
+      islands: a list of `Island`s: start the workers of each. A number: divide the devices of this process
+        into so many equal consecutive islands, one by default.
+      address: of the Ray cluster to join, as in `10.0.0.5:6379`; `auto` for the one of this machine. By
+        default Ray starts one of its own here, which ends with this process.
+      ahead: how many steps on hosts may be issued and not done. Hosts issue steps before their data is there;
+        each one more takes the memory of what a step sends and receives.
+      stall_report: seconds without progress after which a step on hosts, or an array of this process, is
+        reported in the log, with what each host waits for and since when; again whenever they have doubled.
+        None for never.
+      step_deadline: seconds without progress after which a step on hosts is ended: hosts that others wait
+        for are killed, and their arrays are errors. None for never: what is slow is not told from what hangs.
+      heartbeat: seconds that a worker may say nothing to this process, or to another worker that exchanges
+        arrays with it; then it is killed, and what it had is lost.
+      grace: seconds that an island goes on for when a worker of it gets SIGTERM: it takes no new steps,
+        finishes those that it has, and what it has can be read. It ends sooner when nobody holds anything
+        of it. Then it starts anew, as one that is lost.
+      bind: the IPv4 address on which this process listens for workers, which connect over TCP and listen at
+        the address from which they reach it. By default a socket in a folder that only this user may enter;
+        with Ray 127.0.0.1.
+      advertise: the address at which workers find it; by default `bind`.
+      ports: the first and the last port that it and its workers may listen on; by default any.
+      cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
+        yet.
+      platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given.
+      device_memory: bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
+        that takes more is refused when it is compiled. By default what JAX says (`bytes_limit` of
+        `jax.Device.memory_stats()`); for CPU devices that is nothing, and nothing is refused.
+
+    Raises:
+      ValueError: a number below one, islands that would not be equal, or settings of this process together
+        with hosts.
+      RuntimeError: fewer CPU devices than asked for, and JAX has already started; or slices are bound to
+        devices of the present cluster.
+      ResourceError: JAX has no devices of the platform here, or of the one that JAX_PLATFORMS names.
+      HostError: a worker does not start.
+    """
+    with _lock:
+        if launcher not in (None, "ray"):
+            raise ValueError(f"connect({launcher!r}): expected 'ray', or nothing")
+        if launcher is not None and not isinstance(islands, Sequence):
+            raise ValueError(f"connect({launcher!r}): expected islands=[pathways.Island(...), ...]")
+        if launcher is None and address is not None:
+            raise ValueError("connect: address= is that of a Ray cluster: say connect('ray', address=...)")
+        if hosts is None and (islands is None or isinstance(islands, int)):
+            found = devices.connect(
+                cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
+            )
+            _close()
+            stalls.watch.set(stall_report)
+            return found
+        if any(setting is not None for setting in (cpu_devices, platform, device_memory)) or (
+            hosts is not None and islands is not None
+        ):
+            raise ValueError(
+                "connect: cpu_devices, platform, device_memory and islands=2 are for the devices of this "
+                "process; with hosts= say devices_per_host=, or islands=[pathways.Island(...)] alone"
+            )
+        asked = islands_of(islands, hosts, devices_per_host)
+        endpoints = Endpoints(bind or ("127.0.0.1" if launcher else None), advertise, ports)
+        return _connect_hosts(
+            Settings(
+                asked, ahead, stall_report, step_deadline, heartbeat, grace, endpoints, launcher, address
+            )
+        )
+
+
+@boundary
+def disconnect() -> None:
+    """Ends the workers, and gives the devices of all slices back.
+
+    The next program uses the devices of this process, unless `connect` is called before. Arrays on hosts are
+    gone, and so are programs that were compiled for them; those of this process stay as they are.
+    """
+    with _lock:
+        _close()
+        devices.session.disconnect()
+
+
+def controller() -> Controller | None:
+    """The controller of the workers that programs run on; None when they run in this process."""
+    return _controller
+
+
+def _launcher(settings: Settings) -> Launcher:
+    if settings.launcher is None:
+        return Spawner()
+    assert settings.endpoints.bind is not None
+    return RayLauncher(settings.address, settings.endpoints.bind, settings.cores)
+
+
+def _connect_hosts(settings: Settings) -> Cluster:
+    global _controller
+    if _controller is not None and _controller.is_usable() and _controller.settings == settings:
+        return _controller.cluster
+    if bound := devices.session.bound_slices():
+        raise RuntimeError(
+            f"connect: slices {', '.join(bound)} are bound to devices; release them with "
+            "pathways.release(slice), or connect first"
+        )
+    _close()
+    by = " with Ray" if settings.launcher else ""
+    print(f"pathways: starting {settings.hosts} hosts{by} ...", file=sys.stderr, flush=True)
+    launcher = _launcher(settings)
+    try:
+        started = Controller(Starter(settings, launcher), settings)
+    except BaseException:
+        launcher.close()
+        raise
+    try:
+        tracing.register(started.traces)
+        cluster = devices.session.connect(lambda: started.cluster)
+    except BaseException:
+        started.close()
+        raise
+    _controller = started
+    # Last in, first out: before whatever was imported to start them leaves.
+    atexit.unregister(_close)
+    atexit.register(_close)
+    return cluster
+
+
+def _close() -> None:
+    global _controller
+    if _controller is not None:
+        _controller.close()
+        _controller = None
+
+
+def _leave() -> None:
+    if _controller is not None:
+        _controller.leave()
+
+
+# The workers of a process are not those of its children, which end at any time.
+os.register_at_fork(after_in_child=_leave)

@@ -1,0 +1,241 @@
+"""Starts the workers of islands, and lets nobody else in."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pathways.runtime.control.errors import ClusterClosedError, HostStartError
+from pathways.runtime.hosts.controller.host import HostProcess, last_words
+from pathways.runtime.hosts.launch.launching import START_SECONDS, Launcher, WorkerConfig, WorkerProcess
+from pathways.runtime.hosts.launch.listening import Address, controller_socket
+from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.protocol.doors import Door
+from pathways.runtime.hosts.protocol.frames import decode_for_controller
+from pathways.runtime.hosts.protocol.handshake import Keeper
+from pathways.runtime.hosts.protocol.messages import (
+    CHANNELS,
+    Coordinator,
+    Join,
+    MessageError,
+    Purpose,
+    Ready,
+    versions,
+)
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+
+_Greeted = tuple[Connection[Any], Keeper]
+_Channels = dict[str, Connection[Any]]
+
+
+class Starter:
+    """Starts the workers of islands.
+
+    Args:
+      settings: what the user says of them.
+      launcher: gets them to run.
+    """
+
+    def __init__(self, settings: Settings, launcher: Launcher) -> None:
+        self._settings = settings
+        self._launcher = launcher
+        self._secret = secrets.token_bytes(32)
+        self._epochs = itertools.count()
+        firsts = itertools.accumulate((island.hosts for island in settings.islands), initial=0)
+        self._numbers = [
+            range(first, first + island.hosts)
+            for first, island in zip(firsts, settings.islands, strict=False)
+        ]
+
+    def start(self, islands: Sequence[int], stop: threading.Event) -> list[list[HostProcess]]:
+        """Starts all workers of some islands, and waits until they are ready.
+
+        Args:
+          islands: the numbers of the islands.
+          stop: gives up when it is set.
+
+        Returns:
+          The workers of each island.
+
+        Raises:
+          HostError: one of them does not start; says which and why. None of them is left.
+        """
+        processes: dict[int, WorkerProcess] = {}
+        try:
+            with controller_socket(self._settings.endpoints) as (server, address):
+                expected = sum(len(self._numbers[island]) for island in islands)
+                start = _Start(server, self._secret, next(self._epochs), stop, processes, expected)
+                try:
+                    for island in islands:
+                        configs = self._configs(island, address, start.epoch)
+                        started = self._launcher.launch(configs)
+                        processes.update(zip(self._numbers[island], started, strict=True))
+                    channels = start.greet_all(self._settings.heartbeat)
+                finally:
+                    # Closing it does not wake who accepts.
+                    server.shutdown(socket.SHUT_RDWR)
+            for island in islands:
+                start.introduce([channels[host] for host in self._numbers[island]], self._numbers[island])
+            return [
+                [
+                    HostProcess(
+                        host, f"island{island}", processes[host], channels[host], start.ready(host, channels)
+                    )
+                    for host in self._numbers[island]
+                ]
+                for island in islands
+            ]
+        except BaseException as error:
+            for process in processes.values():
+                process.kill()
+            for process in processes.values():
+                process.ending(2.0)
+            if isinstance(error, OSError):
+                raise HostStartError(f"cannot listen for workers: {error}") from None
+            raise
+
+    def close(self) -> None:
+        """Gives back what the launcher holds."""
+        self._launcher.close()
+
+    def _configs(self, island: int, address: Address, epoch: int) -> list[WorkerConfig]:
+        asked = self._settings.islands[island]
+        return [
+            WorkerConfig(
+                address,
+                self._secret.hex(),
+                host,
+                epoch,
+                rank,
+                asked.hosts,
+                asked.devices_per_host,
+                self._settings.heartbeat,
+                self._settings.grace,
+                self._settings.endpoints.ports,
+                asked.cores,
+            )
+            for rank, host in enumerate(self._numbers[island])
+        ]
+
+
+class _Start:
+    """One start of some workers.
+
+    Args:
+      server: where they connect.
+      secret: what they know.
+      epoch: tells them from earlier ones.
+      stop: ends the start.
+      processes: theirs, by their numbers; those that are started.
+      expected: how many of them there will be.
+    """
+
+    def __init__(
+        self,
+        server: socket.socket,
+        secret: bytes,
+        epoch: int,
+        stop: threading.Event,
+        processes: Mapping[int, WorkerProcess],
+        expected: int,
+    ) -> None:
+        self._secret = secret
+        self.epoch = epoch
+        self._stop = stop
+        self._processes = processes
+        self._deadline = time.monotonic() + START_SECONDS
+        self._greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
+        Door(server, secret, self._admits, decode_for_controller, self._take, len(CHANNELS) * expected)
+
+    def greet_all(self, heartbeat: float) -> dict[int, _Channels]:
+        """Waits until all workers have all their connections."""
+        channels: dict[int, _Channels] = {host: {} for host in self._processes}
+        while missing := [host for host, connected in channels.items() if len(connected) < len(CHANNELS)]:
+            for host in missing:
+                self._check_running(host)
+            if time.monotonic() > self._deadline:
+                raise self._failed(missing[0], f"did not connect in {START_SECONDS:.0f} seconds")
+            try:
+                connection, keeper = self._greeted.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            purpose = keeper.purpose
+            assert purpose is not None
+            if purpose.channel in channels.get(purpose.host, {purpose.channel: None}):
+                connection.close()
+                continue
+            if keeper.versions != versions():
+                pathways, jaxlib, python = keeper.versions
+                raise HostStartError(
+                    f"host {purpose.host} runs pathways {pathways}, jaxlib {jaxlib} and Python {python}, but "
+                    f"the controller {', '.join(versions())}"
+                )
+            connection.keep_alive(heartbeat)
+            channels[purpose.host][purpose.channel] = connection
+        return channels
+
+    def _admits(self, purpose: Purpose) -> bool:
+        """Whether it is a connection of a worker of this start."""
+        is_worker = purpose.role == "worker" and purpose.to == "controller" and purpose.channel in CHANNELS
+        return is_worker and purpose.epoch == self.epoch
+
+    def _take(self, connection: Connection[Any], keeper: Keeper) -> None:
+        self._greeted.put((connection, keeper))
+
+    def introduce(self, island: Sequence[_Channels], hosts: Sequence[int]) -> None:
+        """Tells the hosts of an island where its first one is."""
+        if len(island) == 1:
+            return
+        said = self._hear(hosts[0], island[0]["watch"])
+        if not isinstance(said, Coordinator):
+            raise self._failed(hosts[0], f"did not start: it said {type(said).__name__}")
+        for host, channels in zip(hosts, island, strict=True):
+            try:
+                channels["watch"].send(Join(said.address))
+            except ConnectionEnded as error:
+                raise self._failed(host, f"did not start: {error}") from None
+
+    def ready(self, host: int, channels: Mapping[int, _Channels]) -> Ready:
+        """Waits until a worker is ready."""
+        said = self._hear(host, channels[host]["watch"])
+        if not isinstance(said, Ready):
+            raise self._failed(host, f"did not start: it said {type(said).__name__}")
+        return said
+
+    def _hear(self, host: int, connection: Connection[Any]) -> object:
+        while True:
+            if connection.wait(0.2):
+                try:
+                    connection.limit(max(0.1, self._deadline - time.monotonic()))
+                    message = connection.receive()
+                    connection.limit(None)
+                except (ConnectionEnded, MessageError) as error:
+                    raise self._failed(host, f"did not start: {error}") from None
+                return message
+            # One that has ended is why others of its island wait.
+            for other in self._processes:
+                self._check_running(other)
+            if time.monotonic() > self._deadline:
+                raise self._failed(host, f"was not ready in {START_SECONDS:.0f} seconds")
+
+    def _check_running(self, host: int) -> None:
+        if self._stop.is_set():
+            raise ClusterClosedError(f"host {host} is closed")
+        if self._processes[host].ending(0) is not None:
+            raise self._failed(host, "did not start")
+
+    def _failed(self, host: int, why: str) -> HostStartError:
+        process = self._processes[host]
+        # Its end explains why its connection has ended.
+        how = process.ending(3.0)
+        if how is None:
+            process.kill()
+        else:
+            why = f"did not start ({how})"
+        return HostStartError(f"host {host} {why}{last_words(process.last_lines())}")

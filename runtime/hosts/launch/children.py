@@ -1,0 +1,115 @@
+"""Workers as children of this process."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import IO
+
+from pathways.runtime.hosts.launch.cores import CoreShares
+from pathways.runtime.hosts.launch.launching import LINES, WorkerConfig
+from pathways.runtime.resources.threads import start_thread
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A worker that is a child of this process; what it writes to standard error is passed on.
+
+    Args:
+      config: what it has to know.
+      dies_with_parent: whether it is killed when the thread that started it ends.
+    """
+
+    def __init__(self, config: WorkerConfig, *, dies_with_parent: bool = False) -> None:
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        # The controller writes what its workers record.
+        environment.pop("PW_TRACE", None)
+        # A worker waits for SIGTERM, which none of its threads may get: it has some before its first line.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pathways.runtime.hosts.worker.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                preexec_fn=_die_with_parent if dies_with_parent else None,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.pid = self._process.pid
+        self._lines: collections.deque[str] = collections.deque(maxlen=LINES)
+        assert self._process.stdin is not None
+        assert self._process.stderr is not None
+        # Not on the command line, which everyone may read. It may have ended already.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(config.to_json().encode() + b"\n")
+            self._process.stdin.flush()
+        read = functools.partial(self._read, self._process.stderr)
+        self._reader = start_thread(read, "standard error")
+
+    def ending(self, seconds: float) -> str | None:
+        """See `WorkerProcess.ending`."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        """See `WorkerProcess.kill`."""
+        self._process.kill()
+
+    def last_lines(self) -> Sequence[str]:
+        """See `WorkerProcess.last_lines`."""
+        if self._process.poll() is not None:
+            # What it wrote last may not have been read yet.
+            self._reader.join(timeout=1)
+        return tuple(self._lines)
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            for line in pipe:
+                text = line.decode(errors="replace")
+                self._lines.append(text.rstrip("\n"))
+                # Nobody may be there to read it.
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(text)
+
+
+class Spawner:
+    """Starts workers as children of this process."""
+
+    def __init__(self) -> None:
+        self._cores = CoreShares()
+
+    def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[Child]:
+        """See `Launcher.launch`."""
+        started: list[Child] = []
+        try:
+            for config in configs:
+                if config.cores is not None:
+                    first = self._cores.take("", config.host, config.cores)
+                    config = dataclasses.replace(config, first_core=first)
+                started.append(Child(config))
+        except BaseException:
+            for child in started:
+                child.kill()
+            raise
+        return started
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,110 @@
+"""Where processes of a cluster listen, and how the others get there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pathways.runtime.hosts.launch.settings import Endpoints
+from pathways.runtime.hosts.protocol.wire import keep_alive
+
+Address = str | tuple[str, int]
+"""The path of a socket, or address and port."""
+
+_BACKLOG = 64
+_PREFIX = "pathways-"
+_OLD_SECONDS = 600.0
+
+
+@contextlib.contextmanager
+def controller_socket(endpoints: Endpoints) -> Iterator[tuple[socket.socket, Address]]:
+    """A socket on which the controller listens, and where workers find it; as long as workers start."""
+    if endpoints.bind is not None:
+        with server_socket(endpoints.bind, endpoints.ports) as server:
+            yield server, (endpoints.advertise or endpoints.bind, server.getsockname()[1])
+        return
+    remove_left(Path("/tmp"))
+    # A folder that nobody else may enter: faster than a port, and less open. Paths of sockets are short, and
+    # the folder that the user chose for temporary files may be deep.
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, dir="/tmp") as folder,
+        socket.socket(socket.AF_UNIX) as server,
+    ):
+        server.bind(f"{folder}/controller")
+        server.listen(_BACKLOG)
+        yield server, f"{folder}/controller"
+
+
+def remove_left(place: Path) -> None:
+    """Removes the folders of controllers that were killed while workers started.
+
+    Args:
+      place: where the folders are.
+    """
+    for path in place.glob(f"{_PREFIX}*/controller"):
+        # Of other users, or removed by another process in between.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+            # One that is new may not listen yet.
+            if time.time() - path.stat().st_mtime > _OLD_SECONDS and path.stat().st_uid == os.getuid():
+                try:
+                    sock.connect(str(path))
+                except ConnectionRefusedError:
+                    path.unlink()
+                    path.parent.rmdir()
+
+
+def connect_to(address: Address, heartbeat: float) -> socket.socket:
+    """Connects to the controller.
+
+    Args:
+      address: where it listens.
+      heartbeat: seconds after which a connection to a machine that does not answer any more has ended. A
+        process that is stopped is not meant: its machine answers for it.
+
+    Raises:
+      OSError: nobody listens there.
+    """
+    if isinstance(address, str):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(address)
+        return sock
+    sock = socket.create_connection(address, timeout=heartbeat)
+    sock.settimeout(None)
+    keep_alive(sock, heartbeat)
+    return sock
+
+
+def own_address(sock: socket.socket) -> str:
+    """The address of this machine on the network that a connection goes through; loopback within it."""
+    return "127.0.0.1" if sock.family == socket.AF_UNIX else sock.getsockname()[0]
+
+
+def server_socket(address: str, ports: tuple[int, int] | None) -> socket.socket:
+    """A socket that listens on an address, on one of some ports.
+
+    Raises:
+      OSError: all of them are taken.
+    """
+    if ports is None:
+        return socket.create_server((address, 0))
+    first, last = ports
+    for port in random.sample(range(first, last + 1), last + 1 - first):
+        with contextlib.suppress(OSError):
+            return socket.create_server((address, port))
+    raise OSError(f"no port from {first} to {last} is free on {address}")
+
+
+def free_port(address: str, ports: tuple[int, int] | None) -> int:
+    """A port that nobody listens on now, for a server that does not say which one it has taken.
+
+    Raises:
+      OSError: all of them are taken.
+    """
+    with server_socket(address, ports) as sock:
+        return int(sock.getsockname()[1])

@@ -1,0 +1,133 @@
+"""A socket that others connect to, each of whom has to prove first who it is."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pathways.runtime.control.lobby import Lobby
+from pathways.runtime.hosts.protocol.handshake import NONCE_BYTES, Keeper, Opener
+from pathways.runtime.hosts.protocol.messages import MessageError, Purpose, Welcome
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.threads import start_thread
+
+HANDSHAKE_SECONDS = 10.0
+"""How long the other side may take in all to prove itself."""
+
+HANDSHAKE_BYTES = 4096
+"""How long a message may be before it has."""
+
+_MOST = 64
+_MOST_OF_ONE = 32
+
+log = logging.getLogger("pathways")
+
+Decode = Callable[[bytearray], Any]
+"""Reads a message."""
+
+Greeted = Callable[[Connection[Any], Keeper], None]
+"""Takes a connection whose other side has proved who it is."""
+
+
+class Door:
+    """Greets whoever connects to a socket, each in a thread: one that says nothing holds up nobody else.
+
+    Args:
+      server: the socket; who shuts it down closes the door.
+      secret: what all processes of the cluster know.
+      admits: what connections may be for.
+      decode: reads what the other sides send.
+      greeted: takes those that are proved, in a thread of its own for each; others are closed.
+      expected: how many connections may be greeted at the same time for good reasons.
+    """
+
+    def __init__(
+        self,
+        server: socket.socket,
+        secret: bytes,
+        admits: Callable[[Purpose], bool],
+        decode: Decode,
+        greeted: Greeted,
+        expected: int = 0,
+    ) -> None:
+        self._server = server
+        self._secret = secret
+        self._admits = admits
+        self._decode = decode
+        self._greeted = greeted
+        self._lobby: Lobby[socket.socket] = Lobby(_MOST + expected, _MOST_OF_ONE + expected)
+        self._lock = threading.Lock()
+        start_thread(self._accept, "accept")
+
+    def _accept(self) -> None:
+        # Ends when the socket is shut down.
+        with contextlib.suppress(OSError):
+            while True:
+                sock, address = self._server.accept()
+                where = address[0] if isinstance(address, tuple) else "this machine"
+                with self._lock:
+                    leaving = self._lobby.enter(sock, where)
+                for other in leaving:
+                    # Its thread closes it.
+                    with contextlib.suppress(OSError):
+                        other.shutdown(socket.SHUT_RDWR)
+                start_thread(functools.partial(self._greet, sock, where), "greet")
+
+    def _greet(self, sock: socket.socket, where: str) -> None:
+        keeper = Keeper(self._secret, self._admits, secrets.token_bytes(NONCE_BYTES))
+        connection: Connection[Any] = Connection(sock, self._decode)
+        try:
+            keep(connection, keeper)
+        except (MessageError, ConnectionEnded) as error:
+            connection.close()
+            with self._lock:
+                self._lobby.leave(sock)
+                if self._lobby.may_warn(where, time.monotonic()):
+                    log.warning("refused a connection from %s: %s", where, error)
+            return
+        with self._lock:
+            self._lobby.leave(sock)
+        self._greeted(connection, keeper)
+
+
+def keep(connection: Connection[Any], keeper: Keeper) -> None:
+    """The side of the handshake that was called.
+
+    Raises:
+      MessageError: the other side does not know the secret, or says something else.
+      ConnectionEnded: it went away, or took too long.
+    """
+    connection.bound(HANDSHAKE_SECONDS, HANDSHAKE_BYTES)
+    answer = None
+    while not isinstance(answer, Welcome):
+        answer = keeper.hear(connection.receive())
+        connection.send(answer)
+    connection.unbound()
+
+
+def call(sock: socket.socket, secret: bytes, purpose: Purpose, decode: Decode) -> Connection[Any]:
+    """The side of the handshake that opens a connection, on a socket that is connected.
+
+    Raises:
+      MessageError: the other side does not know the secret, or says something else.
+      ConnectionEnded: it went away, or took too long.
+    """
+    connection: Connection[Any] = Connection(sock, decode)
+    connection.bound(HANDSHAKE_SECONDS, HANDSHAKE_BYTES)
+    opener = Opener(secret, purpose, secrets.token_bytes(NONCE_BYTES))
+    try:
+        connection.send(opener.first)
+        while (answer := opener.hear(connection.receive())) is not None:
+            connection.send(answer)
+    except BaseException:
+        connection.close()
+        raise
+    connection.unbound()
+    return connection

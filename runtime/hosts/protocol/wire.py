@@ -1,0 +1,242 @@
+"""A connection between two processes of a cluster: frames over a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from pathways.runtime.hosts.protocol.frames import HEADER_BYTES, MOST_BYTES, encode, lengths
+from pathways.runtime.hosts.protocol.interrupts import Whole
+from pathways.runtime.hosts.protocol.messages import Message, MessageError
+
+_AT_ONCE = 1 << 16
+"""Bytes that are read at once where messages are short."""
+
+_LONG = _AT_ONCE // 4
+"""The longest message, in bytes, that is sure to be there whole some time."""
+
+type Place[Received] = Callable[[Received, int], memoryview]
+"""Gives the memory for the bytes of an array behind a message, of their number."""
+
+
+class ConnectionEnded(ConnectionError):
+    """The other side is gone."""
+
+
+class Connection[Received]:
+    """Sends and receives whole messages; any thread may send, one receives.
+
+    Args:
+      sock: a connected socket.
+      decode: reads what the other side sends.
+
+    Attributes:
+      place: where the bytes of arrays go; without it there may be none.
+    """
+
+    def __init__(self, sock: socket.socket, decode: Callable[[bytearray], Received]) -> None:
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._decode = decode
+        self._sending = threading.Lock()
+        self._buffer = bytearray(_AT_ONCE)
+        self._unread = 0
+        self._most = MOST_BYTES
+        self._deadline: float | None = None
+        self.place: Place[Received] | None = None
+
+    def fileno(self) -> int:
+        """The socket, to wait for."""
+        return self._socket.fileno()
+
+    def send(self, *messages: Message) -> None:
+        """Sends messages, one behind the other.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+        """
+        self.send_frames(*map(encode, messages))
+
+    def send_with(self, message: Message, data: memoryview) -> None:
+        """Sends a message with bytes of an array; see `send`."""
+        self.send_frames(encode(message, len(data)), data)
+
+    def send_frames(self, *frames: bytes | memoryview) -> None:
+        """Sends messages that are encoded already; see `send`."""
+        with self._sending:
+            try:
+                for frame in frames:
+                    self._socket.sendall(frame)
+            except OSError as error:
+                raise _ended(error) from None
+
+    def receive(self) -> Received:
+        """Waits for the next message.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+          MessageError: it sent something that is no message.
+        """
+        header = bytearray(HEADER_BYTES)
+        self._fill(memoryview(header))
+        length, behind = lengths(header, most=self._most)
+        body = bytearray(length)
+        self._fill(memoryview(body))
+        message = self._decode(body)
+        if behind:
+            if self.place is None:
+                raise MessageError(f"{type(message).__name__} comes with {behind} bytes of an array")
+            self._fill(self.place(message, behind))
+        return message
+
+    def receive_some(self) -> list[Received]:
+        """Waits for messages, and returns all that are there.
+
+        For connections without bytes of arrays.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+          MessageError: it sent something that is no message.
+        """
+        while True:
+            if self._unread == len(self._buffer):
+                self._buffer += bytes(len(self._buffer))
+            if self._unread:
+                # A view would keep the buffer from growing.
+                with memoryview(self._buffer) as buffer:
+                    self._unread += self._read(buffer[self._unread :])
+            else:
+                self._unread = self._read(self._buffer)
+            received, end = self._whole(self._unread)
+            if received:
+                if end < self._unread:
+                    self._buffer[: self._unread - end] = self._buffer[end : self._unread]
+                self._unread -= end
+                return received
+
+    def act_on_some(self, act: Callable[[Received], None]) -> None:
+        """Acts on all messages that are there whole.
+
+        They stay there until all is done. So what an exception ends, as that of Ctrl-C, is not lost, and
+        `act` may see the same message again. Most of them have to be short: a long one is waited for.
+
+        Args:
+          act: acts on a message.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+          MessageError: it sent something that is no message.
+        """
+        size = self._read(self._buffer, socket.MSG_PEEK)
+        received, end = self._whole(size)
+        if not end and size >= HEADER_BYTES and lengths(self._buffer)[0] > _LONG:
+            # More than the system may keep of what nobody has taken: it would never be there whole.
+            with Whole():
+                act(self.receive())
+            return
+        for message in received:
+            act(message)
+        if end:
+            self._read(self._buffer, most=end)
+
+    def _whole(self, size: int) -> tuple[list[Received], int]:
+        """The whole messages at the beginning of the buffer, and where they end."""
+        received = []
+        at = 0
+        while size - at >= HEADER_BYTES:
+            body = at + HEADER_BYTES
+            length, behind = lengths(self._buffer, at)
+            if behind:
+                raise MessageError(f"a message comes with {behind} bytes of an array")
+            if size - body < length:
+                break
+            at = body + length
+            received.append(self._decode(self._buffer[body:at]))
+        return received, at
+
+    def _read(self, buffer: bytearray | memoryview, how: int = 0, most: int = 0) -> int:
+        if self._deadline is not None:
+            # Not zero, which would mean not to wait at all.
+            self.limit(max(1e-3, self._deadline - time.monotonic()))
+        try:
+            got = self._socket.recv_into(buffer, most, how)
+        except OSError as error:
+            raise _ended(error) from None
+        if not got:
+            raise ConnectionEnded("the connection has ended")
+        return got
+
+    def _fill(self, view: memoryview) -> None:
+        while view:
+            view = view[self._read(view) :]
+
+    def wait(self, seconds: float) -> bool:
+        """Whether there is something to receive, after so many seconds at most."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1e3))
+
+    def has_ended(self) -> bool:
+        """Whether either side has closed it, even if something is still to be received."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLRDHUP)
+        except ValueError:
+            return True
+        return bool(poll.poll(0))
+
+    def keep_alive(self, heartbeat: float) -> None:
+        """Ends when the machine of the other side has not answered for so many seconds."""
+        keep_alive(self._socket, heartbeat)
+
+    def limit(self, seconds: float | None) -> None:
+        """Lets sending and receiving take no longer; None for any time."""
+        self._socket.settimeout(seconds)
+
+    def bound(self, seconds: float, most: int) -> None:
+        """Lets all that follows take no longer together, and messages be no longer, until `unbound`."""
+        self._deadline = time.monotonic() + seconds
+        self._most = most
+        self.limit(seconds)
+
+    def unbound(self) -> None:
+        """Lets everything take its time again."""
+        self._deadline, self._most = None, MOST_BYTES
+        self.limit(None)
+
+    def leave(self) -> None:
+        """Forgets the connection, which another process goes on with."""
+        self._socket.close()
+
+    def close(self) -> None:
+        """Ends the connection; whoever waits on it gets `ConnectionEnded`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def keep_alive(sock: socket.socket, heartbeat: float) -> None:
+    """Ends a connection over TCP when the machine at its other end has not answered for so many seconds."""
+    if sock.family == socket.AF_UNIX:
+        return
+    interval = max(1, round(heartbeat / 4))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", interval),
+        ("TCP_KEEPINTVL", interval),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", round(heartbeat * 1000)),
+    ):
+        # Other systems have not all of them.
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _ended(error: OSError) -> ConnectionEnded:
+    why = "nothing was heard in time" if isinstance(error, TimeoutError) else str(error)
+    return ConnectionEnded(f"the connection has ended: {why}")

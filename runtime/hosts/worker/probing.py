@@ -1,0 +1,119 @@
+"""How workers that exchange arrays find out that they cannot reach each other.
+
+A network that is cut between two of them is silent: JAX's transfer server waits for ever, and both still
+answer the controller. So they keep a connection of their own, on which they ask each other whether they
+live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pathways.runtime.hosts.protocol.doors import Door, call
+from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker
+from pathways.runtime.hosts.protocol.handshake import Keeper
+from pathways.runtime.hosts.protocol.messages import PEER, MessageError, Ping, Pong, Purpose
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.threads import start_thread
+
+_PAUSE = 0.5
+"""The most seconds from one question to the next."""
+
+
+class Probes:
+    """The connections of a worker to those that it exchanges arrays with.
+
+    Args:
+      server: the socket to listen on.
+      secret: what all workers of the cluster know.
+      host: the number of this worker.
+      epoch: how often workers were started before it.
+      lost: is called when a peer does not answer, with its number, its address and why; once for each.
+      deadline: seconds that a peer may say nothing.
+    """
+
+    def __init__(
+        self,
+        server: socket.socket,
+        secret: bytes,
+        host: int,
+        epoch: int,
+        lost: Callable[[int, str, str], None],
+        deadline: float,
+    ) -> None:
+        self._secret = secret
+        self._host = host
+        self._epoch = epoch
+        self._lost = lost
+        self._deadline = deadline
+        self._known: set[tuple[int, str]] = set()
+        self._lock = threading.Lock()
+        address, port = server.getsockname()[:2]
+        self.address = f"{address}:{port}"
+        Door(server, secret, self._admits, decode_for_worker, self._answer)
+
+    def watch(self, peers: Mapping[int, str]) -> None:
+        """Watches some peers from now on, besides those that are watched already.
+
+        Args:
+          peers: the addresses of their `Probes`, by the number of the host.
+        """
+        with self._lock:
+            new = peers.items() - self._known
+            self._known.update(new)
+        for host, address in new:
+            # Each side asks on a connection of its own: what one hears does not tell that the other is heard.
+            start_thread(functools.partial(self._ask, host, address), f"ask host {host}")
+
+    def _admits(self, purpose: Purpose) -> bool:
+        return (purpose.channel, purpose.role, purpose.to) == (PEER, "worker", f"host {self._host}")
+
+    def _answer(self, connection: Connection[Any], keeper: Keeper) -> None:
+        """Answers a peer until it asks no more; it finds out by itself when it hears nothing."""
+        with contextlib.suppress(ConnectionEnded, MessageError):
+            while isinstance(message := connection.receive(), Ping):
+                connection.send(Pong(message.number))
+        connection.close()
+
+    def _ask(self, host: int, address: str) -> None:
+        """Asks a peer whether it lives until it does not answer."""
+        try:
+            with contextlib.closing(self._called(host, address)) as connection:
+                self._keep_asking(connection)
+        except (OSError, MessageError) as error:
+            self._lost(host, address, str(error))
+
+    def _called(self, host: int, address: str) -> Connection[Any]:
+        """A connection to a peer.
+
+        Raises:
+          OSError: there is none in time.
+          MessageError: it is no peer.
+        """
+        name, _, port = address.rpartition(":")
+        purpose = Purpose(PEER, "worker", self._host, self._epoch, f"host {host}")
+        deadline = time.monotonic() + self._deadline
+        while True:
+            sock = socket.create_connection((name, int(port)), timeout=self._deadline)
+            try:
+                return call(sock, self._secret, purpose, decode_for_controller)
+            except ConnectionEnded:
+                # Too many others are at its door.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE * random.random())
+
+    def _keep_asking(self, connection: Connection[Any]) -> None:
+        connection.limit(self._deadline)
+        for number in itertools.count():
+            connection.send(Ping(number))
+            connection.receive()
+            time.sleep(min(_PAUSE, self._deadline / 4))

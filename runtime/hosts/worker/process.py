@@ -1,0 +1,580 @@
+"""The process on a host: it runs the host's part of every step, in the order in which the controller asks.
+
+The main thread reads and issues steps. One thread takes arrays from the controller, one answers what it
+asks in the meantime, one waits for results; programs are compiled, and arrays sent to the controller, in
+threads of their own. Arrays go from worker to worker over JAX's transfer server, never through the
+controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import queue
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir import ir
+
+from pathways.dialect import make_context
+from pathways.runtime.control.reports import HostReport
+from pathways.runtime.hosts.launch.cores import pin
+from pathways.runtime.hosts.launch.launching import START_SECONDS, WorkerConfig
+from pathways.runtime.hosts.launch.listening import connect_to, free_port, own_address, server_socket
+from pathways.runtime.hosts.launch.ready import FOLDER, Mark
+from pathways.runtime.hosts.protocol.describing import answers
+from pathways.runtime.hosts.protocol.doors import call
+from pathways.runtime.hosts.protocol.frames import CHUNK, decode_for_worker
+from pathways.runtime.hosts.protocol.messages import (
+    CHANNELS,
+    Ask,
+    Cancel,
+    Chunk,
+    Coordinator,
+    Describe,
+    Done,
+    Failed,
+    Fetch,
+    Free,
+    Join,
+    Leave,
+    Leaving,
+    Load,
+    LoadDone,
+    Lost,
+    MessageError,
+    PeerLost,
+    Ping,
+    Pong,
+    Purpose,
+    Put,
+    ReadClock,
+    Ready,
+    Report,
+    Run,
+    StartTrace,
+    StopTrace,
+    Unload,
+)
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.trace.worker_tracing import WorkerTracing
+from pathways.runtime.hosts.worker.leaving import Farewell
+from pathways.runtime.hosts.worker.probing import Probes
+from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Store
+from pathways.runtime.hosts.worker.target import Numbers, Peers, WorkerTarget
+from pathways.runtime.hosts.worker.underway import StepsUnderway
+from pathways.runtime.local.devices import discover
+from pathways.runtime.local.load import Executable, load
+from pathways.runtime.local.slots import aval_of
+from pathways.runtime.plan.lower import Stored, StoredComputation, host_plans_of
+from pathways.runtime.plan.own_part import own_part
+from pathways.runtime.resources.cluster import Cluster, Device
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.xla import distributed, pjrt
+
+_NOTHING: dict[int, str] = {}
+
+_AGAIN_SECONDS = 0.5
+"""How long a worker that was turned away waits at most before it tries again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosted:
+    """A program of this host.
+
+    Attributes:
+      name: its name.
+      executable: the function.
+      target: what its sends and receipts are bound to.
+      inputs: which of the arrays that its island takes it takes; None for all.
+      outputs: the number of each array that it makes among those that its island makes.
+      count: how many its island makes.
+    """
+
+    name: str
+    executable: Executable
+    target: WorkerTarget
+    inputs: tuple[int, ...] | None
+    outputs: tuple[int, ...]
+    count: int
+
+    def results(self, arrays: Sequence[Any]) -> list[Any]:
+        """What stands for all that its island makes."""
+        if self.inputs is None:
+            return list(arrays)
+        results = [ELSEWHERE] * self.count
+        for n, array in zip(self.outputs, arrays, strict=True):
+            results[n] = array
+        return results
+
+
+class Worker:
+    """The state of a worker.
+
+    Args:
+      config: what it was told when it was started.
+      connections: to the controller, by the names of `messages.CHANNELS`.
+      peers: to the other workers.
+      devices: those of its island.
+      probes: ask the other workers whether they live.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        connections: Mapping[str, Connection[Any]],
+        peers: Peers,
+        devices: tuple[Device, ...],
+        probes: Probes,
+    ) -> None:
+        self.host = config.host
+        self.island = range(config.host - config.rank, config.host - config.rank + config.size)
+        self.connections = connections
+        self.peers = peers
+        self.probes = probes
+        self.devices = {device.id: device for device in devices}
+        self.store = Store({handle.id: handle for handle in jax.devices() if handle.id in self.devices})
+        self.programs: dict[int, Hosted] = {}
+        # Given up before it was compiled.
+        self.unneeded: set[int] = set()
+        self.last = 0
+        self.underway = StepsUnderway()
+        self.tracing = WorkerTracing(connections["watch"])
+        self.waiting: queue.SimpleQueue[tuple[int, Hosted, list[Any], list[Any]]] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        """Serves the controller; the process ends with it."""
+        for work in (self.take_arrays, self.answer, self.wait):
+            self.start(work)
+        self.guarded(self.issue)
+
+    def start(self, work: Callable[..., None], *args: Any) -> None:
+        """Does something in a thread of its own."""
+        start_thread(functools.partial(self.guarded, functools.partial(work, *args)), work.__name__)
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Does something; what goes wrong in it ends the process, which the controller sees."""
+        try:
+            work()
+        except ConnectionEnded:
+            _end()
+        except MessageError as error:
+            print(f"pathways worker: {error}", file=sys.stderr)
+            _end()
+        except BaseException:
+            # Whatever that needs itself, such as memory.
+            try:
+                traceback.print_exc()
+            finally:
+                _end()
+
+    def take_arrays(self) -> None:
+        """Takes arrays that the controller sends."""
+        connection = self.connections["arrays"]
+        connection.place = self.store.place
+        while True:
+            message = connection.receive()
+            match message:
+                case Put():
+                    self.store.begin(message)
+                case Chunk():
+                    self.store.take(message)
+                case Free():
+                    self.store.give_up(message.arrays)
+                case _:
+                    raise _unexpected(message)
+
+    def answer(self) -> None:
+        """Answers what the controller asks while steps run."""
+        connection = self.connections["watch"]
+        while True:
+            message = connection.receive()
+            match message:
+                case Ping():
+                    connection.send(Pong(message.number))
+                case ReadClock():
+                    self.tracing.tell_time(message)
+                case Ask():
+                    connection.send(Report(message.request, self.report()))
+                case Describe():
+                    self.start(self.describe, message)
+                case Lost():
+                    self.peers.lose(message.addresses)
+                case Leave():
+                    _end()
+                case _:
+                    raise _unexpected(message)
+
+    def report(self) -> HostReport:
+        """How this worker is."""
+        held = self.store.held()
+        programs = tuple(sorted(program.name for program in [*self.programs.values()]))
+        return HostReport(len(held), sum(map(bytes_here, held)), programs, self.underway.report())
+
+    def lose_peer(self, host: int, address: str, why: str) -> None:
+        """Tells the controller that another host does not answer."""
+        with contextlib.suppress(ConnectionEnded):
+            self.connections["watch"].send(PeerLost(host, address, why))
+
+    def ask_to_leave(self) -> None:
+        """Tells the controller that this process was asked to end."""
+        with contextlib.suppress(ConnectionEnded):
+            self.connections["watch"].send(Leaving())
+
+    def issue(self) -> None:
+        """The dispatch thread: everything that has an order, in that order."""
+        connection = self.connections["steps"]
+        while True:
+            for message in connection.receive_some():
+                # Most are steps.
+                if type(message) is Run:
+                    self.run(message)
+                else:
+                    self.take_turn(message)
+
+    def take_turn(self, message: object) -> None:
+        """Does what a message of the dispatch thread says that is no step."""
+        match message:
+            case Free():
+                self.store.free(message.arrays)
+            case Fetch():
+                self.start(self.send_array, message, self.store.get(message.array))
+            case Unload():
+                if self.programs.pop(message.program, None) is None:
+                    self.unneeded.add(message.program)
+            case Load():
+                self.start(self.load, message)
+            case Cancel():
+                for program, run in message.runs:
+                    if program in self.programs:
+                        self.programs[program].target.cancel(run, message.hosts)
+            case StartTrace():
+                self.tracing.start(message)
+            case StopTrace():
+                self.tracing.stop(message)
+            case _:
+                raise _unexpected(message)
+
+    def load(self, message: Load) -> None:
+        """Compiles a program, and tells the controller."""
+        self.connections["steps"].send(LoadDone(message.request, self.loaded(message)))
+
+    def loaded(self, message: Load) -> str | None:
+        """Compiles a program; returns what is wrong with it."""
+        try:
+            hosted = self.hosted(message)
+        except Exception as error:
+            return _described(error)
+        if message.program in self.unneeded:
+            return None
+        self.programs[message.program] = hosted
+        others = hosted.target.peers() | (set(self.island) - {self.host})
+        self.probes.watch({host: message.probes[host] for host in others})
+        return None
+
+    def hosted(self, message: Load) -> Hosted:
+        """Compiles a program."""
+        context = make_context()
+        with context:
+            module = ir.Module.parse(message.module)
+            plans = host_plans_of(module, message.name, _stored(message), proved=True)
+        whole = plan = plans[message.island]
+        inputs: tuple[int, ...] | None = None
+        outputs: tuple[int, ...] = ()
+        if len(self.island) > 1:
+            own = own_part(whole, message.owners, self.host, message.crossing)
+            plan, inputs, outputs = own.plan, own.inputs, own.outputs
+        # Where it is needed alone: it imports scipy.
+        if any(b"lapack_" in code for code in _code(message)):
+            pjrt.initialize_lapack()
+        bindings = {
+            name: Binding(
+                tuple(self.devices[number] for number in message.devices[name]),
+                spec.shape,
+                spec.axis_names,
+                message.name,
+            )
+            for name, spec in plan.slices.items()
+        }
+        avals = [
+            jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
+            for aval, weak in zip(
+                (aval_of(result.type) for result in plan.results), message.weak_results, strict=True
+            )
+        ]
+        targets: list[WorkerTarget] = []
+
+        def target(*args: Any) -> WorkerTarget:
+            targets.append(
+                WorkerTarget(
+                    *args,
+                    peers=self.peers,
+                    addresses=message.peers,
+                    owners=message.owners,
+                    host=self.host,
+                    numbers=Numbers(message.base, message.stride, 1 + max(message.peers)),
+                    keep_tokens=len(self.island) > 1,
+                )
+            )
+            return targets[0]
+
+        executable = load(
+            plan,
+            bindings,
+            result_avals=avals,
+            argument_names=message.argument_names,
+            progress=lambda *_: None,
+            make_target=target,
+        )
+        if inputs is None:
+            outputs = tuple(range(len(executable.outputs)))
+        count = sum(len(result.slots) for result in whole.results)
+        return Hosted(message.name, executable, targets[0], inputs, outputs, count)
+
+    def describe(self, message: Describe) -> None:
+        """Says what XLA made of a program."""
+        hosted = self.programs.get(message.program)
+        executable = None if hosted is None else hosted.executable
+        for answer in answers(message.request, executable, text=message.text):
+            self.connections["watch"].send(answer)
+
+    def run(self, message: Run) -> None:
+        """Issues a step."""
+        if message.run <= self.last:
+            # The controller was interrupted, and did not know whether it had asked.
+            return
+        self.last = message.run
+        self.store.free(message.free)
+        program = self.programs[message.program]
+        taken = [self.store.get(number) for number in message.arguments]
+        if program.inputs is not None:
+            taken = [taken[n] for n in program.inputs]
+        wrong = None
+        for array in taken:
+            if isinstance(array, Poison):
+                wrong = array.error
+                break
+        self.tracing.run = message
+        program.target.begin(message.run, self.underway.begin(program.name, message.run))
+        results: list[Any] = []
+        if wrong is None:
+            try:
+                results = program.executable.run(taken)
+            except Exception as error:
+                wrong = _described(error)
+        if wrong is not None:
+            program.target.poison(wrong)
+            poisons = [Poison(wrong)] * len(program.outputs)
+            self.store.add(message.run + 1, program.results(poisons))
+            self.done(message.run, wrong, {})
+            return
+        self.store.add(message.run + 1, results if program.inputs is None else program.results(results))
+        self.underway.issued(message.run)
+        tokens = program.target.tokens
+        if tokens:
+            self.waiting.put((message.run, program, results, tokens))
+            return
+        for array in results:
+            if not array.is_ready():
+                self.waiting.put((message.run, program, results, tokens))
+                return
+        self.done(message.run, None, _wait(program, results) if results else _NOTHING)
+
+    def done(self, run: int, wrong: str | None, failed: dict[int, str]) -> None:
+        """Tells the controller that a step is done."""
+        self.underway.done(run)
+        self.connections["steps"].send(Done(run, wrong, failed))
+
+    def wait(self) -> None:
+        """Tells the controller of every step when it is done."""
+        while True:
+            run, program, results, tokens = self.waiting.get()
+            failed = _wait(program, results)
+            wrong = _wait_for(tokens)
+            del program, results, tokens
+            self.done(run, wrong, failed)
+
+    def send_array(self, message: Fetch, array: Any) -> None:
+        """Sends what the controller fetches, when it is ready."""
+        connection = self.connections["arrays"]
+        if isinstance(array, Poison):
+            connection.send(Failed(message.request, array.error))
+            return
+        try:
+            shards = [np.asarray(array.addressable_shards[n].data) for n in message.devices]
+        except Exception as error:
+            connection.send(Failed(message.request, _described(error)))
+            return
+        for shard, data in enumerate(shards):
+            raw = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+            for offset in range(0, len(raw), CHUNK):
+                piece = raw[offset : offset + CHUNK]
+                connection.send_with(Chunk(message.request, shard, offset, len(piece)), piece)
+
+
+def _wait(program: Hosted, results: list[Any]) -> dict[int, str]:
+    """Waits for the results of a program; returns what is wrong with some of them, by their positions."""
+    failed = {}
+    for position, array in enumerate(results):
+        try:
+            array.block_until_ready()
+        except Exception as error:
+            # A later step may have taken it over.
+            if not array.is_deleted():
+                slice = program.executable.outputs[position].slice
+                failed[program.outputs[position]] = f"a result on slice {slice}: {_described(error)}"
+    return failed
+
+
+def _wait_for(tokens: list[Any]) -> str | None:
+    """Waits for launches; returns what is wrong with the first that failed."""
+    for token in tokens:
+        try:
+            token.block_until_ready()
+        except Exception as error:
+            return _described(error)
+    return None
+
+
+def _stored(message: Load) -> Stored | None:
+    """What the module of a program only declares; None when it has all."""
+    if not message.computations:
+        return None
+    return Stored(
+        {name: StoredComputation(c.module, c.local, c.effects) for name, c in message.computations.items()},
+        {
+            name: np.frombuffer(c.data, jax.numpy.dtype(c.dtype)).reshape(c.shape)
+            for name, c in message.constants.items()
+        },
+    )
+
+
+def _code(message: Load) -> Iterator[bytes]:
+    """All bytecode of a program."""
+    yield message.module
+    for computation in message.computations.values():
+        yield computation.module
+
+
+def bytes_here(array: Any) -> int:
+    """The bytes of the shards of an array; none of one that was donated."""
+    return 0 if array.is_deleted() else sum(shard.data.nbytes for shard in array.addressable_shards)
+
+
+def _unexpected(message: object) -> MessageError:
+    return MessageError(f"a worker does not take {type(message).__name__} here")
+
+
+def _end(code: int = 0) -> None:
+    """Ends the process, past XLA's own end, which waits for threads that wait for workers that are gone."""
+    try:
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _described(error: Exception) -> str:
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    text = str(error).strip() or type(error).__name__
+    return f"{text} ({notes})" if notes else text
+
+
+def main() -> int:
+    """Runs a worker; what it has to know comes as a line of JSON on standard input."""
+    # Ctrl-C is for the controller, whose end is that of its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = WorkerConfig.from_json(sys.stdin.readline())
+    secret = bytes.fromhex(config.secret)
+    farewell = Farewell(config.grace, _end)
+
+    try:
+        if config.cores is not None:
+            pin(config.first_core, config.cores)
+        connected = {channel: _connected(config, secret, channel) for channel in CHANNELS}
+        connections = {channel: connection for channel, (connection, _) in connected.items()}
+        # What reaches the controller is what other workers shall reach.
+        address = connected["watch"][1]
+        cluster = _devices(config, address, connections["watch"])
+        peers = Peers(jax.devices()[0].client, address, config.ports)
+        server = server_socket(address, config.ports)
+        mark = Mark(os.environ.get(FOLDER), config.host)
+    except (OSError, MessageError) as error:
+        print(f"pathways worker: {error}", file=sys.stderr)
+        return 1
+    probes = Probes(
+        server, secret, config.host, config.epoch, lambda *lost: worker.lose_peer(*lost), config.heartbeat
+    )
+    own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
+    worker = Worker(config, connections, peers, cluster.devices, probes)
+    connections["watch"].send(
+        Ready(
+            cluster.platform,
+            tuple(device.id for device in own),
+            tuple(device.memory for device in own),
+            peers.address,
+            probes.address,
+        )
+    )
+
+    def ask_to_leave() -> None:
+        mark.remove()
+        worker.ask_to_leave()
+
+    farewell.ask = ask_to_leave
+    worker.serve()
+    return 0
+
+
+def _connected(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Connection[Any], str]:
+    """A connection to the controller, and the address of this machine on it.
+
+    Raises:
+      OSError: nobody listens there, or it is too busy with others until the start has had its time.
+      MessageError: who listens there does not know the secret.
+    """
+    purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        sock = connect_to(config.controller, config.heartbeat)
+        address = own_address(sock)
+        try:
+            return call(sock, secret, purpose, decode_for_worker), address
+        except ConnectionEnded:
+            # Turned away: too many strangers are at the door.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_SECONDS * random.random())
+
+
+def _devices(config: WorkerConfig, address: str, watch: Connection[Any]) -> Cluster:
+    """The devices of all hosts of the island, with which this one joins them."""
+    if config.size == 1:
+        return discover(cpu_devices=config.cpu_devices)
+    if config.rank == 0:
+        watch.send(Coordinator(f"{address}:{free_port(address, config.ports)}"))
+    told = watch.receive()
+    if not isinstance(told, Join):
+        raise _unexpected(told)
+    distributed.join(
+        told.address,
+        address,
+        rank=config.rank,
+        size=config.size,
+        cpu_devices=config.cpu_devices,
+        start_seconds=round(START_SECONDS),
+    )
+    return discover()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

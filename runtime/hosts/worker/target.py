@@ -1,0 +1,291 @@
+"""What the sends and receipts of a plan are bound to in a worker: JAX's transfer server."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from pathways.runtime.hosts.launch.listening import free_port
+from pathways.runtime.hosts.worker.underway import Asked
+from pathways.runtime.local.codegen import Arrays, Kernel
+from pathways.runtime.local.target import LocalTarget
+from pathways.runtime.plan.own_part import Owners, routes_of
+from pathways.runtime.plan.plan import Launch, Receive, Send, Slot
+from pathways.runtime.xla import transfer
+
+_LARGE = 1 << 20
+"""Bytes from which on arrays have a connection of their own: what is small need not wait behind them."""
+
+
+class PeerError(RuntimeError):
+    """Another host is lost."""
+
+
+class Peers:
+    """The connections to other workers, one for small arrays and one for large ones.
+
+    Args:
+      client: the client of JAX whose devices give and take.
+      address: that of this machine.
+      ports: the first and the last port to listen on; None for any.
+
+    Attributes:
+      lost: the addresses of those that are lost.
+    """
+
+    def __init__(self, client: Any, address: str, ports: tuple[int, int] | None) -> None:
+        port = 0 if ports is None else free_port(address, ports)
+        self.server = transfer.start_server(client, f"{address}:{port}")
+        self.address: str = self.server.address()
+        self.lost: set[str] = set()
+        self._connections: dict[tuple[str, bool], Any] = {}
+
+    def connection(self, address: str, nbytes: int) -> Any:
+        """The connection for arrays of a size from a worker."""
+        key = address, nbytes >= _LARGE
+        if key not in self._connections:
+            self._connections[key] = self.server.connect(address)
+        return self._connections[key]
+
+    def lose(self, addresses: Iterable[str]) -> None:
+        """Nothing more comes from some workers: what was asked for is an error."""
+        self.lost.update(addresses)
+        for key, connection in [*self._connections.items()]:
+            if key[0] in self.lost:
+                transfer.poison(connection)
+                self._connections.pop(key, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """The numbers under which a program sends arrays from host to host; all its hosts have the same.
+
+    Attributes:
+      base: the first of them.
+      stride: how many transfers a run has at most.
+      hosts: how many hosts there are.
+    """
+
+    base: int
+    stride: int
+    hosts: int
+
+    def first(self, run: int) -> int:
+        """The first number of a run."""
+        return self.base + run * self.stride * self.hosts
+
+    def offset(self, index: int, host: int) -> int:
+        """Behind that, the number of what a host sends to another one in a transfer."""
+        return index * self.hosts + host
+
+
+class WorkerTarget(LocalTarget):
+    """A `codegen.HostTarget` of the devices of this process.
+
+    Args:
+      *local: of a `LocalTarget`.
+      peers: the connections to other workers.
+      addresses: the data address of each host.
+      owners: the host of each device of each slice of the program.
+      host: the number of this host.
+      numbers: those under which arrays are sent.
+      keep_tokens: whether to keep a token of each launch, which tells what became of it.
+
+    Attributes:
+      tokens: those of the launches of this step.
+    """
+
+    def __init__(
+        self,
+        *local: Any,
+        peers: Peers,
+        addresses: Mapping[int, str],
+        owners: Owners,
+        host: int,
+        numbers: Numbers,
+        keep_tokens: bool,
+    ) -> None:
+        super().__init__(*local)
+        self._peers = peers
+        self._addresses = addresses
+        self._owners = owners
+        self._host = host
+        self._numbers = numbers
+        self._first = numbers.base
+        self._keep_tokens = keep_tokens
+        self.tokens: list[Any] = []
+        self._sent: set[int] = set()
+        self._asked: list[Asked] = []
+        self._poisons = {
+            step.index: self._poison(step) for step in self._plan.steps if isinstance(step, Send)
+        }
+
+    def begin(self, run: int, asked: list[Asked]) -> None:
+        """Begins a step: what is sent and asked for from now on has its numbers.
+
+        Args:
+          run: the number of the step.
+          asked: gets what it asks for.
+        """
+        self._first = self._numbers.first(run)
+        self._asked = asked
+        self._sent.clear()
+        self.tokens = []
+
+    def peers(self) -> set[int]:
+        """The hosts that arrays are exchanged with."""
+        slices = {
+            slice
+            for step in self._plan.steps
+            if isinstance(step, Send | Receive)
+            for slice in (step.src, step.dst)
+        }
+        return {host for slice in slices for host in self._owners[slice]} - {self._host}
+
+    def kernel(self, launch: Launch) -> Kernel:
+        """See `LocalTarget.kernel`."""
+        kernel = super().kernel(launch)
+        if not self._keep_tokens or kernel.handlers is None:
+            return kernel
+        key = "kept", launch.computation, launch.slice, id(kernel)
+        if key not in self._kernels:
+            self._kernels[key] = dataclasses.replace(
+                kernel, keep_token=lambda token: self.tokens.append(token)
+            )
+        return self._kernels[key]
+
+    def poison(self, error: str) -> None:
+        """Sends an error in the place of all that the step has not sent."""
+        for index, send in self._poisons.items():
+            if index not in self._sent:
+                send(error)
+
+    def cancel(self, run: int, hosts: Container[int]) -> None:
+        """Keeps nothing more that a run has sent to some hosts, which will not fetch it."""
+        first = self._numbers.first(run)
+        for step in self._plan.steps:
+            if isinstance(step, Send):
+                for host in self._picks(step):
+                    if host in hosts:
+                        transfer.cancel(self._peers.server, first + self._numbers.offset(step.index, host))
+
+    def send(self, send: Send) -> Callable[[Arrays], None]:
+        """How to give arrays to other hosts; takes one for each operand, and returns at once."""
+        readers = self._readers(send.operands)
+        size = sum(self._plan.shard_type(slot).nbytes for slot in send.operands)
+        if not size:
+            return lambda arrays: None
+        copies = self._copier(send) if send.copy else None
+        picks = [(self._numbers.offset(send.index, host), own) for host, own in self._picks(send).items()]
+
+        def give(arrays: Arrays) -> None:
+            if copies is not None:
+                arrays = copies(arrays)
+            shards = [read(array) for read, array in zip(readers, arrays, strict=True)]
+            self._sent.add(send.index)
+            for offset, own in picks:
+                self._peers.server.await_pull(
+                    self._first + offset, [shards[operand][device] for operand, device in own]
+                )
+
+        return give
+
+    def receive(self, receive: Receive) -> Callable[[], Arrays]:
+        """How to ask other hosts for arrays; returns one for each result at once, which may be pending."""
+        makers = self._makers(receive.results)
+        shapes = self._shapes(receive)
+        size = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in shapes)
+        count = len(self._devices[receive.dst])
+        if not size:
+            # An array without elements never arrives. Anew each time: a launch may take it over.
+            return lambda: [
+                make([_empty(shape) for shape in shapes[n * count : (n + 1) * count]])
+                for n, make in enumerate(makers)
+            ]
+        offset = self._numbers.offset(receive.index, self._host)
+        pulls = [
+            (host, address, self._peers.connection(address, size), wanted, [shapes[n] for n in wanted])
+            for host, wanted in self._wanted(receive).items()
+            for address in [self._addresses[host]]
+        ]
+        lost = self._peers.lost
+
+        def take() -> Arrays:
+            shards: list[Any] = [None] * len(shapes)
+            for host, address, connection, wanted, of_host in pulls:
+                if address in lost:
+                    raise PeerError(f"host {host} is lost")
+                for n, shard in zip(wanted, connection.pull(self._first + offset, of_host), strict=True):
+                    shards[n] = shard
+            arrays = [make(shards[n * count : (n + 1) * count]) for n, make in enumerate(makers)]
+            # An array is kept in shards where its readers want it so.
+            first = [array[0] if isinstance(array, list | tuple) else array for array in arrays]
+            self._asked.append(Asked(receive, pulls[0][0], first))
+            return arrays
+
+        return take
+
+    def _shapes(self, receive: Receive) -> list[jax.ShapeDtypeStruct]:
+        """What this host gets, result by result and device by device."""
+        return [
+            self._shape(slot, device) for slot in receive.results for device in self._devices[receive.dst]
+        ]
+
+    def _wanted(self, receive: Receive) -> dict[int, list[int]]:
+        """Which of these each host sends."""
+        owners = self._owners[receive.src]
+        targets = self._owners[receive.dst]
+        routes = routes_of(receive, len(targets))
+        own = [source for target, _, source in routes if targets[target] == self._host]
+        wanted: dict[int, list[int]] = {}
+        for n, source in enumerate(own):
+            wanted.setdefault(owners[source], []).append(n)
+        return wanted
+
+    def _picks(self, send: Send) -> dict[int, list[tuple[int, int]]]:
+        """What each host gets of this one, in its order: operands, and which of the devices here have it."""
+        here = [n for n, owner in enumerate(self._owners[send.src]) if owner == self._host]
+        targets = self._owners[send.dst]
+        picks: dict[int, list[tuple[int, int]]] = {}
+        for target, operand, source in routes_of(send, len(targets)):
+            if source in here:
+                picks.setdefault(targets[target], []).append((operand, here.index(source)))
+        return picks
+
+    def _copier(self, send: Send) -> Callable[[Arrays], Arrays]:
+        if not self._is_here(send.operands[0]):
+            return self._shard_by_shard(send.operands, send.operands, send.src)
+        devices = [transfer.device_list(self._devices[send.src])] * len(send.operands)
+        shardings = [self._slots.shardings[slot] for slot in send.operands]
+        return lambda arrays: transfer.copied(arrays, devices, shardings)
+
+    def _poison(self, send: Send) -> Callable[[str], None]:
+        """Sends errors in the place of arrays."""
+        devices = self._devices[send.src]
+        shapes = {
+            host: [self._shape(send.operands[operand], devices[device]) for operand, device in own]
+            for host, own in self._picks(send).items()
+        }
+
+        def give(error: str) -> None:
+            for host, own in shapes.items():
+                if sum(math.prod(shape.shape) for shape in own):
+                    arrays = [transfer.error_array(shape, error) for shape in own]
+                    number = self._first + self._numbers.offset(send.index, host)
+                    self._peers.server.await_pull(number, arrays)
+
+        return give
+
+    def _shape(self, slot: Slot, device: jax.Device) -> jax.ShapeDtypeStruct:
+        shard, aval = self._plan.shard_type(slot), self._slots.avals[slot]
+        return jax.ShapeDtypeStruct(shard.shape, aval.dtype, sharding=SingleDeviceSharding(device))
+
+
+def _empty(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    with jax.enable_x64(True):
+        return jax.device_put(jax.numpy.zeros(shape.shape, shape.dtype), shape.sharding)
