@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 from jaxlib.mlir import ir
@@ -156,6 +157,14 @@ def attribute_of(op: ir.OpView | ir.Operation, name: str) -> ir.Attribute | None
         return None
 
 
+def attributes_of(op: ir.OpView | ir.Operation) -> dict[str, ir.Attribute | None]:
+    """The attributes of an operation by name; None for what the bindings cannot hand out."""
+    try:
+        return dict(op.attributes.items())
+    except TypeError:
+        return {name: attribute_of(op, name) for name in op.attributes}
+
+
 def is_public(function: ir.OpView) -> bool:
     """Whether a function is seen from outside of its module."""
     visibility = attribute_of(function, "sym_visibility")
@@ -194,7 +203,7 @@ def symbol_table(module: ir.Module) -> dict[str, ir.OpView]:
 def nested_ops(op: ir.OpView) -> Iterator[ir.OpView]:
     """All operations inside the regions of an operation."""
     # Without recursion: text may nest deeper than Python's stack.
-    waiting = [op]
+    waiting = [op] if len(op.regions) else []
     while waiting:
         for region in waiting.pop().regions:
             for block in region.blocks:
@@ -204,25 +213,52 @@ def nested_ops(op: ir.OpView) -> Iterator[ir.OpView]:
                         waiting.append(inner)
 
 
-def referenced_symbols(op: ir.OpView | ir.Operation) -> Iterator[str]:
-    """The symbols that an operation names: in whichever attribute, in arrays and dictionaries too."""
-    waiting: list[tuple[Any, Iterable[Any]]] = [(op.attributes, list(op.attributes))]
+def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | None = None) -> list[str]:
+    """The symbols that an operation names: in whichever attribute, in arrays and dictionaries too.
+
+    Args:
+      op: the operation.
+      seen: attributes to leave out, to which those of the operation are added: for who asks for the symbols
+        of many operations together, most of which say the same as others.
+    """
+    attributes = op.attributes
+    if not len(attributes):
+        return []
+    names: list[str] = []
+    try:
+        waiting = [attributes.values()]
+    except TypeError:
+        waiting = [_handed_out(attributes, list(attributes))]
     while waiting:
-        container, keys = waiting.pop()
-        for key in keys:
-            try:
-                attribute = container[key]
-            except TypeError:  # The bindings cannot hand out a location that is used as an attribute.
-                continue
-            match attribute:
-                case ir.FlatSymbolRefAttr():
-                    yield attribute.value
-                case ir.SymbolRefAttr():
-                    yield attribute.value[0]
-                case ir.ArrayAttr():
-                    waiting.append((attribute, range(len(attribute))))
-                case ir.DictAttr():
-                    waiting.append((attribute, [entry.name for entry in attribute]))
+        for attribute in waiting.pop():
+            if seen is not None:
+                if attribute in seen:
+                    continue
+                seen.add(attribute)
+            # The types that the bindings hand out are these themselves, and most attributes are neither.
+            kind = type(attribute)
+            if kind is ir.FlatSymbolRefAttr:
+                names.append(attribute.value)
+            elif kind is ir.SymbolRefAttr:
+                names.append(attribute.value[0])
+            elif kind is ir.ArrayAttr:
+                waiting.append(_handed_out(attribute, range(len(attribute))))
+            elif kind is ir.DictAttr:
+                waiting.append(_handed_out(attribute, [entry.name for entry in attribute]))
+    return names
+
+
+def _handed_out(container: Any, keys: Collection[Any]) -> list[ir.Attribute]:
+    """The attributes in a container but for locations, which the bindings cannot hand out."""
+    try:
+        return [container[key] for key in keys]
+    except TypeError:
+        pass
+    attributes = []
+    for key in keys:
+        with contextlib.suppress(TypeError):
+            attributes.append(container[key])
+    return attributes
 
 
 def ops_named(module: ir.Module, names: Iterable[str]) -> list[ir.OpView]:

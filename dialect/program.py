@@ -57,7 +57,7 @@ def read_program(module: ir.Module) -> ProgramView | None:
     """Reads a well-formed module; None when it has no program, or only declares it."""
     symbols = symbol_table(module)
     main = symbols.get(MAIN)
-    return None if main is None or not _is_defined(main) else _read(module, symbols, main)
+    return None if main is None or not _is_defined(main) else read_function(module, symbols, main)
 
 
 def read_hosts(module: ir.Module) -> list[ProgramView]:
@@ -65,14 +65,15 @@ def read_hosts(module: ir.Module) -> list[ProgramView]:
     symbols = symbol_table(module)
     functions = [op for op in symbols.values() if _is_defined(op) and HOST in op.attributes]
     functions.sort(key=lambda function: function.attributes[HOST].value)
-    return [_read(module, symbols, function) for function in functions]
+    return [read_function(module, symbols, function) for function in functions]
 
 
 def _is_defined(op: ir.OpView) -> bool:
     return op.operation.name == "func.func" and len(op.regions[0].blocks) == 1
 
 
-def _read(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.OpView) -> ProgramView:
+def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.OpView) -> ProgramView:
+    """Reads the function of a well-formed module that is its program, or what a host does of it."""
     block = main.regions[0].blocks[0]
     *ops, terminator = block.operations
     arguments = argument_attrs(main)

@@ -55,12 +55,15 @@ def operands_are_alive(program: ProgramView, report: Report) -> None:
             continue
         if op.callee not in donated:
             donated[op.callee] = donated_arguments(program.symbols[op.callee])
+        given: dict[ir.Value, list[int]] = {}
+        for number, values in enumerate(parts) if donated[op.callee] else ():
+            for value in values:
+                given.setdefault(value, []).append(number)
         for number in sorted(donated[op.callee]):
-            values = parts[number]
-            again = [n for n, others in enumerate(parts) if n != number and not values.isdisjoint(others)]
+            again = [n for value in parts[number] for n in given[value] if n != number]
             if again:
-                report(op, f"donates operand #{number}, which it is also given as operand #{again[0]}")
-            ended.update(dict.fromkeys(values, "donated"))
+                report(op, f"donates operand #{number}, which it is also given as operand #{min(again)}")
+            ended.update(dict.fromkeys(parts[number], "donated"))
 
 
 def arguments_carry_constants(program: ProgramView, report: Report) -> None:
@@ -457,7 +460,8 @@ def calls_end(program: ProgramView, report: Report) -> None:
     for name, function in program.symbols.items():
         if function.operation.name != "func.func":
             continue
-        called[name] = [symbol for op in nested_ops(function) for symbol in referenced_symbols(op)]
+        seen: set[ir.Attribute] = set()
+        called[name] = [symbol for op in nested_ops(function) for symbol in referenced_symbols(op, seen)]
         for target in called[name]:
             if target not in program.symbols:
                 report(function, f"refers to @{target}, which is not in the module")

@@ -30,7 +30,15 @@ from pathways.dialect import (
 )
 from pathways.dialect.forms import IMPORTED, TRACED
 from pathways.dialect.metadata import CallMetadata, Mark, MetadataError
-from pathways.dialect.names import ALIASING, DONATED, DONOR, MOST_MICROBATCHES, SLICE
+from pathways.dialect.names import (
+    ALIASING,
+    DONATED,
+    DONOR,
+    FRONTEND_ATTRIBUTES,
+    MOST_MICROBATCHES,
+    SLICE,
+)
+from pathways.dialect.operation import attribute_of
 from pathways.dialect.traits import Trait
 from pathways.dialect.wellformed import type_problem
 from pathways.passes.base import Pass, fail, main_function, option
@@ -109,6 +117,24 @@ class _Importer:
         # The function in which the marks of each loop stand.
         self.loop_holders: dict[str, str] = {}
         self.calls: list[PlacedCall] = []
+        self.metadata: dict[ir.Attribute, CallMetadata] = {}
+
+    def metadata_of(self, op: ir.OpView) -> CallMetadata:
+        """The metadata that JAX attached to a call, read once of each attribute that says it.
+
+        Raises:
+          PassFailure: it is none that the front end writes.
+        """
+        said = attribute_of(op, FRONTEND_ATTRIBUTES)
+        if said is not None and said in self.metadata:
+            return self.metadata[said]
+        try:
+            metadata = CallMetadata.read(op)
+        except MetadataError as error:
+            fail(op, str(error))
+        if said is not None:
+            self.metadata[said] = metadata
+        return metadata
 
     def check_signature(self) -> None:
         attrs = argument_attrs(self.main)
@@ -147,8 +173,12 @@ class _Importer:
     def inline_calls(self, function: ir.OpView) -> None:
         """Inlines the unplaced calls of a function, callees first, so that each body is copied once."""
         self.move_loops(function, function)
-        for op in list(body_block(function).operations):
-            if op.operation.name != "func.call" or not metadata_of(op).is_ordinary:
+        self.inline_block(body_block(function), function)
+
+    def inline_block(self, block: ir.Block, function: ir.OpView) -> None:
+        """Inlines the unplaced calls of a block that stands in a function."""
+        for op in list(block.operations):
+            if op.operation.name != "func.call" or not self.metadata_of(op).is_ordinary:
                 continue
             callee = self.symbols[op.attributes["callee"].value]
             name = callee.attributes["sym_name"].value
@@ -173,7 +203,7 @@ class _Importer:
         for op in nested_ops(function):
             if op.operation.name != "func.call":
                 continue
-            metadata = metadata_of(op)
+            metadata = self.metadata_of(op)
             if metadata.loop is None:
                 continue
             if metadata.loop not in moved:
@@ -193,15 +223,12 @@ class _Importer:
     def open_loops(self) -> None:
         """Makes loops of what JAX repeats over several slices, outer ones first."""
         opened = False
-        position = 0
-        while position < len(operations := list(body_block(self.main).operations)):
-            op = operations[position]
-            if op.operation.name == "stablehlo.while" and self.spans_slices(op):
-                # Its body comes in its place, and may hold others.
-                self.open_loop(op, position, len(operations))
+        pending = _loops_among(body_block(self.main).operations)[::-1]
+        while pending:
+            op = pending.pop()
+            if self.spans_slices(op):
+                pending += reversed(self.open_loop(op))
                 opened = True
-            else:
-                position += 1
         if opened:
             drop_dead_carries(self.main, self.symbols)
 
@@ -209,10 +236,10 @@ class _Importer:
         """Whether a loop cannot be one computation."""
         if len(self.placements_inside(op, set())) > 1:
             return True
-        return any(metadata_of(inner).loop is not None for inner in self.calls_inside(op, set()))
+        return any(self.metadata_of(inner).loop is not None for inner in self.calls_inside(op, set()))
 
-    def open_loop(self, op: ir.OpView, position: int, total: int) -> None:
-        """Makes a loop of one operation, the one at `position` of `total`."""
+    def open_loop(self, op: ir.OpView) -> list[ir.OpView]:
+        """Makes a loop of one operation; returns the loops of JAX that its body brings to `@main`."""
         turns = turns_of(op)
         if turns is None:
             fail(
@@ -224,7 +251,7 @@ class _Importer:
             for old, init in zip(op.results, op.operands, strict=True):
                 old.replace_all_uses_with(init)
             op.operation.erase()
-            return
+            return []
         if turns.count > MOST_MICROBATCHES:
             fail(
                 self.reason_inside(op),
@@ -242,19 +269,19 @@ class _Importer:
         )
         self.symbols[name] = loop
         opened = OpenedLoop(op, turns, loop)
-        opened.move()
-        self.inline_calls(self.main)
-        operations = list(body_block(self.main).operations)
-        body = operations[position : len(operations) - (total - position)]
+        self.inline_block(opened.body, self.main)
+        body = opened.move()
         for inner in body:
             self.enter_loop(inner, loop)
+        inner_loops = _loops_among(body)
         opened.close(body, self.symbols)
+        return inner_loops
 
     def enter_loop(self, op: ir.OpView, loop: LoopOp) -> None:
         """Notes that an operation stands in a loop, for the loops that it may be, or be of, itself."""
         if op.operation.name == "stablehlo.while" and self.spans_slices(op):
             set_loop(op, loop.sym_name)
-        metadata = metadata_of(op)
+        metadata = self.metadata_of(op)
         if metadata.loop is not None:
             self.loop_symbol(op, metadata).parent = loop.sym_name
 
@@ -263,7 +290,9 @@ class _Importer:
         placed = list(self.placements_inside(op, set()).values())
         if len(placed) > 1:
             return placed[1]
-        return next(inner for inner in self.calls_inside(op, set()) if metadata_of(inner).loop is not None)
+        return next(
+            inner for inner in self.calls_inside(op, set()) if self.metadata_of(inner).loop is not None
+        )
 
     def place_regions(self) -> None:
         for op in body_block(self.main).operations:
@@ -286,14 +315,14 @@ class _Importer:
         """The slices of placed calls inside an operation and the functions it calls, with one call each."""
         placed: dict[str, ir.OpView] = {}
         for inner in self.calls_inside(op, seen):
-            name = metadata_of(inner).slice
+            name = self.metadata_of(inner).slice
             if name is not None:
                 placed.setdefault(name, inner)
         return placed
 
     def refuse_loops_inside(self, op: ir.OpView) -> None:
         for inner in self.calls_inside(op, set()):
-            if metadata_of(inner).loop is not None:
+            if self.metadata_of(inner).loop is not None:
                 fail(
                     inner,
                     "is part of a pw.accumulate inside a branch (jax.lax.cond, switch); call pw.accumulate "
@@ -315,8 +344,8 @@ class _Importer:
         """Turns calls that mark a microbatch into splits and reductions, and notes what is of which loop."""
         reduced: dict[ir.Value, set[str]] = {}
         for op in list(body_block(self.main).operations):
-            metadata, reads = metadata_of(op), captured(op)
-            before: set[str] = set().union(*(reduced.get(v, set()) for v in reads))
+            metadata, reads = self.metadata_of(op), captured(op)
+            before: set[str] = set().union(*(reduced[v] for v in reads if v in reduced))
             if metadata.mark is not None:
                 op = self.make_mark(op, metadata.mark, self.loop_symbol(op, metadata))
             loop = self.loop_read(op, reads)
@@ -339,7 +368,8 @@ class _Importer:
                     continue
             elif loop is not None and not isinstance(op, PwOp):
                 set_loop(op, loop)
-            reduced.update(dict.fromkeys(op.results, before))
+            if before:
+                reduced.update(dict.fromkeys(op.results, before))
 
     def around(self, loop: str | None) -> list[str]:
         """A loop, and those that it is inside of, innermost first."""
@@ -487,7 +517,7 @@ class _Importer:
         for op in list(body_block(self.main).operations):
             if op.operation.name != "func.call":
                 continue
-            metadata = metadata_of(op)
+            metadata = self.metadata_of(op)
             slice_name = self.slice_symbol(op, metadata.slice or "")
             callee = op.attributes["callee"].value
             if callee not in renamed:
@@ -496,17 +526,18 @@ class _Importer:
                 base = base if metadata.kind == "fwd" else f"{base}_{metadata.kind}"
                 renamed[callee] = unique_name(base, taken - {callee})
                 taken.add(renamed[callee])
+            origin = Origin(metadata.kind, metadata.stage)
             launch = LaunchOp.build(
                 list(op.operands),
                 [r.type for r in op.results],
                 callee=renamed[callee],
                 slice=slice_name,
-                origins=(Origin(metadata.kind, metadata.stage),),
+                origins=(origin,),
                 loop=loop_of_op(op),
                 loc=op.operation.location,
                 ip=ir.InsertionPoint(op),
             )
-            self.calls.append(PlacedCall(launch, metadata.call, metadata.lineage))
+            self.calls.append(PlacedCall(launch, metadata.call, origin, metadata.lineage))
             _replace(op, launch)
         self.rename_functions(renamed)
         self.symbols = symbol_table(self.module)
@@ -516,7 +547,7 @@ class _Importer:
             if other != slice_name:
                 fail(
                     inner,
-                    f"'{metadata_of(inner).name or '?'}' is placed on @{other} but called inside "
+                    f"'{self.metadata_of(inner).name or '?'}' is placed on @{other} but called inside "
                     f"'{name}', which is placed on @{slice_name}; call it from the program instead",
                 )
 
@@ -541,7 +572,7 @@ class _Importer:
 
     def split_barriers(self) -> None:
         for op in list(body_block(self.main).operations):
-            if op.operation.name != "stablehlo.optimization_barrier":
+            if not _is_barrier(op):
                 continue
             for source, result in zip(list(op.operands), list(op.results), strict=True):
                 with ir.InsertionPoint(op), op.operation.location:
@@ -555,40 +586,47 @@ class _Importer:
 
     def drop_barriers(self) -> None:
         """Takes barriers from what launches read; those that read behind one repeat what was done before."""
+        operations = list(body_block(self.main).operations)
+        barriers = {op.results[0]: op for op in operations if _is_barrier(op)}
         through_barrier: set[ir.Value] = set()
+        # Launches stand in the order of the calls that they were made of.
         calls = iter(self.calls)
         first: dict[tuple[str, str], PlacedCall] = {}
-        for op in list(body_block(self.main).operations):
+        for op in operations if barriers else ():
             tainted = any(v in through_barrier for v in op.operands)
-            if op.operation.name == "stablehlo.optimization_barrier":
+            if _is_barrier(op):
                 through_barrier.update(op.results)
                 continue
             if isinstance(op, LaunchOp):
                 # Modules are a barrier already: what a launch reads needs none.
                 for number, value in enumerate(list(op.operands)):
-                    producer = value.owner
-                    if (
-                        not isinstance(producer, ir.Block)
-                        and producer.operation.name == "stablehlo.optimization_barrier"
-                    ):
-                        op.operands[number] = producer.operands[0]
-                (origin,) = op.origins
+                    if value in barriers:
+                        op.operands[number] = barriers[value].operands[0]
                 call = next(calls)
                 # A gradient may read what is repeated without being that itself.
                 before = first.setdefault(call.identity, call)
-                repeats = origin.kind == "fwd" or (origin.kind == "grad" and before is not call)
+                kind = call.kind
+                repeats = kind == "fwd" or (kind == "grad" and before is not call)
                 if not repeats:
                     continue
                 if tainted:
-                    op.origins = (dataclasses.replace(origin, kind="recompute"),)
-                    if origin.kind == "grad" and before.kind == "bwd":
+                    call.set_origin(kind="recompute")
+                    if kind == "grad" and before.kind == "bwd":
                         # Nothing differentiated it where it was done first.
                         before.make_gradient()
             if tainted:
                 through_barrier.update(op.results)
-        for op in list(body_block(self.main).operations):
-            if op.operation.name == "stablehlo.optimization_barrier" and not list(op.results[0].uses):
+        for op in barriers.values():
+            if not any(True for _ in op.results[0].uses):
                 op.operation.erase()
+
+
+def _is_barrier(op: ir.OpView) -> bool:
+    return op.operation.name == "stablehlo.optimization_barrier"
+
+
+def _loops_among(operations: Iterable[ir.OpView]) -> list[ir.OpView]:
+    return [op for op in operations if op.operation.name == "stablehlo.while"]
 
 
 def _replace[T: ir.OpView](old: ir.OpView, new: T) -> T:
@@ -597,15 +635,3 @@ def _replace[T: ir.OpView](old: ir.OpView, new: T) -> T:
         result.replace_all_uses_with(replacement)
     old.operation.erase()
     return new
-
-
-def metadata_of(op: ir.OpView) -> CallMetadata:
-    """The metadata that JAX attached to a call.
-
-    Raises:
-      PassFailure: it is none that the front end writes.
-    """
-    try:
-        return CallMetadata.read(op)
-    except MetadataError as error:
-        fail(op, str(error))

@@ -14,10 +14,10 @@ from pathways.passes.util.operations import captured, has_side_effect
 
 
 class OpenedLoop:
-    """A `stablehlo.while` of `@main` whose body has been moved in front of it.
+    """A `stablehlo.while` of `@main` whose body is moved in front of it, calls inlined.
 
     First `move` replaces what the body gets in each turn: counters by the `pw.index`, what stays the same by
-    what it is, and all else by a `pw.carry`. Then the caller inlines calls. Then `close` finds the arrays
+    what it is, and all else by a `pw.carry`. Then `close` finds the arrays
     that the body works through row by row (`xs` of `jax.lax.scan`), which it splits, and those that it fills
     row by row (`ys`), which it concatenates; whatever else is carried it hands on.
 
@@ -40,8 +40,8 @@ class OpenedLoop:
         self.index = IndexOp.build([], [i32], loop=loop.sym_name, loc=self.location, ip=ip)
         """Its result; the operation is in front of the body."""
 
-    def move(self) -> None:
-        """Moves the body."""
+    def move(self) -> list[ir.OpView]:
+        """Moves the body; returns what of it stands in `@main` now."""
         *operations, terminator = self.body.operations
         for n, (argument, init) in enumerate(zip(self.body.arguments, self.op.operands, strict=True)):
             if terminator.operands[n] == argument:
@@ -57,6 +57,7 @@ class OpenedLoop:
             argument.replace_all_uses_with(now)
         for op in operations:
             op.operation.move_before(self.op.operation)
+        return [*self.carries.values(), *operations]
 
     def counted(self, counter: Linear, type_: ir.Type) -> ir.Value:
         """A counter in the current turn."""
@@ -69,7 +70,7 @@ class OpenedLoop:
             return value if counter.offset == 0 else stablehlo.add(value, _number(type_, counter.offset))
 
     def close(self, body: Sequence[ir.OpView], symbols: Mapping[str, ir.OpView]) -> None:
-        """Closes the loop around the body, calls inlined, and erases the operation."""
+        """Closes the loop around the body that `move` returned, and erases the operation."""
         memo: dict[str, bool] = {}
         for op in body:
             if not isinstance(op, PwOp) and has_side_effect(op, symbols, memo):

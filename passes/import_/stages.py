@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp, loop_of, loop_of_op
+from pathways.dialect import LaunchOp, Origin, loop_of, loop_of_op
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured
 
@@ -28,24 +28,24 @@ class PlacedCall:
     Attributes:
       launch: the launch.
       call: the number of the call.
+      origin: what the launch says of it.
       lineage: how differentiation made it of the call; see `CallMetadata`.
     """
 
     launch: LaunchOp
     call: str
+    origin: Origin
     lineage: str = ""
 
     @property
     def kind(self) -> str:
         """Whether it is forward, backward or repeated."""
-        (origin,) = self.launch.origins
-        return origin.kind
+        return self.origin.kind
 
     @property
     def stage(self) -> int | None:
         """Its stage, None where it has none yet."""
-        (origin,) = self.launch.origins
-        return origin.stage
+        return self.origin.stage
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -60,13 +60,16 @@ class PlacedCall:
     def set_stage(self, stage: int, anew: bool = False) -> None:
         """Gives it a stage, in place of one that the user chose only if that is `anew`."""
         if self.stage is None or anew:
-            (origin,) = self.launch.origins
-            self.launch.origins = (dataclasses.replace(origin, stage=stage),)
+            self.set_origin(stage=stage)
 
     def make_gradient(self) -> None:
         """Makes a backward call one that the forward needs."""
-        (origin,) = self.launch.origins
-        self.launch.origins = (dataclasses.replace(origin, kind="grad"),)
+        self.set_origin(kind="grad")
+
+    def set_origin(self, **changes: Any) -> None:
+        """Lets the launch say something else of the call."""
+        self.origin = dataclasses.replace(self.origin, **changes)
+        self.launch.origins = (self.origin,)
 
 
 class _Level(NamedTuple):

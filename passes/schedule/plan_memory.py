@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
@@ -13,16 +14,16 @@ from pathways.dialect import (
     LaunchOp,
     ReleaseOp,
     argument_attrs,
-    argument_slices,
     op_has,
     ops_named,
     set_argument_attrs,
-    slices_of,
 )
 from pathways.dialect.forms import ORDERED
 from pathways.dialect.layouts import Layouts
+from pathways.dialect.meshes import Sharding
 from pathways.dialect.names import ALIASING, DONATED
 from pathways.dialect.order import DeadlockError, events_of, proved_order, sort_block
+from pathways.dialect.program import read_function
 from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.schedule.channels import capacity_for, first_reads
@@ -102,38 +103,44 @@ class _Lifetimes:
         self.layouts = Layouts(module)
         self.symbols = self.layouts.symbols
         self.computations = Computations(module, self.symbols)
-        block = body_block(main)
-        *self.ops, self.terminator = block.operations
-        self.arguments = list(block.arguments)
-        self.slices = argument_slices(main)
-        attrs = argument_attrs(main)
-        self.donated = {a for a, attr in zip(self.arguments, attrs, strict=True) if DONATED in attr}
-        self.last_use = {v: n for n, op in enumerate(self.ops) for v in _touched(op)}
+        view = read_function(module, self.symbols, main)
+        self.ops, self.terminator, self.slices = view.ops, view.terminator, view.slices
+        self.arguments = list(body_block(main).arguments)
+        attrs = zip(self.arguments, view.arguments, strict=True)
+        self.donated = {argument for argument, said in attrs if DONATED in said}
+        self.operands = [list(op.operands) for op in self.ops]
+        self.results = [list(op.results) for op in self.ops]
+        self.mirrored: dict[ir.Value, list[ir.Value]] = {}
+        """The values that are equal by what a mirror says, by its result."""
+        self.touched = [self.touched_by(n, op) for n, op in enumerate(self.ops)]
+        self.last_use = {v: n for n, touched in enumerate(self.touched) for v in touched}
         # Results, and arguments that the caller keeps, outlive the program.
-        self.kept = {v for result in self.terminator.operands for v in _unmirrored(result)}
+        self.kept = {v for result in self.terminator.operands for v in self.unmirrored(result)}
         self.kept |= {a for a in self.arguments if a not in self.donated}
+        self.sizes: dict[tuple[ir.Value, str], int] = {}
         self.variants: dict[tuple[str, Aliases], str] = {}
         self.launches_of: dict[str, set[Aliases]] = {}
 
     def run(self) -> None:
         aliases = self.find_aliases()
         live: LiveBytes[str] = LiveBytes()
-        for argument, slices in zip(self.arguments, self.slices, strict=True):
+        for argument in self.arguments:
             # What the caller keeps and nothing reads is never brought to its slice.
             if argument in self.donated or any(True for _ in argument.uses):
-                for name in slices or ():
+                for name in self.slices.get(argument, ()):
                     live.add(name, self.size(argument, name))
         self.release_unread(live)
         ended: list[ir.Value] = []
         for n, op in enumerate(self.ops):
-            taken = {op.operands[a] for a, _ in aliases.get(n, ())}
+            taken = {self.operands[n][a] for a, _ in aliases.get(n, ())}
             if aliases.get(n):
                 op.callee = self.variant(op.callee, aliases[n])
             # A donated operand's buffer is the result's from here on.
             self.end(taken, live)
-            self.count(op, live)
+            if op_has(op, Trait.ORDERED):
+                live.add(op.slice, sum(self.size(r, op.slice) for r in self.results[n]))
             ended += [
-                v for v in _touched(op) if self.last_use[v] == n and v not in self.kept and v not in taken
+                v for v in self.touched[n] if self.last_use[v] == n and v not in self.kept and v not in taken
             ]
             following = self.ops[n + 1] if n + 1 < len(self.ops) else self.terminator
             is_last = not (op_has(op, Trait.MOVES) and op_has(following, Trait.MOVES))
@@ -148,8 +155,23 @@ class _Lifetimes:
 
     def size(self, value: ir.Value, place: str) -> int:
         """Bytes of a value on all devices of a slice together: what is replicated counts once for each."""
-        mesh = self.layouts.mesh(place)
-        return byte_size(value.type) * mesh.size // math.prod(self.layouts.of(value, place).splits(mesh))
+        if (value, place) not in self.sizes:
+            mesh = self.layouts.mesh(place)
+            parts = math.prod(self.layouts.of(value, place).splits(mesh)) if mesh.size > 1 else 1
+            self.sizes[value, place] = byte_size(value.type) * mesh.size // parts
+        return self.sizes[value, place]
+
+    def touched_by(self, n: int, op: ir.OpView) -> dict[ir.Value, None]:
+        """The values that an operation, the one at a position, reads or makes, each once."""
+        if op_has(op, Trait.JOINS):
+            equal = [v for value in self.operands[n] for v in self.unmirrored(value)]
+            self.mirrored[self.results[n][0]] = equal
+            return dict.fromkeys(equal)
+        return {v: None for value in (*self.operands[n], *self.results[n]) for v in self.unmirrored(value)}
+
+    def unmirrored(self, value: ir.Value) -> list[ir.Value]:
+        """The values that a value stands for: itself, or those that a mirror says are equal."""
+        return self.mirrored.get(value) or [value]
 
     def release_unread(self, live: LiveBytes[str]) -> None:
         """Donated arguments that nothing reads die before the first launch."""
@@ -161,15 +183,10 @@ class _Lifetimes:
             ReleaseOp.build(unread, loc=first.operation.location, ip=ir.InsertionPoint(first))
             self.end(unread, live)
 
-    def count(self, op: ir.OpView, live: LiveBytes[str]) -> None:
-        """Adds the results of an operation to the live bytes."""
-        if op_has(op, Trait.ORDERED):
-            live.add(op.slice, sum(self.size(r, op.slice) for r in op.results))
-
     def end(self, values: Iterable[ir.Value], live: LiveBytes[str]) -> None:
         """Takes the bytes of values off on each slice that has them."""
         for value in values:
-            for name in slices_of(value, self.slices) or ():
+            for name in self.slices.get(value, ()):
                 live.remove(name, self.size(value, name))
 
     def copied_results(self) -> Iterator[tuple[ir.Value, str]]:
@@ -180,7 +197,7 @@ class _Lifetimes:
         owned: set[tuple[ir.Value, str]] = set()
         for result in self.terminator.operands:
             copies = [
-                (value, name) for value in _unmirrored(result) for name in slices_of(value, self.slices) or ()
+                (value, name) for value in self.unmirrored(result) for name in self.slices.get(value, ())
             ]
             for value, name in copies:
                 is_argument = isinstance(value, ir.BlockArgument) and value not in self.donated
@@ -191,53 +208,53 @@ class _Lifetimes:
     def find_aliases(self) -> dict[int, Aliases]:
         """The aliases of each launch, by its position."""
         launches = {n: op for n, op in enumerate(self.ops) if op_has(op, Trait.EXECUTES)}
+        donatable = {n: self.donatable(n) for n in launches}
         free: dict[str, set[int]] = {}
         for n, op in launches.items():
-            donatable = {
-                number for number, value in enumerate(op.operands) if self.may_be_donated(n, op, value)
-            }
-            free[op.callee] = free[op.callee] & donatable if op.callee in free else donatable
-        aliases = {n: self.aliases(n, op, free[op.callee]) for n, op in launches.items()}
+            numbers = set(donatable[n])
+            free[op.callee] = free[op.callee] & numbers if op.callee in free else numbers
+        aliases = {n: self.aliases(n, op, donatable[n], free[op.callee]) for n, op in launches.items()}
         for n, op in launches.items():
             self.launches_of.setdefault(op.callee, set()).add(aliases[n])
         return aliases
 
-    def may_be_donated(self, n: int, op: LaunchOp, value: ir.Value) -> bool:
-        """Whether the launch at a position is the only and last reader of a value that the program owns."""
-        return (
-            len(slices_of(value, self.slices) or ()) == 1
+    def donatable(self, n: int) -> dict[int, ir.Value]:
+        """The operands that the launch at a position alone reads, as the last one, and the program owns."""
+        times = Counter(self.operands[n])
+        return {
+            number: value
+            for number, value in enumerate(self.operands[n])
+            if times[value] == 1
+            and self.last_use.get(value) == n
             and value not in self.kept
-            and self.last_use[value] == n
-            and list(op.operands).count(value) == 1
-        )
+            and len(self.slices.get(value, ())) == 1
+        }
 
-    def aliases(self, n: int, op: LaunchOp, free: set[int]) -> Aliases:
+    def aliases(self, n: int, op: LaunchOp, donatable: dict[int, ir.Value], free: set[int]) -> Aliases:
         """Which operand gives its buffer to which result: arguments first, then what costs a variant.
 
         Args:
           n: the position of the launch.
           op: the launch.
-          free: the numbers of operands that cost no variant: all launches of the computation can donate them.
+          donatable: the operands that it can donate, by their numbers.
+          free: the numbers of those that cost no variant: all launches of the computation can donate them.
         """
-        operands = [(k, v) for k, v in enumerate(op.operands) if self.may_be_donated(n, op, v)]
+        if not donatable:
+            return ()
+        operands, slice = list(donatable.items()), op.slice
         arguments = [(k, v) for k, v in operands if v in self.donated]
         # From behind: pw-accumulate puts sums there, which XLA adds to in place.
         others = [(k, v) for k, v in reversed(operands) if v not in self.donated]
         large = [(k, v) for k, v in others if byte_size(v.type) >= self.donate_bytes]
         small = [(k, v) for k, v in others if byte_size(v.type) < self.donate_bytes and k in free]
-        results = dict(enumerate(op.results))
         aliases: list[tuple[int, int]] = []
+        results: dict[tuple[ir.Type, Sharding], list[int]] = {}
+        for number, result in reversed(list(enumerate(self.results[n]))):
+            results.setdefault((result.type, self.layouts.of(result, slice)), []).append(number)
         for number, value in (*arguments, *large, *small):
-            layout = self.layouts.of(value, op.slice)
-            fitting = (
-                k
-                for k, result in results.items()
-                if result.type == value.type and self.layouts.of(result, op.slice) == layout
-            )
-            taken = next(fitting, None)
-            if taken is not None:
-                del results[taken]
-                aliases.append((number, taken))
+            fitting = results.get((value.type, self.layouts.of(value, slice)))
+            if fitting:
+                aliases.append((number, fitting.pop()))
         return tuple(sorted(aliases))
 
     def variant(self, callee: str, aliases: Aliases) -> str:
@@ -254,15 +271,3 @@ class _Lifetimes:
             set_argument_attrs(function, attrs)
             self.variants[callee, aliases] = name
         return self.variants[callee, aliases]
-
-
-def _touched(op: ir.OpView) -> dict[ir.Value, None]:
-    """The values that an operation reads or makes, each once."""
-    return {v: None for value in (*op.operands, *op.results) for v in _unmirrored(value)}
-
-
-def _unmirrored(value: ir.Value) -> list[ir.Value]:
-    """The values that a value stands for: itself, or those that a mirror says are equal."""
-    if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.JOINS):
-        return [value]
-    return [v for copy in value.owner.operands for v in _unmirrored(copy)]

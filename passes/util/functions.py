@@ -80,6 +80,7 @@ def erase_unused_functions(module: ir.Module) -> None:
     """Erases private functions that nothing refers to, directly or through others."""
     functions = {n: op for n, op in symbol_table(module).items() if op.operation.name == "func.func"}
     live: set[str] = set()
+    seen: set[ir.Attribute] = set()
     pending = [n for n, op in functions.items() if is_public(op)]
     while pending:
         name = pending.pop()
@@ -87,7 +88,7 @@ def erase_unused_functions(module: ir.Module) -> None:
             continue
         live.add(name)
         for inner in nested_ops(functions[name]):
-            pending += [symbol for symbol in referenced_symbols(inner) if symbol in functions]
+            pending += [symbol for symbol in referenced_symbols(inner, seen) if symbol in functions]
     for name, function in functions.items():
         if name not in live:
             function.operation.erase()

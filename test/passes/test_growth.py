@@ -1,0 +1,103 @@
+"""The work of the passes is in proportion to the program: calls are counted, and operations looked at."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from jaxlib.mlir import ir
+
+from pathways.dialect import make_context
+from pathways.passes.base import Pass
+from pathways.passes.driver import run_passes
+from pathways.passes.import_.import_ import Import
+from pathways.passes.pipeline import Options, phases
+
+BENCH = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "compile.py"))
+
+X = "tensor<4xf32>"
+
+
+def loops(count: int) -> str:
+    """So many loops of JAX, one behind the other, each over two slices."""
+    said = 'pw.slice = "s{s}", pw.name = "f", pw.kind = "fwd", pw.call = "{n}.{s}"'
+    said = f"mhlo.frontend_attributes = {{{{{said}}}}}"
+    lines = ["module {", 'sdy.mesh @mesh = <["x"=1]>']
+    lines += [f'"pw.slice"() {{sym_name = "s{s}", mesh = @mesh}} : () -> ()' for s in range(2)]
+    lines += [
+        f"func.func public @main(%x0: {X}) -> {X} {{",
+        "%zero = stablehlo.constant dense<0> : tensor<i32>",
+    ]
+    for n in range(count):
+        lines += [
+            f"%w{n}:2 = stablehlo.while(%i = %zero, %h = %x{n}) : tensor<i32>, {X}",
+            "cond {",
+            "%two = stablehlo.constant dense<2> : tensor<i32>",
+            "%more = stablehlo.compare LT, %i, %two, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>",
+            "stablehlo.return %more : tensor<i1>",
+            "} do {",
+            f"%y = func.call @f(%h) {{{said.format(s=0, n=n)}}} : ({X}) -> {X}",
+            f"%z = func.call @f(%y) {{{said.format(s=1, n=n)}}} : ({X}) -> {X}",
+            "%one = stablehlo.constant dense<1> : tensor<i32>",
+            "%next = stablehlo.add %i, %one : tensor<i32>",
+            f"stablehlo.return %next, %z : tensor<i32>, {X}",
+            "}",
+            f"%x{n + 1} = stablehlo.tanh %w{n}#1 : {X}",
+        ]
+    lines += [f"return %x{count} : {X}", "}"]
+    lines += [
+        f"func.func private @f(%x: {X}) -> {X} {{",
+        f"%y = stablehlo.tanh %x : {X}",
+        f"return %y : {X}",
+        "}",
+    ]
+    return "\n".join([*lines, "}"])
+
+
+def work(text: str, passes: Sequence[Pass], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many calls passes make over a program, and how many operations blocks hand to them."""
+    module = ir.Module.parse(text, make_context())
+    listed = calls = 0
+    operations = ir.Block.operations
+
+    def count_operations(block: ir.Block) -> ir.OperationList:
+        nonlocal listed
+        every = operations.fget(block)
+        listed += len(every)
+        return every
+
+    def count_calls(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ir.Block, "operations", property(count_operations))
+        sys.setprofile(count_calls)
+        try:
+            run_passes(module, passes, verify_each=False)
+        finally:
+            sys.setprofile(None)
+    return listed + calls
+
+
+ALL = tuple(item for phase in phases(Options()) for item in phase.passes)
+
+
+@pytest.mark.parametrize(
+    ("write", "size", "passes"),
+    [
+        pytest.param(BENCH["pipeline"], 32, ALL, id="launches"),
+        pytest.param(BENCH["update"], 96, ALL, id="operations of the program alone"),
+        pytest.param(loops, 10, (Import(),), id="loops over slices"),
+    ],
+)
+def test_twice_the_program_is_twice_the_work(
+    write: Callable[[int], str], size: int, passes: Sequence[Pass], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever is loaded and remembered at first use is so by then.
+    work(write(size), passes, monkeypatch)
+    some, more, most = (work(write(n * size), passes, monkeypatch) for n in (1, 2, 4))
+    assert most - more < 2.1 * (more - some)
