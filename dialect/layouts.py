@@ -38,10 +38,11 @@ class Layouts:
 
     def of(self, value: ir.Value, slice: str) -> Sharding:
         """How a value lies over one of its slices."""
-        attribute, mesh = self._attribute(value, slice), self.mesh(slice)
+        mesh = self.mesh(slice)
+        attribute = None if mesh.size == 1 else self._attribute(value, slice)
         # A value that is mirrored on slices of several shapes carries the sharding on the first of them.
-        if attribute is None or mesh.size == 1 or self._axes[mesh_of(attribute)] != mesh:
-            return replicated(ir.RankedTensorType(value.type).rank)
+        if attribute is None or self._axes[mesh_of(attribute)] != mesh:
+            return replicated(value.type.rank)
         return read_sharding(attribute)
 
     def _attribute(self, value: ir.Value, slice: str) -> ir.Attribute | None:

@@ -39,6 +39,7 @@ from pathways.dialect.operation import (
     OPERATIONS,
     PwOp,
     attribute_of,
+    attributes_of,
     counted,
     is_program,
     is_public,
@@ -118,6 +119,8 @@ class WellFormed:
         self.valid = True
         self.symbols: dict[str, ir.OpView] = {}
         self._types: dict[ir.Type, str | None] = {}
+        self._fine: set[tuple[Kind, ir.Attribute]] = set()
+        """Attributes that were found well formed: many operations say the same of themselves."""
         self._called: set[str] | None = None
 
     def report(self, op: ir.OpView, message: str) -> None:
@@ -195,10 +198,10 @@ class WellFormed:
             if not self.module.context.is_registered_operation(name):
                 self.report(op, "is unknown: no dialect of this compiler has it")
                 return False
-            return self.check_discardable(op, _readable(op))
+            return self.check_discardable(op, attributes_of(op))
         valid, self.valid = self.valid, True
         fields = op.fields()
-        attributes = _readable(op)
+        attributes = attributes_of(op)
         for attribute, value in attributes.items():
             if value is None and attribute not in fields:
                 self.report(op, f"attribute `{attribute}` {_UNREADABLE}")
@@ -218,7 +221,8 @@ class WellFormed:
         for region in op.regions:
             if len(region.blocks):
                 self.report(op, "has a region; operations of the pw dialect have none")
-        self.check_discardable(op, {name: attributes[name] for name in attributes if name not in fields})
+        if not attributes.keys() <= fields.keys():
+            self.check_discardable(op, {name: attributes[name] for name in attributes if name not in fields})
         fine = self.valid
         self.valid = valid and fine
         return fine
@@ -227,14 +231,20 @@ class WellFormed:
         if attribute is None:
             self.report(op, f"{what} {_UNREADABLE}")
             return False
+        if (kind, attribute) in self._fine:
+            return True
         if not kind.matches(attribute):
             article = "an" if kind.description[0] in "ae" else "a"
             self.report(op, f"{what} must be {article} {kind.description}, got {attribute}")
             return False
-        if kind.symbol_kind is not None:
-            return self.check_symbol(op, what, kind.read(attribute), kind.symbol_kind)
+        if kind.symbol_kind is not None and not self.check_symbol(
+            op, what, kind.read(attribute), kind.symbol_kind
+        ):
+            return False
         if kind is SHARDING_KIND:
+            # What it may be depends on the value.
             return self.check_sharding(op, what, attribute, [r.type for r in op.results][:1])
+        self._fine.add((kind, attribute))
         return True
 
     def check_symbol(self, op: ir.OpView, what: str, name: str, kind: str) -> bool:
@@ -288,7 +298,7 @@ class WellFormed:
         return fine
 
     def check_function(self, function: ir.OpView) -> None:
-        if not self.check_discardable(function, _readable(function)):
+        if not self.check_discardable(function, attributes_of(function)):
             return
         if self.is_program and is_program(function) and not is_public(function):
             what = "the program" if symbol_name(function) == MAIN else "what a host runs"
@@ -316,7 +326,7 @@ class WellFormed:
         if name != "stablehlo.return":
             return name == "func.return"
         if self._called is None:
-            callees = (_readable(op).get("callee") for op in nested_ops(self.module.operation.opview))
+            callees = (attributes_of(op).get("callee") for op in nested_ops(self.module.operation.opview))
             self._called = {MAIN, *(c.value for c in callees if isinstance(c, ir.FlatSymbolRefAttr))}
         return symbol_name(function) not in self._called and HOST not in function.attributes
 
@@ -386,8 +396,3 @@ def type_problem(type_: ir.Type) -> str | None:
     if math.prod(type_.shape) > MOST_ELEMENTS:
         return "which has more than 2^48 elements"
     return None
-
-
-def _readable(op: ir.OpView) -> dict[str, ir.Attribute | None]:
-    """The attributes of an operation; None for a location, which the bindings cannot hand out."""
-    return {name: attribute_of(op, name) for name in op.attributes}

@@ -9,10 +9,11 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import PwOp, op_has, symbol_table
 from pathways.dialect.forms import OUTLINED, PLACED, SHARDED, UNROLLED
+from pathways.dialect.operation import attributes_of
 from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, main_function
 from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import has_side_effect
+from pathways.passes.util.operations import computation_has_effect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Cse(Pass):
         seen: dict[object, ir.OpView] = {}
         for op in list(body_block(main_function(module)).operations):
             if op_has(op, Trait.EXECUTES):
-                mergeable = not has_side_effect(symbols[op.callee], symbols, effects)
+                mergeable = not computation_has_effect(op.callee, symbols, effects)
             else:
                 mergeable = op_has(op, Trait.PURE)
             if not mergeable:
@@ -51,7 +52,7 @@ class Cse(Pass):
 
 def _key(op: PwOp) -> object:
     """What equal operations have in common."""
-    said = {name: op.attributes[name] for name in op.attributes if name != "origins"}
-    origins = op.origins if op_has(op, Trait.EXECUTES) else ()
+    said = attributes_of(op)
+    origins = op.origins if said.pop("origins", None) is not None and op_has(op, Trait.EXECUTES) else ()
     repeated = any(origin.kind == "recompute" for origin in origins)
     return op.OPERATION_NAME, tuple(op.operands), frozenset(said.items()), repeated

@@ -25,7 +25,7 @@ from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, main_function
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, set_signature
-from pathways.passes.util.operations import has_side_effect
+from pathways.passes.util.operations import computation_has_effect, has_side_effect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +71,12 @@ class _Pruner:
 
     def prune(self, launch: LaunchOp) -> None:
         used = tuple(any(True for _ in r.uses) for r in launch.results)
-        effect = has_side_effect(self.symbols[launch.callee], self.symbols, self.effects)
-        if not any(used) and not effect:
+        callee = launch.callee
+        if not any(used) and not computation_has_effect(callee, self.symbols, self.effects):
             launch.operation.erase()
             return
-        name, kept = self.variant(launch.callee, used)
-        if name == launch.callee and len(kept) == len(launch.operands):
+        name, kept = self.variant(callee, used)
+        if name == callee and len(kept) == len(launch.operands):
             return
         results = [r for r, keep in zip(launch.results, used, strict=True) if keep]
         smaller = launch.rebuilt([launch.operands[n] for n in kept], [r.type for r in results], callee=name)

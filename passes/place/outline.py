@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -13,6 +13,7 @@ from pathways.dialect import IndexOp, LaunchOp, MirrorOp, symbol_table
 from pathways.dialect.forms import LOCATED, OUTLINED
 from pathways.dialect.graphs import depth_first
 from pathways.dialect.names import LOOP, MIRRORED, SLICE
+from pathways.dialect.operation import attributes_of
 from pathways.passes.base import Pass
 from pathways.passes.place.instances import Instance, InstanceGraph, Sources, instance_graph, wait_sets
 from pathways.passes.util.computations import Computations
@@ -212,6 +213,8 @@ class _Emitter:
         self.end = ir.InsertionPoint(graph.operations[-1])
         self.computations = Computations(module, symbol_table(module))
         self.new_values: dict[tuple[ir.Value, str], ir.Value] = {}
+        self.made: dict[object, str] = {}
+        """The computations by what they do: the microbatches of a program are alike."""
 
     def emit(self, unit: _Unit, inputs: Sources) -> None:
         operands = {v: v if s is None else self.new_values[v, s.slice] for v, s in inputs.items()}
@@ -229,30 +232,41 @@ class _Emitter:
         return copy
 
     def launched(self, unit: _Unit, operands: dict[ir.Value, ir.Value]) -> ir.OpView:
-        contents = unit.contents()
         last = (unit.members or list(unit.outputs.values()))[0]
         location = last.op.operation.location
+        return LaunchOp.build(
+            list(operands.values()),
+            [value.type for value in unit.outputs],
+            callee=self.computation(unit, list(operands), location),
+            slice=unit.slice,
+            loop=unit.loop,
+            loc=location,
+            ip=self.end,
+        )
+
+    def computation(self, unit: _Unit, inputs: Sequence[ir.Value], location: ir.Location) -> str:
+        """The name of the computation that does what a unit does."""
+        contents = unit.contents()
+        key = _key(contents, inputs, unit.outputs)
+        if key is not None and key in self.made:
+            self.computations.skip("glue")
+            return self.made[key]
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
-            mapping = dict(zip(operands, arguments, strict=True))
+            mapping = dict(zip(inputs, arguments, strict=True))
             for instance in contents:
                 copy = instance.op.operation.clone().opview
-                for attribute in (SLICE, MIRRORED, LOOP):
+                for attribute in _OF_MAIN:
                     if attribute in copy.attributes:
                         del copy.attributes[attribute]
                 replace_operands(copy, mapping)
                 mapping.update(zip(instance.op.results, copy.results, strict=True))
             return [mapping[value] for value in unit.outputs]
 
-        return LaunchOp.build(
-            list(operands.values()),
-            [value.type for value in unit.outputs],
-            callee=self.computations.make("glue", [value.type for value in operands], body, location),
-            slice=unit.slice,
-            loop=unit.loop,
-            loc=location,
-            ip=self.end,
-        )
+        name = self.computations.make("glue", [value.type for value in inputs], body, location)
+        if key is not None:
+            self.made[key] = name
+        return name
 
     def emit_return(self) -> None:
         for number, (value, makers) in enumerate(self.graph.results):
@@ -263,3 +277,29 @@ class _Emitter:
                 location = next(iter(makers.values())).op.operation.location
                 copies = list(MirrorOp.build(copies, [value.type], loc=location, ip=self.end).results)
             self.graph.operations[-1].operands[number] = copies[0]
+
+
+_OF_MAIN = (SLICE, MIRRORED, LOOP)
+"""What an operation says of its place in `@main`, and of nothing in a computation."""
+
+
+def _key(contents: Iterable[Instance], inputs: Sequence[ir.Value], outputs: Iterable[ir.Value]) -> object:
+    """What computations that do the same have in common; None for one that holds regions."""
+    numbers = {value: n for n, value in enumerate(inputs)}
+    done = []
+    for instance in contents:
+        op = instance.op
+        if len(op.regions):
+            return None
+        said = tuple(attribute for attribute in attributes_of(op).items() if attribute[0] not in _OF_MAIN)
+        results = list(op.results)
+        done.append(
+            (
+                op.operation.name,
+                said,
+                tuple(numbers[value] for value in op.operands),
+                tuple(result.type for result in results),
+            )
+        )
+        numbers.update((result, len(numbers) + n) for n, result in enumerate(results))
+    return tuple(value.type for value in inputs), tuple(done), tuple(numbers[value] for value in outputs)

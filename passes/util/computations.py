@@ -54,8 +54,9 @@ class Computations:
           results: likewise of the results.
           key: equal keys of one base share a computation, which is made for the first; None is never equal.
         """
-        if key is not None and (base, key) in self._made:
-            return self._made[base, key]
+        known = None if key is None else self.known(base, key)
+        if known is not None:
+            return known
         name = self._name(base)
         with ir.InsertionPoint(self.module.body), location:
             function = func.FuncOp(name, ir.FunctionType.get(list(types), []), visibility="private")
@@ -76,6 +77,14 @@ class Computations:
         if key is not None:
             self._made[base, key] = name
         return name
+
+    def known(self, base: str, key: object) -> str | None:
+        """The computation of an equal key that was made before; None where there is none."""
+        return self._made.get((base, key))
+
+    def skip(self, base: str) -> None:
+        """Counts a computation that is not made, since one like it is there: others keep their names."""
+        self._counts[base] = self._counts.get(base, 0) + 1
 
     def variant(self, original: str, base: str) -> ir.OpView:
         """Makes a copy of a computation under another name, in front of it."""

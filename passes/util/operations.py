@@ -59,13 +59,11 @@ def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[
     """Whether an operation does more than compute its results; `memo` remembers functions."""
     for inner in (op, *nested_ops(op)):
         name = inner.operation.name
-        for function in referenced_functions(inner, symbols):
-            callee = function.attributes["sym_name"].value
-            if callee not in memo:
-                memo[callee] = False
-                memo[callee] = has_side_effect(function, symbols, memo)
-            if memo[callee]:
-                return True
+        if any(
+            computation_has_effect(function.attributes["sym_name"].value, symbols, memo)
+            for function in referenced_functions(inner, symbols)
+        ):
+            return True
         if name == "stablehlo.custom_call":
             effect = inner.attributes.get("has_side_effect")
             if effect is not None and effect.value:
@@ -73,6 +71,14 @@ def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[
         elif name in _COMMUNICATION:
             return True
     return False
+
+
+def computation_has_effect(name: str, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:
+    """Whether a function does more than compute its results; `memo` remembers it."""
+    if name not in memo:
+        memo[name] = False
+        memo[name] = has_side_effect(symbols[name], symbols, memo)
+    return memo[name]
 
 
 def byte_size(tensor_type: ir.Type) -> int:
