@@ -15,6 +15,7 @@ import numpy as np
 from pathways.compiler.jax_internals import metadata_call
 from pathways.compiler.names import symbol
 from pathways.compiler.trace_state import active_trace
+from pathways.compiler.trees import flat_prefix, name_of
 from pathways.dialect.metadata import CallMetadata, Mark
 from pathways.dialect.names import MOST_MICROBATCHES
 
@@ -192,7 +193,7 @@ class _MicrobatchLoop:
             new = _as_array(new)
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise TypeError(
-                    f"{what}: carry{jax.tree_util.keystr(path)} is handed on as {new.dtype}"
+                    f"{what}: carry{name_of(path)} is handed on as {new.dtype}"
                     f"{list(new.shape)}, but carried as {old.dtype}{list(old.shape)}"
                 )
             return new
@@ -205,7 +206,7 @@ class _MicrobatchLoop:
 
         def check(path: Any, leaf: Any) -> Any:
             array = _as_array(leaf)
-            where = f"argument {position}{jax.tree_util.keystr(path)} of '{self.name}'"
+            where = f"argument {position}{name_of(path)} of '{self.name}'"
             if array.ndim == 0:
                 raise ValueError(
                     f"pw.accumulate: {where} is a scalar: the batch is cut along the leading axis; pass what "
@@ -220,29 +221,28 @@ class _MicrobatchLoop:
 
         return jax.tree_util.tree_map_with_path(check, batch)
 
-    def _kinds(self, results: Any) -> Any:
-        """The reduction of each result, checked."""
+    def _kinds(self, results: Any) -> list[str]:
+        """The reduction of each flat result, checked."""
         what = f"pw.accumulate of '{self.name}'"
         try:
-            kinds = jax.tree.broadcast(self.reduce, results)
+            kinds = flat_prefix(self.reduce, results)
         except ValueError:
             raise ValueError(
                 f"{what}: reduce must be a tree like that of the results or a prefix of one: it is "
                 f"{_shown(self.reduce)}, the results are {_shown(results)}"
             ) from None
 
-        def check(path: Any, kind: str, result: Any) -> str:
+        pairs = jax.tree_util.tree_leaves_with_path(results)
+        for kind, (path, result) in zip(kinds, pairs, strict=True):
             dtype, shape = result.dtype, result.shape
-            where = f"{what}: result{jax.tree_util.keystr(path)} of type {dtype}{list(shape)}"
+            where = f"{what}: result{name_of(path)} of type {dtype}{list(shape)}"
             if kind == "concat" and not shape:
                 raise ValueError(f"{where} is a scalar and cannot be concatenated; give it an axis of one")
             if kind == "mean" and not jnp.issubdtype(dtype, jnp.inexact):
                 raise ValueError(f"{where} has no mean in its own dtype; use reduce='sum'")
             if kind == "sum" and not jnp.issubdtype(dtype, jnp.number):
                 raise ValueError(f"{where} cannot be summed; use reduce='concat'")
-            return kind
-
-        return jax.tree_util.tree_map_with_path(check, kinds, results)
+        return kinds
 
     def _in_program(self, of_block: _OfBlock, init: list[Any], batch: Any) -> tuple[list[Any], Any]:
         """Traces one microbatch, between calls that mark where it begins and ends."""
@@ -265,36 +265,45 @@ class _MicrobatchLoop:
         following, results = of_block(carry, jax.tree.map(marked("split", split), batch))
         results = jax.tree.map(_as_array, results)
         last = jax.tree.map(marked("next", lambda _, v: v), carry, following)
-        reduced = jax.tree.map(join, self._kinds(results), results)
-        return jax.tree.map(_without_gradient, (last, reduced))
+        structure: Any
+        leaves, structure = jax.tree.flatten(results)
+        reduced = map(join, self._kinds(results), leaves)
+        return jax.tree.map(_without_gradient, (last, structure.unflatten(reduced)))
 
     def _scan(self, of_block: _OfBlock, init: list[Any], batch: Any) -> tuple[list[Any], Any]:
         """The same as one `jax.lax.scan`."""
         blocks = jax.tree.map(lambda a: a.reshape(self.count, a.shape[0] // self.count, *a.shape[1:]), batch)
+        made: list[tuple[Any, list[str]]] = []
+
+        def flat(carry: list[Any], block: Any) -> tuple[list[Any], list[Any]]:
+            following, results = of_block(carry, block)
+            results = jax.tree.map(_as_array, results)
+            made.append((jax.tree.structure(results), self._kinds(results)))
+            return jax.tree.leaves(following), jax.tree.leaves(results)
+
         # Traced once: for the shapes of the results, and for the scan.
-        of_block = jax.jit(of_block)
-        _, shapes = jax.eval_shape(of_block, init, jax.tree.map(lambda a: a[0], blocks))
-        kinds = self._kinds(shapes)
-        flat_kinds, structure = jax.tree.flatten(kinds)
+        flat = jax.jit(flat)
+        _, shapes = jax.eval_shape(flat, init, jax.tree.map(lambda a: a[0], blocks))
+        structure, kinds = made[0]
         zeros = [
             None if kind == "concat" else jnp.zeros(shape.shape, shape.dtype)
-            for kind, shape in zip(flat_kinds, jax.tree.leaves(shapes), strict=True)
+            for kind, shape in zip(kinds, shapes, strict=True)
         ]
+        carried: Any = jax.tree.structure(init)
 
         def step(before: tuple[list[Any], list[Any]], block: Any) -> tuple[Any, list[Any]]:
             carry, totals = before
-            following, results = of_block(carry, block)
-            values = jax.tree.leaves(results)
+            following, values = flat(carry, block)
             added = [None if t is None else t + v for t, v in zip(totals, values, strict=True)]
             stacked = [v if t is None else None for t, v in zip(totals, values, strict=True)]
-            return (following, added), stacked
+            return (carried.unflatten(following), added), stacked
 
         (last, totals), stacked = jax.lax.scan(step, (init, zeros), blocks)
         results = [
             s.reshape(self.count * s.shape[1], *s.shape[2:])
             if total is None
             else _total(kind, total, self.count)
-            for kind, total, s in zip(flat_kinds, totals, stacked, strict=True)
+            for kind, total, s in zip(kinds, totals, stacked, strict=True)
         ]
         return jax.tree.map(_without_gradient, (last, jax.tree.unflatten(structure, results)))
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pathways.compiler.jax_internals import Tracer, abstractify
+from pathways.compiler.trees import KeyPath, Sealed, name_of, sealed
 
 Static = tuple[tuple[int | str, type, Any], ...]
 """Static arguments as a key: where each was passed, its type, and its value.
@@ -25,6 +26,7 @@ class Signature:
 
     Attributes:
       tree: the structure of `(args, kwargs)`, static arguments left out.
+      keys: where each leaf is in it.
       avals: the abstract value of each leaf: shape, dtype and weak type.
       static: static arguments, see `Conventions.split_static`.
       context: JAX's own key of all settings that change a trace.
@@ -32,10 +34,25 @@ class Signature:
     """
 
     tree: Any
+    keys: tuple[KeyPath, ...]
     avals: tuple[Any, ...]
     static: Static
     context: Any
     strict: bool = True
+
+    def sealed(self) -> tuple[list[Sealed], dict[str, Sealed]]:
+        """The arguments as they are traced, positional and named ones: an abstract value for each leaf."""
+        # Not `ShapeDtypeStruct`s, which have no 64 bits outside of `enable_x64`, while arrays made in it do.
+        leaves = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in self.avals]
+        positional, named = self.tree.children()
+        first = 0
+        arguments = []
+        for tree in (*positional.children(), *named.children()):
+            part = slice(first, first + tree.num_leaves)
+            arguments.append(sealed(tree, [keys[2:] for keys in self.keys[part]], leaves[part]))
+            first = part.stop
+        count = len(positional.children())
+        return arguments[:count], dict(zip(named.node_data()[1], arguments[count:], strict=True))
 
     def takes(self, n: int, aval: Any) -> bool:
         """Whether argument `n` may have this abstract value."""
@@ -110,7 +127,7 @@ class Conventions:
         named = [(self._name(n), a) for n, a in enumerate(args) if n not in static]
         named += sorted((k, v) for k, v in kwargs.items() if k not in self.static_argnames)
         return [
-            name + jax.tree_util.keystr(path)
+            name + name_of(path)
             for name, argument in named
             for path, _ in jax.tree_util.tree_leaves_with_path(argument)
         ]
@@ -204,12 +221,21 @@ def _check_names(name: str, parameters: inspect.Signature, **options: str | Sequ
             raise ValueError(f"program '{name}' has {option}={unknown}, but its arguments are {known}")
 
 
-def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -> list[Any]:
+def abstract(
+    leaves: Sequence[Any], name: str, paths: Callable[[], list[str]], *, values: bool = False
+) -> list[Any]:
     """The abstract value of each argument.
+
+    Args:
+      leaves: the arguments.
+      name: the name of the program.
+      paths: what to call each of them.
+      values: whether they are to have values; without, types will do.
 
     Raises:
       TypeError: when one is no array, or a tracer; says which, and what to do.
       ValueError: when one has a symbolic shape.
+      OverflowError: when one is a number that its dtype does not hold.
     """
     avals = []
     for n, leaf in enumerate(leaves):
@@ -221,18 +247,12 @@ def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -
             )
         try:
             aval = abstractify(leaf)
-        except (TypeError, ValueError):
-            aval = None
-        if not isinstance(aval, jax.core.ShapedArray):
-            advice = (
-                "a program has no state: pass the value of the reference and return the new one"
-                if isinstance(leaf, jax.Ref)
-                else "pass it as a static argument or keep it out of the arguments"
-            )
-            raise TypeError(
-                f"program '{name}': argument {paths()[n]} is a {type(leaf).__name__}, not an array or a "
-                f"number; {advice}"
-            )
+        except OverflowError as error:
+            raise OverflowError(f"program '{name}': argument {paths()[n]}: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"program '{name}': argument {paths()[n]} {_refusal(leaf, error)}") from None
+        if not isinstance(aval, jax.core.ShapedArray) or (values and is_type(leaf)):
+            raise TypeError(f"program '{name}': argument {paths()[n]} {_refusal(leaf)}")
         if not all(isinstance(size, int | np.integer) for size in aval.shape):
             raise ValueError(
                 f"program '{name}': argument {paths()[n]} has the symbolic shape {aval.shape}, but programs "
@@ -240,3 +260,28 @@ def abstract(leaves: Sequence[Any], name: str, paths: Callable[[], list[str]]) -
             )
         avals.append(aval)
     return avals
+
+
+def is_type(leaf: Any) -> bool:
+    """Whether something says only what an array would be like."""
+    return isinstance(leaf, jax.ShapeDtypeStruct | jax.core.AbstractValue)
+
+
+def _refusal(leaf: Any, error: Exception | None = None) -> str:
+    """Why something is no argument, and what to do."""
+    elsewhere = "pass it as a static argument or keep it out of the arguments"
+    match leaf:
+        case jax.Ref():
+            what = "is a Ref, not an array or a number; a program has no state: pass the value of the "
+            return f"{what}reference and return the new one"
+        case np.ma.MaskedArray():
+            return f"is a MaskedArray: {error}"
+        case np.ndarray() | np.generic() if leaf.dtype.type is not np.str_ or leaf.ndim:
+            kind = f"is {'an array' if leaf.ndim else 'a number'} of dtype {leaf.dtype}"
+            if not leaf.dtype.isnative:
+                native = leaf.dtype.newbyteorder("=")
+                return f"{kind}, whose byte order is not that of this machine; pass x.astype('{native}')"
+            return f"{kind}, which JAX does not have; keep it out of the arguments"
+    if is_type(leaf):
+        return f"is a {type(leaf).__name__}, which `lower` takes; a call takes an array or a number"
+    return f"is a {type(leaf).__name__}, not an array or a number; {elsewhere}"

@@ -77,8 +77,8 @@ def _save(
 ) -> None:
     for computation in plan.computations.values():
         _refuse_callbacks(computation)
-    positional, named = argument_roots(signature.tree, interface.argument_paths)
-    result = Root(RESULT, tree_of(interface.out_tree))
+    positional, named = argument_roots(signature.tree, signature.keys, interface.argument_paths)
+    result = Root(RESULT, tree_of(interface.out_tree, interface.out_keys))
     artifacts = [pjrt.portable_artifact(computation.module) for computation in plan.computations.values()]
     calls = {call for artifact in artifacts for call in custom_calls(read_artifact(artifact))}
     passed = [argument for argument in plan.arguments if argument.constant is None]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature
+from pathways.compiler.arguments import Signature, is_type
 from pathways.compiler.interface import Interface
 from pathways.compiler.mirrors import Mirrors
 from pathways.compiler.notices import warn
@@ -217,8 +217,7 @@ class Call(SignedCall):
         """See `SignedCall.place`."""
         moves = []
         for n, leaf in leaves.items():
-            if not self._signature.takes(n, jax_internals.abstractify(leaf)):
-                raise self.mismatch(n, jax_internals.abstractify(leaf))
+            self.check(n, leaf)
             home = self._homes[n]
             if home is None:
                 continue
@@ -274,11 +273,11 @@ class Call(SignedCall):
 
     def _is_like(self, leaf: Any, n: int) -> bool:
         """Whether something from the host has the type that argument `n` was compiled for."""
-        if isinstance(leaf, jax_internals.Tracer):
+        if isinstance(leaf, jax_internals.Tracer) or is_type(leaf):
             return False
         try:
             return self._signature.takes(n, jax_internals.abstractify(leaf))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return False
 
     def _remark(self, n: int, sharding: Any) -> None:

@@ -9,6 +9,7 @@ from pathways.compiler.arguments import Signature
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import ProgramError, run_phases
 from pathways.compiler.stages import Lowered
+from pathways.compiler.trees import keys_of
 from pathways.dialect.names import ARGUMENT_INFO, BLOCK, CONSTANT, REPLICA
 from pathways.dialect.program import Attributes, ProgramView, read_program
 from pathways.dialect.replicas import ReplicaPort, ports_of_callers
@@ -45,15 +46,18 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     in_avals = tuple(_aval(types.inputs[n], program.arguments[n], replicas) for n in passed)
     results = [group[0] for group in ports_of_callers(program.results)]
     out_avals = tuple(_aval(types.results[n], program.results[n], replicas) for n in results)
+    out_tree = jax.tree.structure(0 if len(out_avals) == 1 else (0,) * len(out_avals))
     interface = Interface(
         slices=_slices(program),
         argument_paths=tuple(_path(program.arguments[n], n) for n in passed),
         in_avals=in_avals,
         out_avals=out_avals,
-        out_tree=jax.tree.structure(0 if len(out_avals) == 1 else (0,) * len(out_avals)),
+        out_tree=out_tree,
+        out_keys=keys_of(out_tree),
         platform=cluster().platform,
     )
-    signature = Signature(jax.tree.structure(((0,) * len(passed), {})), in_avals, (), None)
+    in_tree = jax.tree.structure(((0,) * len(passed), {}))
+    signature = Signature(in_tree, keys_of(in_tree), in_avals, (), None)
     return Lowered(run_phases(module, name, options), interface, signature)
 
 

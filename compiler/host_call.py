@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature
+from pathways.compiler.arguments import Signature, is_type
 from pathways.compiler.call import UNLIKE
 from pathways.compiler.interface import Interface
 from pathways.compiler.signed import SignedCall, describe
@@ -147,11 +147,13 @@ class HostCall(SignedCall):
         for n, (leaf, last) in enumerate(zip(leaves, self._avals, strict=True)):
             if last is not None and getattr(leaf, "aval", None) is last:
                 continue
+            if is_type(leaf):
+                return None
             try:
                 aval = jax_internals.abstractify(leaf)
                 if not self._signature.takes(n, aval):
                     return None
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 return None
             if isinstance(leaf, Array):
                 self._avals[n] = aval
@@ -166,9 +168,7 @@ class HostCall(SignedCall):
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
         """See `SignedCall.place`."""
         for n, leaf in leaves.items():
-            aval = jax_internals.abstractify(leaf)
-            if not self._signature.takes(n, aval):
-                raise self.mismatch(n, aval)
+            self.check(n, leaf)
         return self._brought(leaves)
 
     def go(self, leaves: Sequence[Array]) -> Any:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from pathways.compiler.trees import KeyPath
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
@@ -19,6 +20,7 @@ class Interface:
       in_avals: JAX's abstract values of the flat arguments.
       out_avals: those of the flat results.
       out_tree: the structure of the results.
+      out_keys: where each flat result is in it.
       platform: what JAX calls the platform that it is for, such as `cuda`.
     """
 
@@ -27,4 +29,5 @@ class Interface:
     in_avals: tuple[Any, ...]
     out_avals: tuple[Any, ...]
     out_tree: Any
+    out_keys: tuple[KeyPath, ...]
     platform: str

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import config, core, source_info_util, tree_util
+import numpy as np
+from jax._src import config, core, dtypes, source_info_util, tree_util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.interpreters import ad
@@ -36,8 +37,15 @@ def abstractify(leaf: Any) -> Any:
 
     Raises:
       TypeError: it is nothing of that kind.
+      OverflowError: it is a number that its dtype does not hold.
     """
-    return leaf.aval if getattr(leaf, "is_on_hosts", False) else core.shaped_abstractify(leaf)
+    if getattr(leaf, "is_on_hosts", False):
+        return leaf.aval
+    aval = core.shaped_abstractify(leaf)
+    if isinstance(leaf, np.generic):
+        # JAX looks at the dtypes of arrays only.
+        dtypes.check_valid_dtype(leaf.dtype)
+    return aval
 
 
 Tracer = jax.core.Tracer

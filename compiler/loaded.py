@@ -20,6 +20,7 @@ from pathways.compiler.local_backend import LocalBackend
 from pathways.compiler.signed import SignedCall
 from pathways.compiler.stages import Bound
 from pathways.compiler.structures import aval_of, is_key, key_of
+from pathways.compiler.trees import keys_of
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
@@ -79,18 +80,21 @@ def load_bundle(
     module, plan, stored = read_program(bundle)
     if platform == "cpu" and any(call.startswith("lapack_") for call in manifest.custom_calls):
         pjrt.initialize_lapack()
+    out_tree = jax.tree.structure(manifest.result.tree)
     interface = Interface(
         slices=_slices(bundle, slices or {}),
         argument_paths=tuple(leaf.name for leaf in manifest.arguments),
         in_avals=tuple(map(aval_of, manifest.arguments)),
         out_avals=tuple(map(aval_of, manifest.results)),
-        out_tree=jax.tree.structure(manifest.result.tree),
+        out_tree=out_tree,
+        out_keys=keys_of(out_tree),
         platform=platform,
     )
     args = tuple(root.tree for root in manifest.positional)
     kwargs = {root.name: root.tree for root in manifest.named}
     # Its types are settled: a number that is passed for an array is converted.
-    signature = Signature(jax.tree.structure((args, kwargs)), interface.in_avals, (), None, strict=False)
+    structure = jax.tree.structure((args, kwargs))
+    signature = Signature(structure, keys_of(structure), interface.in_avals, (), None, strict=False)
     program = Scheduled(module, plan, interface, signature, stored=stored)
     bindings = program.bind()
     target = backend()

@@ -30,6 +30,7 @@ from pathways.compiler.specs import Spec, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
 from pathways.compiler.trace import Traced, Wishes, trace
 from pathways.compiler.trace_state import active_trace
+from pathways.compiler.trees import of_sealed
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.process import OfProcess
@@ -61,6 +62,8 @@ class Program[**P, R](OfProcess):
         )
         self.name = conventions.name
         self._fun = fun
+        # One object for all signatures: JAX remembers what it traced by it.
+        self._traced = of_sealed(fun, conventions.name)
         self._options = options
         self._conventions = conventions
         self._in_shardings = in_shardings
@@ -170,9 +173,11 @@ class Program[**P, R](OfProcess):
           **changes: `policy` or `schedule_file`, `fuse`, and the others of `passes.pipeline.Options`.
         """
         options = dataclasses.replace(self._options, **changes)
-        return Program(
+        changed = Program(
             self._fun, self._conventions, options, self._in_shardings, self._out_shardings, self._schedule
         )
+        changed._traced = self._traced
+        return changed
 
     def _call_slowly(
         self,
@@ -206,22 +211,21 @@ class Program[**P, R](OfProcess):
 
     def _abstract_call(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under a trace of JAX, which gets results of the right types."""
-        args_like, kwargs_like = jax.tree.map(_type_of, (args, kwargs))
-        signature = self._signature(args_like, kwargs_like)
-        interface = self._trace(signature, args_like, kwargs_like).interface
+        interface = self._trace(self._signature(args, kwargs, traced=True), args, kwargs).interface
         paths = functools.partial(self._conventions.paths, args, kwargs)
         return interface.out_tree.unflatten(abstract_call(self.name, leaves, paths, interface.out_avals))
 
-    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
-        """What these arguments specialise the program for.
+    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, traced: bool = False) -> Signature:
+        """What these arguments specialise the program for; `traced` for tracers among them.
 
         Raises:
           TypeError: one of them is nothing that a program takes.
         """
         dynamic, named, static = self._conventions.split_static(args, kwargs)
-        leaves, tree = flatten((dynamic, named))
+        pairs, tree = jax.tree_util.tree_flatten_with_path((dynamic, named))
+        leaves = [_type_of(leaf) if traced else leaf for _, leaf in pairs]
         avals = abstract(leaves, self.name, lambda: self._conventions.paths(args, kwargs))
-        return Signature(tree, tuple(avals), static, trace_context())
+        return Signature(tree, tuple(path for path, _ in pairs), tuple(avals), static, trace_context())
 
     def _ready_call(
         self, leaves: list[Any], tree: Any, static: Static
@@ -237,28 +241,26 @@ class Program[**P, R](OfProcess):
         return None
 
     def _trace(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-        # Not `ShapeDtypeStruct`s, which have no 64 bits outside of `enable_x64`, while arrays made in it do.
-        avals = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in signature.avals]
-        dynamic, named = unflatten(signature.tree, avals)
         jitted = jax.jit(
-            self._fun,
+            self._traced,
             static_argnums=self._conventions.static_argnums or None,
             static_argnames=self._conventions.static_argnames or None,
             keep_unused=True,
         )
         wishes = Wishes(
             self._conventions.donated(args, kwargs),
-            self._argument_specs(dynamic, named),
+            self._argument_specs(args, kwargs),
             self._out_shardings,
             self._schedule,
         )
-        args, kwargs = join_static(dynamic, named, signature.static)
-        return trace(jitted, self.name, args, kwargs, cluster().platform, wishes)
+        sealed_args, sealed_kwargs = join_static(*signature.sealed(), signature.static)
+        return trace(jitted, self.name, sealed_args, sealed_kwargs, cluster().platform, wishes)
 
-    def _argument_specs(self, dynamic: tuple[Any, ...], named: dict[str, Any]) -> list[Spec]:
+    def _argument_specs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Spec]:
         """What the user says of the sharding of each flat argument."""
         if self._in_shardings is None:
             return []
+        dynamic, named, _ = self._conventions.split_static(args, kwargs)
         what = f"in_shardings of program '{self.name}'"
         positional_only(named, what)
         return flat_specs(self._in_shardings, dynamic, what)

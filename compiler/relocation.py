@@ -14,6 +14,7 @@ from pathways.compiler.arguments import Signature
 from pathways.compiler.compiling import Scheduled
 from pathways.compiler.interface import Interface
 from pathways.compiler.lowering import run_phases
+from pathways.compiler.trees import keys_of
 from pathways.dialect import make_context
 from pathways.dialect.dtypes import element_name
 from pathways.passes.pipeline import Options
@@ -155,15 +156,18 @@ def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:
     text = "\n".join(_text(moves, slices))
     forms = run_phases(ir.Module.parse(text, make_context()), NAME, Options())
     avals = tuple(jax.core.ShapedArray(move.shape, jax.numpy.dtype(move.dtype)) for move in moves)
+    out_tree = jax.tree.structure((0,) * len(moves))
     interface = Interface(
         slices={},
         argument_paths=tuple(f"array {n}" for n in range(len(moves))),
         in_avals=avals,
         out_avals=avals,
-        out_tree=jax.tree.structure((0,) * len(moves)),
+        out_tree=out_tree,
+        out_keys=keys_of(out_tree),
         platform=cluster().platform,
     )
-    signature = Signature(jax.tree.structure(((0,) * len(moves), {})), avals, (), None)
+    in_tree = jax.tree.structure(((0,) * len(moves), {}))
+    signature = Signature(in_tree, keys_of(in_tree), avals, (), None)
     plan = plan_of(forms.scheduled, NAME, proved=True)
     program = Scheduled(forms.scheduled, plan, interface, signature)
     return program, {name: _binding(slice) for slice, name in slices.items()}

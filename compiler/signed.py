@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from pathways.compiler import jax_internals
 from pathways.compiler.arguments import Signature, abstract
 from pathways.compiler.interface import Interface
+from pathways.compiler.trees import name_of
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.plan import Plan
@@ -77,16 +76,26 @@ class SignedCall(abc.ABC):
             first = numbers.stop
             if not numbers:
                 continue
-            path, _ = jax.tree_util.tree_leaves_with_path(tree.unflatten(numbers))[0]
-            names.append(self.paths[numbers.start].removesuffix(jax.tree_util.keystr(path)))
+            inside = name_of(self._signature.keys[numbers.start][2:])
+            names.append(self.paths[numbers.start].removesuffix(inside))
             if names[-1] == name:
                 return numbers, tree
         raise ValueError(f"program '{self.name}' has no argument {name!r}, only {', '.join(names) or 'none'}")
 
     def takes(self, numbers: Sequence[int], leaves: Sequence[Any]) -> bool:
         """Whether some arguments, by their numbers, have the types that were compiled for."""
-        pairs = zip(numbers, leaves, strict=True)
-        return all(self._signature.takes(n, jax_internals.abstractify(leaf)) for n, leaf in pairs)
+        avals = abstract(leaves, self.name, lambda: [self.paths[n] for n in numbers], values=True)
+        return all(self._signature.takes(n, aval) for n, aval in zip(numbers, avals, strict=True))
+
+    def check(self, n: int, leaf: Any) -> None:
+        """Checks that an argument has the type that was compiled for.
+
+        Raises:
+          TypeError: it has not.
+        """
+        (aval,) = abstract([leaf], self.name, lambda: [self.paths[n]], values=True)
+        if not self._signature.takes(n, aval):
+            raise self.mismatch(n, aval)
 
     @abc.abstractmethod
     def memory_analysis(self) -> MemoryAnalysis:
@@ -131,13 +140,18 @@ class SignedCall(abc.ABC):
         brought = self.bring(leaves)
         if brought is not None:
             return brought
-        avals = abstract(leaves, self.name, lambda: list(self.paths))
+        avals = abstract(leaves, self.name, lambda: list(self.paths), values=True)
         wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
         raise self.mismatch(wrong, avals[wrong])
 
     def _unlike(self, tree: Any) -> TypeError:
         """The error of arguments of another structure than the program was compiled for."""
-        path, compiled, passed, reason = next(iter(jax_internals.structure_errors(self.tree, tree)))
+        try:
+            path, compiled, passed, reason = next(iter(jax_internals.structure_errors(self.tree, tree)))
+        except Exception:  # JAX builds trees of what are no arrays, which nodes may refuse in any way.
+            return TypeError(
+                f"program '{self.name}' was compiled for arguments of structure {self.tree}, got {tree}"
+            )
         return TypeError(
             f"program '{self.name}' was compiled for {self._name_at(path)} of structure {_plain(compiled)}, "
             f"got {_plain(passed)}: {reason}"
@@ -147,12 +161,10 @@ class SignedCall(abc.ABC):
         """What to call a place in the arguments by its path, which starts with whether they are named."""
         if len(path) < 2:
             return "named arguments" if path and path[0].idx else "positional arguments"
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self.tree.unflatten(self.paths))
-        for place, name in leaves:
+        for place, name in zip(self._signature.keys, self.paths, strict=True):
             if place[:2] == tuple(path[:2]):
-                argument = name.removesuffix(jax.tree_util.keystr(place[2:]))
-                return argument + jax.tree_util.keystr(tuple(path[2:]))
-        return f"argument {jax.tree_util.keystr(tuple(path[1:]))}"
+                return name.removesuffix(name_of(place[2:])) + name_of(tuple(path[2:]))
+        return f"argument {name_of(tuple(path[1:]))}"
 
     def mismatch(self, n: int, aval: Any) -> TypeError:
         """The error of an argument of another type than the program was compiled for."""

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pathways.compiler.trees import flat_prefix
 from pathways.dialect.meshes import Mesh, Sharding
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -33,7 +34,7 @@ def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
       TypeError: when a leaf is something else; a sharding over physical devices has no place here.
       ValueError: when the trees do not match, or a dimension is `UNCONSTRAINED`.
     """
-    for leaf in jax.tree.leaves(specs, is_leaf=_is_spec):
+    for leaf in jax.tree.leaves(specs, is_leaf=is_spec):
         if isinstance(leaf, NamedSharding):
             raise TypeError(
                 f"{what}: {leaf} names physical devices, but a slice gets its devices only when the program "
@@ -46,13 +47,20 @@ def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
                 f"{what}: {leaf} leaves a dimension unconstrained, which only with_sharding_constraint can do"
             )
     try:
-        full = jax.tree.broadcast(specs, tree, is_leaf=_is_spec)
+        return flat_prefix(specs, tree, is_leaf=is_spec)
     except ValueError as error:
-        message = str(error).replace("broadcast_prefix prefix_tree", what.split()[0])
+        why = _why_no_prefix(specs, tree) or str(error)
+        message = why.replace("broadcast_prefix prefix_tree", what.split()[0])
         raise ValueError(f"{what} do not match what they describe: {message}") from None
-    # None is a spec, but in a tree of arrays a node without any.
-    pairs = zip(jax.tree.leaves(full, is_leaf=_is_spec), jax.tree.leaves(tree, is_leaf=_is_none), strict=True)
-    return [spec for spec, leaf in pairs if leaf is not None]
+
+
+def _why_no_prefix(specs: Any, tree: Any) -> str | None:
+    """What JAX says of it, with the place, which it makes a tree for."""
+    try:
+        jax.tree.broadcast(specs, tree, is_leaf=is_spec)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def positional_only(named: Collection[str], what: str) -> None:
@@ -83,9 +91,6 @@ def dims_of(spec: PartitionSpec) -> Sharding:
     return Sharding(tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec))
 
 
-def _is_none(leaf: Any) -> bool:
-    return leaf is None
-
-
-def _is_spec(leaf: Any) -> bool:
+def is_spec(leaf: Any) -> bool:
+    """Whether something says how an array lies, or is to be refused with a reason of its own."""
     return leaf is None or isinstance(leaf, (PartitionSpec, NamedSharding))

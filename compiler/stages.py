@@ -88,6 +88,13 @@ class Lowered(OfProcess):
         return self._interface.in_avals
 
     @property
+    def args_info(self) -> Any:
+        """`(args, kwargs)` with a `jax.stages.ArgInfo` for each: its type, and whether it is consumed."""
+        arguments = plan_of(self._forms.scheduled, self.name, proved=True).arguments
+        donated = [argument.donated for argument in arguments if argument.constant is None]
+        return self._signature.tree.unflatten(map(jax.stages.ArgInfo, self.in_avals, donated))
+
+    @property
     def slices(self) -> Mapping[str, VirtualSlice]:
         """The virtual slices that the program needs, by name."""
         return self._interface.slices
@@ -345,6 +352,11 @@ class Compiled(Bound):
 
     def __repr__(self) -> str:
         return f"<compiled program {self._lowered.name}>"
+
+    @property
+    def args_info(self) -> Any:
+        """See `Lowered.args_info`."""
+        return self._lowered.args_info
 
     def as_text(self, phase: str = "scheduled") -> str:
         """The module after a phase; see `Lowered.as_text`.

@@ -11,45 +11,43 @@ from typing import Any
 import jax
 
 from pathways.compiler import jax_internals
+from pathways.compiler.trees import KeyPath, name_of
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.manifest import BundleError, Leaf, Root
 
 
-def argument_roots(tree: Any, paths: Sequence[str]) -> tuple[tuple[Root, ...], tuple[Root, ...]]:
+def argument_roots(
+    tree: Any, keys: Sequence[KeyPath], paths: Sequence[str]
+) -> tuple[tuple[Root, ...], tuple[Root, ...]]:
     """The arguments by position and by name, of the structure of `(args, kwargs)`."""
     args, kwargs = tree.children()
-    keys = [path for path, _ in jax.tree_util.tree_leaves_with_path(_numbered(tree))]
+    inside = [path[2:] for path in keys]
     positional, named, first = [], [], 0
     for n, child in enumerate(args.children()):
-        name = _root_name(paths[first], keys[first][2:], n) if child.num_leaves else f"args.{n}"
-        positional.append(Root(name, tree_of(child, first)))
+        name = _root_name(paths[first], inside[first], n) if child.num_leaves else f"args.{n}"
+        positional.append(Root(name, tree_of(child, inside[first : first + child.num_leaves], first)))
         first += child.num_leaves
     for name, child in zip(kwargs.node_data()[1], kwargs.children(), strict=True):
-        named.append(Root(name, tree_of(child, first)))
+        named.append(Root(name, tree_of(child, inside[first : first + child.num_leaves], first)))
         first += child.num_leaves
     return tuple(positional), tuple(named)
 
 
 def _root_name(path: str, keys: Sequence[Any], n: int) -> str:
     """The name of a parameter, from what JAX calls the first leaf of its argument: `params['w']`."""
-    root = path.removesuffix(jax.tree_util.keystr(tuple(keys)))
+    root = path.removesuffix(name_of(tuple(keys)))
     if parameter := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[([0-9]+)\])?", root):
         return parameter[1] if parameter[2] is None else parameter[1] + trees.step(int(parameter[2]))
     return f"args.{n}"
 
 
-def _numbered(tree: Any) -> Any:
-    return tree.unflatten(range(tree.num_leaves))
-
-
-def tree_of(structure: Any, first: int = 0) -> trees.Tree:
+def tree_of(structure: Any, keys: Sequence[KeyPath], first: int = 0) -> trees.Tree:
     """A structure of JAX's as a tree of dicts, lists and tuples, with leaves numbered from `first`.
 
     A node of another type becomes a record of the names that JAX gives its children, or a tuple where it
-    gives them numbers.
+    gives them numbers; `keys` say where each leaf is.
     """
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(_numbered(structure))]
-    return _node(structure, paths, 0, itertools.count(first))
+    return _node(structure, keys, 0, itertools.count(first))
 
 
 def _node(structure: Any, paths: Sequence[Any], depth: int, numbers: Iterator[int]) -> trees.Tree:

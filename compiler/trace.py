@@ -20,8 +20,9 @@ from pathways.compiler.annotate import (
 )
 from pathways.compiler.interface import Interface
 from pathways.compiler.meshes import NO_MESH, is_of_types
-from pathways.compiler.specs import Spec, flat_specs
+from pathways.compiler.specs import Spec, flat_specs, is_spec
 from pathways.compiler.trace_state import tracing
+from pathways.compiler.trees import unsealed
 from pathways.dialect import make_context
 from pathways.dialect.metadata import CallMetadata
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -67,9 +68,9 @@ def trace(
     """Traces a program and brings its StableHLO into a context of ours.
 
     Args:
-      jitted: the function under `jax.jit`, which keeps arguments that are not used.
+      jitted: the function `of_sealed` under `jax.jit`, which keeps arguments that are not used.
       name: the name of the program.
-      args: its arguments, static ones as they are, others as abstract values.
+      args: its arguments, static ones as they are, others sealed.
       kwargs: likewise.
       platform: the platform to lower for, such as `cpu`.
       wishes: what the user asks of it.
@@ -98,8 +99,11 @@ def trace(
         _check_shardings(name, jaxpr, slices.values())
         describe_arguments(module, paths, wishes.donated, wishes.in_specs)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
+        out_tree, out_keys = unsealed(lowered.out_tree)
         if wishes.out_shardings is not None:
-            results = jax.tree.unflatten(lowered.out_tree, range(lowered.out_tree.num_leaves))
+            # One for all needs no tree, which a node may refuse to be of numbers.
+            numbers = range(out_tree.num_leaves)
+            results = list(numbers) if is_spec(wishes.out_shardings) else out_tree.unflatten(numbers)
             what = f"out_shardings of program '{name}'"
             describe_results(module, flat_specs(wishes.out_shardings, results, what))
     interface = Interface(
@@ -107,7 +111,8 @@ def trace(
         argument_paths=paths,
         in_avals=tuple(jaxpr.in_avals),
         out_avals=tuple(jaxpr.out_avals),
-        out_tree=lowered.out_tree,
+        out_tree=out_tree,
+        out_keys=out_keys,
         platform=platform,
     )
     return Traced(module, interface, callbacks, keepalive)

@@ -507,6 +507,30 @@ def test_compiled_refuses_what_it_was_not_compiled_for(chain, args, message):
         compiled(*args)
 
 
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (
+            np.arange(3).astype(">f4"),
+            TypeError,
+            r"an array of dtype >f4, whose .* x\.astype\('float32'\)",
+        ),
+        (np.array([None]), TypeError, "an array of dtype object, which JAX does not have"),
+        (np.datetime64("2020"), TypeError, r"a number of dtype datetime64\[Y\], which JAX does not have"),
+        (np.ma.masked_array(np.ones(3, np.float32)), TypeError, r"a MaskedArray: .* Use arr\.filled\(\)"),
+        (jax.ShapeDtypeStruct((3,), np.float32), TypeError, "a ShapeDtypeStruct, which `lower` takes"),
+        (2**40, OverflowError, "Python int 1099511627776 too large to convert to int32"),
+        ("text", TypeError, "a str, not an array or a number"),
+    ],
+)
+def test_what_is_no_argument_is_named_wherever_it_is_passed(chain, value, error, message):
+    program = pw.program(lambda p: chain(p["w"]))
+    compiled = program.lower({"w": np.ones(3, np.float32)}).compile()
+    for take in (program, program.place, compiled, compiled.place):
+        with pytest.raises(error, match=rf"program 'lambda': argument p\['w'\](: | is ){message}"):
+            take({"w": value})
+
+
 def test_compiled_takes_other_weak_types(chain):
     """As what `jax.jit` compiled ahead does: a step counter starts as a number and goes on as an array."""
 
