@@ -10,7 +10,7 @@ from typing import Any
 from operations import OPERATIONS
 from sketched import TURNS
 from sketches import Apply, Input, MicrobatchLoop, Piece, Sketch, Spec, results_of
-from transforms import TRANSFORMS
+from transforms import REGIONS, TRANSFORMS
 
 _SHAPES = ((), (4,), (8,), (3,), (4, 4), (8, 4), (2, 6), (0,), (4, 0), (2, 3, 4), (700,), (16, 40))
 _DTYPES = (
@@ -61,6 +61,7 @@ SCHEDULES = (
     "search(iterations=30, max-live=2)",
     "search(iterations=30, max-bytes=256)",
 )
+_LEAVES = (1, 2, 3, 9, 40, 40, 200, 1000)
 _MOST_DEVICES = 16
 _NO_BACKWARD = ("while", "scan_rows")
 
@@ -71,7 +72,18 @@ def random_sketch(seed: int, number: int) -> Sketch:
     slices = tuple(rng.choice(SLICES) for _ in range(rng.choice([1, 2, 2, 3])))
     sketch = _pipeline(rng, slices) if rng.random() < 0.3 else _program(rng, slices)
     # Behind all else, so that what has no loop stays what it was.
-    return dataclasses.replace(sketch, turns=rng.choice(list(TURNS))) if rng.random() < 0.2 else sketch
+    if rng.random() < 0.2:
+        sketch = dataclasses.replace(sketch, turns=rng.choice(list(TURNS)))
+    return dataclasses.replace(
+        sketch,
+        pieces=tuple(_beside(rng, piece) if rng.random() < 0.12 else piece for piece in sketch.pieces),
+        leaves=rng.choice(_LEAVES) if rng.random() < 0.08 else 0,
+        ahead=sketch.threads == 1 and rng.random() < 0.15,
+    )
+
+
+def _beside(rng: random.Random, piece: Piece) -> Piece:
+    return piece if piece.place is None else dataclasses.replace(piece, beside=rng.choice(list(REGIONS)))
 
 
 def _program(rng: random.Random, slices: tuple[tuple[int, ...], ...]) -> Sketch:

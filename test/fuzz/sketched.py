@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from nodes import changed, node_of
 from operations import operation, plain
 from sketches import Input, Piece, Ref, Sketch, Spec
-from transforms import cotangents, tangents_or, total, wrapped
+from transforms import REGIONS, cotangents, tangents_or, total, wrapped
 from updates import UPDATES, next_of
 
 import pathways as pw
@@ -165,6 +166,9 @@ def _piece_function(maker: Maker, piece: Piece, sketch: Sketch) -> Function:
         every: list[Any] = []
         for call in calls:
             results = list(wrapped(call, piece.around, len(piece.applies))(*operands))
+            if piece.beside:
+                results += REGIONS[piece.beside](call, operands)
+                results = results[::-1] if len(piece.applies) % 2 else results
             every += (results + results[-1:] * piece.results)[: piece.results]
         return every
 
@@ -385,6 +389,8 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
     if any(each.spec is not None for each in sketch.inputs):
         specs = [None if each.spec is None else P(*each.spec) for each in sketch.inputs]
         options["in_shardings"] = nest(specs)[0]
+    if sketch.leaves:
+        of_nested, nest, options = _with_nodes(maker, sketch, of_nested, nest, options)
     if not sketch.static:
         return Sketched(maker.program(of_nested, donate_argnums=tuple(range(count)), **options), nest)
 
@@ -394,6 +400,25 @@ def build(maker: Maker, sketch: Sketch) -> Sketched:
     donate = tuple(range(1, count + 1))
     fun = maker.program(with_static, static_argnums=0, donate_argnums=donate, **options)
     return Sketched(fun, nest)
+
+
+def _with_nodes(
+    maker: Maker, sketch: Sketch, fun: Function, nest: Function, options: dict[str, Any]
+) -> tuple[Function, Function, dict[str, Any]]:
+    """A program that takes and returns a tree of nodes of users besides all else."""
+    update = maker.place(Piece(0, (), ()), changed) if sketch.leaves % 2 else changed
+
+    def of_both(*arguments: Any) -> Any:
+        *others, node = arguments
+        return {"node": update(node), "others": fun(*others)}
+
+    def nest_both(values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = nest(values)
+        return (*args, node_of(sketch.leaves)), kwargs
+
+    if "in_shardings" in options:
+        options = {**options, "in_shardings": (*options["in_shardings"], None)}
+    return of_both, nest_both, options
 
 
 def _in_trees(results: Any, nesting: int) -> Any:

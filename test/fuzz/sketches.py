@@ -69,6 +69,7 @@ class Piece:
       nested: whether the call is a program of its own.
       tree: whether arguments and results are trees.
       stage: the number of its stage, where it is said.
+      beside: a region of JAX in which it is called, too; a key of `transforms.REGIONS`.
     """
 
     place: int | None
@@ -84,6 +85,7 @@ class Piece:
     nested: bool = False
     tree: bool = False
     stage: int | None = None
+    beside: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +172,8 @@ class Sketch:
       under_mesh: whether it is called under `jax.set_mesh`.
       replicas: how many times every slice exists.
       training: what is behind the loop, if that is a step of training.
+      leaves: how many leaves a tree of nodes of users has that it takes and returns, none without one.
+      ahead: whether it is compiled ahead, and called with other weak types.
     """
 
     slices: tuple[tuple[int, ...], ...]
@@ -189,6 +193,8 @@ class Sketch:
     under_mesh: bool = False
     replicas: int = 1
     training: Training | None = None
+    leaves: int = 0
+    ahead: bool = False
 
 
 def to_json(sketch: Sketch) -> str:

@@ -191,6 +191,35 @@ TRANSFORMS: dict[str, Callable[[Function, int], Function]] = {
 }
 
 
+def _turned(operands: tuple[Any, ...], row: Any) -> tuple[Any, ...]:
+    """Operands that differ from turn to turn, where they are numbers with a fraction."""
+    x, *rest = map(jnp.asarray, operands)
+    return (x * (1 + row).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x, *rest)
+
+
+def _in_scan(f: Function, operands: tuple[Any, ...]) -> list[Any]:
+    rows = lax.scan(lambda c, row: (c, list(f(*_turned(operands, row)))), 0, jnp.arange(2.0))[1]
+    return [each[-1] for each in rows]
+
+
+def _in_cond(f: Function, operands: tuple[Any, ...]) -> list[Any]:
+    holds = plain(jnp.asarray(operands[0])).astype(bool).any()
+    return lax.cond(holds, lambda: list(f(*_turned(operands, jnp.float32(1)))), lambda: list(f(*operands)))
+
+
+def _in_while(f: Function, operands: tuple[Any, ...]) -> list[Any]:
+    turn = lambda s: (s[0] + 1, list(f(*_turned(operands, s[0].astype(jnp.float32)))))  # noqa: E731
+    return lax.while_loop(lambda s: s[0] < 2, turn, (jnp.int32(0), list(f(*operands))))[1]
+
+
+REGIONS: dict[str, Callable[[Function, tuple[Any, ...]], list[Any]]] = {
+    "scan": _in_scan,
+    "cond": _in_cond,
+    "while": _in_while,
+}
+"""Regions of JAX in which a function of some operands is called, which has results of the same types."""
+
+
 def wrapped(f: Function, names: tuple[str, ...], number: int) -> Function:
     """A function under transformations, the innermost first."""
     for name in names:

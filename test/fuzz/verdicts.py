@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from corpus import ROOT
+from nodes import strangers
 from operations import plain
 from sketched import Maker, OnMesh, Placed, Plain, Sketched, build, mesh_like, values_of
 from sketches import Ref, Sketch
@@ -73,10 +74,35 @@ def _run(maker: Maker, sketch: Sketch, values: list[Any], calls: int) -> list[An
         return jax.block_until_ready([_train(program, sketch, values)])
     args, kwargs = program.arguments(values)
     results = []
+    if sketch.ahead:
+        return jax.block_until_ready(_ahead(program.fun, sketch, args, calls + 2))
     for n in range(calls):
         every = [program.fun(*_passed(program.fun, n, s, args), **kwargs) for s in _statics(sketch)]
         results.append(every if sketch.static else every[0])
     return jax.block_until_ready(results)
+
+
+def _ahead(fun: Any, sketch: Sketch, args: tuple[Any, ...], calls: int) -> list[Any]:
+    """The results of what is compiled ahead, called with other weak types than it is lowered for."""
+    every = [fun.lower(*static, *args).compile() for static in _statics(sketch)]
+    results = []
+    for n in range(calls):
+        given = jax.tree.map(lambda x, n=n: _of_weakness(x, n), _fresh(args))
+        of_all = [compiled(*_fresh(given)) for compiled in every]
+        results.append(of_all if sketch.static else of_all[0])
+    return results
+
+
+def _of_weakness(x: Any, n: int) -> Any:
+    """A number or scalar as it is, as an array, as one that is weakly typed, or as a number of Python."""
+    if jnp.shape(x) or not isinstance(x, bool | int | float | complex | jax.Array | np.ndarray):
+        return x
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return x
+    number = np.asarray(x).item()
+    if jnp.asarray(number).dtype != jnp.asarray(x).dtype:
+        return x
+    return (x, jnp.asarray(number, jnp.asarray(x).dtype), jnp.asarray(number), number)[n % 4]
 
 
 def _train(program: Sketched, sketch: Sketch, values: list[Any]) -> Any:
@@ -113,6 +139,14 @@ def _fresh(tree: Any) -> Any:
 def _run_placed(sketch: Sketch, hosts: int) -> list[Any]:
     """All results of all calls in all threads."""
     maker, values = Placed(sketch, hosts), values_of(sketch)
+    strangers.clear()
+    results = _run_on(maker, sketch, values)
+    if strangers:
+        raise AssertionError(f"nodes of users are built of {', '.join(sorted(strangers))}")
+    return results
+
+
+def _run_on(maker: Placed, sketch: Sketch, values: list[Any]) -> list[Any]:
     with _under_mesh(sketch):
         if sketch.threads == 1:
             return _run(maker, sketch, values, sketch.calls)
