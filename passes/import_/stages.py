@@ -160,6 +160,11 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
         for call in placed
         if call.kind in ("fwd", "grad") or (call.kind == "recompute" and call.identity not in run_forward)
     }
+    repeated = {
+        call.launch.operation: call.identity
+        for call in placed
+        if call.kind == "recompute" and call.identity in run_forward
+    }
     operations = list(body_block(main).operations)
     leading: set[ir.Value] = set()
     """Values that lead to forward calls; those of the backward do not, and read very many of them."""
@@ -172,11 +177,15 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
     """Values of a microbatch that its backward leads to: what reads them is no part of the forward."""
     forward: list[_Forward] = []
     behind: dict[ir.Value, frozenset[int]] = {}
+    run: dict[tuple[str, str], frozenset[int]] = {}
     for op in operations:
         loop = loop_of_op(op)
         in_loop = loop is not None
         read = [v for v in op.operands if loop_of(v) == loop] if in_loop else op.operands
         reads = frozenset().union(*(behind.get(v, frozenset()) for v in read))
+        if op.operation in repeated:
+            # What is behind a call that is done again is behind the call.
+            reads |= run.get(repeated[op.operation], frozenset())
         if in_loop and (op.operation in backward or not after.isdisjoint(op.operands)):
             after.update(op.results)
         elif op.operation in calls:
@@ -186,6 +195,7 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
             depth = max((level.depth + (level.place != place) for level in levels), default=0)
             forward.append(_Forward(call, _Level(depth, *place), reads))
             reads = frozenset({len(forward) - 1})
+            run[call.identity] = run.get(call.identity, frozenset()) | reads
         if reads:
             behind.update((result, reads) for result in op.results if result in leading)
     return forward

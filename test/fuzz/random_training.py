@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+from inner_gradients import INNER
 from random_sketches import SCHEDULES, SLICES, random_piece, replicas_for
 from sketches import Apply, Input, MicrobatchLoop, Piece, Ref, Sketch, Training, Update, results_of
 from updates import ELEMENTWISE, REDUCING, UPDATES
@@ -36,9 +37,13 @@ def random_training(seed: int, number: int) -> Sketch:
     results = (*(rng.randrange(len(inputs), values) for _ in range(rng.choice([0, 0, 1]))), values - 1)
     count = replicas * rng.choice([1, 1, 2, 2, 3]) + (rng.random() < 0.03)
     kinds = [rng.choice(["mean", "sum", "concat"]) for _ in results]
-    loop = MicrobatchLoop(
-        count, rng.choice([*["program", "gpipe", "1f1b"] * 10, *SCHEDULES]), tuple(kinds), True
-    )
+    schedule = rng.choice([*["program", "gpipe", "1f1b"] * 10, *SCHEDULES])
+    # Of its own, so that all others are what they were.
+    inner_rng = random.Random(f"inner/{seed}/{number}")
+    inner = inner_rng.choice([*INNER]) if inner_rng.random() < 0.2 else ""
+    if inner:
+        schedule = inner_rng.choice([*["gpipe", "1f1b", "eager"] * 3, *SCHEDULES, "1f1b(max-live=2)"])
+    loop = MicrobatchLoop(count, schedule, tuple(kinds), True, inner)
     updates = _updates(rng, inputs, parameters, len(slices))
     training = Training(
         updates,

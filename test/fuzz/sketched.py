@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from inner_gradients import INNER
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from nodes import changed, node_of
@@ -244,9 +245,10 @@ def _looped(body: Function, sketch: Sketch) -> Function:
     def fun(*inputs: Any) -> Any:
         if not loop.gradient or not smooth:
             return body(*inputs)
-        results, gradients = jax.value_and_grad(
-            lambda c: (lambda r: (total(r[-1:]), r))(of_smooth(c, *inputs)), has_aux=True
-        )([jnp.asarray(inputs[n]) for n in smooth])
+        loss: Function = lambda c: (lambda r: (total(r[-1:]), r))(of_smooth(c, *inputs))  # noqa: E731
+        if loop.inner:
+            loss = INNER[loop.inner](loss)
+        results, gradients = jax.value_and_grad(loss, has_aux=True)([jnp.asarray(inputs[n]) for n in smooth])
         return results[1], gradients
 
     reduce: Any = loop.reduce

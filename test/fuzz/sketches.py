@@ -90,12 +90,21 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchLoop:
-    """A loop over microbatches: how many, under which schedule, what becomes of each result."""
+    """A loop over microbatches.
+
+    Attributes:
+      count: how many.
+      schedule: the schedule.
+      reduce: what becomes of each result.
+      gradient: whether it takes the gradient of the last result.
+      inner: a key of `inner_gradients.INNER` where that has a gradient in it.
+    """
 
     count: int
     schedule: str
     reduce: tuple[str, ...]
     gradient: bool
+    inner: str = ""
 
 
 Ref = tuple[str, int]
@@ -262,6 +271,8 @@ def _plainer(sketch: Sketch) -> Iterator[Sketch]:
             continue
         if field.default is not dataclasses.MISSING and getattr(sketch, field.name) != field.default:
             yield dataclasses.replace(sketch, **{field.name: field.default})
+    if sketch.loop is not None and sketch.loop.inner:
+        yield dataclasses.replace(sketch, loop=dataclasses.replace(sketch.loop, inner=""))
     if sketch.loop is not None and sketch.loop.gradient and sketch.training is None:
         yield dataclasses.replace(sketch, loop=dataclasses.replace(sketch.loop, gradient=False))
     if len(sketch.static) > 1:

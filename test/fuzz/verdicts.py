@@ -189,7 +189,7 @@ REFUSALS = (
     r"has no mean in its own dtype; use reduce='sum'",
     r"cannot be summed; use reduce='concat'",
     r"is a scalar and cannot be concatenated",
-    r"cannot be scheduled by '[^']+', which",
+    r"cannot be scheduled by '[^']+', which (needs|has) ",
     r"is not divisible by",
     r"microbatches, which do not divide by \d+ replicas",
 )

@@ -186,3 +186,45 @@ module @repeated {
   func.func private @g2(%x: !x) -> !x { return %x : !x }
   func.func private @g3(%x: !x) -> !x { return %x : !x }
 }
+
+// -----
+
+// The same around a call that is itself under `jax.checkpoint`: gradients read only what is done again of it, and yet
+// come behind it. The second one is done again too, and nothing differentiated it; that the backward of the first
+// one's stage reads it tells that it is no backward of stage 0.
+
+!x = tensor<4xf32>
+module @repeated_twice {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 2 : i64} : () -> ()
+  // CHECK-LABEL: func.func public @main
+  func.func public @main(%batch: tensor<8xf32>) -> (!x, !x) {
+    %x = call @split(%batch) {mhlo.frontend_attributes = {pw.mark = "split", pw.loop = "loss"}} : (tensor<8xf32>) -> !x
+    // CHECK: callee = @g, {{.*}}origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
+    %g = call @g(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "g", pw.call = "0"}} : (!x) -> !x
+    %0 = stablehlo.optimization_barrier %x : !x
+    %r0 = call @g(%0) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "g", pw.call = "0", pw.lineage = "0"}} : (!x) -> !x
+    // CHECK: callee = @g_bwd, {{.*}}origins = [{kind = "grad", stage = 1 : i64}], slice = @s0
+    %d0 = call @g1(%r0) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "g", pw.call = "0", pw.kind = "bwd", pw.lineage = "1"}} : (!x) -> !x
+    %1 = stablehlo.optimization_barrier %x : !x
+    %r1 = call @g(%1) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "g", pw.call = "0", pw.lineage = "0"}} : (!x) -> !x
+    // CHECK: callee = @g_bwd, {{.*}}origins = [{kind = "grad", stage = 1 : i64}], slice = @s0
+    %d1 = call @g1(%r1) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "g", pw.call = "0", pw.kind = "bwd", pw.lineage = "1"}} : (!x) -> !x
+    // CHECK: callee = @g_bwd, {{.*}}origins = [{kind = "recompute", stage = 1 : i64}], slice = @s0
+    %d2 = call @g1(%r1) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "g", pw.call = "0", pw.kind = "grad", pw.lineage = "10"}} : (!x) -> !x
+    // CHECK: callee = @g_bwd_1, {{.*}}origins = [{kind = "bwd", stage = 1 : i64}], slice = @s0
+    %b1 = call @g2(%d1, %d2) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "g", pw.call = "0", pw.kind = "bwd", pw.lineage = "11"}} : (!x, !x) -> !x
+    // CHECK: callee = @g_bwd_2, {{.*}}origins = [{kind = "bwd", stage = 0 : i64}], slice = @s0
+    %b0 = call @g3(%b1) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "g", pw.call = "0", pw.kind = "bwd", pw.lineage = "01"}} : (!x) -> !x
+    %value = call @sum(%d0) {mhlo.frontend_attributes = {pw.mark = "sum", pw.loop = "loss"}} : (!x) -> !x
+    %sum = call @sum(%b0) {mhlo.frontend_attributes = {pw.mark = "sum", pw.loop = "loss"}} : (!x) -> !x
+    return %value, %sum : !x, !x
+  }
+  func.func private @split(tensor<8xf32>) -> !x
+  func.func private @sum(!x) -> !x
+  func.func private @g(%x: !x) -> !x { return %x : !x }
+  func.func private @g1(%x: !x) -> !x { return %x : !x }
+  func.func private @g2(%x: !x, %y: !x) -> !x { return %x : !x }
+  func.func private @g3(%x: !x) -> !x { return %x : !x }
+}
