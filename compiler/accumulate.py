@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pathways.compiler.jax_internals import metadata_call
+from pathways.compiler.jax_internals import line_of_user, metadata_call
 from pathways.compiler.names import symbol
 from pathways.compiler.trace_state import active_trace
 from pathways.compiler.trees import flat_prefix, name_of
 from pathways.dialect.metadata import CallMetadata, Mark
 from pathways.dialect.names import MOST_MICROBATCHES
+from pathways.passes.schedule.request import RequestError, read_request
 
 REDUCTIONS = ("mean", "sum", "concat")
 
@@ -31,6 +32,7 @@ def accumulate(
     reduce: Any = "mean",
     batch_argnums: int | Sequence[int] | None = None,
     carry_argnums: int | Sequence[int] | None = None,
+    schedule: str | None = None,
 ) -> Callable[..., Any]:
     """Makes a function that works through a batch in microbatches and adds up what they give.
 
@@ -52,14 +54,16 @@ def accumulate(
         or a key. `fun` then returns `(carry, results)`, as the function that `jax.lax.scan` takes: the
         argument for the next microbatch, or a tuple of them when several positions are given, and what is
         reduced.
+      schedule: the policy of this loop, as `pw.program(schedule=...)` has it for those without. Outside of
+        a program it says nothing.
 
     Returns:
       A function with the arguments of `fun`, whole batches in place of microbatches. With `carry_argnums` it
       returns `(carry, results)`, where `carry` is what the last microbatch handed on.
 
     Raises:
-      ValueError: for an unknown reduction, or a number that is too small or too large; when the function is
-        called, for a batch that does not divide, or loops inside each other.
+      ValueError: for an unknown reduction or policy, or a number that is too small or too large; when the
+        function is called, for a batch that does not divide, or loops inside each other.
       TypeError: when the result is differentiated, or a carried argument changes its type.
 
     Example:
@@ -81,13 +85,15 @@ def accumulate(
     for kind in jax.tree.leaves(reduce):
         if kind not in REDUCTIONS:
             raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)} for each result, got {kind!r}")
+    name = symbol(getattr(fun, "__name__", "loop"))
     loop = _MicrobatchLoop(
         fun,
-        symbol(getattr(fun, "__name__", "loop")),
+        name,
         int(num_microbatches),
         reduce,
         batch_argnums,
         carry_argnums,
+        None if schedule is None else _policy_of(schedule, name),
     )
 
     # Without the attributes of `fun`: those of a placed function would say that this is one.
@@ -96,6 +102,26 @@ def accumulate(
         return loop(*args, **kwargs)
 
     return accumulated
+
+
+def _policy_of(schedule: Any, name: str) -> str:
+    """The policy that a loop asks for, with its options.
+
+    Raises:
+      TypeError: it is no text.
+      ValueError: there is no such policy.
+    """
+    what = f"pw.accumulate of '{name}' at {line_of_user()}"
+    if not isinstance(schedule, str):
+        raise TypeError(f"{what}: schedule must be a policy, got {type(schedule).__name__}")
+    if schedule.endswith(".csv"):
+        raise ValueError(
+            f"{what}: a file has the orders of all loops: use pw.program(schedule={schedule!r}) for it"
+        )
+    try:
+        return str(read_request(schedule))
+    except RequestError as error:
+        raise ValueError(f"{what}: schedule is {error}") from None
 
 
 class _MicrobatchLoop:
@@ -109,6 +135,7 @@ class _MicrobatchLoop:
         reduce: Any,
         batch_argnums: int | Sequence[int] | None,
         carry_argnums: int | Sequence[int] | None,
+        schedule: str | None,
     ) -> None:
         self.fun = fun
         self.name = name
@@ -116,6 +143,7 @@ class _MicrobatchLoop:
         self.reduce = reduce
         self.batch_argnums = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
         self.carry_argnums = (carry_argnums,) if isinstance(carry_argnums, int) else carry_argnums
+        self.schedule = schedule
         self.carries_one = isinstance(carry_argnums, int)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,7 +154,7 @@ class _MicrobatchLoop:
         if active_trace.loop is not None:
             raise ValueError(
                 f"pw.accumulate of '{self.name}' is called inside pw.accumulate of '{active_trace.loop}': "
-                "loops over microbatches cannot be nested"
+                "loops over microbatches cannot be nested; see the recipe 'Two towers' of docs/recipes.md"
             )
 
         def of_block(carry: list[Any], block: dict[int, Any]) -> tuple[list[Any], Any]:
@@ -246,7 +274,8 @@ class _MicrobatchLoop:
 
     def _in_program(self, of_block: _OfBlock, init: list[Any], batch: Any) -> tuple[list[Any], Any]:
         """Traces one microbatch, between calls that mark where it begins and ends."""
-        loop = CallMetadata(name=self.name, loop=str(next(_numbers)), count=self.count)
+        number = str(next(_numbers))
+        loop = CallMetadata(name=self.name, loop=number, count=self.count, schedule=self.schedule)
 
         def marked(mark: Mark, compute: Callable[..., Any]) -> Callable[..., Any]:
             return metadata_call(compute, dataclasses.replace(loop, mark=mark).strings())

@@ -78,6 +78,8 @@ def declare_slices(module: ir.Module, names: Iterable[str]) -> dict[str, Virtual
 def declare_loops(module: ir.Module, schedule: str | None) -> None:
     """Adds a `pw.loop` for every loop that a metadata call names, and calls it after its function.
 
+    A loop has the schedule that it asks for, else that of the program.
+
     While tracing, loops have numbers that are unique in the process: JAX may reuse the trace of a function.
     """
     names: dict[str, str] = {}
@@ -91,8 +93,9 @@ def declare_loops(module: ir.Module, schedule: str | None) -> None:
         if metadata.loop not in names:
             name = names[metadata.loop] = unique_name(metadata.name, taken)
             taken.add(name)
-            LoopOp.build(sym_name=name, count=metadata.count, schedule=schedule, loc=op.location, ip=ip)
-        dataclasses.replace(metadata, loop=names[metadata.loop]).write(op)
+            own = metadata.schedule or schedule
+            LoopOp.build(sym_name=name, count=metadata.count, schedule=own, loc=op.location, ip=ip)
+        dataclasses.replace(metadata, loop=names[metadata.loop], schedule=None).write(op)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)

@@ -187,6 +187,11 @@ def references_from_outside(jaxpr: Any) -> Iterator[str]:
                 yield _line(equation)
 
 
+def line_of_user() -> str:
+    """The line of the user that is running, with its function."""
+    return source_info_util.summarize(source_info_util.current())
+
+
 def _line(equation: Any) -> str:
     return source_info_util.summarize(equation.source_info)
 

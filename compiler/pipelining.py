@@ -15,7 +15,7 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
 
     Args:
       module: the program, scheduled.
-      schedule: the policy or file that the user asked for; None for none.
+      schedule: the policy or file that the user asked for; None for none, or each loop for its own.
     """
     loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp) and not op.sequential]
     if schedule is not None and not loops:
@@ -38,9 +38,9 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
         said.add(tuple(places))
         if not places:
             yield f"{what} calls no function of pw.jit: nothing is pipelined"
-        elif len(places) == 1 and schedule is not None:
+        elif len(places) == 1 and (schedule or loop.schedule):
             yield f"{what} calls functions on slice {places[0]} alone: nothing is pipelined"
-        elif len(places) > 1 and schedule is None:
+        elif len(places) > 1 and not (schedule or loop.schedule):
             yield (
                 f"{what} has no schedule, so that its microbatches run one after the other: give pw.program "
                 "schedule='1f1b', for example"

@@ -41,6 +41,7 @@ class CallMetadata:
         is what runs in any case, 1 if it is what was linear then.
       loop: the loop over microbatches, by a number while tracing and then by its symbol.
       count: how many microbatches it has.
+      schedule: the policy that it asks for by itself.
       mark: what the call does: `split` cuts the block of a microbatch out of a batch, `carry` takes what the
         microbatch before handed on and `next` hands on, `sum` and `concat` reduce a value over microbatches.
     """
@@ -53,6 +54,7 @@ class CallMetadata:
     lineage: str = ""
     loop: str | None = None
     count: int | None = None
+    schedule: str | None = None
     mark: Mark | None = None
 
     @property
@@ -71,6 +73,7 @@ class CallMetadata:
             "lineage": self.lineage,
             "loop": self.loop,
             "count": self.count,
+            "schedule": self.schedule,
             "mark": self.mark,
         }
         return {_PREFIX + key: str(value) for key, value in texts.items() if value not in (None, "")}
@@ -122,6 +125,7 @@ class CallMetadata:
             lineage=lineage,
             loop=texts.get("loop"),
             count=_number(texts, "count"),
+            schedule=texts.get("schedule"),
             mark=mark,
         )
         if mark is not None and metadata.loop is None:

@@ -76,6 +76,21 @@ def test_what_is_no_function_or_no_number(arguments, error, message):
         pw.accumulate(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "error", "message"),
+    [
+        ("zb-h3", ValueError, "schedule is unknown policy 'zb-h3'; did you mean 'zb-h2'?"),
+        ("1f1b(max=2)", ValueError, "schedule is '1f1b(max=2)': option 'max' is unknown"),
+        ("order.csv", ValueError, "a file has the orders of all loops: use pw.program(schedule='order.csv')"),
+        (3, TypeError, "schedule must be a policy, got int"),
+    ],
+)
+def test_an_unknown_policy_names_loop_and_line(schedule, error, message):
+    with pytest.raises(error, match=re.escape(message)) as raised:
+        pw.accumulate(total, 2, schedule=schedule)
+    assert re.match(r"pw.accumulate of 'total' at .*test_accumulate_errors.py:\d+", str(raised.value))
+
+
 @pytest.mark.parametrize("reduce", ["max", {"loss": "mean", "rows": "max"}, ("sum", "max")])
 def test_an_unknown_reduction(reduce):
     with refused(ValueError, "reduce must be one of mean, sum, concat for each result, got 'max'"):
@@ -168,7 +183,10 @@ def test_a_loop_inside_a_loop(run):
     def outer(w, x):
         return pw.accumulate(inner, 2)(w, x)
 
-    message = "pw.accumulate of 'inner' is called inside pw.accumulate of 'outer': loops over micro"
+    message = (
+        "pw.accumulate of 'inner' is called inside pw.accumulate of 'outer': loops over microbatches cannot "
+        "be nested; see the recipe 'Two towers' of docs/recipes.md"
+    )
     with refused(ValueError, message):
         run(pw.accumulate(outer, 2), W, X)
 
