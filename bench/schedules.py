@@ -3,8 +3,8 @@
   python bench/schedules.py [--json PATH] [--only TEXT] [--steps N]
 
 Rows: the halves of a transformer stage against its whole backward; steps simulated from the halves of a
-measured run against real steps; bubbles against the formulas; what a search gains over the best policy on 50
-random pipelines; and what it takes to cut, schedule and prove a long one. Medians.
+measured run against real steps; bubbles against the formulas; two towers that join; what a search gains over
+the best policy on 50 random pipelines; and what it takes to cut, schedule and prove a long one. Medians.
 """
 
 from __future__ import annotations
@@ -268,9 +268,11 @@ def real_steps(steps: int) -> Iterator[Row]:
     }
 
 
-def line(slices: tuple[int, ...], microbatches: int, kinds: str = "FIW") -> Work:
-    """The actions of a pipeline of these kinds."""
-    pipeline = Pipeline(slices, microbatches)
+def line(
+    slices: tuple[int, ...], microbatches: int, kinds: str = "FIW", reads: tuple[frozenset[int], ...] = ()
+) -> Work:
+    """The actions of a pipeline of these kinds, in a row unless it is said what stages read."""
+    pipeline = Pipeline(slices, microbatches, reads=reads)
     actions = [
         Action(stage, kind, m) for stage in range(len(slices)) for kind in kinds for m in range(microbatches)
     ]
@@ -299,6 +301,36 @@ def bubbles() -> Iterator[Row]:
                 cases += 1
                 equal += idle(orders_by(ScheduleRequest(policy), work, Costs(), str), work) == formula(s)
         yield {"case": f"bubble: {policy}", "equal": f"{equal} of {cases}", "target": "all"}
+
+
+TOWERS = (frozenset(), frozenset({0}), frozenset(), frozenset({2}), frozenset({3}), frozenset({1, 4}))
+"""What each stage reads: two of images, three of text, and one that joins them."""
+
+
+def towers() -> Iterator[Row]:
+    """Two towers on slices of their own, 8 microbatches: time in units of F = 1, B = 2, and what is alive."""
+    work = {kinds: line(tuple(range(len(TOWERS))), 8, kinds, TOWERS) for kinds in ("FB", "FIW")}
+    units = {kinds: {a: 1.0 + (a.kind == "B") for a in w.needs} for kinds, w in work.items()}
+    dear = {
+        kinds: {a: takes * (3 if a.stage < 2 else 1) for a, takes in units[kinds].items()} for kinds in units
+    }
+    for case, policy, kinds, durations, told, target in (
+        ("towers: 1f1b", "1f1b", "FB", units, False, "33; 3 2 4 3 2 1"),
+        ("towers, dear images: 1f1b", "1f1b", "FB", dear, False, "81; 3 2 4 3 2 1"),
+        ("towers, dear images: search, times", "search", "FIW", dear, True, "at most 75"),
+        ("towers: zb-h1", "zb-h1", "FIW", units, False, "27; at most 5"),
+    ):
+        costs = Costs(durations[kinds]) if told else Costs()
+        orders = orders_by(ScheduleRequest(policy), work[kinds], costs, str)
+        alive = [most_alive(row) for row in orders]
+        took = replayed(problem_of(work[kinds], durations[kinds]), orders)
+        yield {"case": case, "time": took, "alive": " ".join(map(str, alive)), "target": target}
+
+
+def most_alive(order: Sequence[Action]) -> int:
+    """On how many microbatches a slice works at once, from a forward to its backward or the last half."""
+    steps = ((a.kind == "F") - (a.kind in "BW") for a in order)
+    return max(itertools.accumulate(steps))
 
 
 def idle(orders: Any, work: Work) -> float:
@@ -454,6 +486,7 @@ def main() -> None:
         "halves": lambda: halves(options.steps),
         "real": lambda: real_steps(options.steps),
         "bubbles": bubbles,
+        "towers": towers,
         "search": searches,
         "compile": compile_times,
     }
