@@ -89,10 +89,14 @@ def sequence(
         elif makers:
             keys[n] = max(makers)._replace(rank=_LEAVES, number=n)
     readers = _first_readers(events, keys)
-    for n in range(len(events)):
+    beginning = Instant(0, _BEFORE)
+    for n, event in enumerate(events):
         if n not in keys:
-            reader = readers.get(n, Key(0, Instant(0, _BEFORE), n, _ARRIVES, n))
-            keys[n] = reader._replace(rank=_ARRIVES, number=n)
+            # What arrives and is sent on to a caller has no reader.
+            arrives = max(
+                (keys[other] for other in event.waits_for), default=Key(0, beginning, n, _ARRIVES, n)
+            )
+            keys[n] = readers.get(n, arrives)._replace(rank=_ARRIVES, number=n)
     return sorted(keys, key=keys.__getitem__)
 
 

@@ -92,3 +92,13 @@ def test_state_that_forwards_read_goes_from_replica_to_replica(replicas: int, po
 def test_state_on_slices_of_several_devices_and_on_shared_ones(options: dict[str, Any]) -> None:
     program = pw.program(step_of(placed(2, **options), normalized), schedule="1f1b")
     assert_trains_as_jax(program, step_of([layer] * 2, normalized), first_state())
+
+
+def test_state_that_no_microbatch_changes() -> None:
+    """It only goes from one replica to the other and back."""
+
+    def shifted(layers: list[Callable[..., Any]], params: Any, x: Any, state: Any) -> Any:
+        return (layers[1](params[1], layers[0](params[0], x)) ** 2).mean() + state.sum(), state
+
+    program = pw.program(step_of(placed(2), shifted), schedule="1f1b")
+    assert_trains_as_jax(program, step_of([layer] * 2, shifted), np.ones(3, np.float32), steps=1)
