@@ -2,9 +2,11 @@
 
   python bench/cold.py [--json PATH] [--rounds N] [--only TEXT] [--microbatches M]
 
-The model is a small transformer in two or four stages, whose layers are unrolled or a `lax.scan`. Each side
-traces, lowers and compiles it in a process of its own, without any cache; figures are medians of CPU seconds
-over all threads, and of wall seconds. The ratio is of CPU seconds from tracing to the end of compilation.
+The models are a small transformer in two or four stages, whose layers are unrolled or a `lax.scan`, and those
+of `_cold_models.py` in two: an encoder and its decoder, a U-Net, a recurrent network with a placed cell, and
+Adam over many leaves. Each side traces, lowers and compiles a step in a process of its own, without a cache;
+figures are medians of CPU seconds over all threads, and of wall seconds. The ratio is of CPU seconds from
+tracing to the end of compilation.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
+from _cold_models import MODELS
 
 import pathways
 from pathways.compiler import program
@@ -130,18 +133,41 @@ def step_of(size: Size, place: Callable[[Callable, int], Callable]) -> Callable[
     return step
 
 
-def measure(size: Size, side: str) -> dict[str, list[float]]:
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """A model of `_cold_models.py`, by its name."""
+
+    model: str
+    microbatches: int
+    stages: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.model}, M={self.microbatches}"
+
+
+Case = Size | Other
+Place = Callable[[Callable, int], Callable]
+
+
+def made(case: Case) -> tuple[Callable[[Place], Callable[..., Any]], tuple[Any, ...]]:
+    """What makes the step of a case, and its arguments."""
+    if isinstance(case, Other):
+        return MODELS[case.model](case.microbatches)
+    tokens = np.zeros((ROWS * case.microbatches, LENGTH), np.int32)
+    return lambda place: step_of(case, place), (parameters(case), (tokens, tokens))
+
+
+def measure(case: Case, side: str) -> dict[str, list[float]]:
     """CPU and wall seconds of each part of a compilation, in this process."""
-    connect(cpu_devices=size.stages)
-    tokens = np.zeros((ROWS * size.microbatches, LENGTH), np.int32)
-    arguments = (parameters(size), (tokens, tokens))
+    connect(cpu_devices=case.stages)
+    make, arguments = made(case)
     if side == "ours":
-        made = pathways.make_virtual_device_set()
-        slices = [made.add_slice(1, "x") for _ in range(size.stages)]
-        step = step_of(size, lambda fun, n: pathways.jit(fun, devices=slices[n]))
+        devices = pathways.make_virtual_device_set()
+        slices = [devices.add_slice(1, "x") for _ in range(case.stages)]
+        step = make(lambda fun, n: pathways.jit(fun, devices=slices[n]))
         function: Any = pathways.program(step, schedule="1f1b", donate_argnums=0)
     else:
-        function = jax.jit(step_of(size, lambda fun, _: fun), donate_argnums=0)
+        function = jax.jit(make(lambda fun, _: fun), donate_argnums=0)
     # What is paid once in a process, and not for a program.
     jax.jit(lambda x: x + 1).lower(np.float32(0)).compile()
     seconds: dict[str, list[float]] = {}
@@ -163,16 +189,18 @@ def measure(size: Size, side: str) -> dict[str, list[float]]:
     return seconds
 
 
-def cases(microbatches: int) -> Iterator[Size]:
+def cases(microbatches: int) -> Iterator[Case]:
     """What is measured."""
     for stages in (2, 4):
         for scan in (True, False):
             yield Size(stages, 8, scan, microbatches)
+    for model in MODELS:
+        yield Other(model, microbatches)
 
 
-def in_process(size: Size, side: str) -> dict[str, list[float]]:
+def in_process(case: Case, side: str) -> dict[str, list[float]]:
     """`measure` in a process of its own."""
-    arguments = json.dumps([dataclasses.asdict(size), side])
+    arguments = json.dumps([dataclasses.asdict(case), side])
     environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "0", "PW_CACHE_DIR": ""}
     command = [sys.executable, __file__, "--measure", arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -193,20 +221,21 @@ def main() -> None:
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        size, side = json.loads(options.measure)
-        print(json.dumps(measure(Size(**size), side)))
+        fields, side = json.loads(options.measure)
+        case = Other(**fields) if "model" in fields else Size(**fields)
+        print(json.dumps(measure(case, side)))
         return
     print(f"command: {' '.join(['python', *sys.argv])}")
     print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
     parts = "".join(f"{part:>9}" for part in PARTS)
     print(f"{'case':<36}{'side':<9}{parts}{'CPU s':>9}{'wall s':>9}{'ratio':>8}   (CPU seconds of the parts)")
     rows = []
-    for size in cases(options.microbatches):
-        if options.only not in str(size):
+    for case in cases(options.microbatches):
+        if options.only not in str(case):
             continue
         # In turn, so that both sides meet the same machine.
-        runs = [(in_process(size, "ours"), in_process(size, "jax.jit")) for _ in range(options.rounds)]
-        row: dict[str, Any] = {"case": str(size), "target": TARGET}
+        runs = [(in_process(case, "ours"), in_process(case, "jax.jit")) for _ in range(options.rounds)]
+        row: dict[str, Any] = {"case": str(case), "target": TARGET}
         totals: dict[str, float] = {}
         for side, all_seconds in zip(("ours", "jax.jit"), zip(*runs, strict=True), strict=True):
             cpu, wall = (
@@ -217,7 +246,7 @@ def main() -> None:
             ratio = "" if side == "ours" else f"{totals['ours'] / totals[side]:>8.2f}"
             over = "  over" if side != "ours" and totals["ours"] / totals[side] > TARGET else ""
             print(
-                f"{size!s:<36}{side:<9}{''.join(f'{cpu[part]:>9.2f}' for part in PARTS)}"
+                f"{case!s:<36}{side:<9}{''.join(f'{cpu[part]:>9.2f}' for part in PARTS)}"
                 f"{totals[side]:>9.2f}{sum(wall.values()):>9.2f}{ratio}{over}",
                 flush=True,
             )

@@ -51,9 +51,10 @@ class Accumulate(Pass):
         block = body_block(main_function(module))
         folder = _Folder(module)
         groups = _sharing_launches([op for op in block.operations if isinstance(op, ReduceOp)])
-        cost = CompileCost(folder.symbols, self.large)
+        launches = [op for op in block.operations if isinstance(op, LaunchOp)]
+        large = CompileCost(folder.symbols, self.large).large_among(launches if groups else [])
         zeros = folder.make_zeros(
-            block, [op for group in groups for op in group if cost.is_large(_producer(op.operands[0]).callee)]
+            block, [op for group in groups for op in group if _producer(op.operands[0]).callee in large]
         )
         for group in groups:
             folder.fold(group, zeros)

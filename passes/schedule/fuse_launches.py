@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import ClassVar
@@ -53,7 +54,8 @@ class FuseLaunches(Pass):
     one microbatch; a launch is saved on each slice.
 
     A large computation that is launched several times, such as a stage of a model, is fused only with glue of
-    its own loop and microbatch, so that all its launches run one computation, which is compiled once.
+    its own loop and microbatch, so that all its launches run one computation, which is compiled once. Outside
+    of loops, such as the update of equal stages, it is fused with what all its launches are, or with nothing.
 
     Requires: launches with `order`, and a block that is sorted by it, from `pw-schedule`.
     Guarantees: the same values; `order` counts the launches and sends that are left.
@@ -76,11 +78,13 @@ class FuseLaunches(Pass):
         cost = CompileCost(fuser.symbols, sys.maxsize if self.user_calls else self.large)
         versions = _Versions(cost, every_launch)
         by_slice = {name: list(_with_own_constants(ops, versions)) for name, ops in by_slice.items()}
+        clusters: list[list[LaunchOp]] = []
         for launches in by_slice.values():
             launches.sort(key=lambda op: op.order)
-            for cluster in self.clusters(fuser.symbols, versions, *_preparations(launches, versions)):
-                if len(cluster) > 1:
-                    fuser.fuse(cluster)
+            clusters += self.clusters(fuser.symbols, versions, *_preparations(launches, versions))
+        for cluster in versions.without_others(clusters):
+            if len(cluster) > 1:
+                fuser.fuse(cluster)
         _move_mirrors(main)
         erase_unused_functions(module)
         renumber(module, body_block(main).operations)
@@ -151,13 +155,31 @@ class _Versions:
 
     def __init__(self, cost: CompileCost, launches: Sequence[LaunchOp]) -> None:
         self.counts = collections.Counter(op.callee for op in launches)
-        self.large = {name for name, count in self.counts.items() if count > 1 and cost.is_large(name)}
+        self.large = {name for name in cost.large_among(launches) if self.counts[name] > 1}
 
     def stay_alike(self, cluster: Sequence[LaunchOp]) -> bool:
         """Whether all launches of the large computations of a cluster can take the same along."""
         if not any(op.callee in self.large for op in cluster):
             return True
         return len({_microbatch(op) for op in cluster if op.is_glue or op.callee in self.large}) == 1
+
+    def without_others(self, clusters: Sequence[list[LaunchOp]]) -> list[list[LaunchOp]]:
+        """Splits clusters where the launches of a large computation outside of loops take other things along.
+
+        Such are the updates of equal stages: that of the last one would take what makes the loss a mean.
+        """
+        taken: dict[str, set[tuple[str, ...]]] = {}
+        for cluster in clusters:
+            for op in cluster:
+                if op.callee in self.large and op.loop is None:
+                    taken.setdefault(op.callee, set()).add(tuple(other.callee for other in cluster))
+        alone = {name for name, several in taken.items() if len(several) > 1}
+        runs: list[list[LaunchOp]] = []
+        for cluster in clusters:
+            for stands, run in itertools.groupby(cluster, lambda op: op.callee in alone and op.loop is None):
+                ops = list(run)
+                runs += [[op] for op in ops] if stands else [ops]
+        return runs
 
     def read_alike(self, readers: Collection[LaunchOp]) -> bool:
         """Whether all launches of a large computation are among these, or none of them."""

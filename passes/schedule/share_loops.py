@@ -16,7 +16,7 @@ from pathways.dialect.origins import Origin
 from pathways.dialect.shardings import SliceMesh, decided_inside, make_sharding, slice_meshes
 from pathways.passes.base import Pass, main_function, option
 from pathways.passes.schedule.orders import renumber
-from pathways.passes.util.compile_cost import LARGE, CompileCost
+from pathways.passes.util.compile_cost import LARGE_LOOP, CompileCost
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
 from pathways.passes.util.operations import captured, has_side_effect, replace_operands
@@ -42,7 +42,7 @@ class ShareLoops(Pass):
 
     name: ClassVar[str] = "pw-share-loops"
     takes = (ORDERED,)
-    large: int = option(LARGE, "the operations of a loop from which on computations are cut for it")
+    large: int = option(LARGE_LOOP, "the operations of a loop from which on computations are cut for it")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)

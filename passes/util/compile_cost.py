@@ -6,16 +6,19 @@ from collections.abc import Iterable, Mapping
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import nested_ops
+from pathways.dialect import LaunchOp, nested_ops
 from pathways.dialect.operation import symbol_name
 from pathways.passes.util.functions import referenced_functions
 
-LARGE = 100
+LARGE = 50
 """Operations from which on a second version of a computation costs more than launches that it saves.
 
-XLA takes about 5 ms for each; a computation of a few operations runs for microseconds, and is compiled in the
-time of a few thousand launches.
+XLA takes about 5 ms for each, and a launch 3 us: a version of so many costs as much as a launch in each of
+80,000 steps.
 """
+
+LARGE_LOOP = 100
+"""Operations of a loop from which on one computation for several holders is worth the launches of a cut."""
 
 
 class CompileCost:
@@ -35,6 +38,24 @@ class CompileCost:
     def is_large(self, computation: str) -> bool:
         """Whether a computation should be compiled once, and not in versions."""
         return self._size(computation) >= self._large
+
+    def large_among(self, launches: Iterable[LaunchOp]) -> set[str]:
+        """The computations of some launches that should be compiled once.
+
+        The placed calls of a stage count together: the forward and the backward of the last one become one
+        computation.
+        """
+        stages: dict[tuple[str, str | None, int | None], set[str]] = {}
+        large: set[str] = set()
+        for op in launches:
+            if self.is_large(op.callee):
+                large.add(op.callee)
+            if op.loop is not None and (origin := op.origin) is not None:
+                stages.setdefault((op.slice, op.loop, origin.stage), set()).add(op.callee)
+        for several in stages.values():
+            if sum(map(self._size, several)) >= self._large:
+                large |= several
+        return large
 
     def is_large_loop(self, op: ir.OpView) -> bool:
         """Whether an operation is a loop whose body is large."""

@@ -97,3 +97,64 @@ module @one_microbatch attributes {pw.form = "ordered"} {
     return %y : !x
   }
 }
+
+// -----
+
+// The update of equal stages is compiled once: on the slice where something else stands next to it, it does not take
+// that along.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @equal_updates
+module @equal_updates attributes {pw.form = "ordered"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK-DAG: callee = @update, order = 0 : i64, slice = @s0
+  // CHECK-DAG: callee = @mean, order = 0 : i64, slice = @s1
+  // CHECK-DAG: callee = @update, order = 1 : i64, slice = @s1
+  // CHECK-NOT: _fused
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}, %l: !x {pw.slice = @s1})
+      -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}, !x {pw.slice = @s1}) {
+    %a = "pw.launch"(%x) {callee = @update, order = 0, slice = @s0} : (!x) -> !x
+    %m = "pw.launch"(%l) {callee = @mean, order = 0, slice = @s1} : (!x) -> !x
+    %b = "pw.launch"(%y) {callee = @update, order = 1, slice = @s1} : (!x) -> !x
+    return %a, %b, %m : !x, !x, !x
+  }
+  func.func private @update(%x: !x) -> !x {
+    %y = stablehlo.tanh %x : !x
+    return %y : !x
+  }
+  func.func private @mean(%x: !x) -> !x {
+    %y = stablehlo.negate %x : !x
+    return %y : !x
+  }
+}
+
+// -----
+
+// What all of its launches take along stays with it.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @equal_neighbours
+module @equal_neighbours attributes {pw.form = "ordered"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK-DAG: callee = @[[BOTH:.*_fused]], order = 0 : i64, slice = @s0
+  // CHECK-DAG: callee = @[[BOTH]], order = 0 : i64, slice = @s1
+  func.func @main(%x: !x {pw.slice = @s0}, %y: !x {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s1}) {
+    %a = "pw.launch"(%x) {callee = @mean, order = 0, slice = @s0} : (!x) -> !x
+    %b = "pw.launch"(%a) {callee = @update, order = 1, slice = @s0} : (!x) -> !x
+    %c = "pw.launch"(%y) {callee = @mean, order = 0, slice = @s1} : (!x) -> !x
+    %d = "pw.launch"(%c) {callee = @update, order = 1, slice = @s1} : (!x) -> !x
+    return %b, %d : !x, !x
+  }
+  func.func private @update(%x: !x) -> !x {
+    %y = stablehlo.tanh %x : !x
+    return %y : !x
+  }
+  func.func private @mean(%x: !x) -> !x {
+    %y = stablehlo.negate %x : !x
+    return %y : !x
+  }
+}
