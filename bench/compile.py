@@ -199,7 +199,7 @@ def report(family: Family, rows: list[dict[str, Any]]) -> None:
             + (f"  {target}" if is_last else "")
         )
     for name, spent in rows[-1]["passes"].items():
-        print(f"    {name:<22} {spent:>7.2f} s")
+        print(f"    {name:<24} {spent:>7.2f} s")
 
 
 def main() -> None:
