@@ -226,7 +226,7 @@ def _partial_eval_placed_call(
     transposes, and `jax.checkpoint` around a placed call fails.
     """
     known = [t.is_known() for t in tracers]
-    first, linear = _metadata_of_halves(xla_metadata)
+    first, linear = _metadata_of_halves(xla_metadata, ad_metadata)
     unknown = [not k for k in known]
     known_jaxpr, unknown_jaxpr, unknown_outs, residual_avals, forwarded = pe.partial_eval_jaxpr_nounits_fwd(
         jaxpr, tuple(unknown), instantiate=False
@@ -266,11 +266,14 @@ type _Strings = tuple[tuple[str, str], ...]
 """Metadata as JAX keeps it."""
 
 
-def _metadata_of_halves(xla_metadata: _Strings) -> tuple[_Strings, _Strings]:
-    """The metadata of what runs of a call and of what is linear; that of a call without a place stays."""
+def _metadata_of_halves(xla_metadata: _Strings, ad_metadata: Any) -> tuple[_Strings, Any]:
+    """The metadata of what runs of a call and of what is linear.
+
+    That of a call without a place, which may be a user's own, is what JAX makes of it.
+    """
     metadata = CallMetadata.of_strings(dict(xla_metadata))
     if metadata.slice is None:
-        return xla_metadata, xla_metadata
+        return xla_metadata, xla_metadata if ad_metadata == "same" else ad_metadata
     first, linear = (tuple(sorted(half.strings().items())) for half in metadata.halves())
     return first, linear
 
@@ -279,15 +282,20 @@ _linearize = ad.primitive_linearizations[_metadata.xla_metadata_call_p]
 
 
 def _linearize_placed_call(
-    is_vjp: bool, nonzero: Sequence[bool], *primals: Any, xla_metadata: _Strings, **params: Any
+    is_vjp: bool,
+    nonzero: Sequence[bool],
+    *primals: Any,
+    xla_metadata: _Strings,
+    ad_metadata: Any,
+    **params: Any,
 ) -> Any:
     """JAX's own rule, which tells of a call only whether differentiation made it, with the whole lineage.
 
     Where gradients are differentiated, it takes the lineage to know those that the backward comes to from
     the backward itself.
     """
-    first, linear = _metadata_of_halves(xla_metadata)
-    return _linearize(is_vjp, nonzero, *primals, **(params | {"xla_metadata": first, "ad_metadata": linear}))
+    first, linear = _metadata_of_halves(xla_metadata, ad_metadata)
+    return _linearize(is_vjp, nonzero, *primals, xla_metadata=first, ad_metadata=linear, **params)
 
 
 ad.primitive_linearizations[_metadata.xla_metadata_call_p] = _linearize_placed_call
