@@ -272,5 +272,6 @@ def test_a_repeated_forward_says_what_is_handed_over():
 def test_a_policy_that_does_not_fit_says_what_would():
     params = [parameters(dense, n) for n in range(4)]
     step = pw.program(step_of([on(dense) for on in places(4)]), schedule="zb-h2")
-    with pytest.raises(ValueError, match="needs at least 7 microbatches for 4 stages, got 6: use zb-h1"):
+    needs = "needs at least 7 microbatches for a chain of 4 stages, got 6: use zb-h1"
+    with pytest.raises(ValueError, match=needs):
         step(params, batch())
