@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pathways.runtime.control.errors import Failure
+from pathways.runtime.control.errors import Failure, HostError
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.step import Step
 
@@ -37,14 +37,21 @@ class IssuedSteps:
         """
         if step.number in self._steps or step.is_done():
             return
-        for gang in gangs:
-            gang.check_open()
-        step.read(made)
-        if self._is_several:
-            self._follow(step, made)
-        self._steps[step.number] = step
+        try:
+            for gang in gangs:
+                gang.check_open()
+            step.read(made)
+            if self._is_several:
+                self._follow(step, made)
+        except HostError as error:
+            # Ctrl-C may have ended the first try after the step was in a window, which would wait for it.
+            for host in step.hosts:
+                step.lose(host, Failure(type(error), str(error)))
+            raise
         for gang in gangs:
             gang.window.add(step)
+        # Last: who tries again because of Ctrl-C goes through all of it until then.
+        self._steps[step.number] = step
 
     def get(self, number: int) -> Step | None:
         """A step that is not done."""

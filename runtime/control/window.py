@@ -24,8 +24,9 @@ class Window:
         self._steps: collections.deque[Step] = collections.deque()
 
     def add(self, step: Step) -> None:
-        """Notes that a step is under way."""
-        self._steps.append(step)
+        """Notes that a step is under way; twice changes nothing."""
+        if not self._steps or self._steps[-1] is not step:
+            self._steps.append(step)
 
     def unfinished(self) -> list[Step]:
         """The steps that are not done, in their order."""

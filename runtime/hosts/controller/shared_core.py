@@ -52,8 +52,7 @@ class SharedCore:
 
     def issue(self, step: Step, gangs: Sequence[Gang], made: Iterable[Step | None]) -> None:
         """See `ClusterCore.issue`."""
-        # Ctrl-C in between would leave a step that some islands wait for and nobody sends.
-        with Whole(), self._lock:
+        with self._lock:
             self.core.issue(step, gangs, made)
 
     def done(self, gang: Gang, host: int, run: int, now: float) -> None:

@@ -89,3 +89,25 @@ def test_what_an_island_of_several_hosts_may_have_spoiled_is_no_argument_and_no_
             issued(steps, 5, third, made=(step,))
     apart.done(4, None)
     apart.check()
+
+
+def test_a_step_that_is_refused_when_it_is_tried_again_is_in_nobodys_way():
+    """Ctrl-C came when it was in one window, and an island was lost before the second try."""
+    first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
+    step = Step("f", 1, [0, 1])
+    first.window.add(step)
+    second.handle(HostEnded(second.key, 1, "of a test"), 0.0)
+    with pytest.raises(HostLostError, match="host 1"):
+        steps.issue(step, (first, second), ())
+    assert first.window.unfinished() == []
+    with pytest.raises(HostLostError, match="program f: host 1"):
+        step.check()
+
+
+def test_a_step_that_is_tried_again_is_in_each_window_once():
+    first, second, steps = gang(0, 0), gang(1, 1), IssuedSteps(False)
+    step = Step("f", 1, [0, 1])
+    first.window.add(step)
+    for _ in range(2):
+        steps.issue(step, (first, second), ())
+    assert [one.window.unfinished() for one in (first, second)] == [[step], [step]]
