@@ -31,12 +31,14 @@ class Answers:
 
     def add(self, host: HostProcess) -> None:
         """Looks at a worker from now on."""
-        self._hosts[host.steps.fileno()] = host
-        self._poll.register(host.steps.fileno(), select.POLLIN)
+        with self._changing:
+            self._hosts[host.steps.fileno()] = host
+            self._poll.register(host.steps.fileno(), select.POLLIN)
 
     def forget_threads(self) -> None:
         """Makes locks anew in a forked process, where nobody would release them."""
         self._reading = threading.Lock()
+        self._changing = threading.Lock()
         self._followers = 0
         self._turn = threading.Condition()
 
@@ -75,10 +77,12 @@ class Answers:
 
     def forget(self, host: HostProcess) -> None:
         """Looks at a worker no more."""
-        for number, other in [*self._hosts.items()]:
-            if other is host:
-                del self._hosts[number]
-                self._poll.unregister(number)
+        # Several threads may hear of its end at the same time.
+        with self._changing:
+            for number, other in [*self._hosts.items()]:
+                if other is host:
+                    del self._hosts[number]
+                    self._poll.unregister(number)
 
     def _look(self, seconds: float) -> None:
         ready = self._poll.poll(seconds * 1e3)
