@@ -1,1 +1,1 @@
-"""The JAX front end and the compile driver: the only place that traces JAX."""
+"""The compile driver: what users call, and the stages of a program; only here and below is JAX traced."""

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypedDict, Unpack, overload
 
 import jax
 
-from pathways.compiler.arguments import conventions_of
-from pathways.compiler.names import symbol_of
+from pathways.compiler.frontend.arguments import conventions_of
+from pathways.compiler.frontend.names import symbol_of
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.passes.pipeline import Options

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 from jaxlib.mlir import ir
 
-from pathways.compiler.arguments import Signature
-from pathways.compiler.interface import Interface
-from pathways.compiler.lowering import ProgramError, run_phases
+from pathways.compiler.frontend.arguments import Signature
+from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.trees import keys_of
+from pathways.compiler.lower.phases import ProgramError, run_phases
 from pathways.compiler.stages import Lowered
-from pathways.compiler.trees import keys_of
 from pathways.dialect.names import ARGUMENT_INFO, BLOCK, CONSTANT, REPLICA
 from pathways.dialect.program import Attributes, ProgramView, read_program
 from pathways.dialect.replicas import ReplicaPort, ports_of_callers

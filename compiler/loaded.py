@@ -10,17 +10,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature
-from pathways.compiler.backend import backend
-from pathways.compiler.call import UNLIKE
-from pathways.compiler.compiling import Scheduled
-from pathways.compiler.interface import Interface
-from pathways.compiler.local_backend import LocalBackend
-from pathways.compiler.signed import SignedCall
+from pathways.compiler.backends.backend import Scheduled
+from pathways.compiler.backends.current import backend
+from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.local import LocalBackend
+from pathways.compiler.backends.local_executable import UNLIKE
+from pathways.compiler.frontend import jax_internals
+from pathways.compiler.frontend.arguments import Signature
+from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.trees import keys_of
+from pathways.compiler.lower.structures import aval_of, is_key, key_of
 from pathways.compiler.stages import Bound
-from pathways.compiler.structures import aval_of, is_key, key_of
-from pathways.compiler.trees import keys_of
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pathways.compiler.arguments import conventions_of, join_static
-from pathways.compiler.jax_internals import Tracer, placed_call
-from pathways.compiler.meshes import NO_MESH, off_mesh, refuse_mesh
-from pathways.compiler.names import documentation_of, symbol_of
+from pathways.compiler.frontend.arguments import conventions_of, join_static
+from pathways.compiler.frontend.jax_internals import Tracer, placed_call
+from pathways.compiler.frontend.meshes import NO_MESH, off_mesh, refuse_mesh
+from pathways.compiler.frontend.names import documentation_of, symbol_of
+from pathways.compiler.frontend.specs import abstract_mesh, checked, flat_specs, positional_only
+from pathways.compiler.frontend.trace_state import active_trace, register_slice
 from pathways.compiler.program import Program
-from pathways.compiler.specs import abstract_mesh, checked, flat_specs, positional_only
 from pathways.compiler.stages import Lowered
-from pathways.compiler.trace_state import active_trace, register_slice
 from pathways.dialect.metadata import CallMetadata
 from pathways.passes.pipeline import Options
 from pathways.runtime.resources.process import OfProcess

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.jax_internals import flatten, unflatten
+from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.frontend.jax_internals import flatten, unflatten
 from pathways.compiler.program import Program
-from pathways.compiler.signed import SignedCall
 from pathways.compiler.stages import Bound
 from pathways.runtime.resources.threads import RunningThread, start_thread
 

@@ -10,27 +10,27 @@ from typing import Any
 
 import jax
 
-from pathways.compiler.abstract_call import abstract_call
-from pathways.compiler.arguments import Conventions, Signature, Static, abstract, join_static
-from pathways.compiler.call import UNLIKE
-from pathways.compiler.donation import unusable_donations
-from pathways.compiler.jax_internals import (
+from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.local_executable import UNLIKE
+from pathways.compiler.frontend.abstract_call import abstract_call
+from pathways.compiler.frontend.arguments import Conventions, Signature, Static, abstract, join_static
+from pathways.compiler.frontend.jax_internals import (
     Tracer,
     flatten,
     outside_meshes,
     trace_context,
     unflatten,
 )
-from pathways.compiler.lowering import ProgramError, run_phases
-from pathways.compiler.names import documentation_of
-from pathways.compiler.notices import warn
-from pathways.compiler.pipelining import why_not_pipelined
-from pathways.compiler.signed import SignedCall
-from pathways.compiler.specs import Spec, flat_specs, positional_only
+from pathways.compiler.frontend.names import documentation_of
+from pathways.compiler.frontend.notices import warn
+from pathways.compiler.frontend.specs import Spec, flat_specs, positional_only
+from pathways.compiler.frontend.trace import Traced, Wishes, trace
+from pathways.compiler.frontend.trace_state import active_trace
+from pathways.compiler.frontend.trees import of_sealed
+from pathways.compiler.lower.donation import unusable_donations
+from pathways.compiler.lower.phases import ProgramError, run_phases
+from pathways.compiler.lower.pipelining import why_not_pipelined
 from pathways.compiler.stages import Lowered
-from pathways.compiler.trace import Traced, Wishes, trace
-from pathways.compiler.trace_state import active_trace
-from pathways.compiler.trees import of_sealed
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.process import OfProcess

@@ -12,16 +12,16 @@ from typing import Any
 
 import jax
 
-from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature
-from pathways.compiler.backend import backend
-from pathways.compiler.bundles import save
-from pathways.compiler.call import UNLIKE
-from pathways.compiler.compiling import Scheduled
-from pathways.compiler.interface import Interface
-from pathways.compiler.lowering import Forms
-from pathways.compiler.replicated import with_replicas
-from pathways.compiler.signed import SignedCall
+from pathways.compiler.backends.backend import Scheduled
+from pathways.compiler.backends.current import backend
+from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.local_executable import UNLIKE
+from pathways.compiler.backends.replicated import with_replicas
+from pathways.compiler.frontend import jax_internals
+from pathways.compiler.frontend.arguments import Signature
+from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.lower.bundles import save
+from pathways.compiler.lower.phases import Forms
 from pathways.dialect import ops_named
 from pathways.dialect.pretty import pretty as for_people
 from pathways.passes.schedule.links import read_link

@@ -26,6 +26,9 @@ ROOMS = (
     "runtime.hosts.trace",
     "runtime.hosts.worker",
     "runtime.hosts.controller",
+    "compiler.frontend",
+    "compiler.lower",
+    "compiler.backends",
     "compiler",
     "tools",
 )
@@ -40,7 +43,7 @@ FACES = ("pathways", "runtime", "runtime.hosts")
 EXCEPTIONS = {
     "compiler.checkpoint imports etils inside of a function",
     "compiler.checkpoint imports orbax inside of a function",
-    "compiler.bundles imports pathways, which is to its right",
+    "compiler.lower.bundles imports pathways, which is to its right",
     "passes.schedule.search.exact imports ortools inside of a function",
     "passes.util.flow imports scipy inside of a function",
     "runtime.hosts.launch.ray_launcher imports ray inside of a function",

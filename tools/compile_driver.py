@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pathways.compiler.lowering import PHASES
+from pathways.compiler.lower.phases import PHASES
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
 from pathways.dialect.pretty import pretty

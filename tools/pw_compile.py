@@ -105,7 +105,7 @@ def _ask_for_devices(error: TooFewDevices, needed: mmap.mmap) -> int:
 
 
 def _more_help() -> str:
-    from pathways.compiler.lowering import PHASES
+    from pathways.compiler.lower.phases import PHASES
 
     return (
         f"phases:\n  {', '.join(PHASES)}: forms of the module\n  device: XLA's optimized module of each "

@@ -13,7 +13,7 @@ import jax
 from jaxlib.mlir import ir
 
 from pathways.compiler.from_mlir import lower_module
-from pathways.compiler.names import symbol
+from pathways.compiler.frontend.names import symbol
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Compiled, Lowered

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from pathways.compiler.lowering import ProgramError
+from pathways.compiler.lower.phases import ProgramError
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla.compile_cache import CompileError
 from pathways.tools.errors import UserError

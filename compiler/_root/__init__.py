@@ -36,12 +36,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathways.compiler import checkpoint
-    from pathways.compiler.accumulate import accumulate
     from pathways.compiler.api import jit, program
-    from pathways.compiler.backend import status
+    from pathways.compiler.backends.current import status
+    from pathways.compiler.frontend.accumulate import accumulate
+    from pathways.compiler.frontend.notices import PathwaysWarning
     from pathways.compiler.loaded import LoadedProgram, load
-    from pathways.compiler.lowering import ProgramError
-    from pathways.compiler.notices import PathwaysWarning
+    from pathways.compiler.lower.phases import ProgramError
     from pathways.compiler.prefetch import prefetch
     from pathways.compiler.program import Program
     from pathways.compiler.stages import Compiled, Lowered
@@ -120,13 +120,13 @@ _MODULES = {
     "Island": "runtime.hosts.launch.settings",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
-    "PathwaysWarning": "compiler.notices",
+    "PathwaysWarning": "compiler.frontend.notices",
     "Program": "compiler.program",
-    "ProgramError": "compiler.lowering",
+    "ProgramError": "compiler.lower.phases",
     "ResourceError": "runtime.resources.manager",
     "VirtualDeviceSet": "runtime.resources.virtual",
     "VirtualSlice": "runtime.resources.virtual",
-    "accumulate": "compiler.accumulate",
+    "accumulate": "compiler.frontend.accumulate",
     "checkpoint": "compiler.checkpoint",
     "cluster": "runtime.local.devices",
     "connect": "runtime.hosts.controller.connect",
@@ -137,7 +137,7 @@ _MODULES = {
     "prefetch": "compiler.prefetch",
     "program": "compiler.api",
     "release": "runtime.local.devices",
-    "status": "compiler.backend",
+    "status": "compiler.backends.current",
     "trace": "runtime.local.tracing",
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import lower_examples
 import pytest
 
-from pathways.compiler.lowering import PHASES
+from pathways.compiler.lower.phases import PHASES
 
 SEEDS = ("0", "1", "7")
 

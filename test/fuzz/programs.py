@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.compiler.lowering import PHASES
+from pathways.compiler.lower.phases import PHASES
 
 Slices = list[pw.VirtualSlice]
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 import pathways as pw
-from pathways.compiler.lowering import PHASES
+from pathways.compiler.lower.phases import PHASES
 from pathways.tools import targets
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

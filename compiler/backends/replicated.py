@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pathways.compiler.jax_internals import key_data
-from pathways.compiler.structures import is_key
+from pathways.compiler.frontend.jax_internals import key_data
+from pathways.compiler.lower.structures import is_key
 from pathways.runtime.plan.plan import Replicas
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla import pjrt

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.jax_internals import Tracer, abstractify
-from pathways.compiler.trees import KeyPath, Sealed, name_of, sealed
+from pathways.compiler.frontend.jax_internals import Tracer, abstractify
+from pathways.compiler.frontend.trees import KeyPath, Sealed, name_of, sealed
 
 Static = tuple[tuple[int | str, type, Any], ...]
 """Static arguments as a key: where each was passed, its type, and its value.

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from pathways.compiler.jax_internals import Tracer
+from pathways.compiler.frontend.jax_internals import Tracer
 
 
 def abstract_call(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.compiler.trees import KeyPath
+from pathways.compiler.frontend.trees import KeyPath
 from pathways.runtime.resources.virtual import VirtualSlice
 
 

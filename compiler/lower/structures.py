@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from pathways.compiler import jax_internals
-from pathways.compiler.trees import KeyPath, name_of
+from pathways.compiler.frontend import jax_internals
+from pathways.compiler.frontend.trees import KeyPath, name_of
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.manifest import BundleError, Leaf, Root
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from pathways.compiler.call import Call
-from pathways.compiler.compiling import Backend, Scheduled
+from pathways.compiler.backends.backend import Backend, Scheduled
+from pathways.compiler.backends.local_executable import Call
 from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.local.load import load
 from pathways.runtime.local.status import host_status

@@ -9,9 +9,9 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pathways.compiler.arguments import Signature
-from pathways.compiler.interface import Interface
-from pathways.compiler.signed import SignedCall
+from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.frontend.arguments import Signature
+from pathways.compiler.frontend.interface import Interface
 from pathways.runtime.local.devices import bind
 from pathways.runtime.plan.lower import Stored
 from pathways.runtime.plan.plan import Plan

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature, abstract
-from pathways.compiler.interface import Interface
-from pathways.compiler.trees import name_of
+from pathways.compiler.frontend import jax_internals
+from pathways.compiler.frontend.arguments import Signature, abstract
+from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.trees import name_of
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways.compiler.trees import flat_prefix
+from pathways.compiler.frontend.trees import flat_prefix
 from pathways.dialect.meshes import Mesh, Sharding
 from pathways.runtime.resources.virtual import VirtualSlice
 

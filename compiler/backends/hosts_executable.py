@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature, is_type
-from pathways.compiler.call import UNLIKE
-from pathways.compiler.interface import Interface
-from pathways.compiler.signed import SignedCall, describe
+from pathways.compiler.backends.executable import SignedCall, describe
+from pathways.compiler.backends.local_executable import UNLIKE
+from pathways.compiler.frontend import jax_internals
+from pathways.compiler.frontend.arguments import Signature, is_type
+from pathways.compiler.frontend.interface import Interface
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.controller.array import Array
 from pathways.runtime.hosts.controller.controller import Controller

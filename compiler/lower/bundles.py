@@ -12,9 +12,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
 import pathways
-from pathways.compiler.arguments import Signature
-from pathways.compiler.interface import Interface
-from pathways.compiler.structures import argument_roots, dtype_of, tree_of
+from pathways.compiler.frontend.arguments import Signature
+from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.lower.structures import argument_roots, dtype_of, tree_of
 from pathways.dialect import make_context, ops_named
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.bundle import trees

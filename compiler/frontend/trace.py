@@ -10,19 +10,19 @@ from typing import Any
 import jax
 from jaxlib.mlir import ir
 
-from pathways.compiler import jax_internals
-from pathways.compiler.annotate import (
+from pathways.compiler.frontend import jax_internals
+from pathways.compiler.frontend.annotate import (
     declare_loops,
     declare_slices,
     describe_arguments,
     describe_keys,
     describe_results,
 )
-from pathways.compiler.interface import Interface
-from pathways.compiler.meshes import NO_MESH, is_of_types
-from pathways.compiler.specs import Spec, flat_specs, is_spec
-from pathways.compiler.trace_state import tracing
-from pathways.compiler.trees import unsealed
+from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.meshes import NO_MESH, is_of_types
+from pathways.compiler.frontend.specs import Spec, flat_specs, is_spec
+from pathways.compiler.frontend.trace_state import tracing
+from pathways.compiler.frontend.trees import unsealed
 from pathways.dialect import make_context
 from pathways.dialect.metadata import CallMetadata
 from pathways.runtime.resources.virtual import VirtualSlice

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pathways.compiler.jax_internals import line_of_user, metadata_call
-from pathways.compiler.names import symbol
-from pathways.compiler.trace_state import active_trace
-from pathways.compiler.trees import flat_prefix, name_of
+from pathways.compiler.frontend.jax_internals import line_of_user, metadata_call
+from pathways.compiler.frontend.names import symbol
+from pathways.compiler.frontend.trace_state import active_trace
+from pathways.compiler.frontend.trees import flat_prefix, name_of
 from pathways.dialect.metadata import CallMetadata, Mark
 from pathways.dialect.names import MOST_MICROBATCHES
 from pathways.passes.schedule.request import RequestError, read_request

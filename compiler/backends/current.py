@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathways.compiler.compiling import Backend
-from pathways.compiler.hosts_backend import HostsBackend
-from pathways.compiler.local_backend import LocalBackend
+from pathways.compiler.backends.backend import Backend
+from pathways.compiler.backends.hosts import HostsBackend
+from pathways.compiler.backends.local import LocalBackend
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.resources.status import Status
 from pathways.runtime.xla.tracebacks import boundary

@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 
-from pathways.compiler import jax_internals
-from pathways.compiler.arguments import Signature, is_type
-from pathways.compiler.interface import Interface
-from pathways.compiler.mirrors import Mirrors
-from pathways.compiler.notices import warn
-from pathways.compiler.replicated import Replicated
-from pathways.compiler.signed import SignedCall
+from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.mirrors import Mirrors
+from pathways.compiler.backends.replicated import Replicated
+from pathways.compiler.frontend import jax_internals
+from pathways.compiler.frontend.arguments import Signature, is_type
+from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.notices import warn
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.devices import session
 from pathways.runtime.local.facts import device_text, flops_of

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 from jaxlib.mlir import ir
 
-from pathways.compiler.arguments import Signature
-from pathways.compiler.compiling import Scheduled
-from pathways.compiler.interface import Interface
-from pathways.compiler.lowering import run_phases
-from pathways.compiler.trees import keys_of
+from pathways.compiler.backends.backend import Scheduled
+from pathways.compiler.frontend.arguments import Signature
+from pathways.compiler.frontend.interface import Interface
+from pathways.compiler.frontend.trees import keys_of
+from pathways.compiler.lower.phases import run_phases
 from pathways.dialect import make_context
 from pathways.dialect.dtypes import element_name
 from pathways.passes.pipeline import Options

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from pathways.compiler.compiling import Backend, Scheduled
-from pathways.compiler.host_call import HostCall
-from pathways.compiler.lowering import ProgramError
-from pathways.compiler.relocation import relocate
+from pathways.compiler.backends.backend import Backend, Scheduled
+from pathways.compiler.backends.hosts_executable import HostCall
+from pathways.compiler.backends.relocation import relocate
+from pathways.compiler.lower.phases import ProgramError
 from pathways.dialect import ops_named
 from pathways.dialect.names import HOST
 from pathways.dialect.operation import attribute_of

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from pathways.compiler.specs import Spec, dims_of
-from pathways.compiler.trace_state import slice_named
+from pathways.compiler.frontend.specs import Spec, dims_of
+from pathways.compiler.frontend.trace_state import slice_named
 from pathways.dialect import (
     LoopOp,
     SliceOp,

@@ -1,0 +1,1 @@
+"""Where programs run: what loads them for the devices of this process or of hosts, and calls them there."""

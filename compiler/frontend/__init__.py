@@ -1,0 +1,1 @@
+"""From Python to a module: what JAX traces, and what is said beside its StableHLO."""
