@@ -11,7 +11,7 @@ from pathways.passes.builtin_names import BUILTIN_PASSES
 from pathways.passes.pipeline import Options, phases
 from pathways.passes.registry import MODULES
 from pathways.passes.schedule.policies.registry import NAMES
-from pathways.tools.flags import FlagParser
+from pathways.tools.common.flags import FlagParser
 
 _PASSES = (*MODULES, *BUILTIN_PASSES)
 _FILES = ("FILE", "DIR", "BUNDLE", "TARGET")

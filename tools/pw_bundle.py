@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pathways.tools import command
-from pathways.tools.errors import UserError
-from pathways.tools.flags import FlagParser, one_of
+from pathways.tools.common import command
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.flags import FlagParser, one_of
 
 _DESCRIPTION = """\
   pw-bundle inspect FILE    what the program takes and returns, and what the file holds
@@ -30,9 +30,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.command is None or options.bundle is None:
         raise UserError("expected a command and a bundle; see pw-bundle --help")
 
-    from pathways.tools import bundle_driver
+    from pathways.tools.drivers import bundle as driver
 
-    return bundle_driver.run(options)
+    return driver.run(options)
 
 
 def make_parser() -> FlagParser:

@@ -9,14 +9,14 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pathways.tools.arguments import read_arguments
-from pathways.tools.command import run_here
-from pathways.tools.errors import UserError
-from pathways.tools.flags import FlagParser, count, cpu_devices
-from pathways.tools.supervisor import doing, supervise
+from pathways.tools.common.command import run_here
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.flags import FlagParser, count, cpu_devices
+from pathways.tools.common.supervisor import doing, supervise
+from pathways.tools.inputs.argument_flags import read_arguments
 
 if TYPE_CHECKING:
-    from pathways.tools.compile_driver import TooFewDevices
+    from pathways.tools.drivers.compile import TooFewDevices
 
 _DESCRIPTION = """\
 Compiles a program and prints the module after a phase, or with -o FILE.pwb writes a bundle for pw-run. TARGET
@@ -81,12 +81,12 @@ def _run(options: argparse.Namespace, needed: mmap.mmap | None = None) -> int:
     arguments = read_arguments(options)
 
     doing("importing JAX")
-    from pathways.tools import compile_driver
+    from pathways.tools.drivers import compile as driver
 
     try:
-        return compile_driver.run(options, arguments)
+        return driver.run(options, arguments)
     except UserError as error:
-        if isinstance(error, compile_driver.TooFewDevices) and not (needed is None or options.cpu_devices):
+        if isinstance(error, driver.TooFewDevices) and not (needed is None or options.cpu_devices):
             return _ask_for_devices(error, needed)
         if options.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pathways.tools import command
-from pathways.tools.errors import UserError
-from pathways.tools.flags import FlagParser, one_of
+from pathways.tools.common import command
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.flags import FlagParser, one_of
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.shell is None:
         raise UserError("expected a shell: bash, zsh or fish")
+    from pathways.tools.common.files import write_output
     from pathways.tools.completion import script
-    from pathways.tools.files import write_output
 
     write_output("-", script(options.shell, make_parsers()).encode())
     return 0

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pathways.tools import command
-from pathways.tools.errors import UserError
-from pathways.tools.flags import FlagParser, count
+from pathways.tools.common import command
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.flags import FlagParser, count
 
 _DESCRIPTION = """\
 Speaks the Language Server Protocol over standard input and output. Editors get diagnostics while one types,
@@ -29,9 +29,9 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError(
             "pygls is not installed; it is in an extra: pip install 'pathways-mlir[lsp]'"
         ) from None
-    from pathways.tools import lsp_server
+    from pathways.tools.lsp import server
 
-    return lsp_server.serve(options.timeout)
+    return server.serve(options.timeout)
 
 
 def make_parser() -> FlagParser:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pathways.tools import command
-from pathways.tools.deferred_numpy import defer_numpy
-from pathways.tools.errors import hint
-from pathways.tools.files import write_output
-from pathways.tools.flags import FlagParser, count
+from pathways.tools.common import command
+from pathways.tools.common.deferred_numpy import defer_numpy
+from pathways.tools.common.errors import hint
+from pathways.tools.common.files import write_output
+from pathways.tools.common.flags import FlagParser, count
 
 _USAGE = "pw-opt [FILE] [-o FILE] [passes] [flags]"
 
@@ -37,17 +37,17 @@ def make_parser() -> FlagParser:
 
 def _run(options: argparse.Namespace) -> int:
     if options.list_passes or options.show_dialects:
-        from pathways.tools.listings import dialects_help, list_passes
+        from pathways.tools.drivers.listings import dialects_help, list_passes
 
         write_output("-", (list_passes() if options.list_passes else dialects_help()).encode())
         return 0
-    from pathways.tools import opt_driver
+    from pathways.tools.drivers import opt as driver
 
-    return opt_driver.run(options)
+    return driver.run(options)
 
 
 def _passes_help() -> str:
-    from pathways.tools.listings import passes_help
+    from pathways.tools.drivers.listings import passes_help
 
     return passes_help()
 

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pathways.tools import command
-from pathways.tools.errors import UserError
-from pathways.tools.flags import FlagParser, count, cpu_devices
+from pathways.tools.common import command
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.flags import FlagParser, count, cpu_devices
 
 _DESCRIPTION = """\
 Runs a program from a bundle, made by pw-compile -o or Compiled.save. Arrays in files are named as the bundle
@@ -39,9 +39,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.steps < 1:
         raise UserError("--steps 0: expected at least 1")
 
-    from pathways.tools import run_driver
+    from pathways.tools.drivers import run as driver
 
-    return run_driver.run(options)
+    return driver.run(options)
 
 
 def make_parser() -> FlagParser:

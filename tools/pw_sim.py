@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pathways.tools import command
-from pathways.tools.flags import TIMES_HELP, FlagParser, add_policy_flags, add_timing_flags, count
+from pathways.tools.common import command
+from pathways.tools.common.flags import TIMES_HELP, FlagParser, add_policy_flags, add_timing_flags, count
 
 _DESCRIPTION = """\
 Replays a program in scheduled form and prints its step time, the bubble (the part of the step in which a
@@ -22,9 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pathways.tools import sim_driver
+    from pathways.tools.drivers import sim as driver
 
-    return sim_driver.run(options)
+    return driver.run(options)
 
 
 def make_parser() -> FlagParser:

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pathways.tools import command
-from pathways.tools.errors import UserError
-from pathways.tools.flags import TIMES_HELP, FlagParser, add_policy_flags, add_timing_flags
+from pathways.tools.common import command
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.flags import TIMES_HELP, FlagParser, add_policy_flags, add_timing_flags
 
 _DESCRIPTION = """\
 Draws slices by time, with the memory of each slice below it, on one page that needs nothing else. FILE is a
@@ -27,9 +27,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.input is None and not options.traces:
         raise UserError("expected a program in scheduled form, or --trace; see pw-viz --help")
 
-    from pathways.tools import viz_driver
+    from pathways.tools.drivers import viz as driver
 
-    return viz_driver.run(options)
+    return driver.run(options)
 
 
 def make_parser() -> FlagParser:

@@ -21,7 +21,7 @@ from jaxlib.mlir.passmanager import PassManager
 from mutate_lines import without
 
 from pathways.tools import pw_opt
-from pathways.tools.source import BYTECODE_MAGIC
+from pathways.tools.common.source import BYTECODE_MAGIC
 
 SECONDS = 10.0
 """How long a case may take."""

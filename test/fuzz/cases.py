@@ -24,9 +24,12 @@ from random_pipelines import SCHEDULE_FILE, random_order, random_pipeline
 
 from pathways.dialect import form_of, make_context, problems
 from pathways.passes import registry
-from pathways.tools import command, opt_driver, pw_opt, pw_sim, scheduled, supervisor
-from pathways.tools.flags import FlagParser
-from pathways.tools.source import BYTECODE_MAGIC
+from pathways.tools import pw_opt, pw_sim
+from pathways.tools.common import command, supervisor
+from pathways.tools.common.flags import FlagParser
+from pathways.tools.common.source import BYTECODE_MAGIC
+from pathways.tools.drivers import opt
+from pathways.tools.inputs import scheduled
 
 _FLAGS = (
     *(
@@ -45,7 +48,7 @@ GOOD = ("ok", "refused")
 """What may become of a case; everything else is a failure."""
 
 _LATE = (
-    *("jaxlib.mlir.dialects.builtin", "pathways.dialect.pw", "pathways.tools.sim_driver"),
+    *("jaxlib.mlir.dialects.builtin", "pathways.dialect.pw", "pathways.tools.drivers.sim"),
     *("scipy.sparse", "scipy.sparse.csgraph"),
 )
 _CONTEXTS = 5
@@ -193,8 +196,8 @@ def execute(
     """Runs a case in this process, which should be a child, and writes its verdict to the folder."""
     os.chdir(folder)
     unused = list(contexts)
-    opt_driver.make_context = scheduled.make_context = lambda: unused.pop() if unused else make_context()
-    opt_driver.doing = scheduled.doing = supervisor.doing = note
+    opt.make_context = scheduled.make_context = lambda: unused.pop() if unused else make_context()
+    opt.doing = scheduled.doing = supervisor.doing = note
     memory_frames: list[str] = []
     command.run_here = _noting_memory(command.run_here, memory_frames)
     try:

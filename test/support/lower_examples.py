@@ -13,7 +13,7 @@ import optax
 
 import pathways as pw
 from pathways.compiler.lower.phases import PHASES
-from pathways.tools import targets
+from pathways.tools.inputs import targets
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pages import programs
 
 from pathways.tools import pw_compile
-from pathways.tools.signatures import DTYPES, ArrayText, SignatureError, parse_named, parse_value
+from pathways.tools.inputs.signatures import DTYPES, ArrayText, SignatureError, parse_named, parse_value
 
 ROOT = Path(__file__).parents[2]
 REGRESSION = ROOT / "test" / "tools" / "pw_compile" / "Inputs" / "regression.py"

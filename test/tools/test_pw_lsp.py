@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways.tools.lsp_client import Analyst
-from pathways.tools.lsp_index import Index
-from pathways.tools.lsp_worker import analyse
+from pathways.tools.lsp.client import Analyst
+from pathways.tools.lsp.index import Index
+from pathways.tools.lsp.worker import analyse
 
 TESTS = Path(__file__).parents[1]
 URI = "file:///step.mlir"

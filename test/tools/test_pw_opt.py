@@ -16,7 +16,7 @@ from pathways.passes import registry
 from pathways.passes.base import Pass, PassFailure, fail
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import Builtin
-from pathways.tools.source import Source
+from pathways.tools.common.source import Source
 
 MODULE = """\
 sdy.mesh @mesh = <["x"=2]>
@@ -361,7 +361,7 @@ def test_a_crash_leaves_a_reproducer(module, tmp_path, number):
 def test_what_is_read_back_as_another_module_is_an_error(monkeypatch, text, message):
     from jaxlib.mlir import ir
 
-    from pathways.tools import roundtrip
+    from pathways.tools.drivers import roundtrip
 
     module = ir.Module.parse(MODULE, make_context())
     monkeypatch.setattr(roundtrip, "_WAYS", {"text": lambda _: text.encode()})

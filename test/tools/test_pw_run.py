@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.plan.plan import ArrayType
-from pathways.tools.arrays import read_arrays
-from pathways.tools.errors import UserError
-from pathways.tools.values import read_values, value_text
+from pathways.tools.common.errors import UserError
+from pathways.tools.inputs.arrays import read_arrays
+from pathways.tools.inputs.values import read_values, value_text
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}

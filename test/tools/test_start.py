@@ -65,8 +65,8 @@ def test_there_are_tools():
 # A tool whose work is what stands behind `work`.
 TOOL = """
 import sys, time
-from pathways.tools import command, supervisor
-from pathways.tools.flags import FlagParser
+from pathways.tools.common import command, supervisor
+from pathways.tools.common.flags import FlagParser
 
 def work(options):
     supervisor.doing("working")

@@ -29,12 +29,12 @@ from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import ReplayTimes, stated_times, times_in, title_of
 from pathways.runtime.timelines.timeline import Timeline
-from pathways.tools.bundles import plan_in
-from pathways.tools.diagnostics import Printer
-from pathways.tools.errors import UserError
-from pathways.tools.files import BUNDLE, read_input
-from pathways.tools.source import parse, read_source
-from pathways.tools.supervisor import doing
+from pathways.tools.common.diagnostics import Printer
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import BUNDLE, read_input
+from pathways.tools.common.source import parse, read_source
+from pathways.tools.common.supervisor import doing
+from pathways.tools.inputs.untrusted_bundles import plan_in
 
 
 def read_plan(path: str) -> Plan | None:

@@ -19,9 +19,9 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pathways.tools.errors import UserError
-from pathways.tools.files import read_input
-from pathways.tools.signatures import SignatureError, parse_named, parse_value
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import read_input
+from pathways.tools.inputs.signatures import SignatureError, parse_named, parse_value
 
 _DEEPEST = 64
 

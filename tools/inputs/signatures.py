@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from pathways.tools.errors import hint
+from pathways.tools.common.errors import hint
 
 DTYPES = {
     **dict.fromkeys(("bool", "i1", "pred"), "bool"),

@@ -15,9 +15,9 @@ from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
 from pathways.dialect import OPERATIONS
-from pathways.tools.lsp_client import Analyst
-from pathways.tools.lsp_help import attribute_help, operation_help, pass_help
-from pathways.tools.lsp_index import Definition, Index, Token
+from pathways.tools.lsp.client import Analyst
+from pathways.tools.lsp.help import attribute_help, operation_help, pass_help
+from pathways.tools.lsp.index import Definition, Index, Token
 
 _PAUSE = 0.1
 """How long nothing must be typed before a text is parsed, in seconds."""

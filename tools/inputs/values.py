@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from pathways.runtime.plan.plan import ArrayType
-from pathways.tools.errors import UserError, hint
-from pathways.tools.files import read_input
-from pathways.tools.signatures import DTYPES
+from pathways.tools.common.errors import UserError, hint
+from pathways.tools.common.files import read_input
+from pathways.tools.inputs.signatures import DTYPES
 
 _VALUE = re.compile(r"((?:\d{1,18}x)*)([A-Za-z]\w*)(?:=(.*))?", re.DOTALL)
 _NAMES = {"bool": "i1", "bfloat16": "bf16", "float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2"}

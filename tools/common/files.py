@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pathways.tools.errors import UserError
+from pathways.tools.common.errors import UserError
 
 BUNDLE = ".pwb"
 """How the name of a bundle ends."""

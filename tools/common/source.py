@@ -10,9 +10,9 @@ from jaxlib.mlir import ir
 
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics
-from pathways.tools import supervisor
-from pathways.tools.errors import UserError
-from pathways.tools.files import read_input
+from pathways.tools.common import supervisor
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import read_input
 
 BYTECODE_MAGIC = b"ML\xefR"
 SEPARATOR = "// -----"

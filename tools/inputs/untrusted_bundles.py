@@ -10,8 +10,8 @@ from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.bundle.program import read_program
 from pathways.runtime.plan.plan import Plan
-from pathways.tools import supervisor
-from pathways.tools.errors import UserError
+from pathways.tools.common import supervisor
+from pathways.tools.common.errors import UserError
 
 
 @contextlib.contextmanager

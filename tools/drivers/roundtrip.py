@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics
-from pathways.tools.supervisor import doing
+from pathways.tools.common.supervisor import doing
 
 
 def check_round_trip(module: ir.Module) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from pathways.tools.errors import UserError
+from pathways.tools.common.errors import UserError
 
 MEMORY_LIMIT = "PW_MEMORY_LIMIT"
 """The environment variable that says how many bytes of memory a tool may take."""

@@ -7,10 +7,10 @@ import argparse
 from pathways.passes.measured.events import EventLog
 from pathways.passes.schedule.policies.registry import NAMES
 from pathways.runtime.timelines.page import page_of
-from pathways.tools.comparison import Candidates, compare
-from pathways.tools.errors import UserError
-from pathways.tools.files import check_extension, write_output
-from pathways.tools.scheduled import (
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import check_extension, write_output
+from pathways.tools.drivers.comparison import Candidates, compare
+from pathways.tools.inputs.scheduled import (
     common_times,
     link_of,
     policy_options,

@@ -20,12 +20,12 @@ from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.local.devices import cluster, connect
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla.compile_cache import CompileError
-from pathways.tools import targets
-from pathways.tools.errors import UserError, hint
-from pathways.tools.explain import explain, figures
-from pathways.tools.files import BUNDLE, check_extension, write_output
-from pathways.tools.supervisor import doing
-from pathways.tools.user_code import CannotRun
+from pathways.tools.common.errors import UserError, hint
+from pathways.tools.common.files import BUNDLE, check_extension, write_output
+from pathways.tools.common.supervisor import doing
+from pathways.tools.drivers.explain import explain, figures
+from pathways.tools.inputs import targets
+from pathways.tools.inputs.user_code import CannotRun
 
 _DEVICE = "device"
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from pathways.tools.lsp_worker import HEADER_BYTES
+from pathways.tools.lsp.worker import HEADER_BYTES
 
 
 class Analyst:
@@ -27,7 +27,7 @@ class Analyst:
         """Held while a text is looked at."""
 
     async def analyse(self, text: str) -> dict[str, Any]:
-        """What `lsp_worker.analyse` says of a text; one diagnostic where it ends the process."""
+        """What `worker.analyse` says of a text; one diagnostic where it ends the process."""
         try:
             return await asyncio.wait_for(self._ask(text.encode(errors="replace")), self._timeout)
         except TimeoutError:
@@ -49,7 +49,7 @@ class Analyst:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "pathways.tools.lsp_worker",
+                "pathways.tools.lsp.worker",
                 str(os.getpid()),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

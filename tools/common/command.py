@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pathways.tools.errors import UserError
-from pathways.tools.files import write_output
-from pathways.tools.flags import FlagParser
-from pathways.tools.supervisor import supervise, supervised
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import write_output
+from pathways.tools.common.flags import FlagParser
+from pathways.tools.common.supervisor import supervise, supervised
 
 Work = Callable[[argparse.Namespace], int]
 """What a tool does for its flags; returns the exit code."""

@@ -20,8 +20,8 @@ from pathways.dialect.operation import PwOp
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
 from pathways.runtime.bundle.limits import end_with, memory_of_at_most
-from pathways.tools.source import Source
-from pathways.tools.supervisor import memory_limit
+from pathways.tools.common.source import Source
+from pathways.tools.common.supervisor import memory_limit
 
 HEADER_BYTES = 8
 NAME = "-"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pathways.tools.errors import UserError, hint
+from pathways.tools.common.errors import UserError, hint
 
 MOST_CPU_DEVICES = 4096
 

@@ -16,7 +16,7 @@ import jax
 from pathways.compiler.lower.phases import ProgramError
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla.compile_cache import CompileError
-from pathways.tools.errors import UserError
+from pathways.tools.common.errors import UserError
 
 _PLACED_ERRORS = (ProgramError, CompileError, ResourceError)
 """Errors that name the place themselves."""
@@ -103,7 +103,7 @@ def _describe(error: BaseException) -> str:
 def _frame_of_user(error: BaseException) -> traceback.FrameSummary | None:
     """The innermost line that is neither ours, nor that of an installed package, nor Python's own."""
     installed = [str(Path(m.__file__).parent) for m in (jax, traceback) if m.__file__]
-    ours = [str(Path(__file__).parents[1] / name) for name in ("compiler", "passes", "runtime", "tools")]
+    ours = [str(Path(__file__).parents[2] / name) for name in ("compiler", "passes", "runtime", "tools")]
     package = str(Path(sys.modules["pathways"].__file__ or "").parent)
     foreign = (*installed, *ours, package, "<frozen")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(foreign)]

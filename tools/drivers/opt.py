@@ -13,15 +13,15 @@ from pathways.dialect.pretty import pretty
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.text import Item, PipelineError, parse_pipeline
-from pathways.tools import reproducer
-from pathways.tools.diagnostics import Expectations, Printer
-from pathways.tools.errors import UserError
-from pathways.tools.files import check_extension, write_output
-from pathways.tools.instrumentation import Dumps, DumpTree, Instrumentation
-from pathways.tools.reports import Timing, pipeline_dump
-from pathways.tools.roundtrip import check_round_trip
-from pathways.tools.source import SEPARATOR, Source, parse, read_source
-from pathways.tools.supervisor import doing
+from pathways.tools.common.diagnostics import Expectations, Printer
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import check_extension, write_output
+from pathways.tools.common.source import SEPARATOR, Source, parse, read_source
+from pathways.tools.common.supervisor import doing
+from pathways.tools.drivers import reproducer
+from pathways.tools.drivers.instrumentation import Dumps, DumpTree, Instrumentation
+from pathways.tools.drivers.reports import Timing, pipeline_dump
+from pathways.tools.drivers.roundtrip import check_round_trip
 
 
 def run(options: argparse.Namespace) -> int:

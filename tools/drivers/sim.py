@@ -8,10 +8,10 @@ from typing import Any
 
 from pathways.passes.schedule.policies.registry import NAMES
 from pathways.runtime.timelines.timeline import Timeline
-from pathways.tools.comparison import Candidates, compare
-from pathways.tools.errors import UserError
-from pathways.tools.files import write_output
-from pathways.tools.scheduled import (
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import write_output
+from pathways.tools.drivers.comparison import Candidates, compare
+from pathways.tools.inputs.scheduled import (
     common_times,
     durations_text,
     link_of,

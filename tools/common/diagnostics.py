@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from pathways.passes.driver import Diagnostic, Position
-from pathways.tools.source import Source
+from pathways.tools.common.source import Source
 
 Complain = Callable[[Position | None, str], None]
 

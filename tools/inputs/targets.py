@@ -22,11 +22,11 @@ from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.request import RequestError, policy_or_file
-from pathways.tools.errors import UserError, hint
-from pathways.tools.files import BUNDLE
-from pathways.tools.signatures import ArrayText
-from pathways.tools.source import parse, read_source
-from pathways.tools.user_code import call, import_file, import_module
+from pathways.tools.common.errors import UserError, hint
+from pathways.tools.common.files import BUNDLE
+from pathways.tools.common.source import parse, read_source
+from pathways.tools.inputs.signatures import ArrayText
+from pathways.tools.inputs.user_code import call, import_file, import_module
 
 
 def find(name: str) -> PythonTarget | MlirTarget:

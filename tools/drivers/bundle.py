@@ -10,10 +10,10 @@ from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import MANIFEST, BundleError, Leaf
 from pathways.runtime.bundle.program import artifact_of
 from pathways.runtime.timelines.tables import size, table
-from pathways.tools import supervisor
-from pathways.tools.bundles import within_allowance
-from pathways.tools.errors import UserError
-from pathways.tools.files import write_output
+from pathways.tools.common import supervisor
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import write_output
+from pathways.tools.inputs.untrusted_bundles import within_allowance
 
 
 def run(options: argparse.Namespace) -> int:

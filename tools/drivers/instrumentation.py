@@ -14,10 +14,10 @@ from jaxlib.mlir import ir
 
 from pathways.dialect.operation import symbol_name
 from pathways.passes.text import Item, item_name
-from pathways.tools import supervisor
-from pathways.tools.errors import UserError
-from pathways.tools.files import write_output
-from pathways.tools.reports import Timing
+from pathways.tools.common import supervisor
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import write_output
+from pathways.tools.drivers.reports import Timing
 
 _LONGEST_NAME = 100
 """Of a file in a tree, in characters: a pipeline may be one item."""

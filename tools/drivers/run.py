@@ -15,12 +15,12 @@ import numpy as np
 from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import BundleError, Leaf
 from pathways.runtime.plan.plan import ArrayType
-from pathways.tools.arrays import made_up, read_arrays, write_arrays
-from pathways.tools.errors import UserError
-from pathways.tools.files import check_extension, write_output
-from pathways.tools.flags import MOST_CPU_DEVICES
-from pathways.tools.supervisor import doing
-from pathways.tools.values import read_values, value_text
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import check_extension, write_output
+from pathways.tools.common.flags import MOST_CPU_DEVICES
+from pathways.tools.common.supervisor import doing
+from pathways.tools.inputs.arrays import made_up, read_arrays, write_arrays
+from pathways.tools.inputs.values import read_values, value_text
 
 if TYPE_CHECKING:
     from pathways.compiler.loaded import LoadedProgram

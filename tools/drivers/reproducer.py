@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from jaxlib.mlir import ir
 
 from pathways.passes.text import Item, pipeline_text
-from pathways.tools import supervisor
-from pathways.tools.errors import UserError
-from pathways.tools.files import write_output
-from pathways.tools.source import Source
+from pathways.tools.common import supervisor
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import write_output
+from pathways.tools.common.source import Source
 
 _SECTION = re.compile(rb"\{-#(?:(?!#-\}).)*?\bmlir_reproducer\s*:\s*\{(.*?)\}\s*\}\s*#-\}\s*\Z", re.DOTALL)
 _PIPELINE = re.compile(rb'\bpipeline\s*:\s*"((?:[^"\\\n]|\\.)*)"')

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pathways.runtime.plan.plan import ArrayType
-from pathways.tools.errors import UserError
-from pathways.tools.files import write_output
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import write_output
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """What reads the header of each version of numpy's format; the third is for records."""

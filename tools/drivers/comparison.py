@@ -20,11 +20,11 @@ from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate, steady_step_time
 from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
-from pathways.tools.diagnostics import Printer
-from pathways.tools.errors import UserError
-from pathways.tools.scheduled import Model
-from pathways.tools.source import parse, read_source
-from pathways.tools.supervisor import doing
+from pathways.tools.common.diagnostics import Printer
+from pathways.tools.common.errors import UserError
+from pathways.tools.common.source import parse, read_source
+from pathways.tools.common.supervisor import doing
+from pathways.tools.inputs.scheduled import Model
 
 
 def _time(time: float, unit: str) -> str:

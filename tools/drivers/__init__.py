@@ -1,0 +1,1 @@
+"""What the tools do: a module of the name of each, and what it alone needs."""
