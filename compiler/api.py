@@ -45,7 +45,7 @@ class _Placement(TypedDict, total=False):
     static_argnames: Names
 
 
-class _ProgramOptions(TypedDict, total=False):
+class _ProgramKeywords(TypedDict, total=False):
     """The options of `pw.program`."""
 
     donate_argnums: Numbers
@@ -131,12 +131,12 @@ def jit(
 @overload
 def program[**P, R](
     fun: Callable[P, R],
-    **options: Unpack[_ProgramOptions],
+    **options: Unpack[_ProgramKeywords],
 ) -> Program[P, R]: ...
 @overload
 def program(
     fun: None = ...,
-    **options: Unpack[_ProgramOptions],
+    **options: Unpack[_ProgramKeywords],
 ) -> _MakesProgram: ...
 def program(
     fun: Callable[..., Any] | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 
 from pathways.compiler.backends.backend import Scheduled
 from pathways.compiler.backends.current import backend
-from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.backends.local import LocalBackend
 from pathways.compiler.backends.local_executable import UNLIKE
 from pathways.compiler.frontend import jax_internals
@@ -149,8 +149,10 @@ class LoadedProgram(Bound):
     or None come back as `OrderedDict`s of their fields.
     """
 
-    def __init__(self, bundle: Bundle, call: SignedCall, interface: Interface, stored: int) -> None:
-        super().__init__(call)
+    def __init__(
+        self, bundle: Bundle, executable: ProgramExecutable, interface: Interface, stored: int
+    ) -> None:
+        super().__init__(executable)
         self.name = bundle.manifest.name
         self._manifest = bundle.manifest
         self._text = bytes(bundle.program).decode()
@@ -191,7 +193,7 @@ class LoadedProgram(Bound):
         """
         if phase not in ("scheduled", "device"):
             raise ValueError(f"a bundle holds the phases scheduled and device, not '{phase}'")
-        return self.call.device_text() if phase == "device" else self._text
+        return self.executable.device_text() if phase == "device" else self._text
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns at once, with arrays that become ready later.
@@ -202,11 +204,11 @@ class LoadedProgram(Bound):
         # As `boundary`, without the time of a wrapper.
         try:
             leaves, tree = jax_internals.flatten((args, kwargs))
-            if tree != self.call.tree:
+            if tree != self.executable.tree:
                 if tree not in self._orders:
                     self._orders[tree] = self._order(args, kwargs)
                 leaves = [leaves[n] for n in self._orders[tree]]
-            return self._go(leaves)
+            return self._execute(leaves)
         except Exception as error:
             filter_traceback(error)
             raise
@@ -220,7 +222,7 @@ class LoadedProgram(Bound):
         """
         order = self._numbers(list(arrays))
         leaves = list(arrays.values())
-        results = jax.tree.leaves(self._go([leaves[n] for n in order]))
+        results = jax.tree.leaves(self._execute([leaves[n] for n in order]))
         return dict(zip(self.outputs, results, strict=True))
 
     def from_buffers(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -246,14 +248,14 @@ class LoadedProgram(Bound):
         """Puts arrays on the slices of the arguments that they are for, so that calls need not."""
         paths = self._interface.argument_paths
         numbers = {name: n for n, name in enumerate(paths) if name in arrays}
-        placed = self.call.place({n: arrays[name] for name, n in numbers.items()})
+        placed = self.executable.place({n: arrays[name] for name, n in numbers.items()})
         return {**arrays, **{paths[n]: array for n, array in placed.items()}}
 
-    def _go(self, leaves: list[Any]) -> Any:
-        result = self.call.go_if_like_last(leaves)
+    def _execute(self, leaves: list[Any]) -> Any:
+        result = self.executable.execute_if_like_last(leaves)
         if result is not UNLIKE:
             return result
-        return self.call.go(self.call.bring_or_fail(leaves, self.call.tree))
+        return self.executable.execute(self.executable.transfer_in_or_fail(leaves, self.executable.tree))
 
     def _order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
         """Where each argument is in trees that are not quite those that were saved."""

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.frontend.jax_internals import flatten, unflatten
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Bound
@@ -149,8 +149,8 @@ def prefetch[T](
         raise ValueError(f"pw.prefetch: depth must be at least 1, got {depth}")
     if count is not None and count < 0:
         raise ValueError(f"pw.prefetch: count must not be negative, got {count}")
-    for call in _calls(step):
-        call.argument(argument)
+    for executable in _executables(step):
+        executable.argument(argument)
     return Prefetched(_Reader(iter(iterable), step, argument, depth, count), stall_report)
 
 
@@ -276,8 +276,8 @@ def _left(began: float, report: float | None) -> float | None:
     return None if report is None else max(0.0, began + report - time.monotonic())
 
 
-def _calls(step: Bound | Program[..., Any]) -> tuple[SignedCall, ...]:
-    return (step.call,) if isinstance(step, Bound) else step.calls
+def _executables(step: Bound | Program[..., Any]) -> tuple[ProgramExecutable, ...]:
+    return (step.executable,) if isinstance(step, Bound) else step.executables
 
 
 def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
@@ -285,14 +285,14 @@ def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
     leaves, tree = flatten(batch)
     # JAX reads memory of NumPy later, or for as long as the array lives.
     leaves = [_copied(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-    for call in _calls(step):
-        numbers, wanted = call.argument(argument)
+    for executable in _executables(step):
+        numbers, wanted = executable.argument(argument)
         if tree != wanted and isinstance(step, Bound):
             raise TypeError(
-                f"program '{call.name}' was compiled for {argument} of structure {wanted}, got {tree}"
+                f"program '{executable.name}' was compiled for {argument} of structure {wanted}, got {tree}"
             )
-        if tree == wanted and (isinstance(step, Bound) or call.takes(numbers, leaves)):
-            placed = call.place(dict(zip(numbers, leaves, strict=True)))
+        if tree == wanted and (isinstance(step, Bound) or executable.takes(numbers, leaves)):
+            placed = executable.place(dict(zip(numbers, leaves, strict=True)))
             return unflatten(tree, list(placed.values()))
     return unflatten(tree, leaves)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.backends.local_executable import UNLIKE
 from pathways.compiler.frontend.abstract_call import abstract_call
 from pathways.compiler.frontend.arguments import Conventions, Signature, Static, abstract, join_static
@@ -24,7 +24,7 @@ from pathways.compiler.frontend.jax_internals import (
 from pathways.compiler.frontend.names import documentation_of
 from pathways.compiler.frontend.notices import warn
 from pathways.compiler.frontend.specs import Spec, flat_specs, positional_only
-from pathways.compiler.frontend.trace import Traced, Wishes, trace
+from pathways.compiler.frontend.trace import ProgramOptions, Traced, trace
 from pathways.compiler.frontend.trace_state import active_trace
 from pathways.compiler.frontend.trees import of_sealed
 from pathways.compiler.lower.donation import unusable_donations
@@ -70,8 +70,8 @@ class Program[**P, R](OfProcess):
         self._out_shardings = out_shardings
         self._schedule = schedule
         self._has_static = conventions.has_static
-        self._calls: list[SignedCall] = []
-        self._last: SignedCall | None = None
+        self._executables: list[ProgramExecutable] = []
+        self._last: ProgramExecutable | None = None
         self._compiling = threading.Lock()
         self._warned: set[str] = set()
 
@@ -99,7 +99,7 @@ class Program[**P, R](OfProcess):
                 and last.context == trace_context()
                 and active_trace.program is None
             ):
-                result = last.go_if_like_last(leaves)
+                result = last.execute_if_like_last(leaves)
                 if result is not UNLIKE:
                     return result
             return self._call_slowly(leaves, tree, static, args, kwargs)
@@ -108,9 +108,9 @@ class Program[**P, R](OfProcess):
             raise
 
     @property
-    def calls(self) -> tuple[SignedCall, ...]:
+    def executables(self) -> tuple[ProgramExecutable, ...]:
         """What it has been compiled for so far."""
-        return tuple(self._calls)
+        return tuple(self._executables)
 
     @boundary
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -158,12 +158,12 @@ class Program[**P, R](OfProcess):
         dynamic, named, static = self._conventions.split_static(args, kwargs)
         signature = self._signature(args, kwargs)
         with self._compiling:
-            call = next((call for call in self._calls if call.is_for(signature)), None)
-            if call is None:
-                call = self.lower(*args, **kwargs).load(strict=True)
-                self._keep(call)
+            executable = next((known for known in self._executables if known.is_for(signature)), None)
+            if executable is None:
+                executable = self.lower(*args, **kwargs).load(strict=True)
+                self._keep(executable)
         leaves, structure = flatten(dynamic)
-        placed = unflatten(structure, list(call.place(dict(enumerate(leaves))).values()))
+        placed = unflatten(structure, list(executable.place(dict(enumerate(leaves))).values()))
         return join_static(placed, named, static)[0]
 
     def with_options(self, **changes: Any) -> Program[P, R]:
@@ -193,21 +193,21 @@ class Program[**P, R](OfProcess):
             return self._fun(*args, **kwargs)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._abstract_call(leaves, args, kwargs)
-        ready = self._ready_call(leaves, tree, static)
+        ready = self._ready_executable(leaves, tree, static)
         if ready is None:
             with self._compiling:
                 # Another thread may have been faster.
-                ready = self._ready_call(leaves, tree, static)
+                ready = self._ready_executable(leaves, tree, static)
                 if ready is None:
-                    call = self.lower(*args, **kwargs).load(strict=True)
-                    self._keep(call)
-                    ready = call, call.bring_or_fail(leaves, tree)
+                    executable = self.lower(*args, **kwargs).load(strict=True)
+                    self._keep(executable)
+                    ready = executable, executable.transfer_in_or_fail(leaves, tree)
         self._last, brought = ready
-        return self._last.go(brought)
+        return self._last.execute(brought)
 
-    def _keep(self, call: SignedCall) -> None:
+    def _keep(self, executable: ProgramExecutable) -> None:
         """Keeps what was compiled, and no more what is for devices that were left."""
-        self._calls = [*(kept for kept in self._calls if kept.context is not None), call]
+        self._executables = [*(kept for kept in self._executables if kept.context is not None), executable]
 
     def _abstract_call(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under a trace of JAX, which gets results of the right types."""
@@ -227,17 +227,17 @@ class Program[**P, R](OfProcess):
         avals = abstract(leaves, self.name, lambda: self._conventions.paths(args, kwargs))
         return Signature(tree, tuple(path for path, _ in pairs), tuple(avals), static, trace_context())
 
-    def _ready_call(
+    def _ready_executable(
         self, leaves: list[Any], tree: Any, static: Static
-    ) -> tuple[SignedCall, list[Any]] | None:
+    ) -> tuple[ProgramExecutable, list[Any]] | None:
         """The compiled signature that these arguments have, and the arguments on their slices."""
         context = trace_context()
         # The last one first: most programs get a new array from the host in every call.
-        for call in sorted(self._calls, key=lambda call: call is not self._last):
-            if tree == call.tree and static == call.static and context == call.context:
-                brought = call.bring(leaves)
+        for executable in sorted(self._executables, key=lambda known: known is not self._last):
+            if tree == executable.tree and static == executable.static and context == executable.context:
+                brought = executable.transfer_in(leaves)
                 if brought is not None:
-                    return call, brought
+                    return executable, brought
         return None
 
     def _trace(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
@@ -247,14 +247,14 @@ class Program[**P, R](OfProcess):
             static_argnames=self._conventions.static_argnames or None,
             keep_unused=True,
         )
-        wishes = Wishes(
+        options = ProgramOptions(
             self._conventions.donated(args, kwargs),
             self._argument_specs(args, kwargs),
             self._out_shardings,
             self._schedule,
         )
         sealed_args, sealed_kwargs = join_static(*signature.sealed(), signature.static)
-        return trace(jitted, self.name, sealed_args, sealed_kwargs, cluster().platform, wishes)
+        return trace(jitted, self.name, sealed_args, sealed_kwargs, cluster().platform, options)
 
     def _argument_specs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Spec]:
         """What the user says of the sharding of each flat argument."""

@@ -14,7 +14,7 @@ import jax
 
 from pathways.compiler.backends.backend import Scheduled
 from pathways.compiler.backends.current import backend
-from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.backends.local_executable import UNLIKE
 from pathways.compiler.backends.replicated import with_replicas
 from pathways.compiler.frontend import jax_internals
@@ -138,8 +138,8 @@ class Lowered(OfProcess):
         """
         return Compiled(self, self.load(strict=False))
 
-    def load(self, *, strict: bool) -> SignedCall:
-        """What `compile` does; returns the path of calls.
+    def load(self, *, strict: bool) -> ProgramExecutable:
+        """What `compile` does; returns what runs.
 
         Args:
           strict: whether arguments of other weak types have another signature. They do where they would be
@@ -165,11 +165,11 @@ class Bound(OfProcess):
     """A program bound to devices: what `Compiled` and `LoadedProgram` have in common.
 
     Attributes:
-      call: the path of its calls.
+      executable: what runs it there.
     """
 
-    def __init__(self, call: SignedCall) -> None:
-        self.call = call
+    def __init__(self, executable: ProgramExecutable) -> None:
+        self.executable = executable
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns at once, with arrays that become ready later.
@@ -181,12 +181,12 @@ class Bound(OfProcess):
         # As `boundary`, without the time of a wrapper.
         try:
             leaves, tree = jax_internals.flatten((args, kwargs))
-            call = self.call
-            if tree == call.tree:
-                result = call.go_if_like_last(leaves)
+            executable = self.executable
+            if tree == executable.tree:
+                result = executable.execute_if_like_last(leaves)
                 if result is not UNLIKE:
                     return result
-            return call.go(call.bring_or_fail(leaves, tree))
+            return executable.execute(executable.transfer_in_or_fail(leaves, tree))
         except Exception as error:
             filter_traceback(error)
             raise
@@ -194,20 +194,20 @@ class Bound(OfProcess):
     @property
     def in_avals(self) -> tuple[Any, ...]:
         """Abstract values of the flat arguments."""
-        return self.call.interface.in_avals
+        return self.executable.interface.in_avals
 
     @property
     def out_tree(self) -> Any:
         """The structure of the results."""
-        return self.call.interface.out_tree
+        return self.executable.interface.out_tree
 
     @property
     def out_info(self) -> Any:
         """A tree like the results, with a `jax.ShapeDtypeStruct` for each that says where it lives."""
-        shardings = self.call.result_shardings
+        shardings = self.executable.result_shardings
         return self.out_tree.unflatten(
             jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
-            for aval, sharding in zip(self.call.interface.out_avals, shardings, strict=True)
+            for aval, sharding in zip(self.executable.interface.out_avals, shardings, strict=True)
         )
 
     @property
@@ -216,17 +216,17 @@ class Bound(OfProcess):
 
         None for an argument that nothing reads; of one that several slices read, that on the first.
         """
-        return self.call.tree.unflatten(self.call.argument_shardings)
+        return self.executable.tree.unflatten(self.executable.argument_shardings)
 
     @property
     def output_shardings(self) -> Any:
         """A tree like the results, with the sharding of each; of one on several slices, that on the first."""
-        return self.out_tree.unflatten(self.call.result_shardings)
+        return self.out_tree.unflatten(self.executable.result_shardings)
 
     @property
     def slices(self) -> Mapping[str, VirtualSlice]:
         """The virtual slices that it runs on, by their names in the program."""
-        return self.call.interface.slices
+        return self.executable.interface.slices
 
     @boundary
     def place(self, *args: Any) -> tuple[Any, ...]:
@@ -249,19 +249,19 @@ class Bound(OfProcess):
           ```
         """
         leaves, tree = jax_internals.flatten(args)
-        whole, _ = self.call.tree.children()
+        whole, _ = self.executable.tree.children()
         wanted = whole.children()[: len(args)]
         if tree.children() != wanted:
             raise TypeError(
-                f"program '{self.call.name}' takes arguments of structure {whole}, of which {tree} is no "
-                "beginning"
+                f"program '{self.executable.name}' takes arguments of structure {whole}, of which {tree} "
+                "is no beginning"
             )
-        return tree.unflatten(self.call.place(dict(enumerate(leaves))).values())
+        return tree.unflatten(self.executable.place(dict(enumerate(leaves))).values())
 
     @property
     def plan(self) -> Plan:
         """The scheduled program, flattened."""
-        return self.call.plan
+        return self.executable.plan
 
     def cost_analysis(self) -> dict[str, Any]:
         """Counts what one call does.
@@ -285,7 +285,7 @@ class Bound(OfProcess):
 
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch on a slice, by XLA's estimate, on all its devices."""
-        return self.call.flops(computation, slice)
+        return self.executable.flops(computation, slice)
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one call takes on each slice, in bytes over all devices of the slice together.
@@ -300,7 +300,7 @@ class Bound(OfProcess):
         Raises:
           HostError: a host of the program is gone.
         """
-        return self.call.memory_analysis()
+        return self.executable.memory_analysis()
 
     @boundary
     def timeline(
@@ -346,8 +346,8 @@ class Bound(OfProcess):
 class Compiled(Bound):
     """A program bound to devices: call it with arguments of the signature it was lowered for."""
 
-    def __init__(self, lowered: Lowered, call: SignedCall) -> None:
-        super().__init__(call)
+    def __init__(self, lowered: Lowered, executable: ProgramExecutable) -> None:
+        super().__init__(executable)
         self._lowered = lowered
 
     def __repr__(self) -> str:
@@ -364,7 +364,7 @@ class Compiled(Bound):
         Args:
           phase: one of those, or `device` for XLA's optimized module of each computation on each slice.
         """
-        return self.call.device_text() if phase == "device" else self._lowered.as_text(phase)
+        return self.executable.device_text() if phase == "device" else self._lowered.as_text(phase)
 
     @boundary
     def save(self, path: str | os.PathLike[str], *, executables: bool = False) -> None:
@@ -378,4 +378,4 @@ class Compiled(Bound):
           BundleError: see `Lowered.save`.
           CompileError: the platform cannot serialise its executables.
         """
-        self._lowered._save(path, self.call.executable.requests if executables else ())
+        self._lowered._save(path, self.executable.loaded.requests if executables else ())

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.frontend.arguments import Signature
 from pathways.compiler.frontend.interface import Interface
 from pathways.runtime.local.devices import bind
@@ -55,7 +55,7 @@ class Scheduled:
 class Backend(abc.ABC):
     """The devices of a cluster, whoever owns them.
 
-    What it loads brings arguments to its devices, runs, and makes results: `SignedCall`. Results are fetched
+    What it loads is a `ProgramExecutable`, which transfers arguments to its devices. Results are fetched
     and freed as arrays: they are `jax.Array`s of this process, or `pathways.Array`s.
     """
 
@@ -65,8 +65,8 @@ class Backend(abc.ABC):
         program: Scheduled,
         bindings: Mapping[str, Binding],
         code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
-    ) -> SignedCall:
-        """Compiles every computation of a program and makes the path of its calls.
+    ) -> ProgramExecutable:
+        """Compiles every computation of a program and makes what runs them.
 
         Args:
           program: the program.

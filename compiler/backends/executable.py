@@ -1,4 +1,4 @@
-"""What the paths of calls of one signature have in common, wherever the program runs."""
+"""A program of one signature on its devices, wherever these are."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.plan import Plan
 
 
-class SignedCall(abc.ABC):
-    """One signature of a program.
+class ProgramExecutable(abc.ABC):
+    """A program of one signature, bound to devices: it transfers arguments there, and executes.
 
     Args:
       name: the name of the program.
@@ -32,12 +32,12 @@ class SignedCall(abc.ABC):
       interface: what it takes, returns and runs on.
       paths: what to call each flat argument in messages.
       plan: the scheduled program, flattened.
-      executable: what XLA made of it; an error where that is not in this process.
+      loaded: what XLA made of it; an error where that is not in this process.
     """
 
     context: Any
     plan: Plan
-    executable: Executable
+    loaded: Executable
 
     @property
     @abc.abstractmethod
@@ -110,8 +110,8 @@ class SignedCall(abc.ABC):
         """XLA's optimized module of each computation on each slice."""
 
     @abc.abstractmethod
-    def bring(self, leaves: list[Any]) -> list[Any] | None:
-        """Brings arguments to their slices; None when they are of another signature."""
+    def transfer_in(self, leaves: list[Any]) -> list[Any] | None:
+        """Transfers arguments to their slices; None when they are of another signature."""
 
     @abc.abstractmethod
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
@@ -122,22 +122,22 @@ class SignedCall(abc.ABC):
         """
 
     @abc.abstractmethod
-    def go(self, leaves: list[Any]) -> Any:
+    def execute(self, leaves: list[Any]) -> Any:
         """Runs the plan on arguments that are in place."""
 
     @abc.abstractmethod
-    def go_if_like_last(self, leaves: list[Any]) -> Any:
+    def execute_if_like_last(self, leaves: list[Any]) -> Any:
         """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
 
-    def bring_or_fail(self, leaves: list[Any], tree: Any) -> list[Any]:
-        """Brings arguments to their slices.
+    def transfer_in_or_fail(self, leaves: list[Any], tree: Any) -> list[Any]:
+        """Transfers arguments to their slices.
 
         Raises:
           TypeError: when they are not of the signature that was compiled; names the argument.
         """
         if tree != self.tree:
             raise self._unlike(tree)
-        brought = self.bring(leaves)
+        brought = self.transfer_in(leaves)
         if brought is not None:
             return brought
         avals = abstract(leaves, self.name, lambda: list(self.paths), values=True)

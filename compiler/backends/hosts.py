@@ -10,7 +10,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.compiler.backends.backend import Backend, Scheduled
-from pathways.compiler.backends.hosts_executable import HostCall
+from pathways.compiler.backends.hosts_executable import HostsExecutable
 from pathways.compiler.backends.relocation import relocate
 from pathways.compiler.lower.phases import ProgramError
 from pathways.dialect import ops_named
@@ -47,11 +47,11 @@ class HostsBackend(Backend):
         program: Scheduled,
         bindings: Mapping[str, Binding],
         code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
-    ) -> HostCall:
+    ) -> HostsExecutable:
         """See `Backend.load`; hosts compile everything, whatever code there is."""
         loaded = self._load(program, bindings)
         relocate_there = functools.partial(relocate, self._controller, self._load)
-        return HostCall(
+        return HostsExecutable(
             self._controller, loaded, program.plan, program.interface, program.signature, relocate_there
         )
 

@@ -1,4 +1,4 @@
-"""The path of a call of a program on hosts: send what is not there, tell each host, hand out handles."""
+"""A program of one signature on hosts: send what is not there, tell each host, hand out handles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.backends.executable import SignedCall, describe
+from pathways.compiler.backends.executable import ProgramExecutable, describe
 from pathways.compiler.backends.local_executable import UNLIKE
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Signature, is_type
@@ -32,8 +32,8 @@ ARRAYS = (Array, jax.Array)
 Relocate = Callable[[Sequence[tuple[Array, Location]]], list[tuple[Array, Location]]]
 
 
-class HostCall(SignedCall):
-    """One signature of a program on its hosts; the counterpart of `call.Call`.
+class HostsExecutable(ProgramExecutable):
+    """One signature of a program on its hosts; the counterpart of `LocalExecutable`.
 
     Args:
       controller: the controller of the hosts.
@@ -91,7 +91,7 @@ class HostCall(SignedCall):
         return self._context if self._program.is_there() else None
 
     @property
-    def executable(self) -> Executable:  # type: ignore[override]
+    def loaded(self) -> Executable:  # type: ignore[override]
         """What XLA made of the program is on the hosts.
 
         Raises:
@@ -138,12 +138,12 @@ class HostCall(SignedCall):
     def _facts(self) -> HostFacts:
         return self._controller.describe(self._program)
 
-    def go_if_like_last(self, leaves: list[Any]) -> Any:
+    def execute_if_like_last(self, leaves: list[Any]) -> Any:
         """There is no shorter path."""
         return UNLIKE
 
-    def bring(self, leaves: list[Any]) -> list[Array] | None:
-        """Brings arguments to their hosts; None when they are of another signature."""
+    def transfer_in(self, leaves: list[Any]) -> list[Array] | None:
+        """Transfers arguments to their hosts; None when they are of another signature."""
         for n, (leaf, last) in enumerate(zip(leaves, self._avals, strict=True)):
             if last is not None and getattr(leaf, "aval", None) is last:
                 continue
@@ -166,12 +166,12 @@ class HostCall(SignedCall):
         return brought
 
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """See `SignedCall.place`."""
+        """See `ProgramExecutable.place`."""
         for n, leaf in leaves.items():
             self.check(n, leaf)
         return self._brought(leaves)
 
-    def go(self, leaves: Sequence[Array]) -> Any:
+    def execute(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are in place."""
         # Another thread may donate them, too: before, which is an error, or behind.
         with self._controller.order:

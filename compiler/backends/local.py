@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from pathways.compiler.backends.backend import Backend, Scheduled
-from pathways.compiler.backends.local_executable import Call
+from pathways.compiler.backends.local_executable import LocalExecutable
 from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.local.load import load
 from pathways.runtime.local.status import host_status
@@ -22,7 +22,7 @@ class LocalBackend(Backend):
         program: Scheduled,
         bindings: Mapping[str, Binding],
         code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
-    ) -> Call:
+    ) -> LocalExecutable:
         """See `Backend.load`."""
         executable = load(
             program.plan,
@@ -32,7 +32,7 @@ class LocalBackend(Backend):
             argument_names=program.interface.argument_paths,
             code=code,
         )
-        return Call(executable, program.interface, program.signature, program.keepalive)
+        return LocalExecutable(executable, program.interface, program.signature, program.keepalive)
 
     def status(self) -> Status:
         """See `Backend.status`."""

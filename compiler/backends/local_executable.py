@@ -1,4 +1,4 @@
-"""The path of every call: check the arguments, run the plan, rebuild the results."""
+"""A program of one signature on devices of this process: check arguments, run the plan, rebuild results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from pathways.compiler.backends.executable import SignedCall
+from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.backends.mirrors import Mirrors
 from pathways.compiler.backends.replicated import Replicated
 from pathways.compiler.frontend import jax_internals
@@ -33,30 +33,30 @@ _OFTEN = 3
 """The calls that move the same array before they warn."""
 
 UNLIKE = object()
-"""What `Call.go_if_like_last` returns when it did not run."""
+"""What `LocalExecutable.execute_if_like_last` returns when it did not run."""
 
 log = logging.getLogger("pathways")
 
 
 _mirrors = Mirrors()
 
-_calls: weakref.WeakSet[Call] = weakref.WeakSet()
+_executables: weakref.WeakSet[LocalExecutable] = weakref.WeakSet()
 
 
 def _retire_all() -> None:
     """Has programs compile for other devices at their next call."""
-    for call in list(_calls):
-        call.context = None
+    for executable in list(_executables):
+        executable.context = None
 
 
 session.when_left(_retire_all)
 
 
-class Call(SignedCall):
+class LocalExecutable(ProgramExecutable):
     """One signature of a program on its devices.
 
     Args:
-      executable: the program on its devices.
+      loaded: the program on its devices.
       interface: what it takes, returns and runs on.
       signature: what its arguments have to be.
       keepalive: what must live as long as the executables.
@@ -64,21 +64,21 @@ class Call(SignedCall):
 
     def __init__(
         self,
-        executable: Executable,
+        loaded: Executable,
         interface: Interface,
         signature: Signature,
         keepalive: Sequence[Any] = (),
     ) -> None:
-        plan = executable.plan
+        plan = loaded.plan
         super().__init__(plan.name, interface, signature)
         self.plan = plan
-        self.executable = executable
+        self.loaded = loaded
         self.context = signature.context
         self._unflatten = _unflatten(interface.out_tree)
         passed = [a for a in plan.arguments if a.constant is None]
         # The shardings of each argument, one per slice that it lives on; none when nothing reads it.
         self._places: list[tuple[Any, ...]] = [()] * len(passed)
-        for port in executable.inputs:
+        for port in loaded.inputs:
             self._places[port.number] += (port.sharding,)
         self._replicated = {
             n: Replicated.of(a.replicas, self._places[n])
@@ -118,18 +118,18 @@ class Call(SignedCall):
         self._moved: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._warned: set[int] = set()
         self._alive = (keepalive, list(interface.slices.values()))
-        _calls.add(self)
+        _executables.add(self)
 
     def _prepare_results(self) -> None:
         """Which slots each result has, and how those of several are joined."""
-        plan, executable = self.plan, self.executable
+        plan = self.plan
         ends = list(itertools.accumulate(len(r.slots) for r in plan.results))
         starts = [0, *ends[:-1]] if ends else []
         self._first_results = starts
         self._mirrored_results = [
             (n, a, b) for n, (a, b) in enumerate(zip(starts, ends, strict=True)) if b - a > 1
         ]
-        outputs = [port.sharding for port in executable.outputs]
+        outputs = [port.sharding for port in self.loaded.outputs]
         self._replicated_results = {
             n: Replicated.of(r.replicas, outputs[starts[n] : ends[n]])
             for n, r in enumerate(plan.results)
@@ -148,23 +148,23 @@ class Call(SignedCall):
     @property
     def result_shardings(self) -> list[Any]:
         """Where each result lives, on the first of its slices."""
-        first = {port.number: port.sharding for port in reversed(self.executable.outputs)}
+        first = {port.number: port.sharding for port in reversed(self.loaded.outputs)}
         joined = self._replicated_results
         return [joined[n].sharding if n in joined else first[n] for n in range(len(self.interface.out_avals))]
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one call takes on each slice."""
-        return analyze(self.plan, stats_of(self.executable.executables))
+        return analyze(self.plan, stats_of(self.loaded.executables))
 
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch on a slice, on all its devices."""
-        return flops_of(self.executable.executables[computation, slice])
+        return flops_of(self.loaded.executables[computation, slice])
 
     def device_text(self) -> str:
         """XLA's optimized module of each computation on each slice."""
-        return device_text(self.executable.executables)
+        return device_text(self.loaded.executables)
 
-    def go_if_like_last(self, leaves: list[Any]) -> Any:
+    def execute_if_like_last(self, leaves: list[Any]) -> Any:
         """Runs the plan if all arguments are arrays like those of the last call, else returns `UNLIKE`."""
         try:
             if [x.aval for x in leaves] != self._avals or [x.sharding for x in leaves] != self._shardings:
@@ -172,22 +172,22 @@ class Call(SignedCall):
         except AttributeError:
             return UNLIKE
         if self._plain:
-            return self._unflatten(self.executable.run(leaves))
-        return self.go(leaves)
+            return self._unflatten(self.loaded.run(leaves))
+        return self.execute(leaves)
 
-    def go(self, leaves: list[Any]) -> Any:
+    def execute(self, leaves: list[Any]) -> Any:
         """Runs the plan on arguments that are in place."""
         if self._donated:
             self._check_donated(leaves)
         if self._rearranged:
             leaves = self._rearrange(leaves)
-        results = self.executable.run(leaves)
+        results = self.loaded.run(leaves)
         if self._mirrored_results:
             results = self._join(results)
         return self._unflatten(results)
 
-    def bring(self, leaves: list[Any]) -> list[Any] | None:
-        """Brings arguments to their slices; None when they are of another signature."""
+    def transfer_in(self, leaves: list[Any]) -> list[Any] | None:
+        """Transfers arguments to their slices; None when they are of another signature."""
         moves = self._misplaced(leaves)
         if moves is None:
             return None
@@ -214,7 +214,7 @@ class Call(SignedCall):
         return brought
 
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
-        """See `SignedCall.place`."""
+        """See `ProgramExecutable.place`."""
         moves = []
         for n, leaf in leaves.items():
             self.check(n, leaf)

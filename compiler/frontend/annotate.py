@@ -108,8 +108,8 @@ def describe_arguments(
     main = symbol_table(module)[MAIN]
     attrs = argument_attrs(main)
     offset = len(attrs) - len(paths)
-    wishes = specs or [None] * len(paths)
-    for argument, path, is_donated, spec in zip(attrs[offset:], paths, donated, wishes, strict=True):
+    wanted = specs or [None] * len(paths)
+    for argument, path, is_donated, spec in zip(attrs[offset:], paths, donated, wanted, strict=True):
         argument[ARGUMENT_INFO] = ir.StringAttr.get(path)
         if is_donated:
             argument[DONOR] = ir.BoolAttr.get(True)

@@ -46,12 +46,12 @@ class Traced:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wishes:
+class ProgramOptions:
     """What the user asks of a program besides what its function says.
 
     Attributes:
       donated: for each flat argument that is not static, whether the program consumes it.
-      in_specs: how each flat argument is to lie over its slice; empty for no wishes.
+      in_specs: how each flat argument is to lie over its slice; empty where the user says nothing.
       out_shardings: how the results are to lie, as a tree or a prefix of one.
       schedule: the pipeline schedule of its loops over microbatches.
     """
@@ -63,7 +63,12 @@ class Wishes:
 
 
 def trace(
-    jitted: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], platform: str, wishes: Wishes
+    jitted: Any,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    platform: str,
+    options: ProgramOptions,
 ) -> Traced:
     """Traces a program and brings its StableHLO into a context of ours.
 
@@ -73,7 +78,7 @@ def trace(
       args: its arguments, static ones as they are, others sealed.
       kwargs: likewise.
       platform: the platform to lower for, such as `cpu`.
-      wishes: what the user asks of it.
+      options: what the user asks of it.
 
     Raises:
       UnexpectedTracerError: when the function closes over a tracer of another trace.
@@ -83,7 +88,7 @@ def trace(
     with tracing(name):
         traced = jitted.trace(*args, **kwargs)
         jaxpr = traced.jaxpr
-        _check_closed(name, jaxpr, len(wishes.donated))
+        _check_closed(name, jaxpr, len(options.donated))
         try:
             lowered = _lower(traced, platform)
         except ValueError:
@@ -95,17 +100,17 @@ def trace(
     with module.context, ir.Location.unknown():
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         slices = declare_slices(module, _slices_named(jaxpr))
-        declare_loops(module, wishes.schedule)
+        declare_loops(module, options.schedule)
         _check_shardings(name, jaxpr, slices.values())
-        describe_arguments(module, paths, wishes.donated, wishes.in_specs)
+        describe_arguments(module, paths, options.donated, options.in_specs)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
         out_tree, out_keys = unsealed(lowered.out_tree)
-        if wishes.out_shardings is not None:
+        if options.out_shardings is not None:
             # One for all needs no tree, which a node may refuse to be of numbers.
             numbers = range(out_tree.num_leaves)
-            results = list(numbers) if is_spec(wishes.out_shardings) else out_tree.unflatten(numbers)
+            results = list(numbers) if is_spec(options.out_shardings) else out_tree.unflatten(numbers)
             what = f"out_shardings of program '{name}'"
-            describe_results(module, flat_specs(wishes.out_shardings, results, what))
+            describe_results(module, flat_specs(options.out_shardings, results, what))
     interface = Interface(
         slices=slices,
         argument_paths=paths,

@@ -29,7 +29,7 @@ class Sampler:
     """
 
     def __init__(self, compiled: pw.Compiled) -> None:
-        self.executable = compiled.call.executable
+        self.executable = compiled.executable.loaded
         self.slices = {
             device: slice.name
             for slice, binding in session.manager().holders().items()

@@ -134,7 +134,7 @@ def test_slices_of_several_devices_exchange_shards(spec: P) -> None:
     slices = stages(2, shape=(2,))
     train = pw.program(step_of(placed(slices, in_shardings=(spec, P("x")))), donate_argnums=0)
     assert_trains_alike(train, params, batch, steps=2)
-    compiled = train.calls[0].plan
+    compiled = train.executables[0].plan
     # The loss is on both devices of its slice.
     gradients = 2 * WIDTH * WIDTH * 4 + 2 * 4
     assert exchanged_bytes(compiled) == 2 * gradients
@@ -187,7 +187,7 @@ def test_a_tied_gradient_is_exchanged_once() -> None:
     np.testing.assert_allclose(
         train(params[0], batch), jax.jit(tied(layer, layer))(params[0], batch), rtol=1e-5, atol=1e-6
     )
-    compiled = train.calls[0].plan
+    compiled = train.executables[0].plan
     assert exchanged_bytes(compiled) == 2 * WIDTH * WIDTH * 4
 
 
@@ -218,7 +218,7 @@ def test_gradients_are_exchanged_in_half_of_the_bytes(replicas: int, shape: tupl
     for dtype in (None, "bfloat16"):
         program = pw.program(step, exchange_dtype=dtype)
         value, new = program(params, batch)
-        sent[dtype] = exchanged_bytes(program.calls[0].plan)
+        sent[dtype] = exchanged_bytes(program.executables[0].plan)
         assert_same_bits(new)
     assert sent["bfloat16"] == pytest.approx(sent[None] / 2, rel=1e-3)
     wanted, expected = jax.jit(step_of([layer]))(params, batch)
@@ -282,7 +282,7 @@ class TestResultsForCallers:
         train = pw.program(step_of(placed(stages(2))))
         _, new = train(params, batch)
         scaled = jax.tree.map(lambda w: w * 2, new)
-        assert train.calls[0].bring([*scaled, *batch])[0] is scaled[0]
+        assert train.executables[0].transfer_in([*scaled, *batch])[0] is scaled[0]
         value, _ = train(scaled, batch)
         np.testing.assert_allclose(
             value, jax.jit(step_of([layer] * 2))(jax.device_get(scaled), batch)[0], rtol=1e-5
@@ -496,7 +496,7 @@ def test_a_checkpoint_is_for_any_number_of_replicas(tmp_path: Path) -> None:
         assert len(restored[0].sharding.device_set) == replicas
         for got, want in zip(restored, saved, strict=True):
             np.testing.assert_array_equal(got, want)
-        assert compiled.call.bring([*restored, *batch])[0] is restored[0]
+        assert compiled.executable.transfer_in([*restored, *batch])[0] is restored[0]
 
 
 class TestRefusals:

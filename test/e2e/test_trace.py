@@ -188,13 +188,13 @@ def test_calls_under_way_when_a_piece_has_to_end_are_estimated(step, tmp_path, m
 
 def test_results_are_the_same_and_nothing_is_left_behind(step, tmp_path):
     compiled, x = step
-    untraced = compiled.call.executable.run
+    untraced = compiled.executable.loaded.run
     expected = compiled(params(), x)
     with pw.trace(tmp_path / "run.json"):
-        assert compiled.call.executable.run is not untraced
+        assert compiled.executable.loaded.run is not untraced
         traced = compiled(params(), x)
-    assert compiled.call.executable.run is untraced
-    assert "note(" not in compiled.call.executable.source
+    assert compiled.executable.loaded.run is untraced
+    assert "note(" not in compiled.executable.loaded.source
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(traced), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -178,7 +178,7 @@ def test_donated_state_is_taken_in_place_step_after_step(replicas: int, schedule
     assert_equal(split, trained(pw.program(step, **options), params, optimizer.init(params), batch))
     # What one step returns, the next takes as it is.
     given = jax.tree.leaves((*split[1:], batch))
-    brought = train.calls[0].bring(given)
+    brought = train.executables[0].transfer_in(given)
     results = len(jax.tree.leaves(split[1:]))
     assert all(one is other for one, other in zip(brought[:results], given[:results], strict=True))
     assert_state_is_shared(split[2], split[1])
@@ -354,7 +354,7 @@ class TestForAnyNumberOfReplicas:
             restored = pw.checkpoint.restore(tmp_path, compiled.out_info[2])
             assert_equal(restored, saved)
             leaves = jax.tree.leaves((params, restored, batch))
-            brought, count = compiled.call.bring(leaves), len(jax.tree.leaves(params))
+            brought, count = compiled.executable.transfer_in(leaves), len(jax.tree.leaves(params))
             assert all(brought[n] is leaves[n] for n in range(count, len(leaves) - 2))
             assert is_split(jax.tree.leaves(restored)[1]) == (zero1 and replicas > 1)
 

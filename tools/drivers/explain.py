@@ -115,7 +115,7 @@ def _mesh(mesh: Mapping[str, int]) -> str:
 
 def _modules(compiled: Compiled) -> list[Row]:
     """Each module that XLA made, the slowest first, with the seconds that it took."""
-    executable = compiled.call.executable
+    executable = compiled.executable.loaded
     pairs = sorted(
         zip(executable.requests, executable.loaded, strict=True), key=lambda pair: -pair[1].seconds
     )
