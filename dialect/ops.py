@@ -686,8 +686,8 @@ def _check_shares(
 class ReplicaOp(PwOp):
     """The number of the replica.
 
-    `pw-split-updates` makes it, where a replica takes its block of a value that it has as a whole.
-    `pw-replicate` puts the numbers in its place.
+    `pw-split-updates` makes it, where a replica takes its block of a value that it has as a whole, and
+    `pw-sum-carries`, where it multiplies its part of a sum. `pw-replicate` puts the numbers in its place.
 
     ```mlir
     %r = "pw.replica"() {slice = @s0} : () -> tensor<i32>
@@ -714,7 +714,7 @@ class CarryOp(PwOp):
     ```
 
     Invariants: operand and result have one type; exactly one `pw.next` reads it first; the operand is not
-    itself of the loop.
+    itself of the loop; one that is `per_replica` is of a loop that is not sequential.
     """
 
     inputs = Values("The value in the first turn.", 1)
@@ -722,11 +722,16 @@ class CarryOp(PwOp):
     loop = Attr(_LOOP, "The loop.")
     slice = OptionalAttr(_SLICE, "The slice that it lives on in all turns, once the program is outlined.")
     sharding = OptionalAttr(SHARDING, "How it is laid out over `slice` in all turns.")
+    per_replica = OptionalAttr(
+        UNIT, "Each replica carries its own: it is not handed on from one to the next."
+    )
     traits = frozenset({Trait.STAYS, Trait.OPENS_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if self.operands[0].type != self.results[0].type:
             emit(f"starts from {self.operands[0].type}, but is {self.results[0].type}")
+        if self.per_replica and symbols[self.loop].sequential:
+            emit(f"is carried per replica, but the turns of @{self.loop} are those of all replicas")
 
 
 @operation("next")

@@ -19,6 +19,7 @@ from pathways.passes.place.verify_placed import VerifyPlaced
 from pathways.passes.replicate.lower_all_reduces import LowerAllReduces
 from pathways.passes.replicate.replicate import Replicate
 from pathways.passes.replicate.split_updates import SplitUpdates
+from pathways.passes.replicate.sum_carries import SumCarries
 from pathways.passes.schedule.accumulate import Accumulate
 from pathways.passes.schedule.fuse_launches import FuseLaunches
 from pathways.passes.schedule.plan_memory import PlanMemory
@@ -97,6 +98,8 @@ def phases(options: Options) -> list[Phase]:
         Phase(
             "scheduled",
             (
+                # Right before what would hand carries on: all updates of them are in computations by now.
+                SumCarries(),
                 # Not sooner: whatever the number of replicas, all passes above see one of them.
                 Replicate(),
                 # Before unrolling: what is exchanged in a loop is launches and transfers of its turns.

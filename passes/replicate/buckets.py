@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from pathways.dialect import AllGatherOp, AllReduceOp, LaunchOp, ReduceOp, ReduceScatterOp, slices_of
+from pathways.dialect import AllGatherOp, AllReduceOp, LaunchOp, NextOp, ReduceOp, ReduceScatterOp, slices_of
 from pathways.dialect.meshes import Mesh, Sharding
 from pathways.dialect.shardings import SliceMesh, make_sharding
 from pathways.passes.util.operations import zeros_of
@@ -27,8 +27,8 @@ def buckets_of(operations: Sequence[ir.OpView], exchanges: Sequence[Exchange]) -
         made = frozenset().union(*(sources.get(value, frozenset()) for value in op.operands))
         if isinstance(op, Exchange):
             level += 1
-        elif isinstance(op, ReduceOp):
-            made = frozenset({(op.loop, _stage(op.operands[0]))})
+        elif isinstance(op, ReduceOp) or (isinstance(op, NextOp) and op.carry.per_replica):
+            made = frozenset({(op.loop, _stage(op.operands[-1]))})
         levels.update(dict.fromkeys(op.results, level))
         sources.update(dict.fromkeys(op.results, made))
     groups: dict[object, dict[frozenset[tuple[str, int | None]], list[Exchange]]] = {}

@@ -64,7 +64,7 @@ class Replicate(Pass):
     5. What is done for its effect outside of loops over microbatches, such as a print, is done by replica 0.
     6. What microbatches hand on to each other goes from replica to replica, in the order of the microbatches:
        replica r starts from what replica r - 1 ended with, and all get what the last one ends with. A remark
-       says how much waits for that.
+       says how much waits for that. What is carried `per_replica` is repeated as any other value.
 
     Requires: shardings decided, transfers cut into pieces; all slices with one number of replicas, which
     divides the microbatches.
@@ -283,7 +283,7 @@ class _Replicator:
         if isinstance(op, ReduceOp) and op.kind == "concat" and op.loop in self.microbatched:
             self.repeat_concatenation(op, ip)
             return
-        if isinstance(op, NextOp) and op.loop in self.microbatched:
+        if isinstance(op, NextOp) and op.loop in self.microbatched and not op.carry.per_replica:
             self.hand_on(op, ip)
             return
         copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or not self.is_for_effect(op)]

@@ -182,6 +182,8 @@ func.func @main(%x: tensor<2xf32>, %y: tensor<3xf32>) {
   %2 = "pw.next"(%0, %x) {loop = @b} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
   // expected-error@below {{'pw.next' op operand #1 has type tensor<3xf32>, but the result has tensor<2xf32>}}
   %3 = "pw.next"(%0, %y) {loop = @a} : (tensor<2xf32>, tensor<3xf32>) -> tensor<2xf32>
+  // expected-error@below {{'pw.carry' op is carried per replica, but the turns of @a are those of all replicas}}
+  %5 = "pw.carry"(%x) {loop = @a, per_replica} : (tensor<2xf32>) -> tensor<2xf32>
   // expected-error@below {{'pw.index' op expected a result of type tensor<i32>, got tensor<i64>}}
   %4 = "pw.index"() {loop = @a} : () -> tensor<i64>
   return

@@ -6,9 +6,10 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+from carries import ADDING, OTHER
 from inner_gradients import INNER
 from random_sketches import SCHEDULES, SLICES, random_piece, replicas_for
-from sketches import Apply, Input, MicrobatchLoop, Piece, Ref, Sketch, Training, Update, results_of
+from sketches import Apply, Carry, Input, MicrobatchLoop, Piece, Ref, Sketch, Training, Update, results_of
 from updates import ELEMENTWISE, REDUCING, UPDATES
 
 _SHAPES = (
@@ -43,7 +44,8 @@ def random_training(seed: int, number: int) -> Sketch:
     inner = inner_rng.choice([*INNER]) if inner_rng.random() < 0.2 else ""
     if inner:
         schedule = inner_rng.choice([*["gpipe", "1f1b", "eager"] * 3, *SCHEDULES, "1f1b(max-live=2)"])
-    loop = MicrobatchLoop(count, schedule, tuple(kinds), True, inner)
+    carries = _carries(random.Random(f"carries/{seed}/{number}"), len(slices))
+    loop = MicrobatchLoop(count, schedule, tuple(kinds), True, inner, carries)
     updates = _updates(rng, inputs, parameters, len(slices))
     training = Training(
         updates,
@@ -64,6 +66,19 @@ def random_training(seed: int, number: int) -> Sketch:
         fuse=rng.random() < 0.15,
         replicas=replicas,
         training=training,
+    )
+
+
+def _carries(rng: random.Random, slices: int) -> tuple[Carry, ...]:
+    """What microbatches hand on, in some programs: most often averages that nothing else reads."""
+    count = rng.choice([1, 1, 2, 3]) if rng.random() < 0.4 else 0
+    return tuple(
+        Carry(
+            rng.choice([*ADDING] * 3 + [*OTHER]),
+            rng.random() < 0.2,
+            rng.randrange(slices) if rng.random() < 0.4 else None,
+        )
+        for _ in range(count)
     )
 
 

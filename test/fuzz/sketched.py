@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from carries import STEPS
 from inner_gradients import INNER
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from nodes import changed, node_of
 from operations import operation, plain
-from sketches import Input, Piece, Ref, Sketch, Spec
+from sketches import Input, Piece, Ref, Sketch, Spec, Update
 from transforms import REGIONS, cotangents, tangents_or, total, wrapped
 from updates import UPDATES, next_of
 
@@ -235,26 +236,60 @@ def _transformed(body: Function, sketch: Sketch) -> Function:
     return apply
 
 
-def _looped(body: Function, sketch: Sketch) -> Function:
+def _looped(maker: Maker, body: Function, sketch: Sketch) -> Function:
     """A body under `pw.accumulate`, a function of all inputs, some of which are cut."""
     loop = sketch.loop
     assert loop is not None
     of_smooth, smooth = _split(body, sketch)
     cut = tuple(n for n, each in enumerate(sketch.inputs) if each.cut)
+    has_gradient = loop.gradient and bool(smooth)
 
-    def fun(*inputs: Any) -> Any:
-        if not loop.gradient or not smooth:
-            return body(*inputs)
-        loss: Function = lambda c: (lambda r: (total(r[-1:]), r))(of_smooth(c, *inputs))  # noqa: E731
+    def fun(*inputs: Any, carried: Any = ()) -> Any:
+        if not has_gradient:
+            return _with_carried(sketch, body(*inputs), carried)
+        of_chosen = lambda c: _with_carried(sketch, of_smooth(c, *inputs), carried)  # noqa: E731
+        loss: Function = lambda c: (lambda r: (total(r[-1:]), r))(of_chosen(c))  # noqa: E731
         if loop.inner:
             loss = INNER[loop.inner](loss)
         results, gradients = jax.value_and_grad(loss, has_aux=True)([jnp.asarray(inputs[n]) for n in smooth])
         return results[1], gradients
 
-    reduce: Any = loop.reduce
-    if loop.gradient and smooth:
-        reduce = (loop.reduce, "mean")
-    return pw.accumulate(fun, loop.count, reduce=reduce, batch_argnums=cut)
+    reduce: Any = (loop.reduce, "mean") if has_gradient else loop.reduce
+    if not (loop.carries and cut):
+        return pw.accumulate(fun, loop.count, reduce=reduce, batch_argnums=cut)
+    steps = [_placed_or_glue(maker, STEPS[each.step], each.place, sketch) for each in loop.carries]
+
+    def stateful(carried: Any, *inputs: Any) -> Any:
+        results = fun(*inputs, carried=carried)
+        mean = inputs[cut[0]].mean(0)
+        size = jnp.tanh(total((results[0] if has_gradient else results)[-1:]))
+        return [step(c, mean + size) for step, c in zip(steps, carried, strict=True)], results
+
+    accumulated = pw.accumulate(
+        stateful,
+        loop.count,
+        reduce=reduce,
+        batch_argnums=tuple(n + 1 for n in cut),
+        carry_argnums=0,
+    )
+
+    def whole(*inputs: Any) -> Any:
+        shape = sketch.inputs[cut[0]].shape[1:]
+        start = jnp.tanh(total([inputs[0]])) + jnp.zeros(shape)
+        carried, results = accumulated([start + n for n in range(len(steps))], *inputs)
+        return ((*results[0], *carried), results[1]) if has_gradient else (*results, *carried)
+
+    return whole
+
+
+def _with_carried(sketch: Sketch, results: tuple[Any, ...], carried: Any) -> tuple[Any, ...]:
+    """The results of a body, the last of which depends on what is carried and read."""
+    assert sketch.loop is not None
+    *others, last = results
+    for each, value in zip(sketch.loop.carries, carried, strict=False):
+        if each.read and jnp.issubdtype(last.dtype, jnp.inexact):
+            last = (last * (1 + 0.1 * jnp.tanh(value.mean()))).astype(last.dtype)
+    return (*others, last)
 
 
 def _trained(maker: Maker, whole: Function, sketch: Sketch) -> Function:
@@ -262,7 +297,10 @@ def _trained(maker: Maker, whole: Function, sketch: Sketch) -> Function:
     training = sketch.training
     assert training is not None
     smooth = [n for n, each in enumerate(sketch.inputs) if _is_smooth(each)]
-    placed = [_update_function(maker, each.op, each.number, each.place, sketch) for each in training.updates]
+    placed = [
+        _placed_or_glue(maker, functools.partial(_update, each), each.place, sketch)
+        for each in training.updates
+    ]
 
     def fun(*inputs: Any) -> Any:
         results, gradients = whole(*inputs) if smooth else (whole(*inputs), [])
@@ -287,15 +325,15 @@ def _trained(maker: Maker, whole: Function, sketch: Sketch) -> Function:
     return fun
 
 
-def _update_function(maker: Maker, op: str, number: int, place: int | None, sketch: Sketch) -> Function:
-    """An update, on a slice if one is said."""
+def _update(each: Update, x: Any, y: Any) -> Any:
+    return UPDATES[each.op](x, y, each.number)
 
-    def update(x: Any, y: Any) -> Any:
-        return UPDATES[op](x, y, number)
 
+def _placed_or_glue(maker: Maker, fun: Function, place: int | None, sketch: Sketch) -> Function:
+    """A function, on a slice if one is said."""
     if place is None or place >= len(sketch.slices):
-        return update
-    return maker.place(Piece(place, (), ()), update)
+        return fun
+    return maker.place(Piece(place, (), ()), fun)
 
 
 def _fori(turn: Function, carry: Any, rows: Any) -> Any:
@@ -354,7 +392,7 @@ class Sketched:
 def build(maker: Maker, sketch: Sketch) -> Sketched:
     """The program of a sketch."""
     body = _body(maker, sketch)
-    whole = _looped(body, sketch) if sketch.loop is not None else _transformed(body, sketch)
+    whole = _looped(maker, body, sketch) if sketch.loop is not None else _transformed(body, sketch)
     if sketch.training is not None:
         whole = _trained(maker, whole, sketch)
     if sketch.turns:

@@ -89,6 +89,21 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True)
+class Carry:
+    """A value that microbatches hand on, of the shape of a row of the batch.
+
+    Attributes:
+      step: a key of `carries.STEPS`.
+      read: whether the last result depends on it.
+      place: the number of the slice of the step, where it is said.
+    """
+
+    step: str
+    read: bool = False
+    place: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class MicrobatchLoop:
     """A loop over microbatches.
 
@@ -98,6 +113,7 @@ class MicrobatchLoop:
       reduce: what becomes of each result.
       gradient: whether it takes the gradient of the last result.
       inner: a key of `inner_gradients.INNER` where that has a gradient in it.
+      carries: what microbatches hand on; what it is in the end are further results.
     """
 
     count: int
@@ -105,6 +121,7 @@ class MicrobatchLoop:
     reduce: tuple[str, ...]
     gradient: bool
     inner: str = ""
+    carries: tuple[Carry, ...] = ()
 
 
 Ref = tuple[str, int]
@@ -218,7 +235,10 @@ def from_json(text: str) -> Sketch:
         Piece(**{**piece, "applies": tuple(Apply(**apply) for apply in piece["applies"])})
         for piece in fields["pieces"]
     )
-    loop = MicrobatchLoop(**fields["loop"]) if fields["loop"] else None
+    loop = None
+    if fields["loop"]:
+        carries = tuple(Carry(**carry) for carry in fields["loop"].get("carries", ()))
+        loop = MicrobatchLoop(**{**fields["loop"], "carries": carries})
     inputs = tuple(Input(**each) for each in fields["inputs"])
     training = None
     if fields.get("training"):
@@ -273,11 +293,22 @@ def _plainer(sketch: Sketch) -> Iterator[Sketch]:
             yield dataclasses.replace(sketch, **{field.name: field.default})
     if sketch.loop is not None and sketch.loop.inner:
         yield dataclasses.replace(sketch, loop=dataclasses.replace(sketch.loop, inner=""))
+    if sketch.loop is not None:
+        for carries in _fewer_carries(sketch.loop.carries):
+            yield dataclasses.replace(sketch, loop=dataclasses.replace(sketch.loop, carries=carries))
     if sketch.loop is not None and sketch.loop.gradient and sketch.training is None:
         yield dataclasses.replace(sketch, loop=dataclasses.replace(sketch.loop, gradient=False))
     if len(sketch.static) > 1:
         yield dataclasses.replace(sketch, static=sketch.static[:1])
         yield dataclasses.replace(sketch, static=sketch.static[1:])
+
+
+def _fewer_carries(carries: tuple[Carry, ...]) -> Iterator[tuple[Carry, ...]]:
+    for n, each in enumerate(carries):
+        before, behind = carries[:n], carries[n + 1 :]
+        yield before + behind
+        if each != Carry(each.step):
+            yield (*before, Carry(each.step), *behind)
 
 
 def _smaller_pieces(piece: Piece) -> Iterator[Piece]:

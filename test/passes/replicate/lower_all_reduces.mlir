@@ -95,3 +95,36 @@ module @sharded {
     return %a#0, %b#1, %c#0 : tensor<4x2xf32>, tensor<3xf32>, tensor<3xi32>
   }
 }
+
+// -----
+
+// What each replica carries for itself, such as a running average, travels with the gradients of its stage.
+// CHECK-LABEL: module @average
+// CHECK: "pw.launch"({{.*}}) {callee = @bucket, slice = @s0, soon} : (tensor<4xf32>, tensor<2xf32>) -> tensor<1x6xf32>
+// CHECK-NOT: callee = @bucket_1
+module @average {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, replica = 1, replica_of = @s0, sym_name = "s1"} : () -> ()
+  "pw.loop"() {count = 2, sym_name = "batch"} : () -> ()
+  "pw.loop"() {count = 2, replica_of = @batch, sym_name = "batch_r1"} : () -> ()
+  func.func public @main(%z0: tensor<2xf32> {pw.slice = @s0}, %z1: tensor<2xf32> {pw.slice = @s1})
+      -> (tensor<2xf32> {pw.slice = @s0}, tensor<2xf32> {pw.slice = @s1},
+          tensor<4xf32> {pw.slice = @s0}, tensor<4xf32> {pw.slice = @s1}) {
+    %c0 = "pw.carry"(%z0) {loop = @batch, per_replica, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
+    %c1 = "pw.carry"(%z1) {loop = @batch_r1, per_replica, slice = @s1} : (tensor<2xf32>) -> tensor<2xf32>
+    %n0:2 = "pw.launch"(%c0) {callee = @f, loop = @batch, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (tensor<2xf32>) -> (tensor<2xf32>, tensor<4xf32>)
+    %n1:2 = "pw.launch"(%c1) {callee = @f, loop = @batch_r1, origins = [{kind = "fwd", stage = 0}], slice = @s1} : (tensor<2xf32>) -> (tensor<2xf32>, tensor<4xf32>)
+    %g0 = "pw.reduce"(%n0#1) {kind = "sum", loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    %g1 = "pw.reduce"(%n1#1) {kind = "sum", loop = @batch_r1, slice = @s1} : (tensor<4xf32>) -> tensor<4xf32>
+    %e0 = "pw.next"(%c0, %n0#0) {loop = @batch, slice = @s0} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+    %e1 = "pw.next"(%c1, %n1#0) {loop = @batch_r1, slice = @s1} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+    %g:2 = "pw.all_reduce"(%g0, %g1) : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+    %e:2 = "pw.all_reduce"(%e0, %e1) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
+    return %e#0, %e#1, %g#0, %g#1 : tensor<2xf32>, tensor<2xf32>, tensor<4xf32>, tensor<4xf32>
+  }
+  func.func private @f(%c: tensor<2xf32>) -> (tensor<2xf32>, tensor<4xf32>) {
+    %g = stablehlo.constant dense<1.0> : tensor<4xf32>
+    return %c, %g : tensor<2xf32>, tensor<4xf32>
+  }
+}

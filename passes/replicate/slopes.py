@@ -1,0 +1,191 @@
+"""How carried values come into what they are in the next turn: by which factor, where that is a constant."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import CarryOp, LaunchOp, NextOp
+from pathways.dialect.operation import attribute_of
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import captured
+
+_SUMS = {"stablehlo.add": (1.0, 1.0), "stablehlo.subtract": (1.0, -1.0), "stablehlo.negate": (-1.0,)}
+"""Operations that add up their operands, each times a factor."""
+
+_SAME = frozenset({"pw.transfer", "sdy.sharding_constraint", "stablehlo.optimization_barrier"})
+"""Operations of which each result is the operand in its place."""
+
+_REARRANGING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.transpose"})
+"""Operations whose result has no other elements than their operand."""
+
+Slopes = Mapping[Hashable, float]
+"""The factor with which each source comes into a value; whatever else is added depends on none of them."""
+
+
+def slopes_of_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict[NextOp, float]:
+    """The slope of what is handed on in what is carried, of each carried value that nothing else depends on.
+
+    Args:
+      main: `@main`, in which all work is launches.
+      symbols: the symbols of its module.
+    """
+    follower = _Follower(symbols, {})
+    ends: dict[NextOp, float] = {}
+    for op in body_block(main).operations:
+        if isinstance(op, CarryOp):
+            follower.refuse(op.operands)
+            follower.slopes[op.results[0]] = {op.results[0]: 1.0}
+        elif isinstance(op, NextOp):
+            slopes = follower.slopes.get(op.operands[1], {})
+            follower.refused.update(slopes.keys() - {op.operands[0]})
+            ends[op] = slopes.get(op.operands[0], 0.0)
+        else:
+            follower.read(op)
+    return {op: slope for op, slope in ends.items() if op.operands[0] not in follower.refused}
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfArguments:
+    """What a computation makes of some of its arguments.
+
+    Attributes:
+      slopes: those of each result, by the numbers of the arguments.
+      refused: the numbers of the arguments that it reads in another way.
+    """
+
+    slopes: Sequence[Slopes]
+    refused: frozenset[Hashable]
+
+
+class _Follower:
+    """Follows sources, such as carried values, through the operations of a block, which it reads in order.
+
+    Args:
+      symbols: the symbols of the module.
+      known: the computations that were read before.
+    """
+
+    def __init__(self, symbols: Mapping[str, ir.OpView], known: dict[object, _OfArguments]) -> None:
+        self.symbols = symbols
+        self.known = known
+        self.slopes: dict[ir.Value, Slopes] = {}
+        """Those of the values that depend on a source."""
+        self.constants: dict[ir.Value, float] = {}
+        """The number that all elements of a value are, where it is known."""
+        self.refused: set[Hashable] = set()
+        """The sources that are read in another way than to add them up."""
+
+    def refuse(self, values: Iterable[ir.Value]) -> None:
+        for value in values:
+            self.refused.update(self.slopes.get(value, ()))
+
+    def read(self, op: ir.OpView) -> None:
+        name, operands = op.operation.name, captured(op)
+        if not any(value in self.slopes for value in operands):
+            constant = self.constant(op)
+            if constant is not None:
+                self.constants[op.results[0]] = constant
+        elif isinstance(op, LaunchOp) or name == "func.call":
+            self.read_call(op)
+        elif name in _SAME:
+            for value, result in zip(operands, op.results, strict=True):
+                self.add_up({value: 1.0}, result)
+        elif (factors := self.factors(op)) is not None:
+            self.add_up(factors, op.results[0])
+        else:
+            self.refuse(operands)
+
+    def add_up(self, factors: Mapping[ir.Value, float], result: ir.Value) -> None:
+        """Notes that a result is the sum of values times factors."""
+        slopes: dict[Hashable, float] = {}
+        for value, factor in factors.items():
+            for source, slope in self.slopes.get(value, {}).items():
+                slopes[source] = slopes.get(source, 0.0) + factor * slope
+        if slopes:
+            self.slopes[result] = slopes
+
+    def factors(self, op: ir.OpView) -> dict[ir.Value, float] | None:
+        """The factors of the operands of which an operation is the sum; None if it is none."""
+        name, operands = op.operation.name, list(op.operands)
+        if name in _SUMS:
+            factors: dict[ir.Value, float] = {}
+            for value, factor in zip(operands, _SUMS[name], strict=True):
+                factors[value] = factors.get(value, 0.0) + factor
+            return factors
+        if name == "stablehlo.convert" and all(map(is_float, (operands[0], op.results[0]))):
+            return {operands[0]: 1.0}
+        if name == "stablehlo.multiply":
+            for value, other in (operands, reversed(operands)):
+                if other in self.constants:
+                    return {value: self.constants[other]}
+        if name == "stablehlo.divide" and self.constants.get(operands[1]):
+            return {operands[0]: 1 / self.constants[operands[1]]}
+        return None
+
+    def constant(self, op: ir.OpView) -> float | None:
+        """The number that all elements of the result of an operation are; None if it is not known."""
+        name = op.operation.name
+        if len(op.results) != 1 or not is_float(op.results[0]):
+            return None
+        if name == "stablehlo.constant":
+            value = attribute_of(op, "value")
+            is_known = isinstance(value, ir.DenseElementsAttr) and value.is_splat
+            return float(op.value.get_splat_value().value) if is_known else None
+        known = [self.constants[value] for value in op.operands if value in self.constants]
+        if not known or len(known) < len(op.operands):
+            return None
+        if name in _REARRANGING or name in _SAME or (name == "stablehlo.convert" and not _is_rounded(op)):
+            return known[0]
+        if name in _SUMS:
+            return math.fsum(factor * value for factor, value in zip(_SUMS[name], known, strict=True))
+        return None
+
+    def read_call(self, op: ir.OpView) -> None:
+        """Follows sources through a computation."""
+        made = self.of_arguments(op)
+        for number in made.refused:
+            self.refuse([op.operands[number]])
+        for slopes, result in zip(made.slopes, op.results, strict=True):
+            factors: dict[ir.Value, float] = {}
+            for number, slope in slopes.items():
+                value = op.operands[number]
+                factors[value] = factors.get(value, 0.0) + slope
+            self.add_up(factors, result)
+
+    def of_arguments(self, op: ir.OpView) -> _OfArguments:
+        """What a computation makes of the operands of a call that depend on sources."""
+        callee = op.attributes["callee"].value
+        followed = tuple(n for n, value in enumerate(op.operands) if value in self.slopes)
+        constants = tuple((n, self.constants[v]) for n, v in enumerate(op.operands) if v in self.constants)
+        key = callee, followed, constants
+        if key not in self.known:
+            block = body_block(self.symbols[callee])
+            inner = _Follower(self.symbols, self.known)
+            inner.slopes.update({block.arguments[n]: {n: 1.0} for n in followed})
+            inner.constants.update({block.arguments[n]: value for n, value in constants})
+            *operations, terminator = block.operations
+            for each in operations:
+                inner.read(each)
+            slopes = [inner.slopes.get(value, {}) for value in terminator.operands]
+            self.known[key] = _OfArguments(slopes, frozenset(inner.refused))
+        return self.known[key]
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether a value is an array of ordinary floats."""
+    type_ = value.type
+    return isinstance(type_, ir.RankedTensorType) and isinstance(
+        type_.element_type, ir.F64Type | ir.F32Type | ir.F16Type | ir.BF16Type
+    )
+
+
+def _is_rounded(op: ir.OpView) -> bool:
+    """Whether a conversion between floats rounds."""
+    before, after = (
+        ir.RankedTensorType(value.type).element_type for value in (op.operands[0], op.results[0])
+    )
+    return before.width > after.width

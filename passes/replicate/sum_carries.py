@@ -1,0 +1,152 @@
+"""`pw-sum-carries`: what microbatches only add to is summed by each replica, and then over replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect import AllReduceOp, LaunchOp, NextOp, ReplicaOp
+from pathways.dialect.forms import SHARDED
+from pathways.dialect.layouts import Layouts
+from pathways.dialect.shardings import make_sharding
+from pathways.passes.base import Pass, main_function, remark
+from pathways.passes.replicate.buckets import settled
+from pathways.passes.replicate.slopes import is_float, slopes_of_carries
+from pathways.passes.util.computations import Body, Computations
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import zeros_of
+from pathways.passes.util.replicas import replicas_of
+
+
+@dataclasses.dataclass(frozen=True)
+class SumCarries(Pass):
+    """Lets replicas sum up apart what microbatches carry and only add to, such as a running average.
+
+    Where a microbatch makes `a c + b` of a carried `c`, with a constant `a` of at most 1 and a `b` that does
+    not depend on `c`, and nothing else does, no replica has to wait for what another one ends with:
+
+    1. Each replica starts from zeros: the `pw.carry` is `per_replica`.
+    2. What it ends with is multiplied by `a` to the power of the microbatches of all replicas behind it.
+    3. A `pw.all_reduce` sums that, and the first value is added, times `a` to the power of all microbatches.
+
+    It is done with floats, whose sums differ in the order of additions. All else that microbatches hand on
+    stays as it is, and `pw-replicate` hands it from replica to replica. A remark says what was done.
+
+    Requires: shardings decided; replicas that work on consecutive microbatches.
+    Guarantees: nothing depends on a value that is carried `per_replica` but what is handed on.
+    """
+
+    name: ClassVar[str] = "pw-sum-carries"
+    takes = (SHARDED,)
+
+    def run(self, module: ir.Module) -> None:
+        count = replicas_of(module)
+        if count == 1:
+            return
+        main = main_function(module)
+        layouts = Layouts(module)
+        summer = _Summer(module, main, layouts, count)
+        for op, slope in slopes_of_carries(main, layouts.symbols).items():
+            loop = layouts.symbols[op.loop]
+            is_apart = loop.sequential or op.carry.per_replica
+            # What grows would lose more digits than it does in one sum.
+            if not is_apart and loop.count % count == 0 and 0 < abs(slope) <= 1 and is_float(op.results[0]):
+                with op.operation.location:
+                    summer.sum_apart(op, slope, loop.count)
+
+
+class _Summer:
+    def __init__(self, module: ir.Module, main: ir.OpView, layouts: Layouts, count: int) -> None:
+        self.main = main
+        self.layouts = layouts
+        self.computations = Computations(module, layouts.symbols)
+        self.count = count
+        self.numbers: dict[str, ir.Value] = {}
+
+    def sum_apart(self, op: NextOp, slope: float, microbatches: int) -> None:
+        """Lets each replica carry a value of its own, and sums what all of them end with."""
+        carry, (end,), (first,) = op.carry, op.results, op.carry.operands
+        remark(
+            carry,
+            f"of type {end.type} is summed up by each replica apart, and over replicas behind @{op.loop}: "
+            "nothing waits for the replica before",
+        )
+        readers = [(use.owner, use.operand_number) for use in end.uses]
+        carry.per_replica = True
+        with ir.InsertionPoint(carry):
+            carry.operands[0] = self.launch("zeros", [], op, lambda _: [zeros_of(end.type)])
+        with ir.InsertionPoint.after(op.operation):
+            part = end if slope == 1 else self.weighted(op, slope, microbatches // self.count)
+            (total,) = AllReduceOp.build([part], [end.type], slice=op.slice, loop=op.outer).results
+            last = self.with_first(op, first, total, slope**microbatches)
+        for reader, number in readers:
+            reader.operands[number] = last
+
+    def weighted(self, op: NextOp, slope: float, microbatches: int) -> ir.Value:
+        """What a replica ends with, as what those behind it make of that."""
+        (end,) = op.results
+        weights = [slope ** (microbatches * behind) for behind in reversed(range(self.count))]
+        element = ir.RankedTensorType(end.type).element_type
+        table = ir.DenseElementsAttr.get(
+            [ir.FloatAttr.get(element, weight) for weight in weights],
+            type=ir.RankedTensorType.get([self.count], element),
+        )
+
+        def body(arguments: list[ir.Value]) -> list[ir.Value]:
+            value, number = arguments
+            weight = stablehlo.dynamic_slice(stablehlo.constant(table), [number], [1])
+            weight = stablehlo.reshape(ir.RankedTensorType.get([], element), weight)
+            return [stablehlo.multiply(value, stablehlo.broadcast_in_dim(value.type, weight, []))]
+
+        return self.launch("weighted", [end, self.number(op.slice)], op, body, tuple(weights))
+
+    def with_first(self, op: NextOp, first: ir.Value, total: ir.Value, weight: float) -> ir.Value:
+        """The sum over replicas with what comes of the first value."""
+        element = ir.RankedTensorType(total.type).element_type
+
+        def body(arguments: list[ir.Value]) -> list[ir.Value]:
+            # All replicas are to round alike, whatever each of them fuses this with.
+            value, added = settled(arguments)
+            if weight != 1:
+                factor = ir.DenseElementsAttr.get_splat(value.type, ir.FloatAttr.get(element, weight))
+                value = stablehlo.multiply(value, stablehlo.constant(factor))
+            return settled([stablehlo.add(value, added)])
+
+        return self.launch("with_first", [first, total], op, body, weight)
+
+    def launch(
+        self, base: str, operands: Sequence[ir.Value], op: NextOp, body: Body, key: object = None
+    ) -> ir.Value:
+        """Launches a computation around a loop; its one result is like what is carried."""
+        (carried,) = op.carry.results
+        *layouts, layout = (self.attribute(value, op.slice) for value in [*operands, carried])
+        types = [value.type for value in operands]
+        name = self.computations.make(
+            base,
+            types,
+            body,
+            op.operation.location,
+            arguments=layouts,
+            results=layout,
+            key=(tuple(types), carried.type, tuple(layouts), layout, key),
+        )
+        launch = LaunchOp.build(operands, [carried.type], callee=name, slice=op.slice, loop=op.outer)
+        return launch.results[0]
+
+    def attribute(self, value: ir.Value, place: str) -> ir.Attribute | None:
+        """How a value lies over a slice, as it is written."""
+        home = self.layouts.meshes[place]
+        layout = self.layouts.of(value, place)
+        return make_sharding(home.symbol, layout) if home.mesh.size > 1 else None
+
+    def number(self, place: str) -> ir.Value:
+        """The number of the replica on a slice."""
+        if place not in self.numbers:
+            scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+            ip = ir.InsertionPoint.at_block_begin(body_block(self.main))
+            self.numbers[place] = ReplicaOp.build([], [scalar], slice=place, ip=ip).results[0]
+        return self.numbers[place]

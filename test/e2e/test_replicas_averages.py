@@ -1,0 +1,106 @@
+"""Running averages on replicas: each adds up its own, and no replica waits for another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+
+WIDTH, ROWS, MICROBATCHES = 6, 32, 8
+MOMENTUM = 0.9
+Layer = Callable[..., Any]
+
+
+def normalized_layer(w: jax.Array, stats: dict[str, jax.Array], x: jax.Array) -> tuple[jax.Array, Any]:
+    """A dense layer with a batch norm: its statistics are those of the microbatch, its averages go on."""
+    h = x @ w
+    mean, var = h.mean(0), h.var(0)
+    new = {
+        "mean": MOMENTUM * stats["mean"] + (1 - MOMENTUM) * mean,
+        # Another way to write it.
+        "var": stats["var"] - (1 - MOMENTUM) * (stats["var"] - var),
+        "seen": stats["seen"] + x.shape[0],
+    }
+    return jnp.tanh((h - mean) / jnp.sqrt(var + 1e-3)), jax.lax.stop_gradient(new)
+
+
+def placed(replicas: int, shape: tuple[int, ...] = (1,), **options: Any) -> list[Layer]:
+    devices = pw.make_virtual_device_set(replicas=replicas)
+    return [pw.jit(normalized_layer, devices=devices.add_slice(shape, ("x",), **options)) for _ in range(2)]
+
+
+def step_of(layers: list[Layer]) -> Callable[..., Any]:
+    def loss(params: list[jax.Array], stats: list[Any], x: jax.Array) -> Any:
+        new = []
+        for layer, w, each in zip(layers, params, stats, strict=True):
+            x, averages = layer(w, each, x)
+            new.append(averages)
+        return (x**2).mean(), new
+
+    def step(params: list[jax.Array], stats: list[Any], x: jax.Array) -> Any:
+        def of_microbatch(params: list[jax.Array], stats: list[Any], x: jax.Array) -> Any:
+            (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, stats, x)
+            return stats, (value, grads)
+
+        stats, (value, grads) = pw.accumulate(of_microbatch, MICROBATCHES, carry_argnums=1)(params, stats, x)
+        return value, [w - 0.1 * g for w, g in zip(params, grads, strict=True)], stats
+
+    return step
+
+
+def inputs(dtype: Any = np.float32) -> tuple[list[np.ndarray], list[Any], np.ndarray]:
+    rng = np.random.default_rng(0)
+    params = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(2)]
+    first = {"mean": 3 * np.ones(WIDTH, dtype), "var": np.ones(WIDTH, dtype), "seen": np.float32(0)}
+    return params, [first] * 2, rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+
+def assert_trains_as_jax(program: Any, plain: Callable[..., Any], tolerance: float = 1e-5) -> None:
+    """Equal but for the order of additions, and equal to the last bit on all replicas."""
+    *first, x = inputs()
+    ours = theirs = (None, *first)
+    for _ in range(3):
+        # First, since ours may be given the arguments for good.
+        theirs = jax.jit(plain)(*theirs[1:], x)
+        ours = program(*ours[1:], x)
+        for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype)
+            np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+            whole = np.asarray(got)
+            for shard in got.addressable_shards:
+                np.testing.assert_array_equal(shard.data, whole[shard.index])
+
+
+@pytest.mark.parametrize("policy", ["program", "gpipe", "1f1b", "zb-h1", "eager"])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_averages_of_batch_norms_are_those_of_jit(replicas: int, policy: str) -> None:
+    program = pw.program(step_of(placed(replicas)), schedule=policy, donate_argnums=(0, 1))
+    assert_trains_as_jax(program, step_of([normalized_layer] * 2))
+
+
+@pytest.mark.parametrize("options", [{"shape": (2,)}, {"overlap": True}])
+def test_averages_on_slices_of_several_devices_and_on_shared_ones(options: dict[str, Any]) -> None:
+    program = pw.program(step_of(placed(2, **options)), schedule="1f1b")
+    assert_trains_as_jax(program, step_of([normalized_layer] * 2))
+
+
+def test_no_replica_waits_for_averages() -> None:
+    lowered = pw.program(step_of(placed(2)), schedule="1f1b").lower(*inputs())
+    said = [r.message for r in lowered.remarks if "replica before" in r.message]
+    assert len(said) == 6
+    assert all("nothing waits for the replica before" in message for message in said)
+
+
+def test_only_what_comes_of_the_batch_is_rounded_where_replicas_exchange_few_bits() -> None:
+    """The first value never crosses."""
+    program = pw.program(step_of(placed(2)), schedule="1f1b", exchange_dtype="bfloat16")
+    params, stats, _ = inputs()
+    zeros = np.zeros((ROWS, WIDTH), np.float32)
+    _, _, ours = program(params, stats, zeros)
+    np.testing.assert_allclose(ours[0]["mean"], 3 * MOMENTUM**MICROBATCHES, rtol=1e-6)
