@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Signature, abstract
 from pathways.compiler.frontend.interface import Interface
@@ -20,7 +22,7 @@ class ProgramExecutable(abc.ABC):
     """A program of one signature, bound to devices: it transfers arguments there, and executes.
 
     Args:
-      name: the name of the program.
+      plan: the scheduled program, flattened.
       interface: what it takes, returns and runs on.
       signature: what its arguments have to be.
 
@@ -36,8 +38,9 @@ class ProgramExecutable(abc.ABC):
     """
 
     context: Any
-    plan: Plan
     loaded: Executable
+    _arrays: tuple[type, ...] = (jax.Array,)
+    """What a donation deletes; numbers and numpy arrays are copied, as often as they are passed."""
 
     @property
     @abc.abstractmethod
@@ -49,13 +52,16 @@ class ProgramExecutable(abc.ABC):
     def result_shardings(self) -> list[Any]:
         """Where each result lives, on the first of its slices."""
 
-    def __init__(self, name: str, interface: Interface, signature: Signature) -> None:
-        self.name = name
+    def __init__(self, plan: Plan, interface: Interface, signature: Signature) -> None:
+        self.plan = plan
+        self.name = plan.name
         self.tree = signature.tree
         self.static = signature.static
         self.interface = interface
         self.paths = interface.argument_paths
         self._signature = signature
+        passed = [argument for argument in plan.arguments if argument.constant is None]
+        self._donated = frozenset(n for n, argument in enumerate(passed) if argument.donated)
 
     def is_for(self, signature: Signature) -> bool:
         """Whether a call with such arguments is this one."""
@@ -143,6 +149,20 @@ class ProgramExecutable(abc.ABC):
         avals = abstract(leaves, self.name, lambda: list(self.paths), values=True)
         wrong = next(n for n, aval in enumerate(avals) if not self._signature.takes(n, aval))
         raise self.mismatch(wrong, avals[wrong])
+
+    def _check_donated(self, leaves: Sequence[Any]) -> None:
+        """Refuses an array that is passed twice, if one of these is donated."""
+        if len(set(map(id, leaves))) == len(leaves):
+            return
+        donated = {id(leaves[n]) for n in self._donated}
+        seen: dict[int, int] = {}
+        for n, leaf in enumerate(leaves):
+            first = seen.setdefault(id(leaf), n)
+            if first != n and id(leaf) in donated and isinstance(leaf, self._arrays):
+                raise ValueError(
+                    f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
+                    "same array, and one of them is donated; pass a copy"
+                )
 
     def _unlike(self, tree: Any) -> TypeError:
         """The error of arguments of another structure than the program was compiled for."""

@@ -42,10 +42,9 @@ class HostsExecutable(ProgramExecutable):
       interface: what it takes, returns and runs on.
       signature: what its arguments have to be.
       relocate: brings arrays from hosts to hosts, see `relocation.relocate`.
-
-    Attributes:
-      plan: the whole program.
     """
+
+    _arrays = ARRAYS
 
     def __init__(
         self,
@@ -56,8 +55,7 @@ class HostsExecutable(ProgramExecutable):
         signature: Signature,
         relocate: Relocate,
     ) -> None:
-        super().__init__(plan.name, interface, signature)
-        self.plan = plan
+        super().__init__(plan, interface, signature)
         self._context = signature.context
         self._controller = controller
         self._program = program
@@ -79,9 +77,6 @@ class HostsExecutable(ProgramExecutable):
                 self._results[port.number].append((port.location, position))
         # What the last call brought: a handle of the same aval needs no other check.
         self._avals: list[Any] = [None] * count
-        self._donated = [
-            n for n, a in enumerate(a for a in plan.arguments if a.constant is None) if a.donated
-        ]
         self._alive = list(interface.slices.values())
         weakref.finalize(self, controller.unload, program).atexit = False
 
@@ -224,19 +219,6 @@ class HostsExecutable(ProgramExecutable):
         if isinstance(leaf, Array) and leaf.is_of(self._controller):
             return leaf
         return Array(self._controller, aval, {}, None)
-
-    def _check_donated(self, leaves: Sequence[Any]) -> None:
-        if len(set(map(id, leaves))) == len(leaves):
-            return
-        donated = {id(leaves[n]) for n in self._donated if isinstance(leaves[n], ARRAYS)}
-        seen: dict[int, int] = {}
-        for n, leaf in enumerate(leaves):
-            first = seen.setdefault(id(leaf), n)
-            if first != n and id(leaf) in donated:
-                raise ValueError(
-                    f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
-                    "same array, and one of them is donated; pass a copy"
-                )
 
 
 def _value(leaf: Any, aval: Any) -> np.ndarray[Any, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.backends.mirrors import Mirrors
@@ -52,6 +54,53 @@ def _retire_all() -> None:
 session.when_left(_retire_all)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ArgumentPlacement:
+    """What calls do with one argument.
+
+    Attributes:
+      number: its number.
+      slice: the first slice that it lives on.
+      home: where callers keep it; None when nothing reads it.
+      copied_to: where launches read it besides the array that callers have.
+      is_key: whether it has typed PRNG keys, of which launches take the words.
+      cut: makes the copies of all replicas of what callers have; None where callers have one of the copies.
+      rewrap: takes its weak type away; None where that may stay.
+    """
+
+    number: int
+    slice: str
+    home: NamedSharding | None
+    copied_to: tuple[NamedSharding, ...]
+    is_key: bool
+    cut: Callable[[Any], list[Any]] | None
+    rewrap: Callable[[Any], Any] | None
+
+    def copies_of(self, array: Any) -> tuple[Any, ...]:
+        """Copies of the array that callers have, where they are read."""
+        if self.cut is not None:
+            return tuple(self.cut(array))
+        places = list(self.copied_to)
+        return tuple(jax.device_put([array] * len(places), places, may_alias=False))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ResultPlacement:
+    """What calls do with one result.
+
+    Attributes:
+      arrays: where its arrays are in what the plan returns.
+      sharding: where callers get it.
+      join: makes the array of callers of the parts of all replicas; None where they get the first array.
+      parts: where these parts are in what the plan returns.
+    """
+
+    arrays: range
+    sharding: NamedSharding
+    join: Callable[[Sequence[Any]], Any] | None
+    parts: tuple[int, ...]
+
+
 class LocalExecutable(ProgramExecutable):
     """One signature of a program on its devices.
 
@@ -69,50 +118,23 @@ class LocalExecutable(ProgramExecutable):
         signature: Signature,
         keepalive: Sequence[Any] = (),
     ) -> None:
-        plan = loaded.plan
-        super().__init__(plan.name, interface, signature)
-        self.plan = plan
+        super().__init__(loaded.plan, interface, signature)
         self.loaded = loaded
         self.context = signature.context
         self._unflatten = _unflatten(interface.out_tree)
-        passed = [a for a in plan.arguments if a.constant is None]
-        # The shardings of each argument, one per slice that it lives on; none when nothing reads it.
-        self._places: list[tuple[Any, ...]] = [()] * len(passed)
-        for port in loaded.inputs:
-            self._places[port.number] += (port.sharding,)
-        self._replicated = {
-            n: Replicated.of(a.replicas, self._places[n])
-            for n, a in enumerate(passed)
-            if a.replicas is not None and self._places[n]
-        }
-        # Where callers keep each argument.
-        self._homes = [
-            self._replicated[n].sharding if n in self._replicated else next(iter(places), None)
-            for n, places in enumerate(self._places)
-        ]
-        self._slices = [tuple(a.slots) for a in passed]
-        self._unread = [n for n, places in enumerate(self._places) if not places]
-        self._mirrored = [
-            n for n, places in enumerate(self._places) if len(places) > 1 or n in self._replicated
-        ]
-        avals = [_without_keys(aval) for aval in signature.avals]
-        self._cutters = {n: whole.cutter(avals[n]) for n, whole in self._replicated.items()}
-        self._keys = [n for n, aval in enumerate(signature.avals) if _is_key(aval)]
-        self._donated = [n for n, a in enumerate(passed) if a.donated]
-        # Results must not be weakly typed where what the caller passed for them is.
-        self._handed_through = {
-            n: pjrt.rewrap(signature.avals[n], home)
-            for n in _handed_through(plan)
-            if (home := self._homes[n]) is not None
-            and not (signature.strict or signature.avals[n].weak_type or n in self._keys)
-        }
-        self._rearranged = bool(self._unread or self._mirrored or self._keys)
-        self._slot_order = _slot_order([len(places) for places in self._places], self._replicated)
-        self._prepare_results()
+        self._arguments = _arguments(loaded, signature)
+        self._results = _results(loaded, interface)
+        self._keys = [argument.number for argument in self._arguments if argument.is_key]
+        self._mirrored = [argument for argument in self._arguments if argument.copied_to]
+        self._rewrapped = [argument for argument in self._arguments if argument.rewrap is not None]
+        self._slot_order = _slot_order(self._arguments)
+        is_unread = any(argument.home is None for argument in self._arguments)
+        self._rearranged = bool(is_unread or self._mirrored or self._keys)
+        self._mirrored_results = [n for n, result in enumerate(self._results) if len(result.arrays) > 1]
         self._plain = not (self._donated or self._rearranged or self._mirrored_results)
         # What the last call brought; a call that brings the like again needs no other check.
-        self._avals: list[Any] = [None] * len(passed)
-        self._shardings: list[Any] = [None] * len(passed)
+        self._avals: list[Any] = [None] * len(self._arguments)
+        self._shardings: list[Any] = [None] * len(self._arguments)
         self._remarked: set[int] = set()
         # The array that was last moved for each large argument, and in how many calls in a row.
         self._moved: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -120,37 +142,15 @@ class LocalExecutable(ProgramExecutable):
         self._alive = (keepalive, list(interface.slices.values()))
         _executables.add(self)
 
-    def _prepare_results(self) -> None:
-        """Which slots each result has, and how those of several are joined."""
-        plan = self.plan
-        ends = list(itertools.accumulate(len(r.slots) for r in plan.results))
-        starts = [0, *ends[:-1]] if ends else []
-        self._first_results = starts
-        self._mirrored_results = [
-            (n, a, b) for n, (a, b) in enumerate(zip(starts, ends, strict=True)) if b - a > 1
-        ]
-        outputs = [port.sharding for port in self.loaded.outputs]
-        self._replicated_results = {
-            n: Replicated.of(r.replicas, outputs[starts[n] : ends[n]])
-            for n, r in enumerate(plan.results)
-            if r.replicas is not None
-        }
-        self._joiners = {
-            n: (whole.joiner(self.interface.out_avals[n]), [len(others) + 1 for others in whole.others])
-            for n, whole in self._replicated_results.items()
-        }
-
     @property
     def argument_shardings(self) -> list[Any]:
         """Where each argument lives, on the first of its slices; None for one that nothing reads."""
-        return list(self._homes)
+        return [argument.home for argument in self._arguments]
 
     @property
     def result_shardings(self) -> list[Any]:
         """Where each result lives, on the first of its slices."""
-        first = {port.number: port.sharding for port in reversed(self.loaded.outputs)}
-        joined = self._replicated_results
-        return [joined[n].sharding if n in joined else first[n] for n in range(len(self.interface.out_avals))]
+        return [result.sharding for result in self._results]
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one call takes on each slice."""
@@ -192,9 +192,10 @@ class LocalExecutable(ProgramExecutable):
         if moves is None:
             return None
         brought = self._moved_to_slices(leaves, moves) if moves else list(leaves)
-        for n, rewrap in self._handed_through.items():
-            if brought[n].weak_type:
-                brought[n] = rewrap(brought[n])
+        for argument in self._rewrapped:
+            if brought[argument.number].weak_type:
+                assert argument.rewrap is not None
+                brought[argument.number] = argument.rewrap(brought[argument.number])
         return brought
 
     def _moved_to_slices(self, leaves: list[Any], moves: list[int]) -> list[Any]:
@@ -218,7 +219,7 @@ class LocalExecutable(ProgramExecutable):
         moves = []
         for n, leaf in leaves.items():
             self.check(n, leaf)
-            home = self._homes[n]
+            home = self._arguments[n].home
             if home is None:
                 continue
             if not isinstance(leaf, jax.Array) or not leaf.sharding.is_equivalent_to(home, leaf.ndim):
@@ -229,7 +230,7 @@ class LocalExecutable(ProgramExecutable):
         """Copies of some arguments on their first slices."""
         placed = jax.device_put(
             [leaves[n] for n in moves],
-            [self._homes[n] for n in moves],
+            [self._arguments[n].home for n in moves],
             # An alias of what the caller keeps must not be donated.
             may_alias=[n not in self._donated for n in moves],
         )
@@ -246,7 +247,8 @@ class LocalExecutable(ProgramExecutable):
             self._warned.add(n)
             warn(
                 f"program '{self.name}': argument {self.paths[n]} of {leaf.nbytes / 2**20:.1f} MiB is sent "
-                f"to slice {self._slices[n][0]} in every call; put it there once with `place` of the program"
+                f"to slice {self._arguments[n].slice} in every call; put it there once with `place` of the "
+                "program"
             )
 
     def _misplaced(self, leaves: list[Any]) -> list[int] | None:
@@ -256,18 +258,19 @@ class LocalExecutable(ProgramExecutable):
             sharding: Any = getattr(leaf, "sharding", None)
             if sharding is not None and sharding == place and leaf.aval == aval:
                 continue
+            argument = self._arguments[n]
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_internals.Tracer):
                 if not self._signature.takes(n, leaf.aval):
                     return None
-                if self._homes[n] is None or sharding.is_equivalent_to(self._homes[n], leaf.ndim):
-                    if n not in self._handed_through or not leaf.weak_type:
+                if argument.home is None or sharding.is_equivalent_to(argument.home, leaf.ndim):
+                    if argument.rewrap is None or not leaf.weak_type:
                         self._avals[n], self._shardings[n] = leaf.aval, sharding
                     continue
                 if leaf.committed:
                     self._remark(n, sharding)
             elif not self._is_like(leaf, n):
                 return None
-            if self._places[n]:
+            if argument.home is not None:
                 moves.append(n)
         return moves
 
@@ -289,22 +292,8 @@ class LocalExecutable(ProgramExecutable):
                 self.name,
                 self.paths[n],
                 sorted(str(d) for d in sharding.device_set),
-                self._slices[n][0],
+                self._arguments[n].slice,
             )
-
-    def _check_donated(self, leaves: list[Any]) -> None:
-        if len(set(map(id, leaves))) == len(leaves):
-            return
-        donated = {id(leaves[n]) for n in self._donated}
-        seen: dict[int, int] = {}
-        for n, leaf in enumerate(leaves):
-            first = seen.setdefault(id(leaf), n)
-            # Numbers and numpy arrays are copied, as often as they are passed.
-            if first != n and id(leaf) in donated and isinstance(leaf, jax.Array):
-                raise ValueError(
-                    f"program '{self.name}': arguments {self.paths[first]} and {self.paths[n]} are the "
-                    "same array, and one of them is donated; pass a copy"
-                )
 
     def _rearrange(self, leaves: list[Any]) -> list[Any]:
         """From one array per argument to one per slot."""
@@ -312,34 +301,70 @@ class LocalExecutable(ProgramExecutable):
         for n in self._keys:
             leaves[n] = jax_internals.key_data(leaves[n])
         copied: list[Any] = []
-        for n in self._mirrored:
-            others = self._places[n] if n in self._cutters else self._places[n][1:]
-            copies = _mirrors.find(leaves[n], others)
+        for argument in self._mirrored:
+            array = leaves[argument.number]
+            copies = _mirrors.find(array, argument.copied_to)
             if copies is None:
-                check_alive(self.name, self.paths[n], leaves[n])
-                copies = tuple(
-                    self._cutters[n](leaves[n])
-                    if n in self._cutters
-                    else jax.device_put([leaves[n]] * len(others), list(others), may_alias=False)
-                )
-                if n not in self._donated:
-                    _mirrors.add(leaves[n], copies)
+                check_alive(self.name, self.paths[argument.number], array)
+                copies = argument.copies_of(array)
+                if argument.number not in self._donated:
+                    _mirrors.add(array, copies)
             copied += copies
         leaves += copied
         return [leaves[n] for n in self._slot_order]
 
     def _join(self, results: list[Any]) -> list[Any]:
         """From one array per result slot to one per result."""
-        joined = {}
-        for n, first, end in self._mirrored_results:
-            if n not in self._joiners:
-                _mirrors.add(results[first], results[first + 1 : end])
-                continue
-            join, counts = self._joiners[n]
-            starts = itertools.accumulate(counts[:-1], initial=first)
-            joined[n] = join([results[start] for start in starts])
-            _mirrors.add(joined[n], results[first:end])
-        return [joined[n] if n in joined else results[first] for n, first in enumerate(self._first_results)]
+        joined = [results[result.arrays.start] for result in self._results]
+        for n in self._mirrored_results:
+            result = self._results[n]
+            copies = results[result.arrays.start : result.arrays.stop]
+            if result.join is None:
+                del copies[0]
+            else:
+                joined[n] = result.join([results[part] for part in result.parts])
+            _mirrors.add(joined[n], copies)
+        return joined
+
+
+def _arguments(loaded: Executable, signature: Signature) -> list[_ArgumentPlacement]:
+    """What calls do with each argument."""
+    passed = [argument for argument in loaded.plan.arguments if argument.constant is None]
+    shardings: list[list[NamedSharding]] = [[] for _ in passed]
+    for port in loaded.inputs:
+        shardings[port.number].append(port.sharding)
+    handed_through = _handed_through(loaded.plan)
+    arguments = []
+    for n, (argument, places, aval) in enumerate(zip(passed, shardings, signature.avals, strict=True)):
+        home, copied_to = (places[0] if places else None), places[1:]
+        cut = rewrap = None
+        if argument.replicas is not None and places:
+            whole = Replicated.of(argument.replicas, places)
+            home, copied_to, cut = whole.sharding, places, whole.cutter(_without_keys(aval))
+        is_key = _is_key(aval)
+        # Results must not be weakly typed where what the caller passed for them is.
+        if n in handed_through and home is not None and not (signature.strict or aval.weak_type or is_key):
+            rewrap = pjrt.rewrap(aval, home)
+        first = next(iter(argument.slots), "")
+        arguments.append(_ArgumentPlacement(n, first, home, tuple(copied_to), is_key, cut, rewrap))
+    return arguments
+
+
+def _results(loaded: Executable, interface: Interface) -> list[_ResultPlacement]:
+    """What calls do with each result."""
+    results, first = [], 0
+    for result, aval in zip(loaded.plan.results, interface.out_avals, strict=True):
+        arrays = range(first, first + len(result.slots))
+        first = arrays.stop
+        shardings = [port.sharding for port in loaded.outputs[arrays.start : arrays.stop]]
+        if result.replicas is None:
+            results.append(_ResultPlacement(arrays, shardings[0], None, ()))
+            continue
+        whole = Replicated.of(result.replicas, shardings)
+        counts = [len(others) + 1 for others in whole.others]
+        parts = itertools.accumulate(counts[:-1], initial=arrays.start)
+        results.append(_ResultPlacement(arrays, whole.sharding, whole.joiner(aval), tuple(parts)))
+    return results
 
 
 def _is_apart(source: Any, target: Any) -> bool:
@@ -365,28 +390,27 @@ def _unflatten(tree: Any) -> Callable[[list[Any]], Any]:
     return operator.itemgetter(0) if tree.num_nodes == tree.num_leaves == 1 else tree.unflatten
 
 
-def _handed_through(plan: Plan) -> list[int]:
+def _handed_through(plan: Plan) -> set[int]:
     """The arguments that are results as they are, perhaps on other slices."""
     passed = [argument for argument in plan.arguments if argument.constant is None]
     source = {slot: n for n, argument in enumerate(passed) for slot in argument.slots.values()}
     for step in plan.steps:
         if isinstance(step, Transfer):
             source |= {slot: source[step.operands[0]] for slot in step.results if step.operands[0] in source}
-    return sorted({source[slot] for r in plan.results for slot in r.slots.values() if slot in source})
+    return {source[slot] for r in plan.results for slot in r.slots.values() if slot in source}
 
 
-def _slot_order(counts: list[int], replicated: Collection[int]) -> list[int]:
+def _slot_order(arguments: Sequence[_ArgumentPlacement]) -> list[int]:
     """Where the array of each slot is, in a list of all arguments and then all copies of mirrored ones.
 
     Of one that replicas share, callers have no copy that is one of a slot.
     """
     order: list[int] = []
-    copy = len(counts)
-    for n, count in enumerate(counts):
-        if n in replicated:
-            order += range(copy, copy + count)
-            copy += count
-        elif count:
-            order += [n, *range(copy, copy + count - 1)]
-            copy += count - 1
+    copy = len(arguments)
+    for argument in arguments:
+        if argument.cut is None and argument.home is not None:
+            order.append(argument.number)
+        count = len(argument.copied_to)
+        order += range(copy, copy + count)
+        copy += count
     return order
