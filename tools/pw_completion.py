@@ -30,7 +30,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.shell is None:
         raise UserError("expected a shell: bash, zsh or fish")
     from pathways.tools.common.files import write_output
-    from pathways.tools.completion import script
+    from pathways.tools.drivers.completion import script
 
     write_output("-", script(options.shell, make_parsers()).encode())
     return 0

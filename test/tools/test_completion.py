@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from pathways.passes import registry
-from pathways.tools.completion import flags_of, script
-from pathways.tools.pw_completion import make_parsers
+from pathways.tools.drivers.completion import script
+from pathways.tools.pw_completion import SHELLS, make_parsers
 
-PARSERS = make_parsers()
+SCRIPTS = {shell: script(shell, make_parsers()) for shell in SHELLS}
 
 
 def run(shell, text, cwd, *arguments):
@@ -31,11 +31,11 @@ def folder(tmp_path):
 def offered_by_bash(folder, *words):
     """What bash offers for the last of some words."""
     quoted = " ".join(f"'{word}'" for word in words)
-    function = words[0].replace("-", "_")
     asked = (
-        f'COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _{function}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _pw_complete '{words[0]}'; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    return [line for line in run("bash", f"{script('bash', PARSERS)}\n{asked}\n", folder, "--norc") if line]
+    return [line for line in run("bash", f"{SCRIPTS['bash']}\n{asked}\n", folder, "--norc") if line]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,7 @@ def offered_by_bash(folder, *words):
         (["pw-bundle", "verify", "mod"], ["model.pwb"]),
         (["pw-run", "m"], ["model.pwb"]),
         (["pw-completion", ""], ["bash", "zsh", "fish"]),
+        (["/bin/pw-bundle", "ver"], ["verify"]),
     ],
 )
 def test_bash(folder, words, offered):
@@ -77,42 +78,31 @@ def test_bash(folder, words, offered):
     ],
 )
 def test_fish(folder, line, offered):
-    asked = f"{script('fish', PARSERS)}\ncomplete -C '{line}'\n"
+    asked = f"{SCRIPTS['fish']}\ncomplete -C '{line}'\n"
     found = [answer.partition("\t")[0] for answer in run("fish", asked, folder, "--no-config")]
     assert set(offered) <= set(found)
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_reads_it(folder):
-    defined = "\n".join(f"whence -w _{parser.prog.replace('-', '_')}" for parser in PARSERS)
-    text = (
-        f"autoload -U compinit && compinit -D\n{script('zsh', PARSERS)}\n{defined}\nprint $_comps[pw-opt]\n"
-    )
-    found = run("zsh", text, folder, "-f")
-    assert len(found) == len(PARSERS) + 1
-    assert all(line.endswith(": function") for line in found[:-1])
-    assert found[-1] == "_pw_opt"
+    (folder / "script").write_text(SCRIPTS["zsh"])
+    tools = [parser.prog for parser in make_parsers()]
+    asked = "\n".join(f"print $_comps[{tool}]; whence -w $_comps[{tool}]" for tool in tools)
+    found = run("zsh", f"autoload -U compinit && compinit -D\nsource ./script\n{asked}\n", folder, "-f")
+    functions = [f"_shtab_{tool.replace('-', '_')}" for tool in tools]
+    assert found == [line for name in functions for line in (name, f"{name}: function")]
 
 
-def test_every_flag_is_there():
-    for parser in PARSERS:
-        names = {name for flag in flags_of(parser) for name in flag.names}
-        assert names >= set(parser.flags)
-        for shell in ("bash", "zsh", "fish"):
-            text = script(shell, PARSERS)
-            dashes = "-l " if shell == "fish" else "--"
-            assert all(f"{dashes}{name[2:]}" in text for name in names if name.startswith("--"))
-    assert {f"--{name}" for name in registry.names()} <= names_of("pw-opt")
-
-
-def names_of(prog):
-    """The flags of a tool."""
-    parser = next(parser for parser in PARSERS if parser.prog == prog)
-    return {name for flag in flags_of(parser) for name in flag.names}
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_flag_is_there(shell):
+    flags = {flag for parser in make_parsers() for flag in parser.flags if flag.startswith("--")}
+    flags |= {f"--{name}" for name in registry.names()}
+    dashes = "-l " if shell == "fish" else "--"
+    assert [flag for flag in flags if f"{dashes}{flag[2:]}" not in SCRIPTS[shell]] == []
 
 
 def test_the_tool_writes_it():
     done = subprocess.run(
         [sys.executable, "-m", "pathways.tools.pw_completion", "bash"], capture_output=True, check=True
     )
-    assert done.stdout.decode() == script("bash", PARSERS)
+    assert done.stdout.decode() == SCRIPTS["bash"]

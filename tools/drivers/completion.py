@@ -1,0 +1,86 @@
+"""Scripts that let shells complete the flags of the tools: shtab makes them of the parsers of the flags."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+
+import shtab
+
+from pathways.passes.builtin_names import BUILTIN_PASSES
+from pathways.passes.pipeline import Options, phases
+from pathways.passes.registry import MODULES
+from pathways.passes.schedule.policies.registry import NAMES
+from pathways.tools.common.flags import FlagParser
+
+_PASSES = (*MODULES, *BUILTIN_PASSES)
+_FILES = ("FILE", "DIR", "BUNDLE", "TARGET")
+"""What the value of a flag, or an argument, is called where it is a file."""
+
+_BASH = """\
+# Bash makes words of their own of `=` in --flag=value.
+_pw_complete() {
+  local n words=()
+  for ((n = 0; n <= COMP_CWORD; n++)); do
+    if [[ ${COMP_WORDS[n]} != = ]]; then
+      words+=("${COMP_WORDS[n]}")
+    elif ((n == COMP_CWORD)); then
+      words+=("")
+    fi
+  done
+  local COMP_WORDS=("${words[@]}") COMP_CWORD=$((${#words[@]} - 1)) tool=${1##*/}
+  "_shtab_${tool//-/_}"
+}
+"""
+
+
+def script(shell: str, parsers: Sequence[FlagParser]) -> str:
+    """The script for a shell.
+
+    Args:
+      shell: `bash`, `zsh` or `fish`.
+      parsers: the flags of each tool, for this script alone: it notes on them what values may be.
+    """
+    parts = []
+    for parser in parsers:
+        if parser.prog == "pw-opt":
+            for name in _PASSES:
+                parser.add_argument(f"--{name}", action="store_true", help="a pass")
+        for action in parser.actions:
+            _describe(parser.prog, action, shell)
+        parts.append(shtab.complete(parser, shell))
+    match shell:
+        case "bash":
+            tools = " ".join(parser.prog for parser in parsers)
+            parts += [_BASH, f"complete -o filenames -F _pw_complete {tools}"]
+        case "zsh":
+            # Where it is sourced it would complete at once; `eval` tells it that it is to define functions.
+            parts = [f"eval {shlex.quote(part)}" for part in parts]
+    return "\n".join([*parts, ""])
+
+
+def _describe(tool: str, action: argparse.Action, shell: str) -> None:
+    """Notes on a flag, or an argument, what shtab is to know of its value."""
+    if action.nargs == 0:
+        return
+    action.choices = action.choices or _words(tool, action.dest)
+    if action.metavar in _FILES and not action.choices:
+        action.complete = shtab.FILE  # type: ignore[attr-defined]
+    if shell == "zsh":
+        action.option_strings = [
+            f"{name}=" if name.startswith("--") else name for name in action.option_strings
+        ]
+
+
+def _words(tool: str, dest: str) -> Sequence[str] | None:
+    """What the value of a flag may be where its parser reads it as text."""
+    known = {
+        ("pw-compile", "phase"): ("stablehlo", *(phase.name for phase in phases(Options())), "device"),
+        ("pw-compile", "policy"): NAMES,
+        ("pw-opt", "pipeline"): _PASSES,
+        ("pw-opt", "mlir_print_ir_before"): _PASSES,
+        ("pw-opt", "mlir_print_ir_after"): _PASSES,
+        ("pw-viz", "step"): ("last", "all"),
+    }
+    return known.get((tool, dest))
