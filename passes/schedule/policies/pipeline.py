@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+from pathways.dialect.graphs import topological_order
 from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.policies.chains import stages_from_start, stages_to_loss
 
@@ -117,6 +118,25 @@ class Pipeline:
             return [Action(stage, "I", microbatch)]
         later = (Action(other, kind, microbatch) for other in self.readers[stage])
         return [Action(stage, "F", microbatch), *later]
+
+
+def step_time(pipeline: Pipeline, orders: Order) -> int:
+    """How long a step takes if a forward and a half of a backward take one unit, and a whole backward two.
+
+    Args:
+      pipeline: the pipeline.
+      orders: of its slices; they can be met.
+    """
+    waits_for = {
+        action: [*pipeline.needs(action), *row[max(n - 1, 0) : n]]
+        for row in orders
+        for n, action in enumerate(row)
+    }
+    end: dict[Action, int] = {}
+    for action in topological_order(waits_for):
+        begin = max((end[other] for other in waits_for[action]), default=0)
+        end[action] = begin + (2 if action.kind == "B" else 1)
+    return max(end.values(), default=0)
 
 
 type Policy = Callable[[Pipeline], Order]

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pathways.dialect.graphs import topological_order
 from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.chains import stages_read, stages_to_loss
-from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError
+from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError, step_time
 from pathways.passes.schedule.policies.registry import POLICIES, wants_halves
 from pathways.passes.schedule.request import ScheduleRequest
 from pathways.passes.schedule.schedule_file import Work
@@ -48,19 +47,6 @@ def drawn(seed: int, *, shared: bool = False) -> Pipeline:
 def in_a_row(pipeline: Pipeline) -> Pipeline:
     """The same stages as if each read the one in front of it: they keep S - k microbatches."""
     return dataclasses.replace(pipeline, reads=())
-
-
-def step_time(pipeline: Pipeline, orders: Order) -> int:
-    """How long a step takes if a forward and a half take one unit, and a whole backward two."""
-    waits = {
-        action: [*pipeline.needs(action), *row[max(n - 1, 0) : n]]
-        for row in orders
-        for n, action in enumerate(row)
-    }
-    end: dict[Action, int] = {}
-    for action in topological_order(waits):
-        end[action] = max((end[other] for other in waits[action]), default=0) + 1 + (action.kind == "B")
-    return max(end.values())
 
 
 def most_alive(orders: Order, stage: int) -> int:
@@ -112,20 +98,23 @@ def test_branches_on_own_slices_take_as_long_as_in_a_row_and_keep_less(policy: s
         assert step_time(pipeline, orders) <= step_time(pipeline, POLICIES[policy](row))
 
 
-@pytest.mark.parametrize("policy", BOUNDS)
-def test_branches_on_shared_slices_keep_to_the_bound(policy: str):
+@pytest.mark.parametrize("policy", ["zb-h1", "zb-h2"])
+def test_halves_of_branches_on_shared_slices_keep_to_the_bound(policy: str):
     for pipeline, orders in ordered(policy, (drawn(seed, shared=True) for seed in SEEDS)):
         step_time(pipeline, orders)  # can be met
         alive = alive_by_stage(pipeline, orders)
         assert all(kept <= most for kept, most in zip(alive, BOUNDS[policy](pipeline), strict=True))
 
 
-def test_branches_on_shared_slices_take_about_as_long_as_in_a_row():
-    now = before = 0
+def test_branches_on_shared_slices_take_as_long_as_in_a_row_and_mostly_keep_less():
+    beyond = 0
     for pipeline, orders in ordered("1f1b", (drawn(seed, shared=True) for seed in SEEDS)):
-        now += step_time(pipeline, orders)
-        before += step_time(pipeline, POLICIES["1f1b"](in_a_row(pipeline)))
-    assert now <= 1.02 * before
+        row = in_a_row(pipeline)
+        assert step_time(pipeline, orders) <= step_time(pipeline, POLICIES["1f1b"](row))
+        kept = alive_by_stage(pipeline, orders)
+        assert all(now <= most for now, most in zip(kept, row.to_loss, strict=True))
+        beyond += any(now > most for now, most in zip(kept, pipeline.to_loss, strict=True))
+    assert beyond < len(SEEDS) // 8
 
 
 @pytest.mark.parametrize("policy", ["interleaved-1f1b", "interleaved-zb"])
