@@ -295,6 +295,7 @@ class Attr[T]:
         self.kind = kind
         self.doc = doc
         self.name = ""
+        self._read = kind.read
 
     def is_absent(self, value: Any) -> bool:
         """Whether a value is said by leaving the attribute out."""
@@ -310,7 +311,7 @@ class Attr[T]:
     def __get__(self, op: ir.OpView | None, owner: type) -> Attr[T] | T:
         if op is None:
             return self
-        return self.kind.read(op.attributes[self.name])
+        return self._read(op.attributes[self.name])
 
     def __set__(self, op: ir.OpView, value: T) -> None:
         op.attributes[self.name] = self.kind.make(value)
@@ -332,7 +333,8 @@ class OptionalAttr[T](Attr[T]):
     def __get__(self, op: ir.OpView | None, owner: type) -> Any:
         if op is None:
             return self
-        return self.kind.read(op.attributes[self.name]) if self.name in op.attributes else self.default
+        attribute = op.attributes.get(self.name)
+        return self.default if attribute is None else self._read(attribute)
 
     def __set__(self, op: ir.OpView, value: T | None) -> None:
         if not self.is_absent(value):

@@ -107,19 +107,21 @@ class Form:
             report(op, f"does not belong into the form '{self.name}'{_HINTS.get((self.name, kind), '')}")
             return
         self.check_needs(op, report)
+        attributes = op.attributes
         for name in self.lacks.get(kind, ()):
-            if name in op.attributes:
+            if name in attributes:
                 report(op, f"has a `{name}`, which the form '{self.name}' does not have yet")
         for group in self.together.get(kind, ()):
-            has = [name for name in group if name in op.attributes]
+            has = [name for name in group if name in attributes]
             if has and len(has) < len(group):
                 missing = next(name for name in group if name not in has)
                 report(op, f"has `{has[0]}`, but no `{missing}`")
 
     def check_needs(self, op: PwOp, report: Report) -> None:
         """Checks that an operation has the attributes that it needs."""
+        attributes = op.attributes
         for name in self.needs.get(type(op), ()):
-            if name not in op.attributes:
+            if name not in attributes:
                 report(op, f"has no `{name}`, which the form '{self.name}' asks for")
 
     def check_glue(self, op: ir.OpView, report: Report) -> None:

@@ -99,7 +99,7 @@ class PwOp(ir.OpView):
           **changes: attributes as Python values, None for one that goes.
         """
         fields = self.fields()
-        attributes = {name: self.attributes[name] for name in self.attributes}
+        attributes = dict(self.attributes.items())
         for name, value in changes.items():
             attributes.pop(name, None)
             if not fields[name].is_absent(value):

@@ -201,9 +201,12 @@ class LaunchOp(PwOp):
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         signature = symbols[self.callee].type
+        operands, results = list(self.operands), list(self.results)
+        if ir.FunctionType.get([v.type for v in operands], [v.type for v in results]) == signature:
+            return
         for what, expected, provided in (
-            ("operand", signature.inputs, self.operands),
-            ("result", signature.results, self.results),
+            ("operand", signature.inputs, operands),
+            ("result", signature.results, results),
         ):
             if len(expected) != len(provided):
                 emit(f"expected {counted(len(expected), what)} as @{self.callee} has, got {len(provided)}")

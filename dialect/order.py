@@ -24,10 +24,10 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from pathways.dialect.graphs import CycleError, topological_order
-from pathways.dialect.names import MAIN
-from pathways.dialect.operation import op_has, ops_named, symbol_table
-from pathways.dialect.ops import LaunchOp, TransferOp
-from pathways.dialect.placement import Slices, argument_slices, slices_of
+from pathways.dialect.operation import op_has, ops_named
+from pathways.dialect.ops import ChannelOp, LaunchOp, TransferOp
+from pathways.dialect.placement import Slices
+from pathways.dialect.program import ProgramView
 from pathways.dialect.traits import Trait
 
 _DATA = "it reads its result"
@@ -41,7 +41,7 @@ def device_queues(module: ir.Module) -> dict[str, str]:
     }
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Event:
     """A launch, the send of a transfer or its receipt.
 
@@ -79,40 +79,40 @@ class DeadlockError(Exception):
         super().__init__("deadlock: the order has a cycle\n  " + "\n  ".join(lines))
 
 
-def data_events(module: ir.Module) -> list[Event]:
+def data_events(program: ProgramView) -> list[Event]:
     """The launches and sends of a program in block order; each waits for those whose results it reads.
 
     Every value of the program must be placed.
     """
-    main = symbol_table(module)[MAIN]
-    arguments = argument_slices(main)
-    sources = {channel.sym_name: channel.src for channel in ops_named(module, ["pw.channel"])}
+    sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
     events: list[Event] = []
     made_by: dict[ir.Value, tuple[int, ...]] = {}
-    for op in main.regions[0].blocks[0].operations:
-        makers = [n for value in op.operands for n in made_by.get(value, ())]
+    for op, read, made in zip(program.ops, program.reads, program.makes, strict=True):
+        makers = [n for value in read if value in made_by for n in made_by[value]]
         if not op_has(op, Trait.ORDERED):
             # What a mirror or a reduction joins is there when all of it is.
-            made_by.update(dict.fromkeys(op.results, tuple(makers)))
+            made_by.update(dict.fromkeys(made, tuple(makers)))
             continue
-        made_by.update(dict.fromkeys(op.results, (len(events),)))
+        number = (len(events),)
+        for value in made:
+            made_by[value] = number
         moves = op_has(op, Trait.MOVES)
-        slice = _source(op, sources, arguments) if moves else op.slice
+        slice = _source(op, sources, program.slices.get(read[0])) if moves else op.slice
         kind: Literal["launch", "send"] = "send" if moves else "launch"
         events.append(Event(kind, op, slice, op.order, dict.fromkeys(makers, _DATA)))
     return events
 
 
-def events_of(module: ir.Module, with_capacities: bool = True) -> list[Event]:
+def events_of(program: ProgramView, with_capacities: bool = True) -> list[Event]:
     """The events of a program in block order, each receipt behind its send, with all that each waits for.
 
     Args:
-      module: the module.
+      program: the program.
       with_capacities: whether sends wait for room; without, channels hold any number of values.
     """
-    events = _with_receipts(data_events(module))
-    _add_slice_order(events, device_queues(module))
-    _add_channels(module, events, with_capacities)
+    events = _with_receipts(data_events(program))
+    _add_slice_order(events, device_queues(program.module))
+    _add_channels(program.module, events, with_capacities)
     return events
 
 
@@ -155,10 +155,10 @@ def sort_block(main: ir.OpView, order: Sequence[ir.OpView]) -> None:
         place(joins.pop(next(iter(joins))))
 
 
-def _source(op: TransferOp, sources: dict[str, str], arguments: list[Slices | None]) -> str:
-    slices = slices_of(op.operands[0], arguments) or ()
+def _source(op: TransferOp, sources: dict[str, str], slices: Slices | None) -> str:
     starts_at = sources.get(op.channel)
-    return starts_at if starts_at in slices else slices[0]
+    places = slices or ()
+    return starts_at if starts_at in places else places[0]
 
 
 def _with_receipts(events: Sequence[Event]) -> list[Event]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
 from pathways.dialect.meshes import Mesh
 from pathways.dialect.names import HOST, MAIN, SLICE
-from pathways.dialect.operation import op_has, symbol_table
+from pathways.dialect.operation import PwOp, op_has, symbol_table
 from pathways.dialect.placement import (
     Slices,
     argument_attrs,
@@ -33,6 +33,8 @@ class ProgramView:
       symbols: its symbols.
       main: the function.
       ops: the operations of the program but for its return.
+      reads: the operands of each of them.
+      makes: the results of each of them.
       terminator: its return.
       arguments: the attributes of its arguments.
       results: the attributes of its results.
@@ -45,12 +47,29 @@ class ProgramView:
     symbols: Mapping[str, ir.OpView]
     main: ir.OpView
     ops: Sequence[ir.OpView]
+    reads: Sequence[Sequence[ir.Value]]
+    makes: Sequence[Sequence[ir.Value]]
     terminator: ir.OpView
     arguments: Sequence[Attributes]
     results: Sequence[Attributes]
     slices: Mapping[ir.Value, Slices]
     meshes: Mapping[str, Mesh]
     host: int | None = None
+
+    def ops_with(self, trait: Trait) -> Iterator[tuple[ir.OpView, Sequence[ir.Value]]]:
+        """The operations with a trait, each with its operands."""
+        kinds = set(map(type, self.ops))
+        return self.ops_of(*(kind for kind in kinds if issubclass(kind, PwOp) and trait in kind.traits))
+
+    @property
+    def readers(self) -> Iterator[tuple[ir.OpView, Sequence[ir.Value]]]:
+        """All operations and the return, each with its operands."""
+        yield from zip(self.ops, self.reads, strict=True)
+        yield self.terminator, list(self.terminator.operands)
+
+    def ops_of(self, *kinds: type[PwOp]) -> Iterator[tuple[ir.OpView, Sequence[ir.Value]]]:
+        """The operations of some classes, each with its operands."""
+        return ((op, read) for op, read in zip(self.ops, self.reads, strict=True) if type(op) in kinds)
 
 
 def read_program(module: ir.Module) -> ProgramView | None:
@@ -82,16 +101,19 @@ def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.
         for value, attrs in zip(block.arguments, arguments, strict=True)
         if SLICE in attrs
     }
-    for op in ops:
+    reads = [list(op.operands) for op in ops]
+    makes = [list(op.results) for op in ops]
+    for op, read, made in zip(ops, reads, makes, strict=True):
         if op_has(op, Trait.SPREADS) and op.slice is None:
-            slices.update((r, slices[v]) for v, r in zip(op.operands, op.results, strict=True) if v in slices)
+            slices.update((r, slices[v]) for v, r in zip(read, made, strict=True) if v in slices)
             continue
         if op_has(op, Trait.JOINS):
-            places = joined_slices([slices.get(value) for value in op.operands])
+            places = joined_slices([slices.get(value) for value in read])
         else:
             places = slices_of_op(op)
         if places is not None:
-            slices.update(dict.fromkeys(op.results, places))
+            for result in made:
+                slices[result] = places
     meshes = {
         name: read_mesh(symbols[op.attributes["mesh"].value])
         for name, op in symbols.items()
@@ -99,4 +121,17 @@ def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.
     }
     host = main.attributes[HOST].value if HOST in main.attributes else None
     results = result_attrs(main)
-    return ProgramView(module, symbols, main, ops, terminator, arguments, results, slices, meshes, host)
+    return ProgramView(
+        module,
+        symbols,
+        main,
+        ops,
+        reads,
+        makes,
+        terminator,
+        arguments,
+        results,
+        slices,
+        meshes,
+        host,
+    )

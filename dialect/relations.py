@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
 from pathways.dialect.layouts import Layouts
-from pathways.dialect.loops import is_unrolled, loop_of, loop_of_op
-from pathways.dialect.meshes import replicated
+from pathways.dialect.loops import is_unrolled, loop_of_op
+from pathways.dialect.meshes import Sharding, replicated
 from pathways.dialect.names import BLOCK, CONSTANT, DONATED, LOOP, REPLICA, SHARDING, SLICE
 from pathways.dialect.operation import PwOp, counted, is_program, nested_ops, op_has, referenced_symbols
 from pathways.dialect.ops import (
     AllGatherOp,
     AllReduceOp,
     CarryOp,
+    ChannelOp,
     LaunchOp,
     NextOp,
     ReduceOp,
@@ -38,32 +39,39 @@ def operands_are_alive(program: ProgramView, report: Report) -> None:
     """Nothing is read after it was released or donated, and nothing ends that is passed twice."""
     ended: dict[ir.Value, str] = {}
     donated: dict[str, frozenset[int]] = {}
-    copies: dict[ir.Value, frozenset[ir.Value]] = {}
-    for op in (*program.ops, program.terminator):
-        parts = [copies.get(value, frozenset({value})) for value in op.operands]
-        for number, values in enumerate(parts):
-            for how in sorted({ended[value] for value in values if value in ended}):
-                report(op, f"operand #{number} is used after it was {how}")
+    copies: dict[ir.Value, Sequence[ir.Value]] = {}
+
+    def parts(value: ir.Value) -> Sequence[ir.Value]:
+        """The values that a value stands for."""
+        return copies.get(value, (value,))
+
+    for op, read in program.readers:
+        for number, value in enumerate(read):
+            if value in ended or value in copies:
+                for how in sorted({ended[part] for part in parts(value) if part in ended}):
+                    report(op, f"operand #{number} is used after it was {how}")
         if op_has(op, Trait.JOINS):
-            copies[op.results[0]] = frozenset().union(*parts)
-        if op_has(op, Trait.ENDS):
-            for number, values in enumerate(parts):
-                if not values.isdisjoint(frozenset().union(*parts[:number])):
+            copies[op.results[0]] = [part for value in read for part in parts(value)]
+        elif op_has(op, Trait.ENDS):
+            released: set[ir.Value] = set()
+            for number, value in enumerate(read):
+                if not released.isdisjoint(parts(value)):
                     report(op, f"releases operand #{number}, which it was given before")
-                ended.update(dict.fromkeys(values, "released"))
-        if not op_has(op, Trait.EXECUTES):
-            continue
-        if op.callee not in donated:
-            donated[op.callee] = donated_arguments(program.symbols[op.callee])
-        given: dict[ir.Value, list[int]] = {}
-        for number, values in enumerate(parts) if donated[op.callee] else ():
-            for value in values:
-                given.setdefault(value, []).append(number)
-        for number in sorted(donated[op.callee]):
-            again = [n for value in parts[number] for n in given[value] if n != number]
-            if again:
-                report(op, f"donates operand #{number}, which it is also given as operand #{min(again)}")
-            ended.update(dict.fromkeys(parts[number], "donated"))
+                released.update(parts(value))
+            ended.update(dict.fromkeys(released, "released"))
+        elif op_has(op, Trait.EXECUTES):
+            callee = op.callee
+            if callee not in donated:
+                donated[callee] = donated_arguments(program.symbols[callee])
+            given: dict[ir.Value, list[int]] = {}
+            for number, value in enumerate(read) if donated[callee] else ():
+                for part in parts(value):
+                    given.setdefault(part, []).append(number)
+            for number in sorted(donated[callee]):
+                again = [n for part in parts(read[number]) for n in given[part] if n != number]
+                if again:
+                    report(op, f"donates operand #{number}, which it is also given as operand #{min(again)}")
+                ended.update(dict.fromkeys(parts(read[number]), "donated"))
 
 
 def arguments_carry_constants(program: ProgramView, report: Report) -> None:
@@ -79,32 +87,21 @@ def arguments_carry_constants(program: ProgramView, report: Report) -> None:
 
 def loops_are_closed(program: ProgramView, report: Report) -> None:
     """What reads a value of a loop is of the loop, or of one inside; `pw.reduce` and `pw.next` lead out."""
-    members = {
-        result: loop
-        for op in program.ops
-        if op.results and (loop := loop_of(op.results[0])) is not None
-        for result in op.results
-    }
-    for op in (*program.ops, program.terminator):
-        readers = (op,) if isinstance(op, PwOp) else (op, *nested_ops(op))
-        reads = {members[value] for reader in readers for value in reader.operands if value in members}
+    members: dict[ir.Value, str] = {}
+    for op, made in zip(program.ops, program.makes, strict=True):
+        if made and not is_unrolled(op) and (loop := loop_of_op(op)) is not None:
+            members.update(dict.fromkeys(made, loop))
+    for op, read in program.readers:
+        if op_has(op, Trait.CLOSES_LOOP) or op_has(op, Trait.OPENS_LOOP):
+            _check_end_of_turn(program, op, {members[value] for value in read if value in members}, report)
+            continue
+        inner = () if isinstance(op, PwOp) else nested_ops(op)
+        reads = {members[value] for value in read if value in members}
+        reads.update(members[value] for other in inner for value in other.operands if value in members)
+        if not reads:
+            continue
         own = loop_of_op(op)
-        if op_has(op, Trait.CLOSES_LOOP):
-            if isinstance(op, ReduceOp):
-                strange = reads - {op.loop}
-                none = len(op.operands) == 1 and not reads and not _is_of(op, op.operands[0])
-            else:
-                strange, none = reads - set(_around(program, op.loop)), False
-            if strange or none:
-                report(op, f"{_VERBS[type(op)]} a value that is not of a microbatch of @{op.loop}")
-            continue
-        around = _around(program, own)
-        if op_has(op, Trait.OPENS_LOOP):
-            for loop in sorted(reads - set(around[1:])):
-                verb = _VERBS[type(op)]
-                report(op, f"{verb} a value of a microbatch of @{loop}, which @{own} is not inside of")
-            continue
-        strange = reads - set(around)
+        strange = reads - set(_around(program, own))
         if op is program.terminator:
             _refuse(op, "returns", sorted(strange), report)
         elif (not op_has(op, Trait.OF_LOOP) and isinstance(op, PwOp)) or is_unrolled(op):
@@ -114,6 +111,23 @@ def loops_are_closed(program: ProgramView, report: Report) -> None:
         elif strange:
             name = "loop" if isinstance(op, PwOp) else LOOP
             report(op, f"reads a value of a microbatch of @{min(strange)}, but has no `{name}`")
+
+
+def _check_end_of_turn(program: ProgramView, op: ir.OpView, reads: set[str], report: Report) -> None:
+    """Checks what leads into a turn of a loop, or out of it, by the loops of which it reads values."""
+    if op_has(op, Trait.OPENS_LOOP):
+        own = loop_of_op(op)
+        for loop in sorted(reads - set(_around(program, own)[1:])):
+            verb = _VERBS[type(op)]
+            report(op, f"{verb} a value of a microbatch of @{loop}, which @{own} is not inside of")
+        return
+    if isinstance(op, ReduceOp):
+        strange = reads - {op.loop}
+        none = len(op.operands) == 1 and not reads and not _is_of(op, op.operands[0])
+    else:
+        strange, none = reads - set(_around(program, op.loop)), False
+    if strange or none:
+        report(op, f"{_VERBS[type(op)]} a value that is not of a microbatch of @{op.loop}")
 
 
 _VERBS: Mapping[type[PwOp], str] = {
@@ -163,48 +177,49 @@ def carries_go_on(program: ProgramView, report: Report) -> None:
 
 def microbatches_exist(program: ProgramView, report: Report) -> None:
     """A microbatch is one that its loop has, and so is that of every origin."""
-    for op in program.ops:
+    counts: dict[str, int] = {}
+    for op, _ in program.ops_with(Trait.OF_LOOP):
         if not is_unrolled(op):
             continue
-        if op.loop is None:
+        loop = op.loop
+        if loop is None:
             report(op, "names a microbatch, but no loop")
             continue
-        count = program.symbols[op.loop].count
+        if loop not in counts:
+            counts[loop] = program.symbols[loop].count
         named = (
             [o.microbatch for o in op.origins if o.microbatch is not None] if isinstance(op, LaunchOp) else []
         )
         microbatch = max([op.microbatch, *named])
-        if microbatch >= count:
-            report(op, f"works on microbatch {microbatch}, but @{op.loop} has {count}")
+        if microbatch >= counts[loop]:
+            report(op, f"works on microbatch {microbatch}, but @{loop} has {counts[loop]}")
 
 
 def reductions_are_rolled(program: ProgramView, report: Report) -> None:
     """A reduction reads one value, which stands for that of each microbatch."""
-    for op in program.ops:
-        if isinstance(op, ReduceOp) and len(op.operands) != 1:
-            report(op, f"has {len(op.operands)} operands before the loop @{op.loop} is unrolled, expected 1")
+    for op, read in program.ops_of(ReduceOp):
+        if len(read) != 1:
+            report(op, f"has {len(read)} operands before the loop @{op.loop} is unrolled, expected 1")
 
 
 def reductions_are_unrolled(program: ProgramView, report: Report) -> None:
     """A reduction reads the value of each microbatch."""
-    for op in program.ops:
-        if isinstance(op, ReduceOp) and len(op.operands) != program.symbols[op.loop].count:
-            report(op, f"has {len(op.operands)} operands for the microbatches of the loop @{op.loop}")
+    for op, read in program.ops_of(ReduceOp):
+        if len(read) != program.symbols[op.loop].count:
+            report(op, f"has {len(read)} operands for the microbatches of the loop @{op.loop}")
 
 
 def sums_stand_for_replicas(program: ProgramView, report: Report) -> None:
     """A sum over replicas reads one value, which stands for that of each replica."""
-    for op in program.ops:
-        if isinstance(op, AllReduceOp) and len(op.operands) != 1:
-            report(op, f"has {len(op.operands)} operands before there are replicas, expected 1")
+    for op, read in program.ops_of(AllReduceOp):
+        if len(read) != 1:
+            report(op, f"has {len(read)} operands before there are replicas, expected 1")
 
 
 def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
     """What replicas exchange lies alike over different slices of one mesh."""
     layouts = None
-    for op in program.ops:
-        if not isinstance(op, AllReduceOp | ReduceScatterOp | AllGatherOp):
-            continue
+    for op, _ in program.ops_of(AllReduceOp, ReduceScatterOp, AllGatherOp):
         layouts = layouts or Layouts(program.module)
         for value in () if isinstance(op, AllReduceOp) else op.results:
             for name in program.slices.get(value, ()):
@@ -271,11 +286,9 @@ def replicas_agree(program: ProgramView, report: Report) -> None:
 
 def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
     """No two copies of a mirrored value share a slice."""
-    for op in program.ops:
-        if not op_has(op, Trait.JOINS):
-            continue
+    for op, read in program.ops_with(Trait.JOINS):
         seen: set[str] = set()
-        for number, value in enumerate(op.operands):
+        for number, value in enumerate(read):
             places = program.slices.get(value, ())
             for name in sorted(seen.intersection(places)):
                 report(op, f"operand #{number} lives on @{name}, where an earlier operand lives already")
@@ -284,44 +297,44 @@ def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
 
 def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
     """What moves does not live on the destination, and leaves from where it lives, by devices that exist."""
-    for op in program.ops:
-        if not op_has(op, Trait.MOVES):
-            continue
-        sources = dict.fromkeys(program.slices.get(value) for value in op.operands)
+    channels = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
+    for op, read in program.ops_with(Trait.MOVES):
+        sources = dict.fromkeys(program.slices.get(value) for value in read)
         if len(sources) > 1 and None not in sources:
             report(op, "moves pieces that do not live together")
         for places in sources:
-            _check_move(program, op, places, report)
+            if places is not None:
+                _check_move(program, op, places, channels, report)
 
 
-def _check_move(program: ProgramView, op: TransferOp, places: Slices | None, report: Report) -> None:
-    if places is None:
-        return
-    if op.slice in places:
-        report(op, f"expected a slice other than its operand's, got @{op.slice}")
+def _check_move(
+    program: ProgramView, op: TransferOp, places: Slices, channels: Mapping[str, str], report: Report
+) -> None:
+    slice_, channel, routes = op.slice, op.channel, op.routes
+    if slice_ in places:
+        report(op, f"expected a slice other than its operand's, got @{slice_}")
     source = places[0]
-    if op.channel is not None:
-        source = program.symbols[op.channel].src
+    if channel is not None:
+        source = channels[channel]
         if source not in places:
-            report(op, f"operand lives on {_names(places)}, but channel @{op.channel} starts at @{source}")
+            report(op, f"operand lives on {_names(places)}, but channel @{channel} starts at @{source}")
     devices = program.meshes[source].size
-    for device in [route.device for route in op.routes or () if not 0 <= route.device < devices][:1]:
+    for device in [route.device for route in routes or () if not 0 <= route.device < devices][:1]:
         report(op, f"`routes` names device {device}, but @{source} has {devices}")
 
 
 def operands_live_here(program: ProgramView, report: Report) -> None:
     """What an operation reads lives on its slice; results are returned where they should be."""
-    for op in program.ops:
-        if not op_has(op, Trait.STAYS) or op.slice is None:
-            continue
-        for number, value in enumerate(op.operands):
+    for op, read in program.ops_with(Trait.STAYS):
+        own = op.slice
+        for number, value in enumerate(read) if own is not None else ():
             places = program.slices.get(value)
-            if places is not None and op.slice not in places:
+            if places is not None and own not in places:
                 what = "the launch runs" if op_has(op, Trait.EXECUTES) else "the operation is"
                 report(
                     op,
-                    f"operand #{number} lives on {_names(places)}, but {what} on @{op.slice}: "
-                    f"a pw.transfer of it to @{op.slice} is missing",
+                    f"operand #{number} lives on {_names(places)}, but {what} on @{own}: "
+                    f"a pw.transfer of it to @{own} is missing",
                 )
     returned = zip(program.terminator.operands, program.results, strict=True)
     for number, (value, attrs) in enumerate(returned):
@@ -339,11 +352,11 @@ def operands_live_here(program: ProgramView, report: Report) -> None:
 def values_move_once(program: ProgramView, report: Report) -> None:
     """A value moves to a slice at most once."""
     moved: set[tuple[ir.Value, str]] = set()
-    for op in program.ops:
-        if op_has(op, Trait.MOVES) and op.routes is None:
-            if (op.operands[0], op.slice) in moved:
+    for op, read in program.ops_with(Trait.MOVES):
+        if op.routes is None:
+            if (read[0], op.slice) in moved:
                 report(op, f"moves a value to @{op.slice} that was moved there before")
-            moved.add((op.operands[0], op.slice))
+            moved.add((read[0], op.slice))
 
 
 def operands_lie_as_taken(program: ProgramView, report: Report) -> None:
@@ -352,18 +365,20 @@ def operands_lie_as_taken(program: ProgramView, report: Report) -> None:
         return
     layouts = Layouts(program.module)
     taken: dict[str, list[Mapping[str, ir.Attribute]]] = {}
-    for op in program.ops:
-        if isinstance(op, LaunchOp):
-            if op.callee not in taken:
-                taken[op.callee] = list(argument_attrs(program.symbols[op.callee]))
-            for number, (value, attrs) in enumerate(zip(op.operands, taken[op.callee], strict=True)):
-                lies = layouts.of(value, op.slice)
-                if SHARDING in attrs and read_sharding(attrs[SHARDING]) != lies:
-                    report(
-                        op,
-                        f"operand #{number} lies over @{op.slice} by {lies}, but @{op.callee} takes "
-                        f"{read_sharding(attrs[SHARDING])}",
-                    )
+    for op, read in program.ops_of(LaunchOp):
+        callee = op.callee
+        if callee not in taken:
+            taken[callee] = list(argument_attrs(program.symbols[callee]))
+        for number, (value, attrs) in enumerate(zip(read, taken[callee], strict=True)):
+            if SHARDING not in attrs:
+                continue
+            lies = layouts.of(value, op.slice)
+            if read_sharding(attrs[SHARDING]) != lies:
+                report(
+                    op,
+                    f"operand #{number} lies over @{op.slice} by {lies}, but @{callee} takes "
+                    f"{read_sharding(attrs[SHARDING])}",
+                )
 
 
 def shards_correspond(program: ProgramView, report: Report) -> None:
@@ -371,10 +386,10 @@ def shards_correspond(program: ProgramView, report: Report) -> None:
     if all(mesh.size == 1 for mesh in program.meshes.values()):
         return
     layouts = Layouts(program.module)
-    for op in program.ops:
-        if not op_has(op, Trait.MOVES) or op.routes is not None:
+    for op, read in program.ops_with(Trait.MOVES):
+        if op.routes is not None:
             continue
-        places = program.slices.get(op.operands[0])
+        places = program.slices.get(read[0])
         if not places:
             continue
         shape = ir.RankedTensorType(op.operands[0].type).shape
@@ -387,24 +402,31 @@ def shards_correspond(program: ProgramView, report: Report) -> None:
 
 def channels_fit(program: ProgramView, report: Report) -> None:
     """A channel leads where its values go, and carries how they lie."""
+    carried: dict[str, tuple[int, Sharding]] = {}
     for op in program.ops:
-        if not (op_has(op, Trait.MOVES) or op_has(op, Trait.RECEIVES)) or op.channel is None:
+        if not (op_has(op, Trait.MOVES) or op_has(op, Trait.RECEIVES)) or (name := op.channel) is None:
             continue
-        channel = program.symbols[op.channel]
-        rank = channel.value_type.rank
-        said = [replicated(rank) if s is None else read_sharding(s) for s in (op.sharding, channel.sharding)]
-        if said[0] != said[1]:
-            report(op, f"lies by {said[0]} on @{op.slice}, but channel @{op.channel} carries {said[1]}")
+        if name not in carried:
+            channel = program.symbols[name]
+            rank = channel.value_type.rank
+            carried[name] = rank, _sharding_said(channel.sharding, rank)
+        rank, expected = carried[name]
+        lies = _sharding_said(op.sharding, rank)
+        if lies != expected:
+            report(op, f"lies by {lies} on @{op.slice}, but channel @{name} carries {expected}")
+
+
+def _sharding_said(attribute: ir.Attribute | None, rank: int) -> Sharding:
+    return replicated(rank) if attribute is None else read_sharding(attribute)
 
 
 def one_order_per_queue(program: ProgramView, report: Report) -> None:
     """No two launches or sends that stand in one queue have one position."""
     queues = device_queues(program.module)
     taken: dict[tuple[str, int], ir.OpView] = {}
-    for op in program.ops:
-        if not op_has(op, Trait.ORDERED):
-            continue
-        slice = program.symbols[op.channel].src if op_has(op, Trait.MOVES) else op.slice
+    sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
+    for op, _ in program.ops_with(Trait.ORDERED):
+        slice = sources[op.channel] if op_has(op, Trait.MOVES) else op.slice
         other = taken.setdefault((queues[slice], op.order), op)
         if other is not op:
             what = f"launch of @{other.callee}" if isinstance(other, LaunchOp) else f"send to @{other.slice}"
@@ -413,12 +435,12 @@ def one_order_per_queue(program: ProgramView, report: Report) -> None:
 
 def order_can_be_met(program: ProgramView, report: Report) -> None:
     """No launch or send waits for itself by way of others, if channels hold any number of values."""
-    _proved(events_of(program.module, with_capacities=False), report)
+    _proved(events_of(program, with_capacities=False), report)
 
 
 def order_is_met(program: ProgramView, report: Report) -> None:
     """No launch or send waits for itself by way of others, and each stands behind what it waits for."""
-    events = events_of(program.module)
+    events = events_of(program)
     order = _proved(events, report)
     # A receipt has no place in the block: it hands on what it waits for.
     latest: dict[int, int] = {}

@@ -207,11 +207,12 @@ class WellFormed:
                 self.report(op, f"attribute `{attribute}` {_UNREADABLE}")
             if attribute not in fields and "." not in attribute:
                 self.report(op, f"has no attribute `{attribute}`; it has {', '.join(fields)}")
-        for field in fields.values():
-            if field.name in attributes:
-                self.check_kind(op, f"attribute `{field.name}`", attributes[field.name], field.kind)
-            elif field.required:
-                self.report(op, f"requires attribute `{field.name}`")
+        for name, field in fields.items():
+            if name not in attributes:
+                if field.required:
+                    self.report(op, f"requires attribute `{name}`")
+            elif (field.kind, attributes[name]) not in self._fine:
+                self.check_kind(op, f"attribute `{name}`", attributes[name], field.kind)
         for what, declared, actual in (
             ("operand", op.inputs, op.operands),
             ("result", op.outputs, op.results),
@@ -314,12 +315,13 @@ class WellFormed:
             if len(blocks) == 1 and not self.ends(function, last.operation.name):
                 self.report(last, "must be followed by a `func.return`, which ends the body")
                 return
-            for op in block.operations:
+            for op in operations:
                 if self.check_operation(op):
                     self.check_itself(op)
                 if op_has(op, Trait.SYMBOL):
                     self.report(op, "must stand directly in the module")
-                self.check_nested(op)
+                if len(op.regions):
+                    self.check_nested(op)
 
     def ends(self, function: ir.OpView, name: str) -> bool:
         """Whether an operation of this name may end a function: JAX writes comparators like regions."""

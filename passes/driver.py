@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -168,7 +170,7 @@ def run_passes(
     Raises:
       PassFailure: after an error was emitted to the handlers of the context; the message is the error's.
     """
-    with module.context, Diagnostics(module.context, forward=True) as seen:
+    with module.context, _without_collection(), Diagnostics(module.context, forward=True) as seen:
         if verify_each:
             _verify_mlir(module, seen)
         verified = False
@@ -189,6 +191,18 @@ def run_passes(
                 verified = form_of(module) is not None
         if verify_each and not items:
             _verify(module, seen)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python from looking for garbage: passes make many objects, of which next to none form cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _check_form(item: Pass, module: ir.Module, seen: Diagnostics, verify_it: bool) -> None:

@@ -79,6 +79,7 @@ def phases(options: Options) -> list[Phase]:
                 # Before transfers: a launch that nobody needs must not pull its operands over.
                 Dce(),
                 InsertTransfers(),
+                # Proved again, of exactly what runs, at the end: it costs nothing where passes are trusted.
                 VerifyPlaced(),
             ),
         ),

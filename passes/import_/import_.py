@@ -19,7 +19,6 @@ from pathways.dialect import (
     ReduceOp,
     SplitOp,
     argument_attrs,
-    loop_of,
     loop_of_op,
     make_slices,
     nested_ops,
@@ -108,6 +107,9 @@ class Import(Pass):
         importer.check_types()
 
 
+_ORDINARY = CallMetadata()
+
+
 class _Importer:
     def __init__(self, module: ir.Module, main: ir.OpView) -> None:
         self.module = module
@@ -125,6 +127,8 @@ class _Importer:
         Raises:
           PassFailure: it is none that the front end writes.
         """
+        if FRONTEND_ATTRIBUTES not in op.attributes:
+            return _ORDINARY
         said = attribute_of(op, FRONTEND_ATTRIBUTES)
         if said is not None and said in self.metadata:
             return self.metadata[said]
@@ -152,11 +156,15 @@ class _Importer:
 
     def check_types(self) -> None:
         """Checks that all values between launches are arrays, which alone have a place on a slice."""
+        fine: set[ir.Type] = set()
         for op in body_block(self.main).operations:
             for result in op.results:
+                if result.type in fine:
+                    continue
                 problem = type_problem(result.type)
                 if problem is not None:
                     fail(op, f"makes a {result.type}, {problem}: only arrays can stand between placed calls")
+                fine.add(result.type)
 
     def drop_empty_constraints(self) -> None:
         for function in self.symbols.values():
@@ -343,12 +351,14 @@ class _Importer:
     def mark_loops(self) -> None:
         """Turns calls that mark a microbatch into splits and reductions, and notes what is of which loop."""
         reduced: dict[ir.Value, set[str]] = {}
+        loops: dict[ir.Value, str] = {}
+        """The loop of each value that is of one, as far as operations have been looked at."""
         for op in list(body_block(self.main).operations):
             metadata, reads = self.metadata_of(op), captured(op)
             before: set[str] = set().union(*(reduced[v] for v in reads if v in reduced))
             if metadata.mark is not None:
                 op = self.make_mark(op, metadata.mark, self.loop_symbol(op, metadata))
-            loop = self.loop_read(op, reads)
+            loop = self.loop_read(op, [loops[value] for value in reads if value in loops])
             if op_has(op, Trait.OPENS_LOOP):
                 self.check_begun(op, loop)
                 loop = op.loop
@@ -364,10 +374,16 @@ class _Importer:
                 self.check_inside(op, op.loop, loop)
                 before |= {op.loop}
                 if isinstance(op, ReduceOp) and loop != op.loop:
-                    reduced[self.reduce_constant(op, loop)] = before
+                    constant = self.reduce_constant(op, loop)
+                    reduced[constant] = before
+                    if loop is not None:
+                        loops[constant] = loop
                     continue
             elif loop is not None and not isinstance(op, PwOp):
                 set_loop(op, loop)
+            if loop is not None:
+                own = loop_of_op(op)
+                loops.update((result, own) for result in op.results if own is not None)
             if before:
                 reduced.update(dict.fromkeys(op.results, before))
 
@@ -379,9 +395,9 @@ class _Importer:
             loop = self.symbols[loop].parent
         return loops
 
-    def loop_read(self, op: ir.OpView, values: Iterable[ir.Value]) -> str | None:
-        """The innermost loop that an operation is in, by the values that it reads and what it says."""
-        loops = dict.fromkeys(loop for value in values if (loop := loop_of(value)) is not None)
+    def loop_read(self, op: ir.OpView, read: Iterable[str]) -> str | None:
+        """The innermost loop that an operation is in, by the loops of what it reads and what it says."""
+        loops = dict.fromkeys(read)
         if not isinstance(op, PwOp) and (own := loop_of_op(op)) is not None:
             loops[own] = None
         innermost = max(loops, key=lambda loop: len(self.around(loop)), default=None)
@@ -560,6 +576,8 @@ class _Importer:
         while pending:
             current = pending.pop()
             for inner in (current, *nested_ops(current)):
+                if not len(inner.attributes):
+                    continue
                 if inner.operation.name == "func.call":
                     CallMetadata().write(inner)
                 names = {f.attributes["sym_name"].value for f in referenced_functions(inner, self.symbols)}

@@ -7,17 +7,16 @@ the cut found is minimal (max-flow min-cut); for more, isolating cuts are combin
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pathways.passes.util.flow import INFINITE, scale_of, source_side
 
 
-@dataclasses.dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """A value: `producer` and `consumers` are node numbers, `cost` its bytes."""
 
     producer: int

@@ -17,13 +17,15 @@ def copy_for_readers(problem: PlacementProblem, mirrored: Collection[ir.Value]) 
     It can then have one on its slice: the small value crosses, and not the broadcast. `@main` is changed;
     returns the problem that it is now.
     """
+    changed = False
     for op in problem.operations:
         if _is_mirrored(op, mirrored) or not _is_copied(problem, op):
             continue
         for use in list(op.results[0].uses)[1:]:
             copy = op.view.operation.clone(ir.InsertionPoint(op.view))
             use.owner.operation.operands[use.operand_number] = copy.results[0]
-    return problem.read_again()
+            changed = True
+    return problem.read_again() if changed else problem
 
 
 def _is_copied(problem: PlacementProblem, op: Operation) -> bool:

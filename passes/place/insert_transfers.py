@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -10,16 +11,15 @@ from jaxlib.mlir import ir
 from pathways.dialect import (
     Slices,
     TransferOp,
-    argument_slices,
     loop_of,
     op_has,
     result_slices,
-    slices_of,
+    symbol_table,
 )
 from pathways.dialect.forms import OUTLINED, PLACED
+from pathways.dialect.program import read_function
 from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, main_function
-from pathways.passes.util.functions import body_block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +39,13 @@ class InsertTransfers(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        arguments = argument_slices(main)
+        program = read_function(module, symbol_table(module), main)
         moved: dict[tuple[ir.Value, str], ir.Value] = {}
-        operations = list(body_block(main).operations)
-        after = {r: operations[n + 1] for n, op in enumerate(operations) for r in op.results}
+        operations = [*program.ops, program.terminator]
+        after = {value: operations[n + 1] for n, made in enumerate(program.makes) for value in made}
 
         def on(value: ir.Value, wanted: str) -> ir.Value:
-            slices = slices_of(value, arguments)
+            slices = program.slices.get(value)
             if slices is None or wanted in slices:
                 return value
             if (value, wanted) not in moved:
@@ -61,13 +61,13 @@ class InsertTransfers(Pass):
                 ).results[0]
             return moved[value, wanted]
 
-        for op in operations:
+        for op, read in program.readers:
             if op_has(op, Trait.STAYS):
-                wanted: list[Slices] = [(op.slice,)] * len(op.operands)
-            elif op is operations[-1]:
+                wanted: Sequence[Slices] = [(op.slice,)] * len(read)
+            elif op is program.terminator:
                 wanted = [slices or () for slices in result_slices(main)]
             else:
                 continue
-            for number, (value, slices) in enumerate(zip(list(op.operands), wanted, strict=True)):
-                if len(slices) == 1:
-                    op.operands[number] = on(value, slices[0])
+            for number, (value, slices) in enumerate(zip(read, wanted, strict=True)):
+                if len(slices) == 1 and (here := on(value, slices[0])) is not value:
+                    op.operands[number] = here

@@ -18,7 +18,7 @@ type Sources = Mapping[ir.Value, Instance | None]
 """Values that are read, each with the instance that makes it; None for an argument."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Instance:
     """An operation on one slice. A mirrored one has an instance on each of its slices.
 
@@ -75,7 +75,9 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
         if isinstance(op, IndexOp):
             # At hand on every slice, as arguments are that live there.
             continue
-        stands_alone, reads = isinstance(op, PwOp), captured(op)
+        stands_alone, reads, loop = isinstance(op, PwOp), captured(op), loop_of_op(op)
+        mirrored = MIRRORED in op.attributes
+        has_effect = has_side_effect(op, symbols, effects)
         # What is done for its effect alone, and on no value, may stand on several slices too.
         places = slices_of_op(op) or ()
         copies = {
@@ -83,10 +85,10 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
                 op,
                 position,
                 place,
-                loop_of_op(op),
+                loop,
                 stands_alone=stands_alone,
-                mirrored=MIRRORED in op.attributes,
-                has_effect=has_side_effect(op, symbols, effects),
+                mirrored=mirrored,
+                has_effect=has_effect,
                 sources={value: source(value, place) for value in reads},
             )
             for place in places

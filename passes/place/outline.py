@@ -47,10 +47,11 @@ class Outline(Pass):
         _add_outputs(graph, unit_of)
         exporters = _add_exports(graph, unit_of, waits)
         units = dict.fromkeys([*unit_of.values(), *exporters.values()])
-        inputs = {unit: unit.inputs() for unit in units}
+        contents = {unit: unit.contents() for unit in units}
+        inputs = {unit: unit.inputs(contents[unit]) for unit in units}
         emitter = _Emitter(module, graph)
         for unit in _in_order(inputs, unit_of, exporters):
-            emitter.emit(unit, inputs[unit])
+            emitter.emit(unit, contents[unit], inputs[unit])
         emitter.emit_return()
         for op in reversed(graph.operations[:-1]):
             if not isinstance(op, IndexOp):
@@ -87,14 +88,18 @@ class _Unit:
             return self.members
         return list(depth_first([*reversed(self.members), *self.outputs.values()], _mirrored_sources))
 
-    def inputs(self) -> Sources:
-        """The values that it reads and does not make, each with its source; None for an argument."""
+    def inputs(self, contents: Sequence[Instance]) -> Sources:
+        """The values that it reads and does not make, each with its source; None for an argument.
+
+        Args:
+          contents: all that it does.
+        """
         if self.stands_alone:
             return self.members[0].sources
         # Members first: arguments do not move when work is repeated.
-        contents = sorted(self.contents(), key=lambda instance: (instance.mirrored, instance.position))
-        made = {result for instance in contents for result in instance.op.results}
-        return {v: source for i in contents for v, source in i.sources.items() if v not in made}
+        in_order = sorted(contents, key=lambda instance: (instance.mirrored, instance.position))
+        made = {result for instance in in_order for result in instance.op.results}
+        return {v: source for i in in_order for v, source in i.sources.items() if v not in made}
 
 
 def _mirrored_sources(instance: Instance) -> list[Instance]:
@@ -216,9 +221,9 @@ class _Emitter:
         self.made: dict[object, str] = {}
         """The computations by what they do: the microbatches of a program are alike."""
 
-    def emit(self, unit: _Unit, inputs: Sources) -> None:
+    def emit(self, unit: _Unit, contents: Sequence[Instance], inputs: Sources) -> None:
         operands = {v: v if s is None else self.new_values[v, s.slice] for v, s in inputs.items()}
-        launch = self.moved(unit, operands) if unit.stands_alone else self.launched(unit, operands)
+        launch = self.moved(unit, operands) if unit.stands_alone else self.launched(unit, contents, operands)
         for value, new in zip(unit.outputs, launch.results, strict=True):
             self.new_values[value, unit.slice] = new
 
@@ -227,26 +232,30 @@ class _Emitter:
         copy.slice = unit.slice
         if SLICE in copy.attributes:
             del copy.attributes[SLICE]
-        for number, value in enumerate(unit.members[0].op.operands):
-            copy.operands[number] = operands[value]
+        reads = copy.operands
+        for number, value in enumerate(list(reads)):
+            reads[number] = operands[value]
         return copy
 
-    def launched(self, unit: _Unit, operands: dict[ir.Value, ir.Value]) -> ir.OpView:
+    def launched(
+        self, unit: _Unit, contents: Sequence[Instance], operands: dict[ir.Value, ir.Value]
+    ) -> ir.OpView:
         last = (unit.members or list(unit.outputs.values()))[0]
         location = last.op.operation.location
         return LaunchOp.build(
             list(operands.values()),
             [value.type for value in unit.outputs],
-            callee=self.computation(unit, list(operands), location),
+            callee=self.computation(unit, contents, list(operands), location),
             slice=unit.slice,
             loop=unit.loop,
             loc=location,
             ip=self.end,
         )
 
-    def computation(self, unit: _Unit, inputs: Sequence[ir.Value], location: ir.Location) -> str:
+    def computation(
+        self, unit: _Unit, contents: Sequence[Instance], inputs: Sequence[ir.Value], location: ir.Location
+    ) -> str:
         """The name of the computation that does what a unit does."""
-        contents = unit.contents()
         key = _key(contents, inputs, unit.outputs)
         if key is not None and key in self.made:
             self.computations.skip("glue")

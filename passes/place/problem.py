@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
@@ -29,7 +30,7 @@ Places = frozenset[int]
 """The slices, by their numbers, of an operation or an argument."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Operation:
     """An operation of `@main`. Views are equal where their content is, so it is known by its position.
 
@@ -66,6 +67,7 @@ class PlacementProblem:
       returned: what the return reads.
       producer: the position of the operation that makes a value; arguments have none.
       readers: the positions of the operations that read a value.
+      byte_size: the bytes of a type.
     """
 
     main: ir.OpView
@@ -79,6 +81,7 @@ class PlacementProblem:
     returned: Sequence[ir.Value]
     producer: Mapping[ir.Value, int]
     readers: Mapping[ir.Value, Sequence[int]]
+    byte_size: Callable[[ir.Type], int]
 
     def read_again(self) -> PlacementProblem:
         """The problem after `@main` was changed."""
@@ -86,7 +89,7 @@ class PlacementProblem:
 
     def is_small(self, values: Iterable[ir.Value]) -> bool:
         """Whether each of the values is small enough to be mirrored."""
-        return all(byte_size(v.type) <= self.mirror_bytes for v in values)
+        return all(self.byte_size(v.type) <= self.mirror_bytes for v in values)
 
     def is_brought(self, value: ir.Value) -> bool:
         """Whether the caller can bring a value to every slice that reads it."""
@@ -95,7 +98,7 @@ class PlacementProblem:
     def cost(self, value: ir.Value) -> int:
         """The bytes that cross when a value does, for all microbatches of its loop together."""
         loop = loop_of(value)
-        return byte_size(value.type) * (1 if loop is None else self.symbols[loop].count)
+        return self.byte_size(value.type) * (1 if loop is None else self.symbols[loop].count)
 
 
 def read_problem(
@@ -137,6 +140,7 @@ def read_problem(
         list(terminator.operands),
         {result: n for n, op in enumerate(operations) for result in op.results},
         readers,
+        functools.cache(byte_size),
     )
 
 

@@ -23,7 +23,6 @@ class VerifyPlaced(Pass):
     name: ClassVar[str] = "pw-verify-placed"
     takes = (OUTLINED, PLACED)
     leaves = PLACED
-    closes = True
 
     def run(self, module: ir.Module) -> None:
         """Changes nothing: the claim is what is checked."""

@@ -49,10 +49,12 @@ class Accumulate(Pass):
 
     def run(self, module: ir.Module) -> None:
         block = body_block(main_function(module))
-        folder = _Folder(module)
         groups = _sharing_launches([op for op in block.operations if isinstance(op, ReduceOp)])
+        if not groups:
+            return
+        folder = _Folder(module)
         launches = [op for op in block.operations if isinstance(op, LaunchOp)]
-        large = CompileCost(folder.symbols, self.large).large_among(launches if groups else [])
+        large = CompileCost(folder.symbols, self.large).large_among(launches)
         zeros = folder.make_zeros(
             block, [op for group in groups for op in group if _producer(op.operands[0]).callee in large]
         )

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -68,20 +68,19 @@ class FuseLaunches(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        by_slice: dict[str, list[LaunchOp]] = {}
-        for op in body_block(main).operations:
-            if op_has(op, Trait.EXECUTES):
-                by_slice.setdefault(op.slice, []).append(op)
         fuser = _Fuser(module)
-        every_launch = [op for launches in by_slice.values() for op in launches]
+        launches = [op for op in body_block(main).operations if op_has(op, Trait.EXECUTES)]
         # Who asks for user calls in one asks for versions.
         cost = CompileCost(fuser.symbols, sys.maxsize if self.user_calls else self.large)
-        versions = _Versions(cost, every_launch)
-        by_slice = {name: list(_with_own_constants(ops, versions)) for name, ops in by_slice.items()}
-        clusters: list[list[LaunchOp]] = []
-        for launches in by_slice.values():
-            launches.sort(key=lambda op: op.order)
-            clusters += self.clusters(fuser.symbols, versions, *_preparations(launches, versions))
+        versions = _Versions(cost, launches)
+        _give_own_constants(launches, versions)
+        by_slice: dict[str, list[_Launch]] = {}
+        for launch in _read_launches(main):
+            by_slice.setdefault(launch.slice, []).append(launch)
+        clusters: list[list[_Launch]] = []
+        for on_slice in by_slice.values():
+            on_slice.sort(key=lambda launch: launch.order)
+            clusters += self.clusters(fuser.symbols, versions, *_preparations(on_slice, versions))
         for cluster in versions.without_others(clusters):
             if len(cluster) > 1:
                 fuser.fuse(cluster)
@@ -93,38 +92,37 @@ class FuseLaunches(Pass):
         self,
         symbols: dict[str, ir.OpView],
         versions: _Versions,
-        launches: list[LaunchOp],
-        preparations: dict[ir.Value, list[LaunchOp]],
-    ) -> list[list[LaunchOp]]:
+        launches: list[_Launch],
+        preparations: dict[_Launch, list[_Launch]],
+    ) -> list[list[_Launch]]:
         """Splits the launches of a slice into runs that become one launch each."""
-        runs: list[list[LaunchOp]] = []
+        runs: list[list[_Launch]] = []
         arrived: set[ir.Value] = set()
-        head: LaunchOp | None = None
+        head: _Launch | None = None
         closed = True
         for launch in launches:
-            incoming = {v for v in launch.operands if _is_transfer(v)}
             is_call = not launch.is_glue
-            joins = incoming <= arrived and not (
+            joins = launch.incoming <= arrived and not (
                 is_call and head is not None and not self.joins(head, launch)
             )
             if closed:
                 joins = joins and bool(runs) and _ends_loop(runs[-1], launch, symbols)
-            piece = [*preparations.get(launch.results[0], ()), launch] if launch.results else [launch]
+            piece = [*preparations.get(launch, ()), launch]
             joins = joins and bool(runs) and versions.stay_alike([*runs[-1], *piece])
             if not joins:
                 runs.append([])
                 head, closed = None, False
             runs[-1] += piece
-            arrived |= incoming
+            arrived |= launch.incoming
             head = launch if head is None and is_call else head
-            closed = closed or _leaves(launch)
+            closed = closed or launch.leaves
         return runs
 
-    def joins(self, head: LaunchOp, call: LaunchOp) -> bool:
+    def joins(self, head: _Launch, call: _Launch) -> bool:
         """Whether a placed call may become one with an earlier one."""
         if self.user_calls:
             return True
-        first, last = head.origins[-1], call.origins[0]
+        first, last = head.op.origins[-1], call.op.origins[0]
         is_one_stage = (first.stage, first.microbatch) == (last.stage, last.microbatch)
         is_in_loop = head.loop is not None and head.loop == call.loop
         # Nobody waits for the weights' half; what has to wait for it is delayed.
@@ -132,12 +130,89 @@ class FuseLaunches(Pass):
         return is_in_loop and is_one_stage and is_awaited and first.is_forward and last.kind == "bwd"
 
 
-def _leaves(launch: LaunchOp) -> bool:
-    """Whether a result of a launch is moved to another slice."""
-    return any(op_has(use.owner, Trait.MOVES) for r in launch.results for use in r.uses)
+@dataclasses.dataclass(eq=False, slots=True)
+class _Launch:
+    """A launch as it stands before anything is fused, read once.
+
+    Attributes:
+      op: the launch.
+      callee, slice, order, loop, microbatch, is_glue: what it says.
+      incoming: the values among its operands that transfers bring.
+      is_ready: whether nothing has to be waited for to read its operands: they are arguments, or what is
+        worked out in front of its loop.
+      leaves: whether a result of it is moved to another slice.
+      read_by: what reads each of its results: launches, and None for all else.
+    """
+
+    op: LaunchOp
+    callee: str
+    slice: str
+    order: int
+    loop: str | None
+    microbatch: int | None
+    is_glue: bool
+    incoming: set[ir.Value]
+    is_ready: bool
+    leaves: bool
+    read_by: list[set[_Launch | None]]
+
+    @property
+    def turn(self) -> tuple[str | None, int | None]:
+        """The loop and the microbatch that it works on."""
+        return self.loop, self.microbatch
+
+    def only_reader(self) -> _Launch | None:
+        """The launch that alone reads its results; None for another reader, none or several."""
+        readers = set[_Launch | None]().union(*self.read_by)
+        return readers.pop() if len(readers) == 1 else None
 
 
-def _ends_loop(cluster: list[LaunchOp], glue: LaunchOp, symbols: dict[str, ir.OpView]) -> bool:
+def _read_launches(main: ir.OpView) -> list[_Launch]:
+    """The launches of a program, in the order in which they stand."""
+    launches: list[_Launch] = []
+    moved: set[ir.Value] = set()
+    made: dict[ir.Value, tuple[_Launch, set[_Launch | None]]] = {}
+    for op in body_block(main).operations:
+        reads = list(op.operands)
+        if not op_has(op, Trait.EXECUTES):
+            moves = op_has(op, Trait.MOVES)
+            if moves:
+                moved.update(op.results)
+            for value in reads:
+                if value in made:
+                    maker, readers = made[value]
+                    readers.add(None)
+                    maker.leaves = maker.leaves or moves
+            continue
+        loop = op.loop
+        launch = _Launch(
+            op,
+            op.callee,
+            op.slice,
+            op.order,
+            loop,
+            op.microbatch,
+            op.is_glue,
+            incoming={value for value in reads if value in moved},
+            is_ready=True,
+            leaves=False,
+            read_by=[],
+        )
+        for value in reads:
+            if value in made:
+                maker, readers = made[value]
+                readers.add(launch)
+                launch.is_ready = launch.is_ready and loop is not None and maker.loop is None
+            elif not isinstance(value, ir.BlockArgument):
+                launch.is_ready = False
+        for result in op.results:
+            launch.read_by.append(set())
+            made[result] = launch, launch.read_by[-1]
+        launches.append(launch)
+    return launches
+
+
+def _ends_loop(cluster: list[_Launch], glue: _Launch, symbols: dict[str, ir.OpView]) -> bool:
     """Whether glue is cheap work behind a loop whose last launch is in a cluster."""
     if not glue.is_glue or glue.loop is not None or all(op.loop is None for op in cluster):
         return False
@@ -157,13 +232,13 @@ class _Versions:
         self.counts = collections.Counter(op.callee for op in launches)
         self.large = {name for name in cost.large_among(launches) if self.counts[name] > 1}
 
-    def stay_alike(self, cluster: Sequence[LaunchOp]) -> bool:
+    def stay_alike(self, cluster: Sequence[_Launch]) -> bool:
         """Whether all launches of the large computations of a cluster can take the same along."""
-        if not any(op.callee in self.large for op in cluster):
+        if not self.large or not any(launch.callee in self.large for launch in cluster):
             return True
-        return len({_microbatch(op) for op in cluster if op.is_glue or op.callee in self.large}) == 1
+        return len({one.turn for one in cluster if one.is_glue or one.callee in self.large}) == 1
 
-    def without_others(self, clusters: Sequence[list[LaunchOp]]) -> list[list[LaunchOp]]:
+    def without_others(self, clusters: Sequence[list[_Launch]]) -> list[list[_Launch]]:
         """Splits clusters where the launches of a large computation outside of loops take other things along.
 
         Such are the updates of equal stages: that of the last one would take what makes the loss a mean.
@@ -174,7 +249,7 @@ class _Versions:
                 if op.callee in self.large and op.loop is None:
                     taken.setdefault(op.callee, set()).add(tuple(other.callee for other in cluster))
         alone = {name for name, several in taken.items() if len(several) > 1}
-        runs: list[list[LaunchOp]] = []
+        runs: list[list[_Launch]] = []
         for cluster in clusters:
             for stands, run in itertools.groupby(cluster, lambda op: op.callee in alone and op.loop is None):
                 ops = list(run)
@@ -187,44 +262,45 @@ class _Versions:
         return all(counts[name] == self.counts[name] for name in counts if name in self.large)
 
 
-def _microbatch(launch: LaunchOp) -> tuple[str | None, int | None]:
-    return launch.loop, launch.microbatch
-
-
 class _Fuser:
     def __init__(self, module: ir.Module) -> None:
         self.symbols = symbol_table(module)
         self.computations = Computations(module, self.symbols)
 
-    def fuse(self, cluster: list[LaunchOp]) -> None:
+    def fuse(self, cluster: list[_Launch]) -> None:
         """Replaces a run of launches by one."""
-        inside = {r: n for n, r in enumerate(r for op in cluster for r in op.results)}
-        inputs = list(dict.fromkeys(v for op in cluster for v in op.operands if v not in inside))
+        members = set(cluster)
+        # Other runs have become one by now, so that operands are others than they were.
+        reads = [list(launch.op.operands) for launch in cluster]
+        inside: dict[ir.Value, int] = {}
+        outputs: list[ir.Value] = []
+        for launch in cluster:
+            for result, readers in zip(launch.op.results, launch.read_by, strict=True):
+                inside[result] = len(inside)
+                if not readers <= members:
+                    outputs.append(result)
+        inputs = list(dict.fromkeys(v for read in reads for v in read if v not in inside))
         position = {v: n for n, v in enumerate(inputs)}
-        outputs = [r for r in inside if any(_first_result(use.owner) not in inside for use in r.uses)]
         wiring = (
-            tuple(op.callee for op in cluster),
-            tuple(
-                ("in", position[v]) if v in position else ("out", inside[v])
-                for op in cluster
-                for v in op.operands
-            ),
+            tuple(launch.callee for launch in cluster),
+            tuple(("out", inside[v]) if v in inside else ("in", position[v]) for read in reads for v in read),
             tuple(inside[r] for r in outputs),
         )
-        head = next((op for op in cluster if not op.is_glue), cluster[0])
+        head = next((launch for launch in cluster if not launch.is_glue), cluster[0])
         # What leaves must be there for those who move it.
-        place = next((op for op in cluster if _leaves(op)), cluster[-1])
-        launch = head.rebuilt(
+        place = next((launch for launch in cluster if launch.leaves), cluster[-1])
+        ops = [launch.op for launch in cluster]
+        fused = head.op.rebuilt(
             inputs,
             [r.type for r in outputs],
-            callee=self.make(cluster, inputs, outputs, f"{head.callee}_fused", wiring),
-            origins=tuple(origin for op in cluster for origin in op.origins),
+            callee=self.make(ops, inputs, outputs, f"{head.callee}_fused", wiring),
+            origins=tuple(origin for launch in cluster if not launch.is_glue for origin in launch.op.origins),
             order=place.order,
-            ip=ir.InsertionPoint(place),
+            ip=ir.InsertionPoint(place.op),
         )
-        for old, new in zip(outputs, launch.results, strict=True):
+        for old, new in zip(outputs, fused.results, strict=True):
             old.replace_all_uses_with(new)
-        for op in reversed(cluster):
+        for op in reversed(ops):
             op.operation.erase()
 
     def make(
@@ -277,67 +353,48 @@ class _Fuser:
                 mapping[value] = sdy.ShardingConstraintOp(mapping[value], shardings[value]).result
 
 
-def _with_own_constants(launches: Iterable[LaunchOp], versions: _Versions) -> Iterator[LaunchOp]:
-    """The launches of a slice, with glue without operands as part of the microbatch of what reads it.
+def _give_own_constants(launches: Iterable[LaunchOp], versions: _Versions) -> None:
+    """Makes glue without operands part of the microbatch of what reads it.
 
     Each launch that reads such glue gets one of its own.
     """
     for launch in launches:
-        yield launch
-        if not launch.is_glue or list(launch.operands):
+        if not launch.is_glue or len(launch.operands):
             continue
         readers = {_first_result(use.owner): use.owner for r in launch.results for use in r.uses}
         if None in readers or not versions.read_alike(readers.values()):
             continue
+        behind = ir.InsertionPoint.after(launch)
         for n, reader in enumerate(readers.values()):
             own = launch
             if n > 0:
-                own = launch.operation.clone(ir.InsertionPoint(launch)).opview
+                own = launch.operation.clone(behind).opview
                 for old, new in zip(launch.results, own.results, strict=True):
                     reader.operation.replace_uses_of_with(old, new)
-                yield own
-            own.loop, own.microbatch = _microbatch(reader)
-
-
-def _preparations(
-    launches: list[LaunchOp], versions: _Versions
-) -> tuple[list[LaunchOp], dict[ir.Value, list[LaunchOp]]]:
-    """Splits off glue that only prepares for one launch, by the first result of the launch it serves."""
-    rest: list[LaunchOp] = []
-    serves: dict[ir.Value, list[LaunchOp]] = {}
-    for launch in launches:
-        readers = {_first_result(use.owner) for r in launch.results for use in r.uses}
-        reader = readers.pop() if len(readers) == 1 else None
-        if (
-            launch.is_glue
-            and reader is not None
-            and versions.stay_alike([launch, reader.owner.opview])
-            and all(_is_there_before(v, launch) for v in launch.operands)
-        ):
-            serves.setdefault(reader, []).append(launch)
-        else:
-            rest.append(launch)
-    # What serves a launch that was split off itself goes where that one goes.
-    chained = {op.results[0]: op for ops in serves.values() for op in ops}
-    for reader in [r for r in serves if r in chained]:
-        rest += serves.pop(reader)
-    return sorted(rest, key=lambda op: op.order), serves
-
-
-def _is_there_before(value: ir.Value, launch: LaunchOp) -> bool:
-    """Whether nothing has to be waited for to read a value: an argument, or work in front of the loop."""
-    if isinstance(value, ir.BlockArgument):
-        return True
-    producer = value.owner.opview
-    return launch.loop is not None and op_has(producer, Trait.EXECUTES) and producer.loop is None
+            own.loop, own.microbatch = reader.loop, reader.microbatch
 
 
 def _first_result(op: ir.OpView) -> ir.Value | None:
     return op.results[0] if op_has(op, Trait.EXECUTES) and op.results else None
 
 
-def _is_transfer(value: ir.Value) -> bool:
-    return not isinstance(value, ir.BlockArgument) and op_has(value.owner.opview, Trait.MOVES)
+def _preparations(
+    launches: list[_Launch], versions: _Versions
+) -> tuple[list[_Launch], dict[_Launch, list[_Launch]]]:
+    """Splits off glue that only prepares for one launch, by the launch that it serves."""
+    rest: list[_Launch] = []
+    serves: dict[_Launch, list[_Launch]] = {}
+    for launch in launches:
+        reader = launch.only_reader() if launch.is_glue and launch.is_ready else None
+        if reader is not None and versions.stay_alike([launch, reader]):
+            serves.setdefault(reader, []).append(launch)
+        else:
+            rest.append(launch)
+    # What serves a launch that was split off itself goes where that one goes.
+    chained = {launch for several in serves.values() for launch in several}
+    for reader in [reader for reader in serves if reader in chained]:
+        rest += serves.pop(reader)
+    return sorted(rest, key=lambda launch: launch.order), serves
 
 
 def _move_mirrors(main: ir.OpView) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,13 +18,14 @@ from pathways.dialect import (
     op_has,
     ops_named,
     set_argument_attrs,
+    symbol_table,
 )
 from pathways.dialect.forms import ORDERED
 from pathways.dialect.layouts import Layouts
 from pathways.dialect.meshes import Sharding
 from pathways.dialect.names import ALIASING, DONATED
 from pathways.dialect.order import DeadlockError, events_of, proved_order, sort_block
-from pathways.dialect.program import read_function
+from pathways.dialect.program import ProgramView, read_function
 from pathways.dialect.traits import Trait
 from pathways.passes.base import Pass, fail, main_function, option
 from pathways.passes.schedule.channels import capacity_for, first_reads
@@ -62,32 +64,34 @@ class PlanMemory(Pass):
         for op in list(body_block(main).operations):
             if op_has(op, Trait.ENDS):
                 op.operation.erase()
-        _sort(module, main)
-        _set_capacities(module, main)
-        _Lifetimes(module, main, self.donate_bytes).run()
+        program = _sorted(read_function(module, symbol_table(module), main))
+        _set_capacities(program)
+        _Lifetimes(program, self.donate_bytes).run()
 
 
-def _sort(module: ir.Module, main: ir.OpView) -> None:
+def _sorted(program: ProgramView) -> ProgramView:
+    """Sorts the block of a program by the proved order; returns the program as it is then."""
     # Capacities follow from this order. Those of `pw-schedule` may be too small by now: fusion has delayed
     # the launches that receive.
-    events = events_of(module, with_capacities=False)
+    events = events_of(program, with_capacities=False)
     try:
         order = proved_order(events)
     except DeadlockError as error:
         fail(error.cycle[0].op, str(error))
-    if order != list(range(len(order))):
-        sort_block(main, [events[n].op for n in order if events[n].kind != "receipt"])
+    if order == list(range(len(order))):
+        return program
+    sort_block(program.main, [events[n].op for n in order if events[n].kind != "receipt"])
+    return read_function(program.module, program.symbols, program.main)
 
 
-def _set_capacities(module: ir.Module, main: ir.OpView) -> None:
-    operations = list(body_block(main).operations)
-    reads = first_reads(operations)
+def _set_capacities(program: ProgramView) -> None:
+    reads = first_reads(program.ops)
     spans: dict[str, list[tuple[int, int]]] = {}
-    for n, op in enumerate(operations):
+    for n, (op, made) in enumerate(zip(program.ops, program.makes, strict=True)):
         if op_has(op, Trait.MOVES):
-            read = min(reads.get(r, len(operations)) for r in op.results)
+            read = min(reads.get(value, len(program.ops)) for value in made)
             spans.setdefault(op.channel, []).append((n, read))
-    for channel in ops_named(module, ["pw.channel"]):
+    for channel in ops_named(program.module, ["pw.channel"]):
         if channel.sym_name in spans:
             channel.capacity = capacity_for(spans[channel.sym_name])
 
@@ -97,19 +101,18 @@ Aliases = tuple[tuple[int, int], ...]
 
 
 class _Lifetimes:
-    def __init__(self, module: ir.Module, main: ir.OpView, donate_bytes: int) -> None:
-        self.module = module
+    def __init__(self, view: ProgramView, donate_bytes: int) -> None:
+        self.module = module = view.module
         self.donate_bytes = donate_bytes
+        self.byte_size = functools.cache(byte_size)
         self.layouts = Layouts(module)
         self.symbols = self.layouts.symbols
         self.computations = Computations(module, self.symbols)
-        view = read_function(module, self.symbols, main)
         self.ops, self.terminator, self.slices = view.ops, view.terminator, view.slices
-        self.arguments = list(body_block(main).arguments)
+        self.arguments = list(body_block(view.main).arguments)
         attrs = zip(self.arguments, view.arguments, strict=True)
         self.donated = {argument for argument, said in attrs if DONATED in said}
-        self.operands = [list(op.operands) for op in self.ops]
-        self.results = [list(op.results) for op in self.ops]
+        self.operands, self.results = view.reads, view.makes
         self.mirrored: dict[ir.Value, list[ir.Value]] = {}
         """The values that are equal by what a mirror says, by its result."""
         self.touched = [self.touched_by(n, op) for n, op in enumerate(self.ops)]
@@ -138,7 +141,8 @@ class _Lifetimes:
             # A donated operand's buffer is the result's from here on.
             self.end(taken, live)
             if op_has(op, Trait.ORDERED):
-                live.add(op.slice, sum(self.size(r, op.slice) for r in self.results[n]))
+                slice_ = op.slice
+                live.add(slice_, sum(self.size(r, slice_) for r in self.results[n]))
             ended += [
                 v for v in self.touched[n] if self.last_use[v] == n and v not in self.kept and v not in taken
             ]
@@ -158,7 +162,7 @@ class _Lifetimes:
         if (value, place) not in self.sizes:
             mesh = self.layouts.mesh(place)
             parts = math.prod(self.layouts.of(value, place).splits(mesh)) if mesh.size > 1 else 1
-            self.sizes[value, place] = byte_size(value.type) * mesh.size // parts
+            self.sizes[value, place] = self.byte_size(value.type) * mesh.size // parts
         return self.sizes[value, place]
 
     def touched_by(self, n: int, op: ir.OpView) -> dict[ir.Value, None]:
@@ -167,7 +171,10 @@ class _Lifetimes:
             equal = [v for value in self.operands[n] for v in self.unmirrored(value)]
             self.mirrored[self.results[n][0]] = equal
             return dict.fromkeys(equal)
-        return {v: None for value in (*self.operands[n], *self.results[n]) for v in self.unmirrored(value)}
+        values = (*self.operands[n], *self.results[n])
+        if not self.mirrored:
+            return dict.fromkeys(values)
+        return {v: None for value in values for v in self.unmirrored(value)}
 
     def unmirrored(self, value: ir.Value) -> list[ir.Value]:
         """The values that a value stands for: itself, or those that a mirror says are equal."""
@@ -209,25 +216,27 @@ class _Lifetimes:
         """The aliases of each launch, by its position."""
         launches = {n: op for n, op in enumerate(self.ops) if op_has(op, Trait.EXECUTES)}
         donatable = {n: self.donatable(n) for n in launches}
+        callees = {n: op.callee for n, op in launches.items()}
         free: dict[str, set[int]] = {}
-        for n, op in launches.items():
+        for n, callee in callees.items():
             numbers = set(donatable[n])
-            free[op.callee] = free[op.callee] & numbers if op.callee in free else numbers
-        aliases = {n: self.aliases(n, op, donatable[n], free[op.callee]) for n, op in launches.items()}
-        for n, op in launches.items():
-            self.launches_of.setdefault(op.callee, set()).add(aliases[n])
+            free[callee] = free[callee] & numbers if callee in free else numbers
+        aliases = {n: self.aliases(n, op, donatable[n], free[callees[n]]) for n, op in launches.items()}
+        for n, callee in callees.items():
+            self.launches_of.setdefault(callee, set()).add(aliases[n])
         return aliases
 
     def donatable(self, n: int) -> dict[int, ir.Value]:
         """The operands that the launch at a position alone reads, as the last one, and the program owns."""
-        times = Counter(self.operands[n])
+        operands = self.operands[n]
+        times = Counter(operands)
         return {
             number: value
-            for number, value in enumerate(self.operands[n])
-            if times[value] == 1
-            and self.last_use.get(value) == n
+            for number, value in enumerate(operands)
+            if self.last_use.get(value) == n
             and value not in self.kept
             and len(self.slices.get(value, ())) == 1
+            and times[value] == 1
         }
 
     def aliases(self, n: int, op: LaunchOp, donatable: dict[int, ir.Value], free: set[int]) -> Aliases:
@@ -245,8 +254,8 @@ class _Lifetimes:
         arguments = [(k, v) for k, v in operands if v in self.donated]
         # From behind: pw-accumulate puts sums there, which XLA adds to in place.
         others = [(k, v) for k, v in reversed(operands) if v not in self.donated]
-        large = [(k, v) for k, v in others if byte_size(v.type) >= self.donate_bytes]
-        small = [(k, v) for k, v in others if byte_size(v.type) < self.donate_bytes and k in free]
+        large = [(k, v) for k, v in others if self.byte_size(v.type) >= self.donate_bytes]
+        small = [(k, v) for k, v in others if self.byte_size(v.type) < self.donate_bytes and k in free]
         aliases: list[tuple[int, int]] = []
         results: dict[tuple[ir.Type, Sharding], list[int]] = {}
         for number, result in reversed(list(enumerate(self.results[n]))):

@@ -17,6 +17,7 @@ from pathways.dialect.graphs import CycleError, topological_order
 from pathways.dialect.names import MOST_OPERATIONS, TIMES
 from pathways.dialect.order import Event, data_events, device_queues, sort_block
 from pathways.dialect.origins import Origin
+from pathways.dialect.program import read_function
 from pathways.passes.base import Pass, fail, main_function, option, remark
 from pathways.passes.schedule.actions import Action, ActionCycleError, Needs, Orders, start_times
 from pathways.passes.schedule.channels import Span, capacity_for, first_reads
@@ -111,7 +112,7 @@ class Schedule(Pass):
                 fail(main, f"cannot be scheduled by {error}")
         for op in ops_named(module, ["pw.channel"]):
             op.operation.erase()
-        events = data_events(module)
+        events = data_events(read_function(module, symbol_table(module), main))
         loops = read_loops(module, events)
         with_launches = {loop.op.sym_name for loop in loops}
         for op in ops_named(module, ["pw.loop"]):
@@ -287,7 +288,7 @@ def schedule_of(module: ir.Module) -> str:
         cycle.
     """
     main = main_function(module)
-    events = data_events(module)
+    events = data_events(read_function(module, symbol_table(module), main))
     # Those of other replicas have the same.
     loops = [loop for loop in read_loops(module, events) if loop.op.replica_of is None and loop.slices]
     if not loops:

@@ -64,6 +64,8 @@ class ShareLoops(Pass):
         pieces = {
             name: _cut(bodies[name], shared, computations) for name in dict.fromkeys(n for n, _ in shared)
         }
+        if not pieces:
+            return
         for launch in launches:
             if launch.callee in pieces:
                 _launch_pieces(launch, bodies[launch.callee], pieces[launch.callee])

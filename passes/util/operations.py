@@ -57,6 +57,9 @@ def replace_operands(op: ir.OpView, mapping: Mapping[ir.Value, ir.Value]) -> Non
 
 def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:
     """Whether an operation does more than compute its results; `memo` remembers functions."""
+    if not len(op.attributes) and not len(op.regions):
+        # What communicates, and what calls or customises, says with whom and what.
+        return False
     for inner in (op, *nested_ops(op)):
         name = inner.operation.name
         if any(

@@ -30,6 +30,7 @@ from schedules import ScheduleCase, random_case, random_line, text_of
 
 from pathways.dialect import LaunchOp, make_context
 from pathways.dialect.order import DeadlockError, Event, data_events, events_of, proved_order
+from pathways.dialect.program import read_program
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
 from pathways.passes.schedule.schedule import Schedule
@@ -181,14 +182,14 @@ def _trade_places(module: ir.Module, rng: random.Random) -> str:
     for _ in range(4):
         with module.context:
             slices: dict[str, list[Event]] = {}
-            for event in data_events(module):
+            for event in data_events(read_program(module)):
                 slices.setdefault(event.slice, []).append(event)
             a, b = (rng.choice(rng.choice(list(slices.values()))) for _ in range(2))
             if a.slice != b.slice:
                 continue
             a.op.order, b.op.order = b.op.order, a.op.order
             try:
-                proved_order(events_of(module))
+                proved_order(events_of(read_program(module)))
                 proved = True
             except DeadlockError:
                 proved = False
@@ -200,7 +201,7 @@ def _trade_places(module: ir.Module, rng: random.Random) -> str:
 
 def _runs(module: ir.Module) -> bool:
     """Whether all events end: slices are processes that block, channels are first in, first out."""
-    events = data_events(module)
+    events = data_events(read_program(module))
     channels = {op.sym_name: op.capacity for op in module.body.operations if op.name == "pw.channel"}
     queues: dict[str, list[Event]] = {}
     for event in sorted(events, key=lambda event: event.order or 0):

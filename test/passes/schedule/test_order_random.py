@@ -10,6 +10,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
 from pathways.dialect import order as orders
+from pathways.dialect.program import read_program
 
 CONTEXT = make_context()
 
@@ -199,7 +200,7 @@ class Interpreter:
 def proved_order(program: Program) -> list[int] | None:
     """The order that the proof finds, None when it finds a cycle."""
     module = ir.Module.parse(text_of(program), CONTEXT)
-    events = orders.events_of(module)
+    events = orders.events_of(read_program(module))
     numbers = [n for n, e in enumerate(events) if e.kind != "receipt"]
     try:
         order = orders.proved_order(events)

@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, make_context
 from pathways.dialect.order import events_of, proved_order
+from pathways.dialect.program import read_program
 from pathways.passes.base import main_function
 from pathways.passes.driver import run_passes
 from pathways.passes.schedule.actions import action_of
@@ -147,7 +148,7 @@ def test_every_loop_gets_an_order_that_is_proved(loop: Loop, policy: str, bound:
     module = ir.Module.parse(text_of(loop), CONTEXT)
     run_passes(module, [Schedule(policy=policy, max_live=max_live)])
     with CONTEXT:
-        proved_order(events_of(module))
+        proved_order(events_of(read_program(module)))
     if policy == "program":
         return
     for place, order in enumerate(POLICIES[policy](dataclasses.replace(loop.pipeline, max_live=max_live))):
