@@ -18,6 +18,7 @@ import numpy as np
 from _ratios import Case, run
 
 import pathways
+from pathways.dialect.bytecode import bytecode_of
 from pathways.runtime.local.devices import bind, mesh_of
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.plan import plan
@@ -53,7 +54,7 @@ def lower(fn: Callable[..., Any], operands: int) -> plan.Computation:
     )
     (out,) = jax.tree.leaves(lowered.out_info)
     types = (plan.ArrayType((WIDTH,), "float32"),) * operands
-    module = pjrt.bytecode(lowered.compiler_ir())
+    module = bytecode_of(lowered.compiler_ir())
     return plan.Computation(fn.__name__, module, types, (plan.ArrayType(out.shape, out.dtype.name),))
 
 

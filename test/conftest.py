@@ -25,11 +25,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pathways.dialect.bytecode import bytecode_of
 from pathways.runtime.local.devices import bind
 from pathways.runtime.local.load import load
 from pathways.runtime.plan import plan
 from pathways.runtime.resources.virtual import VirtualSlice
-from pathways.runtime.xla import pjrt
 
 jax.config.update("jax_num_cpu_devices", 8)
 if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -85,7 +85,7 @@ class PlanBuilder:
         self.callbacks = callbacks or self.callbacks
         out = jax.tree.leaves(lowered.out_info)[0]
         result = plan.ArrayType(out.shape, out.dtype.name)
-        module = pjrt.bytecode(lowered.compiler_ir())
+        module = bytecode_of(lowered.compiler_ir())
         name = f"{fn.__name__}_{'_'.join(map(str, donated))}"
         self.computations[name] = plan.Computation(
             name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ from pathways.compiler.backends.hosts_executable import HostsExecutable
 from pathways.compiler.backends.relocation import relocate
 from pathways.compiler.lower.phases import ProgramError
 from pathways.dialect import ops_named
+from pathways.dialect.bytecode import bytecode_of
 from pathways.dialect.names import HOST
 from pathways.dialect.operation import attribute_of
 from pathways.passes.base import PassFailure
@@ -125,7 +125,7 @@ def _part(
 
 def _split(module: ir.Module, name: str, islands: Mapping[str, int], ahead: int) -> ir.Module:
     """The program in the form `host`, in which all hosts of an island are one."""
-    copy = ir.Module.parse(_bytecode(module), module.context)
+    copy = ir.Module.parse(bytecode_of(module), module.context)
     hosts = ",".join(f"{slice}:{island}" for slice, island in islands.items())
     with Diagnostics(copy.context) as seen:
         try:
@@ -137,19 +137,13 @@ def _split(module: ir.Module, name: str, islands: Mapping[str, int], ahead: int)
 
 def _module_of(parts: ir.Module, host: int) -> bytes:
     """The function of one host with all that it needs."""
-    module = ir.Module.parse(_bytecode(parts), parts.context)
+    module = ir.Module.parse(bytecode_of(parts), parts.context)
     for op in ops_named(module, ["func.func"]):
         number = attribute_of(op, HOST)
         if number is not None and number.value != host:
             op.operation.erase()
     erase_unused_functions(module)
-    return _bytecode(module)
-
-
-def _bytecode(module: ir.Module) -> bytes:
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
+    return bytecode_of(module)
 
 
 def _ports(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from pathways.compiler.frontend.specs import Spec, flat_specs, is_spec
 from pathways.compiler.frontend.trace_state import tracing
 from pathways.compiler.frontend.trees import unsealed
 from pathways.dialect import make_context
+from pathways.dialect.bytecode import bytecode_of
 from pathways.dialect.metadata import CallMetadata
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -158,9 +158,7 @@ def _slices_named(jaxpr: Any) -> set[str]:
 
 def _copied(foreign: ir.Module) -> ir.Module:
     """A module of JAX's in a context of ours."""
-    buffer = io.BytesIO()
-    foreign.operation.write_bytecode(buffer)
-    return ir.Module.parse(buffer.getvalue(), make_context())
+    return ir.Module.parse(bytecode_of(foreign), make_context())
 
 
 def _explain_types(program: str, jaxpr: Any) -> None:

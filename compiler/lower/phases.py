@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from jaxlib.mlir import ir
 
 from pathways.dialect import form_of
+from pathways.dialect.bytecode import bytecode_of
 from pathways.dialect.errors import PathwaysError
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
@@ -79,7 +79,7 @@ def run_phases(module: ir.Module, name: str, options: Options) -> Forms:
     bytecode = {}
 
     def keep(phase: str) -> None:
-        bytecode[phase] = _bytecode(module)
+        bytecode[phase] = bytecode_of(module)
         _dump(module, name, phase, folder)
 
     # Not every form ends a phase.
@@ -100,12 +100,6 @@ def run_phases(module: ir.Module, name: str, options: Options) -> Forms:
 def _shown(error: Diagnostic) -> str:
     where = f" ({error.position})" if error.position else ""
     return error.message.removeprefix("'func.func' op ") + where
-
-
-def _bytecode(module: ir.Module) -> bytes:
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
 
 
 def _dump(module: ir.Module, name: str, phase: str, folder: str | None) -> None:

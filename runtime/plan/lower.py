@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from pathways.dialect import (
     slices_of,
     symbol_table,
 )
+from pathways.dialect.bytecode import bytecode_of
 from pathways.dialect.call_times import CallTimes
 from pathways.dialect.dtypes import dtype_of
 from pathways.dialect.fields import CALL_TIMES
@@ -561,9 +561,7 @@ def _bytecode(module: ir.Module, located: bool = False) -> bytes:
     """
     if not located:
         PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
+    return bytecode_of(module)
 
 
 def _lay_out(function: ir.OpView) -> None:

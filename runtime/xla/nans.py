@@ -9,6 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import argument_attrs, set_argument_attrs, set_result_attrs
+from pathways.dialect.bytecode import bytecode_of
 from pathways.dialect.names import ALIASING, DONOR
 from pathways.passes.driver import position_of
 from pathways.passes.util.functions import inlined, set_signature
@@ -67,7 +68,7 @@ def _with_all_results(module: bytes) -> tuple[bytes, list[str]]:
         set_signature(main, main.type.inputs, [value.type for value in values])
         set_result_attrs(main, [{} for _ in values])
         set_argument_attrs(main, [_without_donation(attrs) for attrs in argument_attrs(main)])
-    return pjrt.bytecode(parsed), said
+    return bytecode_of(parsed), said
 
 
 def _inline_calls(block: ir.Block, symbols: ir.SymbolTable) -> None:

@@ -7,7 +7,6 @@ names, so a new JAX release is checked against this file alone.
 from __future__ import annotations
 
 import functools
-import io
 import os
 import platform
 import re
@@ -26,6 +25,7 @@ from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jaxlib import _jax, _profiler, lapack, xla_client
 from jaxlib.mlir.passmanager import PassManager
 
+from pathways.dialect.bytecode import bytecode_of
 from pathways.runtime.bundle.file import is_artifact
 
 Aval = Any
@@ -158,9 +158,7 @@ def _with_jax_mesh(module: bytes) -> bytes:
         text = re.sub(rf"@{re.escape(meshes[0])}\b", "@mesh", str(parsed))
         if "sdy.manual_computation" not in text:
             return module
-        buffer = io.BytesIO()
-        ir.Module.parse(text).operation.write_bytecode(buffer)
-        return buffer.getvalue()
+        return bytecode_of(ir.Module.parse(text))
 
 
 def compile_and_load(
@@ -441,13 +439,6 @@ def token_keeper(devices: Sequence[jax.Device]) -> Callable[[Any], None]:
             dispatch.runtime_tokens.set_output_runtime_token(device, token.get_token(index))
 
     return keep
-
-
-def bytecode(module: Any) -> bytes:
-    """The bytecode of a module that lives in one of JAX's MLIR contexts."""
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
 
 
 def leave_out_of_tracebacks(folder: str) -> None:

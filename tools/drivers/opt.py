@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.dialect.bytecode import bytecode_of
 from pathways.dialect.pretty import pretty
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics, run_passes
@@ -110,7 +110,7 @@ def _output(module: ir.Module, options: argparse.Namespace) -> bytes:
 
         with module.context:
             return schedule_of(module).encode()
-    return _bytecode(module) if options.emit_bytecode else _text(module, options)
+    return bytecode_of(module) if options.emit_bytecode else _text(module, options)
 
 
 def _text(module: ir.Module, options: argparse.Namespace) -> bytes:
@@ -130,12 +130,6 @@ def _write_irdl(module: ir.Module, path: str) -> None:
 
     doing("writing the dialect as IRDL")
     write_output(path, export(module).encode())
-
-
-def _bytecode(module: ir.Module) -> bytes:
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
 
 
 def _read_pipeline(texts: list[str], context: ir.Context) -> list[Item]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Callable, Mapping
 
 from jaxlib.mlir import ir
 
+from pathways.dialect.bytecode import bytecode_of
 from pathways.passes.base import PassFailure
 from pathways.passes.driver import Diagnostics
 from pathways.tools.common.supervisor import doing
@@ -39,16 +39,10 @@ def _printed(module: ir.Module, generic: bool) -> bytes:
     return module.operation.get_asm(binary=True, enable_debug_info=True, print_generic_op_form=generic)
 
 
-def _bytecode(module: ir.Module) -> bytes:
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
-
-
 _WAYS: Mapping[str, Callable[[ir.Module], bytes]] = {
     "text": lambda module: _printed(module, generic=False),
     "generic text": lambda module: _printed(module, generic=True),
-    "bytecode": _bytecode,
+    "bytecode": bytecode_of,
 }
 
 

@@ -1,0 +1,14 @@
+"""Modules as MLIR bytecode."""
+
+from __future__ import annotations
+
+import io
+
+from jaxlib.mlir import ir
+
+
+def bytecode_of(module: ir.Module) -> bytes:
+    """A module of any context as bytecode."""
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
