@@ -84,11 +84,11 @@ class Form:
         """Checks a program whose operations are well formed, each by itself."""
         for name, op in program.symbols.items():
             if isinstance(op, PwOp) and type(op) not in self.symbols:
-                report(op, f"@{name} does not belong into the form '{self.name}'")
+                report(op, f"@{name} is not legal in form '{self.name}'")
             elif isinstance(op, PwOp):
                 self.check_needs(op, report)
             elif HOST in op.attributes and not self.hosts:
-                report(op, f"is what a host runs, which does not belong into the form '{self.name}'")
+                report(op, f"is what a host runs, which is not legal in form '{self.name}'")
         for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
             for number, attrs in enumerate(all_attrs):
                 for port in self.ports:
@@ -104,7 +104,7 @@ class Form:
             return
         kind = type(op)
         if kind not in self.main:
-            report(op, f"does not belong into the form '{self.name}'{_HINTS.get((self.name, kind), '')}")
+            report(op, f"is not legal in form '{self.name}'{_HINTS.get((self.name, kind), '')}")
             return
         self.check_needs(op, report)
         attributes = op.attributes

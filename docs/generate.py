@@ -145,7 +145,7 @@ def passes_page() -> str:
     parts = [
         NOTICE.format(source="the docstrings in `passes/`"),
         "# Passes\n",
-        "In the order in which a program meets them. Options stand in braces behind the name of the pass, "
+        "In the order in which a program meets them. Options follow the pass name in braces, "
         "separated by spaces: `pw-opt -p 'pw-dce,pw-schedule{policy=program}'`.\n",
         contents(registry.names()),
         *(describe_pass(name, registry.load(name)) for name in registry.names()),

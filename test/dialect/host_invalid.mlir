@@ -393,7 +393,7 @@ module attributes {pw.form = "scheduled"} {
   func.func @main() {
     return
   }
-  // expected-error@below {{'func.func' op is what a host runs, which does not belong into the form 'scheduled'}}
+  // expected-error@below {{'func.func' op is what a host runs, which is not legal in form 'scheduled'}}
   func.func @a() attributes {pw.host = 0} {
     return
   }

@@ -31,7 +31,7 @@ module @not_unrolled attributes {pw.form = "ordered"} {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!b {pw.slice = @s0}) {
-    // expected-error@+1 {{'pw.split' op does not belong into the form 'ordered'; run pw-unroll-microbatches}}
+    // expected-error@+1 {{'pw.split' op is not legal in form 'ordered'; run pw-unroll-microbatches}}
     %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !b
     %s = "pw.reduce"(%b) {kind = "sum", loop = @batch, slice = @s0} : (!b) -> !b
     return %s : !b
