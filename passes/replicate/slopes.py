@@ -37,7 +37,6 @@ def slopes_of_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict
     ends: dict[NextOp, float] = {}
     for op in body_block(main).operations:
         if isinstance(op, CarryOp):
-            follower.refuse(op.operands)
             follower.slopes[op.results[0]] = {op.results[0]: 1.0}
         elif isinstance(op, NextOp):
             slopes = follower.slopes.get(op.operands[1], {})

@@ -90,11 +90,15 @@ def test_averages_on_slices_of_several_devices_and_on_shared_ones(options: dict[
     assert_trains_as_jax(program, step_of([normalized_layer] * 2))
 
 
-def test_no_replica_waits_for_averages() -> None:
-    lowered = pw.program(step_of(placed(2)), schedule="1f1b").lower(*inputs())
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_no_replica_waits_for_averages(replicas: int) -> None:
+    """A step takes as long as the pipeline of one replica with its own microbatches."""
+    lowered = pw.program(step_of(placed(replicas)), schedule="1f1b").lower(*inputs())
     said = [r.message for r in lowered.remarks if "replica before" in r.message]
     assert len(said) == 6
     assert all("nothing waits for the replica before" in message for message in said)
+    timeline = lowered.compile().timeline({"kinds": {"fwd": "1ms", "bwd": "2ms"}})
+    assert timeline.step_time == pytest.approx((MICROBATCHES // replicas + 1) * 3e-3)
 
 
 def test_only_what_comes_of_the_batch_is_rounded_where_replicas_exchange_few_bits() -> None:

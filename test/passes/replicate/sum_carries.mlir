@@ -1,4 +1,5 @@
 // RUN: pw-opt %s --split-input-file -p pw-sum-carries | filecheck %s
+// RUN: pw-opt %s --split-input-file -p pw-sum-carries,pw-sum-carries | filecheck %s
 // RUN: pw-opt %s --split-input-file -p pw-sum-carries,pw-replicate | filecheck %s --check-prefix=REPLICAS
 
 // A running average that a stage makes beside what it is for: 0.5 c + b. Each of two replicas has two microbatches,
@@ -212,5 +213,38 @@ module @left_alone {
     %one = stablehlo.constant dense<1> : tensor<i32>
     %m = stablehlo.add %n, %one : tensor<i32>
     return %m : tensor<i32>
+  }
+}
+
+// -----
+
+// So do the averages of a loop whose turns are those of all replicas, and a factor that is rounded before it is used.
+// CHECK-LABEL: module @not_of_microbatches
+// CHECK-NOT: per_replica
+module @not_of_microbatches {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  "pw.loop"() {count = 4, sequential, sym_name = "steps"} : () -> ()
+  "pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
+  func.func public @main(%x: tensor<2xf32> {pw.slice = @s0}, %y: tensor<2xbf16> {pw.slice = @s0})
+      -> (tensor<2xf32> {pw.slice = @s0}, tensor<2xbf16> {pw.slice = @s0}) {
+    %c = "pw.carry"(%x) {loop = @steps, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
+    %n = "pw.launch"(%c) {callee = @f, loop = @steps, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
+    %l = "pw.next"(%c, %n) {loop = @steps, slice = @s0} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+    %d = "pw.carry"(%y) {loop = @batch, slice = @s0} : (tensor<2xbf16>) -> tensor<2xbf16>
+    %o = "pw.launch"(%d) {callee = @g, loop = @batch, slice = @s0} : (tensor<2xbf16>) -> tensor<2xbf16>
+    %m = "pw.next"(%d, %o) {loop = @batch, slice = @s0} : (tensor<2xbf16>, tensor<2xbf16>) -> tensor<2xbf16>
+    return %l, %m : tensor<2xf32>, tensor<2xbf16>
+  }
+  func.func private @f(%c: tensor<2xf32>) -> tensor<2xf32> {
+    %one = stablehlo.constant dense<1.0> : tensor<2xf32>
+    %n = stablehlo.add %c, %one : tensor<2xf32>
+    return %n : tensor<2xf32>
+  }
+  func.func private @g(%c: tensor<2xbf16>) -> tensor<2xbf16> {
+    %wide = stablehlo.constant dense<0.9> : tensor<2xf32>
+    %a = stablehlo.convert %wide : (tensor<2xf32>) -> tensor<2xbf16>
+    %n = stablehlo.multiply %c, %a : tensor<2xbf16>
+    return %n : tensor<2xbf16>
   }
 }
