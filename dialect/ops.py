@@ -181,7 +181,7 @@ class LaunchOp(PwOp):
     )
     loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that it is part of.")
     microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it works on, once the loop is unrolled.")
-    soon = OptionalAttr(
+    overlap_with_loop = OptionalAttr(
         UNIT,
         "It is of no microbatch, but runs among those of the loop whose results it reads, early: "
         "what replicas exchange.",

@@ -85,7 +85,7 @@ class Exchanger:
         arguments: Sequence[Layout],
         results: Sequence[Layout],
         *,
-        soon: bool = False,
+        overlap_with_loop: bool = False,
     ) -> list[ir.Value]:
         """Launches a computation, which equal keys share; see `Computations.make`."""
         name = self.computations.make(
@@ -99,6 +99,8 @@ class Exchanger:
         )
         types = self.layouts.symbols[name].type.results
         # In a loop it is of a turn.
-        early = True if soon and self.loop is None else None
-        launch = LaunchOp.build(operands, types, callee=name, slice=place, loop=self.loop, soon=early)
+        overlaps = True if overlap_with_loop and self.loop is None else None
+        launch = LaunchOp.build(
+            operands, types, callee=name, slice=place, loop=self.loop, overlap_with_loop=overlaps
+        )
         return list(launch.results)

@@ -84,7 +84,7 @@ class BlockExchanges(Exchanger):
                 cut_blocks,
                 members,
                 sent * count,
-                soon=True,
+                overlap_with_loop=True,
             )
             for r, place in enumerate(places)
         ]

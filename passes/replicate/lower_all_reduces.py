@@ -59,7 +59,7 @@ class LowerAllReduces(Pass):
     own dtype. What is gathered travels as it is.
 
     All replicas run the same computations, and have the same sums bit by bit. What leads to a transfer is to
-    run `soon`: while other stages of the slice still work.
+    overlap with the loop: it runs while other stages of the slice still work.
 
     Requires: `pw-replicate`.
     Guarantees: no exchange is left.
@@ -204,5 +204,5 @@ class _AllReduces(Exchanger):
             members if body is cut else [piece] * len(operands),
             members if is_joined else [piece] * (bucket.pieces if body is cut else 1),
             # Not what waits for all replicas and is read at last.
-            soon=body in (cut, add),
+            overlap_with_loop=body in (cut, add),
         )

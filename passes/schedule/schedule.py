@@ -68,7 +68,7 @@ class Schedule(Pass):
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
     before the loops, or behind those whose results they read; those that have nothing to do with any loop run
-    behind all of them. What replicas exchange `soon` runs within the loop: behind what it reads, and sums one
+    behind all of them. What replicas exchange overlaps with the loop: it runs behind what it reads, sums one
     action later, when the terms of others have arrived. Loops of replicas have one schedule and run side by
     side; where each starts from what the one before hands on, what leads to that and needs no action runs
     first. Slices that may share devices have one order together. The block of `@main` is sorted

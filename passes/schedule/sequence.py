@@ -80,7 +80,7 @@ def sequence(
     for loop, start in zip(loops, times, strict=True):
         if start:
             instants.update(_Clock(events, loop, start, _leading_on(events, loop, loops)).instants())
-    instants.update(_soon(events, loops, times, segments, instants))
+    instants.update(_overlapping(events, loops, times, segments, instants))
     keys: dict[int, Key] = {}
     for n, event in enumerate(events):
         makers = [keys[other] for other in event.waits_for if other in keys]
@@ -112,14 +112,14 @@ def _leading_on(events: Sequence[Event], loop: Loop, loops: Sequence[Loop]) -> s
     return leading
 
 
-def _soon(
+def _overlapping(
     events: Sequence[Event],
     loops: Sequence[Loop],
     times: Sequence[Mapping[Action, int]],
     segments: Sequence[int],
     instants: Mapping[int, Instant],
 ) -> dict[int, Instant]:
-    """The instants of what runs soon, and of the sends of its results.
+    """The instants of what overlaps with a loop, and of the sends of its results.
 
     It runs right behind what it reads; what arrives from another slice is given the time of one more action.
     """
@@ -127,23 +127,23 @@ def _soon(
     for loop, start in zip(loops, times, strict=True):
         for action, time in start.items():
             actions.setdefault(loop.slices[action.stage], []).append(time)
-    soon: dict[int, Instant] = {}
+    found: dict[int, Instant] = {}
     for n, event in enumerate(events):
-        makers = [known[m] for m in event.waits_for for known in (soon, instants) if m in known]
+        makers = [known[m] for m in event.waits_for for known in (found, instants) if m in known]
         if not makers:
             continue
         ready = max(makers)
-        if event.kind == "send" and any(m in soon for m in event.waits_for):
-            soon[n] = ready
-        elif _is_soon(event) and segments[n] % 2:
+        if event.kind == "send" and any(m in found for m in event.waits_for):
+            found[n] = ready
+        elif _overlaps(event) and segments[n] % 2:
             arrives = any(events[m].kind == "send" for m in event.waits_for)
             later = [time for time in actions.get(event.slice, ()) if time > ready.time] if arrives else []
-            soon[n] = Instant(min(later, default=ready.time), _BEHIND)
-    return soon
+            found[n] = Instant(min(later, default=ready.time), _BEHIND)
+    return found
 
 
-def _is_soon(event: Event) -> bool:
-    return event.kind == "launch" and bool(event.op.soon)
+def _overlaps(event: Event) -> bool:
+    return event.kind == "launch" and bool(event.op.overlap_with_loop)
 
 
 def _first_readers(events: Sequence[Event], keys: Mapping[int, Key]) -> dict[int, Key]:
@@ -182,7 +182,7 @@ def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
             segments.append(_inside(rank_of[loop_of[n]]))
             if last_read > segments[n]:
                 _refuse_between(events, segments, n, loops[loop_of[n]])
-        elif _is_soon(event) and last_read % 2:
+        elif _overlaps(event) and last_read % 2:
             segments.append(last_read)
         elif event.kind == "launch":
             idle = not last_read and n not in needed

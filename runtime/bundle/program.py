@@ -83,6 +83,9 @@ nothing that runs code from the file (Pallas kernels) or calls into Python."""
 _FRONTEND = "mhlo.frontend_attributes"
 _DIALECTS = ("builtin", "func", "stablehlo")
 _FORBIDDEN = frozenset(f"stablehlo.{name}" for name in ("infeed", "outfeed", "send", "recv"))
+_FORMER_NAMES = {"soon": "overlap_with_loop"}
+"""What bundles of earlier releases call attributes of steps, and what these are called now."""
+
 _STEPS = ("pw.launch", "pw.transfer", "pw.mirror", "pw.release", "func.return")
 
 
@@ -103,6 +106,7 @@ def read_program(bundle: Bundle) -> tuple[ir.Module, Plan, Stored]:
         try:
             module = ir.Module.parse(text, context)
             _check_shape(bundle, module)
+            _rename_attributes(module)
             run_passes(module, [VerifySchedule()])
         except (ir.MLIRError, PassFailure):
             first = seen.errors[0] if seen.errors else None
@@ -298,6 +302,16 @@ def _check_shape(bundle: Bundle, module: ir.Module) -> None:
                 )
     if mains != 1:
         raise _error(bundle, f"{PROGRAM} has no function @main")
+
+
+def _rename_attributes(module: ir.Module) -> None:
+    """Gives attributes of steps that an earlier release wrote the names that they have now."""
+    blocks = [block for op in ops_named(module, ["func.func"]) for block in op.regions[0].blocks]
+    for step in itertools.chain.from_iterable(block.operations for block in blocks):
+        for old, new in _FORMER_NAMES.items():
+            if old in step.attributes:
+                step.attributes[new] = step.attributes[old]
+                del step.attributes[old]
 
 
 def _check_declarations(bundle: Bundle, module: ir.Module) -> None:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -522,6 +523,16 @@ def test_a_manifest_that_lies_about_the_program_is_refused(model, tmp_path, trus
 
     with pytest.raises(BundleError, match=f"the {what} in the manifest are not those of the program"):
         pw.load(rewritten(model, tmp_path / "m.pwb", manifest=lie), trust=trust)
+
+
+def test_attributes_are_read_by_the_names_that_earlier_releases_gave_them(model, expected, tmp_path):
+    def earlier(text):
+        return re.sub(r"(\"pw.launch\".*?), slice = (@\w+)", r"\1, slice = \2, soon", text)
+
+    args, kwargs = arguments()
+    loaded = pw.load(rewritten(model, tmp_path / "earlier.pwb", program=earlier))
+    assert ", soon}" in loaded.as_text()
+    assert_identical(loaded(*args, **kwargs), expected)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@
 
 // Two replicas send each other all of a bucket, as many bytes as cut in pieces, and both add in one order.
 // CHECK-LABEL: module @two_replicas
-// CHECK: %[[B0:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s0, soon} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<1x11xf32>
-// CHECK: %[[B1:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, slice = @s1, soon}
+// CHECK: %[[B0:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, overlap_with_loop, slice = @s0} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<1x11xf32>
+// CHECK: %[[B1:.*]] = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @bucket, overlap_with_loop, slice = @s1}
 // CHECK: %[[T1:.*]] = "pw.transfer"(%[[B1]]) {slice = @s0}
 // CHECK: %[[T0:.*]] = "pw.transfer"(%[[B0]]) {slice = @s1}
 // CHECK: %[[S0:.*]]:2 = "pw.launch"(%[[B0]], %[[T1]]) {callee = @bucket_total, slice = @s0}
@@ -19,7 +19,7 @@
 // LARGE-NEXT: "pw.launch"(%[[A0]], %[[T1]]) {callee = @total, slice = @s0}
 // LARGE-NEXT: %[[T0:.*]] = "pw.transfer"(%[[A0]]) {slice = @s1}
 // LARGE-NEXT: "pw.launch"(%[[T0]], %[[A1]]) {callee = @total, slice = @s1}
-// LARGE: {callee = @bucket, slice = @s0, soon} : (tensor<3xf32>)
+// LARGE: {callee = @bucket, overlap_with_loop, slice = @s0} : (tensor<3xf32>)
 module @two_replicas {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
@@ -39,23 +39,23 @@ module @two_replicas {
 
 // Of three replicas each adds up a third of a bucket, which zeros fill up.
 // CHECK-LABEL: module @three_replicas
-// CHECK: %[[B0:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s0, soon} : (tensor<4x4xf32>) -> (tensor<1x6xf32>, tensor<1x6xf32>, tensor<1x6xf32>)
-// CHECK: %[[B1:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s1, soon}
-// CHECK: %[[B2:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, slice = @s2, soon}
+// CHECK: %[[B0:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, overlap_with_loop, slice = @s0} : (tensor<4x4xf32>) -> (tensor<1x6xf32>, tensor<1x6xf32>, tensor<1x6xf32>)
+// CHECK: %[[B1:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, overlap_with_loop, slice = @s1}
+// CHECK: %[[B2:.*]]:3 = "pw.launch"(%{{.*}}) {callee = @bucket, overlap_with_loop, slice = @s2}
 // CHECK: %[[T0:.*]] = "pw.transfer"(%[[B0]]#1) {slice = @s1}
 // CHECK: %[[T2:.*]] = "pw.transfer"(%[[B2]]#1) {slice = @s1}
-// CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[B1]]#1, %[[T2]]) {callee = @bucket_sum, slice = @s1, soon}
+// CHECK: %[[S1:.*]] = "pw.launch"(%[[T0]], %[[B1]]#1, %[[T2]]) {callee = @bucket_sum, overlap_with_loop, slice = @s1}
 // CHECK: "pw.transfer"(%[[S1]]) {slice = @s0}
 // CHECK: %{{.*}} = "pw.launch"(%{{.*}}, %{{.*}}, %{{.*}}) {callee = @bucket_join, slice = @s0} : (tensor<1x6xf32>, tensor<1x6xf32>, tensor<1x6xf32>) -> tensor<4x4xf32>
 
 // Narrower floats are sent, terms and sums; they are added in their own dtype. Integers are sent as they are.
 // NARROW-LABEL: module @three_replicas
-// NARROW: callee = @bucket, slice = @s0, soon} : (tensor<4x4xf32>) -> (tensor<1x6xbf16>, tensor<1x6xbf16>, tensor<1x6xbf16>)
+// NARROW: callee = @bucket, overlap_with_loop, slice = @s0} : (tensor<4x4xf32>) -> (tensor<1x6xbf16>, tensor<1x6xbf16>, tensor<1x6xbf16>)
 // NARROW-LABEL: func.func private @bucket_sum(
 // NARROW: stablehlo.add %{{.*}}, %{{.*}} : tensor<1x6xf32>
 // NARROW: stablehlo.convert %{{.*}} : (tensor<1x6xf32>) -> tensor<1x6xbf16>
 // NARROW-LABEL: module @sharded
-// NARROW: callee = @bucket_1, slice = @s0, soon} : (tensor<3xi32>) -> tensor<2x3xi32>
+// NARROW: callee = @bucket_1, overlap_with_loop, slice = @s0} : (tensor<3xi32>) -> tensor<2x3xi32>
 module @three_replicas {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {mesh = @mesh, replica = 0, sym_name = "s0"} : () -> ()
@@ -75,8 +75,8 @@ module @three_replicas {
 // What is replicated over the devices of a slice is divided among them first, where a dimension divides; what does
 // not divide is sent by each. Elements of other types travel apart.
 // CHECK-LABEL: module @sharded
-// CHECK: callee = @bucket, slice = @s0, soon} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<2x7xf32>
-// CHECK: callee = @bucket_1, slice = @s0, soon} : (tensor<3xi32>) -> tensor<2x3xi32>
+// CHECK: callee = @bucket, overlap_with_loop, slice = @s0} : (tensor<4x2xf32>, tensor<3xf32>) -> tensor<2x7xf32>
+// CHECK: callee = @bucket_1, overlap_with_loop, slice = @s0} : (tensor<3xi32>) -> tensor<2x3xi32>
 // CHECK-LABEL: func.func private @bucket(
 // CHECK: sdy.sharding_constraint %{{.*}} <@mesh, [{"x"}, {}]> : tensor<4x2xf32>
 // CHECK: sdy.manual_computation
@@ -100,7 +100,7 @@ module @sharded {
 
 // What each replica carries for itself, such as a running average, travels with the gradients of its stage.
 // CHECK-LABEL: module @average
-// CHECK: "pw.launch"({{.*}}) {callee = @bucket, slice = @s0, soon} : (tensor<4xf32>, tensor<2xf32>) -> tensor<1x6xf32>
+// CHECK: "pw.launch"({{.*}}) {callee = @bucket, overlap_with_loop, slice = @s0} : (tensor<4xf32>, tensor<2xf32>) -> tensor<1x6xf32>
 // CHECK-NOT: callee = @bucket_1
 module @average {
   sdy.mesh @mesh = <["x"=1]>

@@ -4,8 +4,8 @@
 // Each replica gets its block of both terms and adds them up; small arrays travel in one bucket. What is put
 // together of blocks is not rounded.
 // CHECK-LABEL: func.func public @main
-// CHECK: %[[CUT0:.*]]:2 = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @scatter, slice = @s0, soon} : (tensor<4xf32>, tensor<2x2xf32>) -> (tensor<1x4xf32>, tensor<1x4xf32>)
-// CHECK: %[[CUT1:.*]]:2 = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @scatter, slice = @s1, soon}
+// CHECK: %[[CUT0:.*]]:2 = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @scatter, overlap_with_loop, slice = @s0} : (tensor<4xf32>, tensor<2x2xf32>) -> (tensor<1x4xf32>, tensor<1x4xf32>)
+// CHECK: %[[CUT1:.*]]:2 = "pw.launch"(%{{.*}}, %{{.*}}) {callee = @scatter, overlap_with_loop, slice = @s1}
 // CHECK: %[[TERM:.*]] = "pw.transfer"(%[[CUT1]]#0) {slice = @s0} : (tensor<1x4xf32>) -> tensor<1x4xf32>
 // CHECK: %[[SUM0:.*]]:2 = "pw.launch"(%[[CUT0]]#0, %[[TERM]]) {callee = @scatter_total, slice = @s0} : {{.*}} -> (tensor<2xf32>, tensor<2x1xf32>)
 // CHECK: %[[TERM1:.*]] = "pw.transfer"(%[[CUT0]]#1) {slice = @s1}
@@ -18,7 +18,7 @@
 // CHECK: func.func private @gathered
 // CHECK: stablehlo.concatenate {{.*}} dim = 0 : {{.*}} -> tensor<4xf32>
 // CHECK: stablehlo.concatenate {{.*}} dim = 1 : {{.*}} -> tensor<2x2xf32>
-// NARROW: callee = @scatter, slice = @s0, soon} : {{.*}} -> (tensor<1x4xbf16>, tensor<1x4xbf16>)
+// NARROW: callee = @scatter, overlap_with_loop, slice = @s0} : {{.*}} -> (tensor<1x4xbf16>, tensor<1x4xbf16>)
 // NARROW: callee = @gathered, slice = @s0} : (tensor<1x4xf32>, tensor<1x4xf32>)
 module attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>

@@ -7,10 +7,10 @@
 // CHECK: %[[F0:.*]] = "pw.launch"(%{{.*}}) {callee = @f, loop = @batch, microbatch = 0 : i64, order = 0 : i64, origins = [{kind = "fwd", microbatch = 0 : i64, stage = 0 : i64}], slice = @s0}
 // CHECK-NEXT: "pw.launch"(%{{.*}}) {callee = @f, loop = @batch_r1, microbatch = 0 : i64, order = 0 : i64, {{.*}}slice = @s0_r1}
 // CHECK: callee = @b1, {{.*}}order = 2 : i64, {{.*}}slice = @s0}
-// CHECK: callee = @bucket, order = 3 : i64, slice = @s0, soon}
+// CHECK: callee = @bucket, order = 3 : i64, overlap_with_loop, slice = @s0}
 // CHECK: "pw.transfer"{{.*}}order = 4 : i64, slice = @s0_r1}
 // CHECK: callee = @b0, {{.*}}order = 5 : i64, {{.*}}slice = @s0}
-// CHECK: callee = @bucket_sum, order = 6 : i64, slice = @s0, soon}
+// CHECK: callee = @bucket_sum, order = 6 : i64, overlap_with_loop, slice = @s0}
 // CHECK: callee = @update, order = 7 : i64, slice = @s0}
 
 // In the order of the program they take turns too.
@@ -36,12 +36,12 @@ module @exchange attributes {pw.form = "unrolled"} {
     %g1 = "pw.launch"(%f1) {callee = @f, loop = @batch_r1, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 1}], slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
     %h1 = "pw.launch"(%g1) {callee = @b1, loop = @batch_r1, microbatch = 0, origins = [{kind = "bwd", microbatch = 0, stage = 1}], slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
     %i1 = "pw.launch"(%h1) {callee = @b0, loop = @batch_r1, microbatch = 0, origins = [{kind = "bwd", microbatch = 0, stage = 0}], slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
-    %p0 = "pw.launch"(%h0) {callee = @bucket, slice = @s0, soon} : (tensor<f32>) -> tensor<f32>
-    %p1 = "pw.launch"(%h1) {callee = @bucket, slice = @s0_r1, soon} : (tensor<f32>) -> tensor<f32>
+    %p0 = "pw.launch"(%h0) {callee = @bucket, overlap_with_loop, slice = @s0} : (tensor<f32>) -> tensor<f32>
+    %p1 = "pw.launch"(%h1) {callee = @bucket, overlap_with_loop, slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
     %t0 = "pw.transfer"(%p1) {slice = @s0} : (tensor<f32>) -> tensor<f32>
     %t1 = "pw.transfer"(%p0) {slice = @s0_r1} : (tensor<f32>) -> tensor<f32>
-    %s0 = "pw.launch"(%p0, %t0) {callee = @bucket_sum, slice = @s0, soon} : (tensor<f32>, tensor<f32>) -> tensor<f32>
-    %s1 = "pw.launch"(%t1, %p1) {callee = @bucket_sum, slice = @s0_r1, soon} : (tensor<f32>, tensor<f32>) -> tensor<f32>
+    %s0 = "pw.launch"(%p0, %t0) {callee = @bucket_sum, overlap_with_loop, slice = @s0} : (tensor<f32>, tensor<f32>) -> tensor<f32>
+    %s1 = "pw.launch"(%t1, %p1) {callee = @bucket_sum, overlap_with_loop, slice = @s0_r1} : (tensor<f32>, tensor<f32>) -> tensor<f32>
     %u0 = "pw.launch"(%s0, %i0) {callee = @update, slice = @s0} : (tensor<f32>, tensor<f32>) -> tensor<f32>
     %u1 = "pw.launch"(%s1, %i1) {callee = @update, slice = @s0_r1} : (tensor<f32>, tensor<f32>) -> tensor<f32>
     return %u0, %u1 : tensor<f32>, tensor<f32>
