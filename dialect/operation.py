@@ -57,6 +57,13 @@ class PwOp(ir.OpView):
         }
 
     @classmethod
+    @functools.cache
+    def may_name_symbols(cls, attribute: str) -> bool:
+        """Whether an attribute of this name may hold symbols, as far as the declaration tells."""
+        field = cls.fields().get(attribute)
+        return field is None or field.kind.symbol_kind is not None
+
+    @classmethod
     def build(
         cls,
         operands: Sequence[ir.Value] = (),
@@ -226,7 +233,11 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
         return []
     names: list[str] = []
     try:
-        waiting = [attributes.values()]
+        if isinstance(op, PwOp):
+            # Of most attributes the declaration tells that they name none.
+            waiting = [[a for name, a in attributes.items() if op.may_name_symbols(name)]]
+        else:
+            waiting = [attributes.values()]
     except TypeError:
         waiting = [_handed_out(attributes, list(attributes))]
     while waiting:

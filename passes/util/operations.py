@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.dialect import nested_ops
-from pathways.passes.util.functions import referenced_functions
+from pathways.dialect import nested_ops, referenced_symbols
 
 EXPENSIVE = frozenset(
     {
@@ -61,12 +60,9 @@ def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[
         # What communicates, and what calls or customises, says with whom and what.
         return False
     for inner in (op, *nested_ops(op)):
-        name = inner.operation.name
-        if any(
-            computation_has_effect(function.attributes["sym_name"].value, symbols, memo)
-            for function in referenced_functions(inner, symbols)
-        ):
+        if any(computation_has_effect(symbol, symbols, memo) for symbol in referenced_symbols(inner)):
             return True
+        name = inner.operation.name
         if name == "stablehlo.custom_call":
             effect = inner.attributes.get("has_side_effect")
             if effect is not None and effect.value:
@@ -77,10 +73,12 @@ def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[
 
 
 def computation_has_effect(name: str, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:
-    """Whether a function does more than compute its results; `memo` remembers it."""
+    """Whether a symbol is a function that does more than compute its results; `memo` remembers it."""
     if name not in memo:
         memo[name] = False
-        memo[name] = has_side_effect(symbols[name], symbols, memo)
+        op = symbols.get(name)
+        if op is not None and op.operation.name == "func.func":
+            memo[name] = has_side_effect(op, symbols, memo)
     return memo[name]
 
 
