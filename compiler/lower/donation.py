@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from jaxlib.mlir import ir
 
@@ -37,6 +38,7 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
     values = main.regions[0].blocks[0].arguments
     all_attrs, places = argument_attrs(main), argument_slices(main)
     gathered = set(zip(main.type.results, result_slices(main), strict=True)) if gathers else set()
+    donated = functools.cache(lambda callee: donated_arguments(symbols[callee]))
     # What the first replica makes of an argument, the others make of theirs.
     ports = zip(arguments, ports_of_callers(all_attrs), strict=False)
     unused = [
@@ -46,7 +48,7 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
         and values[n].type.rank
         and len(places[n] or ()) == 1
         and (values[n].type, places[n]) not in gathered
-        and _is_only_freed(values[n], symbols)
+        and _is_only_freed(values[n], donated)
     ]
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
@@ -56,11 +58,16 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
         )
 
 
-def _is_only_freed(value: ir.Value, symbols: ir.SymbolTable) -> bool:
-    """Whether a value is read by launches and transfers, and none of them takes its buffer."""
+def _is_only_freed(value: ir.Value, donated: Callable[[str], Collection[int]]) -> bool:
+    """Whether a value is read by launches and transfers, and none of them takes its buffer.
+
+    Args:
+      value: the value.
+      donated: the numbers of the arguments that a computation consumes.
+    """
     readers = [(use.owner.opview, use.operand_number) for use in value.uses]
     launches = [(op, number) for op, number in readers if isinstance(op, LaunchOp)]
     # What is returned as it is belongs to the caller again.
     if not launches or any(not isinstance(op, LaunchOp | TransferOp | ReleaseOp) for op, _ in readers):
         return False
-    return not any(number in donated_arguments(symbols[op.callee]) for op, number in launches)
+    return not any(number in donated(op.callee) for op, number in launches)
