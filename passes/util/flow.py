@@ -11,6 +11,9 @@ INFINITE = 1 << 30
 
 _MAX_TOTAL = 1 << 29
 
+_FEW = 1000
+"""Arcs up to which Python finds a flow sooner than scipy is imported."""
+
 
 def scale_of(costs: Iterable[int]) -> int:
     """By what to divide capacities so that all of them together are less than infinite."""
@@ -28,19 +31,62 @@ def source_side(
       sources: nodes on the one side.
       sinks: nodes on the other side.
     """
-    # Not at the top: most programs need no cut, and scipy takes longer to import than all of the passes.
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
     source, sink = size, size + 1
     ends = [(source, n, INFINITE) for n in sources] + [(n, sink, INFINITE) for n in sinks]
     every = np.concatenate([np.array(part, dtype=np.int64).reshape(-1, 3) for part in (arcs, ends)])
-    heads, tails, costs = every.T
-    capacity = coo_matrix((costs, (heads, tails)), shape=(size + 2, size + 2)).tocsr()
+    reached = by_augmenting if len(every) <= _FEW else by_scipy
+    return [n for n in reached(size + 2, every, source, sink) if n < size]
+
+
+def by_augmenting(size: int, arcs: np.ndarray, source: int, sink: int) -> list[int]:
+    """What a maximum flow leaves within reach of the source, by shortest augmenting paths.
+
+    J. Edmonds and R. Karp, "Theoretical Improvements in Algorithmic Efficiency for Network Flow Problems",
+    J. ACM 19(2), 1972.
+
+    Args:
+      size: how many nodes there are.
+      arcs: a row of head, tail and capacity for each arc.
+      source: where the flow comes from.
+      sink: where it goes.
+    """
+    room: list[dict[int, int]] = [{} for _ in range(size)]
+    for head, tail, capacity in arcs.tolist():
+        room[head][tail] = min(INFINITE, room[head].get(tail, 0) + capacity)
+        room[tail].setdefault(head, 0)
+    while True:
+        before = {source: source}
+        pending = [source]
+        # The list grows while it is gone through.
+        for node in pending:
+            for other, left in room[node].items():
+                if left and other not in before:
+                    before[other] = node
+                    pending.append(other)
+        if sink not in before:
+            return pending
+        path = []
+        end = sink
+        while end != source:
+            path.append((before[end], end))
+            end = before[end]
+        flow = min(room[head][tail] for head, tail in path)
+        for head, tail in path:
+            room[head][tail] -= flow
+            room[tail][head] += flow
+
+
+def by_scipy(size: int, arcs: np.ndarray, source: int, sink: int) -> list[int]:
+    """The same as `by_augmenting`, for large networks."""
+    # Not at the top: networks are mostly small, and scipy takes longer to import than all passes take.
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    heads, tails, capacities = arcs.T
+    capacity = coo_matrix((capacities, (heads, tails)), shape=(size, size)).tocsr()
     capacity.data = np.minimum(capacity.data, INFINITE)
     flow = maximum_flow(capacity.astype(np.int32), source, sink).flow
     residual = (capacity - flow).tocsr()
     residual.data = np.maximum(residual.data, 0)
     residual.eliminate_zeros()
-    reached = breadth_first_order(residual, source, return_predecessors=False)
-    return [int(n) for n in reached if n < size]
+    return [int(n) for n in breadth_first_order(residual, source, return_predecessors=False)]
