@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -89,8 +90,10 @@ Variant = tuple[str, tuple[int, ...], frozenset[int]]
 
 class _Folder:
     def __init__(self, module: ir.Module) -> None:
-        self.symbols = symbol_table(module)
+        self.symbols = symbols = symbol_table(module)
         self.computations = Computations(module, self.symbols)
+        self.made = functools.cache(lambda computation: result_attrs(symbols[computation]))
+        """What a computation says of its results."""
 
     def make_zeros(self, block: ir.Block, reductions: Sequence[ReduceOp]) -> dict[ir.Value, ir.Value]:
         """Launches zeros for sums to start from; returns them by the results of the reductions."""
@@ -135,8 +138,7 @@ class _Folder:
 
     def layout(self, value: ir.Value) -> ir.Attribute | None:
         """The sharding that a computation says of one of its results."""
-        callee = self.symbols[_producer(value).callee]
-        return result_attrs(callee)[ir.OpResult(value).result_number].get(SHARDING)
+        return self.made(_producer(value).callee)[ir.OpResult(value).result_number].get(SHARDING)
 
     def fold(self, reductions: Sequence[ReduceOp], zeros: Mapping[ir.Value, ir.Value]) -> None:
         """Replaces sums over the results of the same launches."""

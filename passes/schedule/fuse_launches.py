@@ -74,10 +74,10 @@ class FuseLaunches(Pass):
         cost = CompileCost(fuser.symbols, sys.maxsize if self.user_calls else self.large)
         versions = _Versions(cost, launches)
         _give_own_constants(launches, versions)
-        by_slice: dict[str, list[_Launch]] = {}
+        by_slice: dict[str, list[_Unfused]] = {}
         for launch in _read_launches(main):
             by_slice.setdefault(launch.slice, []).append(launch)
-        clusters: list[list[_Launch]] = []
+        clusters: list[list[_Unfused]] = []
         for on_slice in by_slice.values():
             on_slice.sort(key=lambda launch: launch.order)
             clusters += self.clusters(fuser.symbols, versions, *_preparations(on_slice, versions))
@@ -92,13 +92,13 @@ class FuseLaunches(Pass):
         self,
         symbols: dict[str, ir.OpView],
         versions: _Versions,
-        launches: list[_Launch],
-        preparations: dict[_Launch, list[_Launch]],
-    ) -> list[list[_Launch]]:
+        launches: list[_Unfused],
+        preparations: dict[_Unfused, list[_Unfused]],
+    ) -> list[list[_Unfused]]:
         """Splits the launches of a slice into runs that become one launch each."""
-        runs: list[list[_Launch]] = []
+        runs: list[list[_Unfused]] = []
         arrived: set[ir.Value] = set()
-        head: _Launch | None = None
+        head: _Unfused | None = None
         closed = True
         for launch in launches:
             is_call = not launch.is_glue
@@ -118,7 +118,7 @@ class FuseLaunches(Pass):
             closed = closed or launch.leaves
         return runs
 
-    def joins(self, head: _Launch, call: _Launch) -> bool:
+    def joins(self, head: _Unfused, call: _Unfused) -> bool:
         """Whether a placed call may become one with an earlier one."""
         if self.user_calls:
             return True
@@ -131,7 +131,7 @@ class FuseLaunches(Pass):
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Launch:
+class _Unfused:
     """A launch as it stands before anything is fused, read once.
 
     Attributes:
@@ -154,24 +154,24 @@ class _Launch:
     incoming: set[ir.Value]
     is_ready: bool
     leaves: bool
-    read_by: list[set[_Launch | None]]
+    read_by: list[set[_Unfused | None]]
 
     @property
     def turn(self) -> tuple[str | None, int | None]:
         """The loop and the microbatch that it works on."""
         return self.loop, self.microbatch
 
-    def only_reader(self) -> _Launch | None:
+    def only_reader(self) -> _Unfused | None:
         """The launch that alone reads its results; None for another reader, none or several."""
-        readers = set[_Launch | None]().union(*self.read_by)
+        readers = set[_Unfused | None]().union(*self.read_by)
         return readers.pop() if len(readers) == 1 else None
 
 
-def _read_launches(main: ir.OpView) -> list[_Launch]:
+def _read_launches(main: ir.OpView) -> list[_Unfused]:
     """The launches of a program, in the order in which they stand."""
-    launches: list[_Launch] = []
+    launches: list[_Unfused] = []
     moved: set[ir.Value] = set()
-    made: dict[ir.Value, tuple[_Launch, set[_Launch | None]]] = {}
+    made: dict[ir.Value, tuple[_Unfused, set[_Unfused | None]]] = {}
     for op in body_block(main).operations:
         reads = list(op.operands)
         if not op_has(op, Trait.EXECUTES):
@@ -185,7 +185,7 @@ def _read_launches(main: ir.OpView) -> list[_Launch]:
                     maker.leaves = maker.leaves or moves
             continue
         loop = op.loop
-        launch = _Launch(
+        launch = _Unfused(
             op,
             op.callee,
             op.slice,
@@ -212,7 +212,7 @@ def _read_launches(main: ir.OpView) -> list[_Launch]:
     return launches
 
 
-def _ends_loop(cluster: list[_Launch], glue: _Launch, symbols: dict[str, ir.OpView]) -> bool:
+def _ends_loop(cluster: list[_Unfused], glue: _Unfused, symbols: dict[str, ir.OpView]) -> bool:
     """Whether glue is cheap work behind a loop whose last launch is in a cluster."""
     if not glue.is_glue or glue.loop is not None or all(op.loop is None for op in cluster):
         return False
@@ -232,13 +232,13 @@ class _Versions:
         self.counts = collections.Counter(op.callee for op in launches)
         self.large = {name for name in cost.large_among(launches) if self.counts[name] > 1}
 
-    def stay_alike(self, cluster: Sequence[_Launch]) -> bool:
+    def stay_alike(self, cluster: Sequence[_Unfused]) -> bool:
         """Whether all launches of the large computations of a cluster can take the same along."""
         if not self.large or not any(launch.callee in self.large for launch in cluster):
             return True
         return len({one.turn for one in cluster if one.is_glue or one.callee in self.large}) == 1
 
-    def without_others(self, clusters: Sequence[list[_Launch]]) -> list[list[_Launch]]:
+    def without_others(self, clusters: Sequence[list[_Unfused]]) -> list[list[_Unfused]]:
         """Splits clusters where the launches of a large computation outside of loops take other things along.
 
         Such are the updates of equal stages: that of the last one would take what makes the loss a mean.
@@ -249,7 +249,7 @@ class _Versions:
                 if op.callee in self.large and op.loop is None:
                     taken.setdefault(op.callee, set()).add(tuple(other.callee for other in cluster))
         alone = {name for name, several in taken.items() if len(several) > 1}
-        runs: list[list[_Launch]] = []
+        runs: list[list[_Unfused]] = []
         for cluster in clusters:
             for stands, run in itertools.groupby(cluster, lambda op: op.callee in alone and op.loop is None):
                 ops = list(run)
@@ -267,7 +267,7 @@ class _Fuser:
         self.symbols = symbol_table(module)
         self.computations = Computations(module, self.symbols)
 
-    def fuse(self, cluster: list[_Launch]) -> None:
+    def fuse(self, cluster: list[_Unfused]) -> None:
         """Replaces a run of launches by one."""
         members = set(cluster)
         # Other runs have become one by now, so that operands are others than they were.
@@ -379,11 +379,11 @@ def _first_result(op: ir.OpView) -> ir.Value | None:
 
 
 def _preparations(
-    launches: list[_Launch], versions: _Versions
-) -> tuple[list[_Launch], dict[_Launch, list[_Launch]]]:
+    launches: list[_Unfused], versions: _Versions
+) -> tuple[list[_Unfused], dict[_Unfused, list[_Unfused]]]:
     """Splits off glue that only prepares for one launch, by the launch that it serves."""
-    rest: list[_Launch] = []
-    serves: dict[_Launch, list[_Launch]] = {}
+    rest: list[_Unfused] = []
+    serves: dict[_Unfused, list[_Unfused]] = {}
     for launch in launches:
         reader = launch.only_reader() if launch.is_glue and launch.is_ready else None
         if reader is not None and versions.stay_alike([launch, reader]):
