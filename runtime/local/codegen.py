@@ -43,7 +43,26 @@ class Kernel:
 
 
 class StepTarget(Protocol):
-    """What the generated function is bound to. Equal requests should return identical objects."""
+    """What the generated function is bound to. Equal requests should return identical objects.
+
+    Attributes:
+      constants: the arrays in slots that the caller does not pass.
+      order: a context manager that is held while the steps are issued; None for none.
+      span: makes the context in which a step with that name is issued, where steps have one.
+      is_profiled: whether steps have one now, asked once in each call; None for never.
+      explain: is called with what is done in which line, an exception that stopped the function, and the
+        arrays it was called with; may raise a better one.
+    """
+
+    constants: Mapping[Slot, Any]
+    order: Any = None
+    span: Callable[[str], Any]
+    is_profiled: Callable[[], bool] | None = None
+    explain: Callable[[Mapping[int, Line], Exception, Arrays], None] | None = None
+
+    @property
+    def copy_arrays(self) -> Callable[..., Any]:
+        """Copies a list of arrays to devices, as `pjrt.copy_arrays`."""
 
     def kernel(self, launch: Launch) -> Kernel:
         """How to make this launch."""
@@ -115,19 +134,6 @@ class StepObserver(Protocol):
         """Whether an array can be waited for at any time: no later step donates it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Instead:
-    """Another function that runs instead of the generated one.
-
-    Attributes:
-      when: whether it does so now; asked once in each call.
-      run: the function.
-    """
-
-    when: Callable[[], bool]
-    run: Callable[[Arrays], Arrays]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generated:
     """The function, its text, and what is done in its lines, by their numbers."""
@@ -137,47 +143,33 @@ class Generated:
     lines: Mapping[int, Line]
 
 
-def generate(
-    plan: Plan,
-    target: StepTarget | HostTarget,
-    *,
-    copy_arrays: Callable[..., Any],
-    constants: Mapping[Slot, Any],
-    order: Any = None,
-    explain: Callable[[Mapping[int, Line], Exception, Arrays], None] | None = None,
-    instead: Instead | None = None,
-    span: Callable[[str], Any] | None = None,
-    observer: StepObserver | None = None,
-) -> Generated:
+def generate(plan: Plan, target: StepTarget | HostTarget, observer: StepObserver | None = None) -> Generated:
     """Generates `run(arrays) -> results`.
 
     Args:
       plan: the plan.
-      target: what its launches, transfers and results are bound to.
-      copy_arrays: copies a list of arrays to devices, as `pjrt.copy_arrays`.
-      constants: the arrays in slots that the caller does not pass.
-      order: a context manager that is held while the steps are issued; None for none.
-      explain: is called with what is done in which line, an exception that stopped the function, and the
-        arrays it was called with; may raise a better one.
-      instead: another function for some calls.
-      span: makes the context in which a step with that name is issued; None for none.
-      observer: what each step is reported to, within such contexts; None for a function that reports nothing.
+      target: what the function is bound to.
+      observer: what each step is reported to, within its span; None for a function that reports nothing.
 
     The function takes one array for each slot of each argument that the caller passes, and returns a list
     with one for each slot of each result, both in plan order.
     """
-    if span is None:
-        writer = _Writer(plan, target, constants)
-    elif observer is None:
-        writer = _Spanner(plan, target, constants, span)
-    else:
-        writer = _Reporter(plan, target, constants, span, observer)
-    copy = writer.value("copy", copy_arrays)
+    if observer is not None:
+        return _generate(_Reporter(plan, target, observer))
+    with_spans = functools.cache(lambda: _generate(_Spanner(plan, target)).run)
+    return _generate(_Writer(plan, target), lambda arrays: with_spans()(arrays))
+
+
+def _generate(writer: _Writer, profiled: Callable[[Arrays], Arrays] | None = None) -> Generated:
+    """Generates the function of a writer; `profiled` runs instead of it where steps are to have spans."""
+    plan, target = writer.plan, writer.target
+    order, explain = target.order, target.explain
+    copy = writer.value("copy", target.copy_arrays)
     depth = 1 + (explain is not None) + (order is not None)
     writer.line(0, "def run(arrays):")
-    if instead is not None:
-        writer.line(1, f"if {writer.value('when', instead.when)}():")
-        writer.line(2, f"return {writer.value('instead', instead.run)}(arrays)")
+    if profiled is not None and target.is_profiled is not None:
+        writer.line(1, f"if {writer.value('when', target.is_profiled)}():")
+        writer.line(2, f"return {writer.value('profiled', profiled)}(arrays)")
     if explain is not None:
         writer.line(1, "try:")
     if order is not None:
@@ -230,7 +222,7 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
 class _Writer:
     """The text of the function, the values that it names, and where each slot is."""
 
-    def __init__(self, plan: Plan, target: StepTarget | HostTarget, constants: Mapping[Slot, Any]) -> None:
+    def __init__(self, plan: Plan, target: StepTarget | HostTarget) -> None:
         self.plan = plan
         self.target = target
         self.indent = 0
@@ -241,7 +233,7 @@ class _Writer:
         self.places: dict[Slot, str] = {}
         self.free: list[int] = []
         self.registers = itertools.count()
-        self.constants = {slot: self.value("constant", array) for slot, array in constants.items()}
+        self.constants = {slot: self.value("constant", array) for slot, array in target.constants.items()}
         self.places.update(self.constants)
 
     def value(self, kind: str, value: Any) -> str:
@@ -409,15 +401,9 @@ class _Writer:
 class _Spanner(_Writer):
     """The text of a function that issues each step in a context with its name."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        target: StepTarget | HostTarget,
-        constants: Mapping[Slot, Any],
-        span: Callable[[str], Any],
-    ) -> None:
-        super().__init__(plan, target, constants)
-        self.span = self.value("span", span)
+    def __init__(self, plan: Plan, target: StepTarget | HostTarget) -> None:
+        super().__init__(plan, target)
+        self.span = self.value("span", target.span)
 
     def before(self, name: str) -> None:
         self.line(self.indent, f"with {self.span}({name!r}):")
@@ -430,15 +416,8 @@ class _Spanner(_Writer):
 class _Reporter(_Spanner):
     """The text of a function that also reports its steps."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        target: StepTarget | HostTarget,
-        constants: Mapping[Slot, Any],
-        span: Callable[[str], Any],
-        observer: StepObserver,
-    ) -> None:
-        super().__init__(plan, target, constants, span)
+    def __init__(self, plan: Plan, target: StepTarget | HostTarget, observer: StepObserver) -> None:
+        super().__init__(plan, target)
         self.observer = observer
         # By identity: launches without results may be equal.
         self.numbers = {id(step): n for n, step in enumerate(plan.steps)}

@@ -7,29 +7,22 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
-import numpy as np
-from jax.profiler import TraceAnnotation
 from jax.sharding import NamedSharding
 
-from pathways.runtime.local import codegen, failures, memory, stalls, tracing
+from pathways.runtime.local import codegen, memory, stalls, tracing
 from pathways.runtime.local.devices import devices_of, is_here, mesh_of
 from pathways.runtime.local.recorder import ProgramTrace, Recorder
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
 from pathways.runtime.local.target import LocalTarget
-from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result, Slot
+from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Loaded, Request, load_all
 from pathways.runtime.xla.compile_threads import Progress
-
-# Collectives of two programs that reach devices in different orders deadlock, so a program with a slice of
-# several devices issues all its steps under this lock. Reentrant: a callback may run in the same thread.
-_launch_order = threading.RLock()
 
 
 @functools.cache
@@ -95,7 +88,7 @@ class Executable:
     executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]
     requests: Sequence[Request] = dataclasses.field(repr=False)
     loaded: Sequence[Loaded] = dataclasses.field(repr=False)
-    _generate: Callable[..., codegen.Generated] = dataclasses.field(repr=False)
+    _target: LocalTarget = dataclasses.field(repr=False)
     # How many of each slice are those of this process.
     _devices: Mapping[str, int] = dataclasses.field(repr=False)
 
@@ -110,7 +103,7 @@ class Executable:
             self.run = self._untraced
         else:
             observer = ProgramTrace(recorder, self.plan, self.profiled, self._devices)
-            self.run = self._generate(span=TraceAnnotation, observer=observer).run
+            self.run = codegen.generate(self.plan, self._target, observer).run
 
 
 _loaded: weakref.WeakSet[Executable] = weakref.WeakSet()
@@ -168,23 +161,8 @@ def load(
     slots = slot_arrays(plan, meshes, result_avals)
     passed = [argument for argument in plan.arguments if argument.constant is None]
     names = argument_names or [str(number) for number in range(len(passed))]
-    slot_names = [
-        (slot, name) for argument, name in zip(passed, names, strict=True) for slot in argument.slots.values()
-    ]
-    devices = {name: devices_of(binding) for name, binding in bindings.items()}
-    generate = functools.partial(
-        codegen.generate,
-        plan,
-        make_target(plan, meshes, executables, slots, result_avals),
-        copy_arrays=pjrt.copy_arrays,
-        constants=_place_constants(plan, slots),
-        order=_launch_order if any(mesh.size > 1 for mesh in meshes.values()) else None,
-        explain=functools.partial(failures.explain, plan, slot_names, devices),
-    )
-    with_spans = functools.cache(lambda: generate(span=TraceAnnotation).run)
-    generated = generate(
-        instead=codegen.Instead(pjrt.is_profiled, lambda arrays: with_spans()(arrays)),
-    )
+    target = make_target(plan, meshes, executables, slots, result_avals, names)
+    generated = codegen.generate(plan, target)
     return Executable(
         plan,
         tuple(_ports(plan, passed, slots)),
@@ -196,7 +174,7 @@ def load(
         # Without the code, which may be large.
         [dataclasses.replace(request, code=None) for request in itertools.chain(*requests.values())],
         loaded,
-        generate,
+        target,
         {name: len(mesh.local_devices) for name, mesh in meshes.items()},
     )
 
@@ -220,29 +198,6 @@ def _requests(
             )
         ]
     return requests
-
-
-def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
-    """The arrays in slots of constants, on their slices."""
-    names = {
-        slot: argument.constant
-        for argument in plan.arguments
-        if argument.constant is not None
-        for slot in argument.slots.values()
-    }
-    placed = {}
-    # Without x64 JAX would narrow a constant of 64 bits, and the module was made for its real dtype.
-    with jax.enable_x64(True):
-        for slot, name in names.items():
-            value = plan.constants[name]
-            array = value if isinstance(value, jax.Array) else np.asarray(value, slots.avals[slot].dtype)
-            sharding = slots.shardings[slot]
-            if sharding.is_fully_addressable:
-                placed[slot] = jax.device_put(array, sharding)
-            else:
-                # Hosts would ask each other whether all of them have the same.
-                placed[slot] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-    return placed
 
 
 def _ports(plan: Plan, values: Sequence[Argument | Result], slots: SlotArrays) -> Iterator[Port]:

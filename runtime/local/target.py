@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+from jax.profiler import TraceAnnotation
 from jax.sharding import Mesh
 
+from pathways.runtime.local import failures
 from pathways.runtime.local.checks import check_pieces, check_shardings, check_shards, check_whole
-from pathways.runtime.local.codegen import Arrays, Kernel
+from pathways.runtime.local.codegen import Arrays, Kernel, StepTarget
 from pathways.runtime.local.devices import is_here
 from pathways.runtime.local.slots import SlotArrays, aval_of, aval_of_part
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
@@ -18,7 +24,12 @@ DeviceExecutables = Mapping[tuple[str, str], Sequence[pjrt.LoadedExecutable]]
 """The executable of each computation on each slice, by their names; one for each device where it is local."""
 
 
-class LocalTarget:
+# Collectives of two programs that reach devices in different orders deadlock, so a program with a slice of
+# several devices issues all its steps under this lock. Reentrant: a callback may run in the same thread.
+_launch_order = threading.RLock()
+
+
+class LocalTarget(StepTarget):
     """A `codegen.StepTarget` of devices of this process.
 
     Args:
@@ -27,7 +38,11 @@ class LocalTarget:
       executables: its computations, loaded on them.
       slots: what its slots hold there.
       result_avals: the avals that its results get.
+      argument_names: what the caller calls its arguments, for messages.
     """
+
+    span = TraceAnnotation
+    copy_arrays = staticmethod(pjrt.copy_arrays)
 
     def __init__(
         self,
@@ -36,7 +51,19 @@ class LocalTarget:
         executables: DeviceExecutables,
         slots: SlotArrays,
         result_avals: Sequence[pjrt.Aval],
+        argument_names: Sequence[str],
     ) -> None:
+        self.constants = _place_constants(plan, slots)
+        self.order = _launch_order if any(mesh.size > 1 for mesh in meshes.values()) else None
+        self.is_profiled = pjrt.is_profiled
+        passed = [argument for argument in plan.arguments if argument.constant is None]
+        slot_names = [
+            (slot, name)
+            for argument, name in zip(passed, argument_names, strict=True)
+            for slot in argument.slots.values()
+        ]
+        devices = {name: tuple(mesh.devices.flat) for name, mesh in meshes.items()}
+        self.explain = functools.partial(failures.explain, plan, slot_names, devices)
         self._plan = plan
         # Those of this process; an array may lie on others of its island, too.
         self._devices = {name: tuple(filter(is_here, mesh.devices.flat)) for name, mesh in meshes.items()}
@@ -180,6 +207,29 @@ class LocalTarget:
             else pjrt.put_together(self._slots.avals[slot], self._slots.shardings[slot])
             for slot in slots
         ]
+
+
+def _place_constants(plan: Plan, slots: SlotArrays) -> dict[Slot, jax.Array]:
+    """The arrays in slots of constants, on their slices."""
+    names = {
+        slot: argument.constant
+        for argument in plan.arguments
+        if argument.constant is not None
+        for slot in argument.slots.values()
+    }
+    placed = {}
+    # Without x64 JAX would narrow a constant of 64 bits, and the module was made for its real dtype.
+    with jax.enable_x64(True):
+        for slot, name in names.items():
+            value = plan.constants[name]
+            array = value if isinstance(value, jax.Array) else np.asarray(value, slots.avals[slot].dtype)
+            sharding = slots.shardings[slot]
+            if sharding.is_fully_addressable:
+                placed[slot] = jax.device_put(array, sharding)
+            else:
+                # Hosts would ask each other whether all of them have the same.
+                placed[slot] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+    return placed
 
 
 def _as_it_is(shards: Any) -> Any:

@@ -14,12 +14,19 @@ from pathways.runtime.local import codegen
 from pathways.runtime.plan import plan
 
 
-class Recorder:
+class Recorder(codegen.StepTarget):
     """A target whose launches and copies compute on tuples of names, so that a test sees what was called."""
 
-    def __init__(self, fail: str = "") -> None:
+    def __init__(self, fail: str = "", **hooks) -> None:
         self.fail = fail
         self.calls: list[str] = []
+        self.constants = {}
+        for name, hook in hooks.items():
+            setattr(self, name, hook)
+
+    @staticmethod
+    def copy_arrays(arrays: list[str], targets: tuple[str, ...]) -> list[str]:
+        return [f"{array}@{target}" for array, target in zip(arrays, targets, strict=True)]
 
     def kernel(self, launch: plan.Launch) -> codegen.Kernel:
         def execute(arrays: list[str]) -> "Issued":
@@ -56,14 +63,10 @@ class Issued:
         return self.values
 
 
-def copy(arrays: list[str], targets: tuple[str, ...]) -> list[str]:
-    return [f"{array}@{target}" for array, target in zip(arrays, targets, strict=True)]
-
-
 TYPE = plan.ArrayType((), "float32")
 
 
-def make(steps, results, slots, arguments=(0,), fail="", **options):
+def make(steps, results, slots, arguments=(0,), observer=None, **hooks):
     made = plan.Plan(
         name="f",
         slices={},
@@ -73,8 +76,7 @@ def make(steps, results, slots, arguments=(0,), fail="", **options):
         steps=tuple(steps),
         slot_types=(TYPE,) * slots,
     )
-    options.setdefault("constants", {})
-    return codegen.generate(made, Recorder(fail), copy_arrays=copy, **options)
+    return codegen.generate(made, Recorder(**hooks), observer)
 
 
 def launch(name: str, operands: tuple[int, ...], result: int) -> plan.Launch:
@@ -104,16 +106,7 @@ def test_the_function_is_a_straight_line():
     )
 
 
-def test_another_function_may_run_instead():
-    profiled = []
-    instead = codegen.Instead(lambda: bool(profiled), lambda arrays: ["from another function"])
-    generated = make([launch("a", (0,), 1)], (1,), 2, instead=instead)
-    assert generated.run(["x"]) == ["a(x)"]
-    profiled.append(True)
-    assert generated.run(["x"]) == ["from another function"]
-
-
-def test_launches_and_transfers_are_issued_within_spans_that_name_them():
+def test_launches_and_transfers_are_issued_within_spans_that_name_them_while_a_profile_is_made():
     class Span:
         open = 0
         names: list[str] = []
@@ -130,7 +123,11 @@ def test_launches_and_transfers_are_issued_within_spans_that_name_them():
 
     forward = plan.Launch("front", "s0", (0,), (1,), "front[3]", (Origin("fwd", stage=0, microbatch=3),), 3)
     steps = [forward, plan.Transfer((1,), (2,), "s0", "s1"), plan.Launch("glue", "s1", (2,), (3,), "glue")]
-    generated = make(steps, (3,), 4, span=Span)
+    profiled = []
+    generated = make(steps, (3,), 4, span=Span, is_profiled=lambda: bool(profiled))
+    assert generated.run(["x"]) == ["glue(front(x)@s1)"]
+    assert Span.names == []
+    profiled.append(True)
     assert generated.run(["x"]) == ["glue(front(x)@s1)"]
     assert Span.names == ["s0 F3 front", "s0 -> s1", "s1 glue"]
     assert not Span.open

@@ -58,16 +58,18 @@ class Wire:
             return self.sent.setdefault(index, queue.SimpleQueue())
 
 
-class Target:
+class Target(codegen.HostTarget):
     """Binds plans to terms.
 
     Args:
       plan: the plan.
       wire: what is between hosts.
       waits: whether to receive is to wait for what is sent; otherwise it gives arrays that come later.
+      constants: the arrays in slots that the caller does not pass.
     """
 
-    def __init__(self, plan: Plan, wire: Wire, waits: bool) -> None:
+    def __init__(self, plan: Plan, wire: Wire, waits: bool, constants: dict[Slot, Array]) -> None:
+        self.constants = constants
         self.plan = plan
         self.wire = wire
         self.waits = waits
@@ -86,6 +88,10 @@ class Target:
             ]
 
         return codegen.Kernel(execute, None)
+
+    @staticmethod
+    def copy_arrays(arrays: list[Array]) -> list[Array]:
+        return [array.copied() for array in arrays]
 
     def copies(self, transfers: Sequence[Transfer]) -> tuple[Any, ...]:
         return ()
@@ -122,10 +128,6 @@ class Target:
         return get
 
 
-def copy_arrays(arrays: list[Array]) -> list[Array]:
-    return [array.copied() for array in arrays]
-
-
 def moved(operands: Sequence[Callable[[], Term]], step: Transfer | Receive) -> list[Array]:
     """What a transfer, or the two halves of it, makes of its operands."""
     if step.routes is None:
@@ -153,8 +155,7 @@ class Run:
         self.passed = [array for slot, array in self.arguments.items() if slot not in constants]
         given = {slot for a in plan.arguments if a.donated or a.constant for slot in a.slots.values()}
         self.kept = [array for slot, array in self.arguments.items() if slot not in given]
-        target = Target(plan, wire, waits)
-        self.run = codegen.generate(plan, target, copy_arrays=copy_arrays, constants=constants).run
+        self.run = codegen.generate(plan, Target(plan, wire, waits, constants)).run
         self.results: Results = {}
 
     def __call__(self) -> None:
