@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import ConstantOp, LaunchOp, symbol_table
+from pathways.dialect import ConstantOp, LaunchOp, nested_ops, referenced_symbols, symbol_table
 from pathways.dialect.names import CONSTANT
 from pathways.passes.base import main_function
 from pathways.passes.util.functions import add_arguments, body_block, unique_name
@@ -15,6 +15,8 @@ from pathways.passes.util.operations import byte_size
 
 def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int) -> None:
     """Makes hidden arguments of `@main` of its constants, and of those of what it launches, above a size.
+
+    A computation that is called as well, such as inside of a branch, keeps its constants.
 
     Args:
       module: the module.
@@ -39,23 +41,40 @@ def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int)
     launches_of: dict[str, list[LaunchOp]] = {}
     for launch in launches:
         launches_of.setdefault(launch.callee, []).append(launch)
-    for function in (main, *(symbols[name] for name in launches_of)):
-        for op in list(body_block(function).operations):
-            if op.operation.name != "stablehlo.constant" or byte_size(op.results[0].type) <= limit:
-                continue
-            try:
-                value = op.attributes["value"]
-            except TypeError:
-                # The bindings cannot hand out complex elements; they stay in the computation.
-                continue
-            if isinstance(value, ir.DenseElementsAttr) and value.is_splat:
-                continue
-            hidden = argument_for(value, op.operation.location)
-            if function is not main:
-                readers = launches_of[function.attributes["sym_name"].value]
-                hidden = _pass_to_callee(function, readers, hidden)
-            op.results[0].replace_all_uses_with(hidden)
-            op.operation.erase()
+    holders = (main, *(symbols[name] for name in launches_of))
+    constants = [(function, *found) for function in holders for found in _constants(function, limit)]
+    called = _called(symbols) if any(function is not main for function, _, _ in constants) else set()
+    for function, op, value in constants:
+        name = function.attributes["sym_name"].value
+        if name in called:
+            continue
+        hidden = argument_for(value, op.operation.location)
+        if function is not main:
+            hidden = _pass_to_callee(function, launches_of[name], hidden)
+        op.results[0].replace_all_uses_with(hidden)
+        op.operation.erase()
+
+
+def _constants(function: ir.OpView, limit: int) -> Iterator[tuple[ir.OpView, ir.Attribute]]:
+    """The constants of a function above a size, each with its value."""
+    for op in body_block(function).operations:
+        if op.operation.name != "stablehlo.constant" or byte_size(op.results[0].type) <= limit:
+            continue
+        try:
+            value = op.attributes["value"]
+        except TypeError:
+            # The bindings cannot hand out complex elements; they stay in the computation.
+            continue
+        if not (isinstance(value, ir.DenseElementsAttr) and value.is_splat):
+            yield op, value
+
+
+def _called(symbols: Mapping[str, ir.OpView]) -> set[str]:
+    """The functions that are called, and not only launched."""
+    seen: set[ir.Attribute] = set()
+    functions = (op for op in symbols.values() if op.operation.name == "func.func")
+    calls = (op for function in functions for op in nested_ops(function) if not isinstance(op, LaunchOp))
+    return {name for op in calls for name in referenced_symbols(op, seen)}
 
 
 def _pass_to_callee(function: ir.OpView, launches: list[LaunchOp], value: ir.Value) -> ir.Value:

@@ -209,6 +209,16 @@ def test_one_placed_function_inside_of_a_region_and_beside_it(region: Fun):
     check(build, X)
 
 
+def test_what_is_called_inside_of_a_region_and_beside_it_keeps_what_it_closes_over():
+    large = array(64, 8)
+
+    def build(on_s0, on_s1):
+        first, second = on_s0(lambda x: x + jnp.mean(large, 0)), on_s1(jnp.cos)
+        return lambda x: second(first(by_scan(first, x)))
+
+    check(build, X)
+
+
 # References (`jax.new_ref`): state while a function runs.
 
 
