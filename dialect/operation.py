@@ -103,13 +103,15 @@ class PwOp(ir.OpView):
           operands: the operands; the same unless given.
           result_types: the types of the results; the same unless given.
           ip: where; in front of the operation unless given.
-          **changes: attributes as Python values, None for one that goes.
+          **changes: attributes as Python values or as they stand in the IR, None for one that goes.
         """
         fields = self.fields()
         attributes = dict(self.attributes.items())
         for name, value in changes.items():
             attributes.pop(name, None)
-            if not fields[name].is_absent(value):
+            if isinstance(value, ir.Attribute):
+                attributes[name] = value
+            elif not fields[name].is_absent(value):
                 attributes[name] = fields[name].kind.make(value)
         operation = ir.Operation.create(
             self.OPERATION_NAME,

@@ -186,7 +186,7 @@ def run_passes(
                 after_each(item, module)
             if verify_each or (isinstance(item, Pass) and item.closes):
                 _verify_mlir(module, seen)
-                _verify(module, seen)
+                _verify(module, seen, is_well_formed=not verify_each)
                 # What claims no form is checked anew as what the next pass takes it for.
                 verified = form_of(module) is not None
         if verify_each and not items:
@@ -268,9 +268,9 @@ def _verify_mlir(module: ir.Module, seen: Diagnostics) -> None:
         raise
 
 
-def _verify(module: ir.Module, seen: Diagnostics) -> None:
+def _verify(module: ir.Module, seen: Diagnostics, *, is_well_formed: bool = False) -> None:
     # MLIR's own verifier has passed: ours takes for granted what it checks.
-    verify(module)
+    verify(module, is_well_formed=is_well_formed)
     _raise_if_any(seen)
 
 

@@ -290,11 +290,13 @@ class _Fuser:
         # What leaves must be there for those who move it.
         place = next((launch for launch in cluster if launch.leaves), cluster[-1])
         ops = [launch.op for launch in cluster]
+        # Not read and made again: all that happens to origins is that they stand together.
+        calls = [op.attributes["origins"] for op in ops if "origins" in op.attributes]
         fused = head.op.rebuilt(
             inputs,
             [r.type for r in outputs],
             callee=self.make(ops, inputs, outputs, f"{head.callee}_fused", wiring),
-            origins=tuple(origin for launch in cluster if not launch.is_glue for origin in launch.op.origins),
+            origins=ir.ArrayAttr.get([origin for several in calls for origin in several]) if calls else None,
             order=place.order,
             ip=ir.InsertionPoint(place.op),
         )
