@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ class Mesh:
 
     axes: tuple[tuple[str, int], ...]
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """The number of devices."""
         return math.prod(size for _, size in self.axes)

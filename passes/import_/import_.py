@@ -548,7 +548,6 @@ class _Importer:
                 [r.type for r in op.results],
                 callee=renamed[callee],
                 slice=slice_name,
-                origins=(origin,),
                 loop=loop_of_op(op),
                 loc=op.operation.location,
                 ip=ir.InsertionPoint(op),

@@ -28,7 +28,7 @@ class PlacedCall:
     Attributes:
       launch: the launch.
       call: the number of the call.
-      origin: what the launch says of it.
+      origin: what the launch says of it, once stages have numbers.
       lineage: how differentiation made it of the call; see `CallMetadata`.
     """
 
@@ -67,9 +67,8 @@ class PlacedCall:
         self.set_origin(kind="grad")
 
     def set_origin(self, **changes: Any) -> None:
-        """Lets the launch say something else of the call."""
+        """Has the launch say something else of the call, once stages have numbers."""
         self.origin = dataclasses.replace(self.origin, **changes)
-        self.launch.origins = (self.origin,)
 
 
 class _Level(NamedTuple):
@@ -109,7 +108,7 @@ class _Forward:
 
 
 def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collection[str]) -> None:
-    """Gives launches the number of their stage, unless the user chose one.
+    """Gives launches the number of their stage, unless the user chose one, and says of which call they are.
 
     Stages are maximal runs of forward calls on one slice, numbered in topological order. In a loop only what
     depends on the microbatch counts. A call in front of the loop that prepares what a stage on its slice
@@ -144,6 +143,8 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
         if call.kind == "bwd":
             known.insert(0, known.pop())
         call.set_stage(known[0], anew=call.launch.loop in counted)
+    for call in placed:
+        call.launch.origins = (call.origin,)
 
 
 def _with_gradients(placed: Sequence[PlacedCall]) -> set[str]:
@@ -165,12 +166,12 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
         for call in placed
         if call.kind == "recompute" and call.identity in run_forward
     }
-    operations = list(body_block(main).operations)
+    operations = [(op, list(op.operands), list(op.results)) for op in body_block(main).operations]
     leading: set[ir.Value] = set()
     """Values that lead to forward calls; those of the backward do not, and read very many of them."""
-    for op in reversed(operations):
-        if op.operation in calls or not leading.isdisjoint(op.results):
-            leading.update(op.operands)
+    for op, operands, results in reversed(operations):
+        if op.operation in calls or not leading.isdisjoint(results):
+            leading.update(operands)
     backward = {call.launch.operation for call in placed if call.kind == "bwd"}
     counted = _with_gradients(placed)
     after: set[ir.Value] = set()
@@ -178,16 +179,16 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
     forward: list[_Forward] = []
     behind: dict[ir.Value, frozenset[int]] = {}
     run: dict[tuple[str, str], frozenset[int]] = {}
-    for op in operations:
+    for op, operands, results in operations:
         loop = loop_of_op(op)
         in_loop = loop is not None
-        read = [v for v in op.operands if loop_of(v) == loop] if in_loop else op.operands
-        reads = frozenset().union(*(behind.get(v, frozenset()) for v in read))
+        read = [v for v in operands if v in behind and (loop is None or loop_of(v) == loop)]
+        reads = frozenset().union(*(behind[v] for v in read)) if read else frozenset()
         if op.operation in repeated:
             # What is behind a call that is done again is behind the call.
             reads |= run.get(repeated[op.operation], frozenset())
-        if in_loop and (op.operation in backward or not after.isdisjoint(op.operands)):
-            after.update(op.results)
+        if in_loop and (op.operation in backward or not after.isdisjoint(operands)):
+            after.update(results)
         elif op.operation in calls:
             call = calls[op.operation]
             place = (op.slice, call.kind == "grad", call.stage if loop in counted else None)
@@ -197,7 +198,7 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
             reads = frozenset({len(forward) - 1})
             run[call.identity] = run.get(call.identity, frozenset()) | reads
         if reads:
-            behind.update((result, reads) for result in op.results if result in leading)
+            behind.update((result, reads) for result in results if result in leading)
     return forward
 
 
