@@ -160,6 +160,7 @@ _PLACED = (
     relations.operands_live_here,
     relations.moves_lead_elsewhere,
     relations.microbatches_exist,
+    relations.shardings_are_over_slices,
 )
 _CARRIES = (relations.reductions_are_rolled, relations.carries_go_on)
 _ROLLED = (*_PLACED, *_CARRIES)

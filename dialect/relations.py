@@ -10,7 +10,15 @@ from pathways.dialect.layouts import Layouts
 from pathways.dialect.loops import is_unrolled, loop_of_op
 from pathways.dialect.meshes import Sharding, replicated
 from pathways.dialect.names import BLOCK, CONSTANT, DONATED, LOOP, REPLICA, SHARDING, SLICE
-from pathways.dialect.operation import PwOp, counted, is_program, nested_ops, op_has, referenced_symbols
+from pathways.dialect.operation import (
+    PwOp,
+    counted,
+    is_program,
+    nested_ops,
+    op_has,
+    referenced_symbols,
+    symbol_name,
+)
 from pathways.dialect.ops import (
     AllGatherOp,
     AllReduceOp,
@@ -25,10 +33,16 @@ from pathways.dialect.ops import (
     TransferOp,
 )
 from pathways.dialect.order import DeadlockError, Event, device_queues, events_of, proved_order
-from pathways.dialect.placement import Slices, argument_attrs, donated_arguments, read_slices
+from pathways.dialect.placement import (
+    Slices,
+    argument_attrs,
+    donated_arguments,
+    read_slices,
+    result_attrs,
+)
 from pathways.dialect.program import ProgramView
 from pathways.dialect.replicas import ReplicaPort
-from pathways.dialect.shardings import read_sharding
+from pathways.dialect.shardings import mesh_of, read_mesh, read_sharding
 from pathways.dialect.traits import Trait
 
 Report = Callable[[ir.OpView, str], None]
@@ -357,6 +371,34 @@ def values_move_once(program: ProgramView, report: Report) -> None:
             if (read[0], op.slice) in moved:
                 report(op, f"moves a value to @{op.slice} that was moved there before")
             moved.add((read[0], op.slice))
+
+
+def shardings_are_over_slices(program: ProgramView, report: Report) -> None:
+    """What says how a value lies says so for a mesh like that of its slice, or of the first of them."""
+
+    def check(op: ir.OpView, what: str, sharding: ir.Attribute | None, slice: str) -> None:
+        if sharding is None:
+            return
+        mesh = program.symbols[mesh_of(sharding)]
+        if read_mesh(mesh) != program.meshes[slice]:
+            home = program.symbols[slice].attributes["mesh"].value
+            report(op, f"{what} lies over @{symbol_name(mesh)}, but @{slice} has @{home}")
+
+    for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
+        for number, attrs in enumerate(all_attrs):
+            if SLICE in attrs:
+                check(program.main, f"{what} #{number}", attrs.get(SHARDING), read_slices(attrs[SLICE])[0])
+    launched: set[tuple[str, str]] = set()
+    for op in program.ops:
+        if isinstance(op, LaunchOp):
+            launched.add((op.callee, op.slice))
+        elif isinstance(op, PwOp) and "sharding" in op.fields() and op.slice is not None:
+            check(op, "what it makes", op.sharding, op.slice)
+    for callee, slice in sorted(launched):
+        function = program.symbols[callee]
+        for what, all_attrs in (("argument", argument_attrs(function)), ("result", result_attrs(function))):
+            for number, attrs in enumerate(all_attrs):
+                check(function, f"{what} #{number}", attrs.get(SHARDING), slice)
 
 
 def operands_lie_as_taken(program: ProgramView, report: Report) -> None:

@@ -100,7 +100,9 @@ class OpenedLoop:
         if not shape or shape[0] != block[0] * self.turns.count or shape[1:] != list(block[1:]):
             return None
         first, *others = (linear(number) for number in start)
-        if any(number != Linear.constant(0) for number in others) or first.variable != self.index.results[0]:
+        if not all(number.is_constant(0) for number in others):
+            return None
+        if first.variable is None or first.variable != self.index.results[0]:
             return None
         forward, backward = (block[0], 0), (-block[0], block[0] * (self.turns.count - 1))
         return first if (first.factor, first.offset) in (forward, backward) else None

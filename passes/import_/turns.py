@@ -31,6 +31,10 @@ class Linear:
         """A number."""
         return cls(None, 0, value)
 
+    def is_constant(self, value: int) -> bool:
+        """Whether it is a number, and this one. Bindings do not compare a variable with none."""
+        return self.factor == 0 and self.offset == value
+
     def of(self, variable: ir.Value | None, factor: int, offset: int) -> Linear:
         """The same, where its variable is `offset + factor * variable`."""
         return Linear(variable, self.factor * factor, self.offset + self.factor * offset)

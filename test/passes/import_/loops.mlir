@@ -125,3 +125,47 @@ module @nested {
     return %0 : tensor<4xf32>
   }
 }
+
+// -----
+
+// What is read of an array at two places that move with the turn is no row of it: it is read by the number of
+// the turn.
+
+!x = tensor<4xf32>
+!xs = tensor<3x4xf32>
+!i = tensor<i32>
+// CHECK-LABEL: module @along_a_diagonal
+module @along_a_diagonal {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func public @main(%x: !x, %xs: !xs) -> !x {
+    // CHECK-NOT: pw.split
+    // CHECK: %[[TURN:.*]] = "pw.index"() {loop = @
+    // CHECK: stablehlo.dynamic_slice %{{.*}}, %[[TURN]], %[[TURN]], sizes = [1, 4]
+    %zero = stablehlo.constant dense<0> : !i
+    %0:3 = stablehlo.while(%rows = %xs, %i = %zero, %h = %x) : !xs, !i, !x
+      cond {
+        %three = stablehlo.constant dense<3> : !i
+        %c = stablehlo.compare LT, %i, %three, SIGNED : (!i, !i) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      } do {
+        %block = stablehlo.dynamic_slice %rows, %i, %i, sizes = [1, 4] : (!xs, !i, !i) -> tensor<1x4xf32>
+        %row = stablehlo.reshape %block : (tensor<1x4xf32>) -> !x
+        %a = func.call @f(%h, %row) {mhlo.frontend_attributes = {pw.slice = "s0"}} : (!x, !x) -> !x
+        %b = func.call @g(%a) {mhlo.frontend_attributes = {pw.slice = "s1"}} : (!x) -> !x
+        %one = stablehlo.constant dense<1> : !i
+        %j = stablehlo.add %i, %one : !i
+        stablehlo.return %rows, %j, %b : !xs, !i, !x
+      }
+    return %0#2 : !x
+  }
+  func.func private @f(%h: !x, %row: !x) -> !x {
+    %y = stablehlo.add %h, %row : !x
+    return %y : !x
+  }
+  func.func private @g(%h: !x) -> !x {
+    %y = stablehlo.tanh %h : !x
+    return %y : !x
+  }
+}
