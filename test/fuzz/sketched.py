@@ -40,6 +40,8 @@ class Plain:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh_like((1,)), P()))
 
     def place(self, piece: Piece, fun: Function) -> Function:
+        if piece.place is None:
+            return _glue(piece, fun)
         return jax.jit(fun, static_argnums=0) if piece.static else jax.jit(fun)
 
     def program(self, fun: Function, **options: Any) -> Function:
@@ -82,7 +84,7 @@ class Placed:
 
     def place(self, piece: Piece, fun: Function) -> Function:
         if piece.place is None:
-            return jax.jit(fun, static_argnums=0) if piece.static else fun
+            return _glue(piece, fun)
         options: dict[str, Any] = {"static_argnums": 0} if piece.static else {}
         chosen = self.slices[piece.place]
         put = functools.partial(pw.jit, fun, devices=chosen, stage=piece.stage, **options)
@@ -109,6 +111,11 @@ class Placed:
 
 
 Maker = Plain | Placed
+
+
+def _glue(piece: Piece, fun: Function) -> Function:
+    """What is not placed, the same both ways: tangents that JAX knows to be zero depend on `jax.jit`."""
+    return jax.jit(fun, static_argnums=0) if piece.static else fun
 
 
 def _spec(spec: Spec | None, x: Any, chosen: pw.VirtualSlice, piece: Piece) -> P | None:

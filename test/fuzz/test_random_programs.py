@@ -206,6 +206,41 @@ result = [verdicts[n].kind for n in range(3)]
     assert in_a_process(script, tmp_path) == ["traceback", "ok", "left"]
 
 
+def test_what_differs_in_one_of_the_calls_of_a_compiled_program_is_wrong(tmp_path: Path):
+    script = """
+import random_programs, sketched, verdicts
+from sketches import Apply, Input, Piece, Sketch
+
+def other(x, y, n):
+    return x if isinstance(sketched.maker, sketched.Plain) else x + 1
+
+def build(maker, sketch, original=sketched.build):
+    sketched.maker = maker
+    return original(maker, sketch)
+
+verdicts.build = build
+sketched.operation = lambda name, mesh, constrain: other
+piece = Piece(0, (0,), (Apply("other", (-1, -1), 0),))
+sketch = Sketch(((1,),), (Input((4,), "float32"),), (piece,), (1,), ahead=True)
+result = random_programs.verdict_of(sketch).kind
+"""
+    assert in_a_process(script, tmp_path) == "wrong"
+
+
+def test_what_is_not_placed_is_not_a_function_of_its_own_to_jit_either(tmp_path: Path):
+    """JAX finds that the tangent of what `jax.jit` around a reference returns is zero, and only then."""
+    script = """
+import random_programs
+from sketches import Apply, Input, Piece, Sketch
+
+written = Piece(None, (1, 2), (Apply("ref", (-2, -1), 8),))
+looped = Piece(0, (3,), (Apply("sin", (-1, -1), 0),), beside="while")
+inputs = (Input((), "float32"), Input((4,), "float32", state=True), Input((), "int8"))
+result = random_programs.verdict_of(Sketch(((1,),), inputs, (written, looped), (4,), transform="vjp")).kind
+"""
+    assert in_a_process(script, tmp_path) == "both refuse"
+
+
 def test_constraints_are_not_nothing_to_jit_either(tmp_path: Path):
     """JAX would see that a loop over nothing at all changes nothing, and take its gradient."""
     script = """
