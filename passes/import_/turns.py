@@ -136,7 +136,9 @@ def _counters(inits: Sequence[ir.Value], body: ir.Block) -> dict[int, Linear]:
         if not _is_integer(init.type):
             continue
         start, step = linear(init), linear(following)
-        if start.variable is None and step.variable == argument and step.factor == 1:
+        if start.variable is not None or step.variable is None:
+            continue
+        if step.variable == argument and step.factor == 1:
             counters[n] = Linear(None, step.offset, start.offset)
     return counters
 

@@ -169,3 +169,51 @@ module @along_a_diagonal {
     return %y : !x
   }
 }
+
+// -----
+
+// A number that the body sets counts nothing: it is carried as any other value. Rows at a place that stays the
+// same are no rows of the turn.
+
+!x = tensor<1x4xf32>
+!xs = tensor<3x4xf32>
+!i = tensor<i32>
+// CHECK-LABEL: module @set_in_the_body
+module @set_in_the_body {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main(%[[X:.*]]: tensor<1x4xf32>, %[[XS:.*]]: tensor<3x4xf32>)
+  func.func public @main(%x: !x, %xs: !xs) -> !x {
+    // CHECK-NOT: pw.split
+    // CHECK: %[[SET:.*]] = "pw.carry"(%{{.*}}) {loop = @loop} : (tensor<i32>) -> tensor<i32>
+    // CHECK: %[[ROW:.*]] = stablehlo.dynamic_slice %[[XS]]
+    // CHECK: "pw.launch"(%{{.*}}, %[[ROW]], %[[SET]])
+    %zero = stablehlo.constant dense<0> : !i
+    %0:3 = stablehlo.while(%i = %zero, %h = %x, %set = %zero) : !i, !x, !i
+      cond {
+        %three = stablehlo.constant dense<3> : !i
+        %c = stablehlo.compare LT, %i, %three, SIGNED : (!i, !i) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      } do {
+        %one = stablehlo.constant dense<1> : !i
+        %row = stablehlo.dynamic_slice %xs, %one, %zero, sizes = [1, 4] : (!xs, !i, !i) -> !x
+        %a = func.call @f(%h, %row, %set) {mhlo.frontend_attributes = {pw.slice = "s0"}} : (!x, !x, !i) -> !x
+        %b = func.call @g(%a) {mhlo.frontend_attributes = {pw.slice = "s1"}} : (!x) -> !x
+        %j = stablehlo.add %i, %one : !i
+        stablehlo.return %j, %b, %one : !i, !x, !i
+      }
+    return %0#1 : !x
+  }
+  func.func private @f(%h: !x, %row: !x, %n: !i) -> !x {
+    %0 = stablehlo.convert %n : (!i) -> tensor<f32>
+    %1 = stablehlo.broadcast_in_dim %0, dims = [] : (tensor<f32>) -> !x
+    %2 = stablehlo.add %1, %row : !x
+    %y = stablehlo.add %h, %2 : !x
+    return %y : !x
+  }
+  func.func private @g(%h: !x) -> !x {
+    %y = stablehlo.tanh %h : !x
+    return %y : !x
+  }
+}
