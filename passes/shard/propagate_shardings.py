@@ -249,6 +249,7 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes, stated: Collectio
     for name, home in launched.items():
         function = symbols[name]
         inputs, results = argument_attrs(function), result_attrs(function)
+        _check_axes(function, [*inputs, *results], home)
         set_argument_attrs(function, _closed(inputs, function.type.inputs, [home] * len(inputs)))
         set_result_attrs(function, _closed(results, function.type.results, [home] * len(results)))
     for function in ops_named(module, ["func.func"]):
@@ -272,6 +273,14 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes, stated: Collectio
             if isinstance(op, SplitOp):
                 _check_rows(op, layouts.of(op.operands[0], op.slice), home.mesh)
             op.sharding = make_sharding(home.symbol, sharding) if home.mesh.size > 1 else None
+
+
+def _check_axes(function: ir.OpView, entries: Sequence[dict[str, ir.Attribute]], home: SliceMesh) -> None:
+    """Checks that constraints in a computation split none of its arguments and results along other axes."""
+    dims = [dim for attrs in entries if SHARDING in attrs for dim in read_sharding(attrs[SHARDING]).dims]
+    strange = {axis for dim in dims for axis in dim} - dict(home.mesh.axes).keys()
+    if strange:
+        fail(function, f"splits what it takes or makes along '{min(strange)}', no axis of @{home.symbol}")
 
 
 def _use_whole_axes(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:

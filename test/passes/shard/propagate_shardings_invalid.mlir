@@ -1,4 +1,4 @@
-// RUN: not pw-opt %s -p pw-propagate-shardings 2>&1 | filecheck %s
+// RUN: not pw-opt %s --split-input-file -p pw-propagate-shardings 2>&1 | filecheck %s
 
 // A computation has to be there for shardings to go through it.
 module attributes {pw.form = "placed"} {
@@ -10,4 +10,22 @@ module attributes {pw.form = "placed"} {
     return %y : tensor<16xf32>
   }
   func.func private @f(tensor<16xf32>) -> tensor<16xf32>
+}
+
+// -----
+
+// What computations constrain lies over the mesh of their slice.
+module attributes {pw.form = "placed"} {
+  sdy.mesh @mesh_2x2 = <["x"=2, "y"=2]>
+  sdy.mesh @mesh_4 = <["z"=4]>
+  "pw.slice"() {mesh = @mesh_4, sym_name = "s0"} : () -> ()
+  func.func @main(%x: tensor<8x8xf32> {pw.slice = @s0}) -> (tensor<8x8xf32> {pw.slice = @s0}) {
+    // CHECK: error: 'func.func' op splits what it takes or makes along 'y', no axis of @mesh_4
+    %y = "pw.launch"(%x) {callee = @f, slice = @s0} : (tensor<8x8xf32>) -> tensor<8x8xf32>
+    return %y : tensor<8x8xf32>
+  }
+  func.func private @f(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
+    %0 = sdy.sharding_constraint %x <@mesh_2x2, [{"y"}, {}]> : tensor<8x8xf32>
+    return %0 : tensor<8x8xf32>
+  }
 }
