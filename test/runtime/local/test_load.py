@@ -460,4 +460,6 @@ def test_ctrl_c_at_any_moment_is_a_keyboard_interrupt_and_nothing_else():
         print(caught > 100, failed)
     """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "True []\n", "")
+    assert (done.returncode, done.stdout) == (0, "True []\n")
+    # On a busy machine the last of them may come while tasks go on.
+    assert done.stderr in ("", WAITING)
