@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pathways.compiler.frontend.arguments import conventions_of, join_static
 from pathways.compiler.frontend.jax_internals import Tracer, placed_call
-from pathways.compiler.frontend.meshes import NO_MESH, off_mesh, refuse_mesh
+from pathways.compiler.frontend.meshes import NO_MESH, off_mesh, refuse_mesh, results_off_mesh
 from pathways.compiler.frontend.names import documentation_of, symbol_of
 from pathways.compiler.frontend.specs import abstract_mesh, checked, flat_specs, positional_only
 from pathways.compiler.frontend.trace_state import active_trace, register_slice
@@ -96,9 +96,9 @@ class PlacedFunction[**P, R](OfProcess):
             call = placed_call(fun, metadata)
             passed, named = off_mesh((passed, named))
             try:
-                # `off_mesh` outside of the call, where it leaves no result apart from what the backward call
+                # Outside of the call, where it leaves no result apart from what the backward call
                 # reads.
-                return off_mesh(call(*passed, **named))
+                return results_off_mesh(call(*passed, **named))
             except Exception as error:
                 error.add_note(f"'{self.name}', placed on {self.devices.name}, got {_types(passed, named)}")
                 raise

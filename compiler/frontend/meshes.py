@@ -49,12 +49,18 @@ def _mesh_of(leaf: Any) -> Any:
 
 def off_mesh(tree: Any) -> Any:
     """The same arrays, with types that name no mesh; their cotangents are on the mesh again."""
+    return jax.tree.map(lambda leaf: leaf if _mesh_of(leaf).empty else _off_mesh(leaf), tree)
+
+
+def results_off_mesh(tree: Any) -> Any:
+    """The same for the results of a call, whose cotangents may be on the mesh of another slice.
+
+    They are taken off it where the type of a result names no mesh either, as that of `jax.lax.cond` may.
+    """
     return jax.tree.map(_off_mesh, tree)
 
 
 def _off_mesh(leaf: Any) -> Any:
-    if _mesh_of(leaf).empty:
-        return leaf
     spec = PartitionSpec(*[None] * jax.typeof(leaf).ndim)
     return retype_p.bind(leaf, sharding=NamedSharding(NO_MESH, spec))
 

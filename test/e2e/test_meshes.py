@@ -114,6 +114,23 @@ def test_transformations_around_slices_of_different_sizes(transform):
     assert_close(got, jax.jit(TRANSFORMS[transform](chain([fun] * 3)))(X))
 
 
+def test_gradients_of_gradients_where_the_type_of_a_result_names_no_mesh():
+    """Such as that of a branch that returns what it gets: its cotangent is on the mesh of another slice."""
+
+    def branch(w, x):
+        return jax.lax.cond(x.sum() > -100, lambda w, x: jnp.sin(w * x), lambda w, x: x, w, x)
+
+    def penalty(first, second):
+        def loss(w):
+            return jnp.sum(second(first(w, X), w))
+
+        return jax.grad(lambda w: loss(w) + jnp.sum(jax.grad(loss)(w) ** 2))
+
+    one, two, _ = slices()
+    got = pw.program(penalty(pw.jit(branch, devices=one), pw.jit(jnp.multiply, devices=two)))(W)
+    assert_close(got, jax.jit(penalty(branch, jnp.multiply))(W))
+
+
 def test_the_mesh_of_a_slice_leaves_no_trace_in_the_program():
     # What the backward call reads and the result are one array, and so one result of the launch.
     loss = chain(placed(jnp.exp))
