@@ -152,6 +152,7 @@ class _Graph:
     Attributes:
       sums: what replicas sum.
       blocked: for each axis what reads it and needs all of it.
+      read_whole: what an operation needs all of, with what it makes of it.
       read_elsewhere: the values of `@main` that something else than a launch or a transfer reads.
       classes: the axes that go together, by one of them.
       summed: those that stand for axes of sums.
@@ -164,6 +165,7 @@ class _Graph:
         self.slices = [launch.op.slice for launch in launches.values()]
         self.sums: list[ir.Value] = []
         self.blocked: dict[Axis, list[ir.OpView]] = defaultdict(list)
+        self.read_whole: list[tuple[Occurrence, list[Occurrence]]] = []
         self.read_elsewhere: set[ir.Value] = set()
         self.sources: dict[Axis, list[Axis]] = defaultdict(list)
         self.readers: dict[Occurrence, list[tuple[Occurrence, int]]] = defaultdict(list)
@@ -172,6 +174,7 @@ class _Graph:
         self.returned = list(terminator.operands)
         for op in operations:
             self.read(op)
+        self.keep_whole_in_front()
         self.summed = {self.find((main_key(value), dim)) for value in self.sums for dim in _dims(value)}
         self.classes: dict[Axis, list[Axis]] = defaultdict(list)
         for axis in list(self.parents):
@@ -219,6 +222,20 @@ class _Graph:
                 for dim in _dims(value):
                     if (number, dim) not in tied and dim not in partial:
                         self.blocked[key, dim].append(op)
+                        self.read_whole.append((key, [launch.key(result) for result in op.results]))
+
+    def keep_whole_in_front(self) -> None:
+        """Notes that microbatches read what an operation in front of them needs all of, such as a slice."""
+        sources: dict[Occurrence, list[Occurrence]] = defaultdict(list)
+        targets: dict[Occurrence, list[Occurrence]] = defaultdict(list)
+        for key, readers in self.readers.items():
+            for other, _ in readers:
+                sources[other].append(key)
+                targets[key].append(other)
+        behind = _reached(targets, map(main_key, self.sums))
+        front = _reached(sources, map(main_key, self.read_elsewhere))
+        whole = [key for key, made in self.read_whole if key not in behind and not front.isdisjoint(made)]
+        self.read_elsewhere |= {key.value for key in _reached(sources, whole) if key.launch < 0}
 
     def pass_on(self, source: Occurrence, target: Occurrence) -> None:
         """Notes that a value is another."""
@@ -246,14 +263,7 @@ class _Graph:
         for target, sources in self.sources.items():
             for source in sources:
                 targets[source].append(target)
-        reached: set[Axis] = set()
-        pending = [(main_key(value), dim) for value in values for dim in _dims(value)]
-        while pending:
-            axis = pending.pop()
-            if axis not in reached:
-                reached.add(axis)
-                pending += targets[axis]
-        return reached
+        return _reached(targets, ((main_key(value), dim) for value in values for dim in _dims(value)))
 
     def distances(self, argument: ir.Value) -> dict[Occurrence, int]:
         """How many operations it takes from an argument to each value that is made of it."""
@@ -279,6 +289,18 @@ class _Graph:
                 layout = self.layouts.of(value, name) if launch < 0 else decided_inside(value, home)
                 most = math.lcm(most, layout.splits(home.mesh)[dim])
         return most
+
+
+def _reached[T](edges: Mapping[T, Iterable[T]], starts: Iterable[T]) -> set[T]:
+    """What edges lead to, the starts included."""
+    reached: set[T] = set()
+    pending = list(starts)
+    while pending:
+        node = pending.pop()
+        if node not in reached:
+            reached.add(node)
+            pending += edges.get(node, ())
+    return reached
 
 
 def _dims(value: ir.Value) -> range:

@@ -92,3 +92,41 @@ module @devices attributes {pw.form = "sharded"} {
     return %n : tensor<4x4xf32>
   }
 }
+
+// -----
+
+// What an operation in front of the loop needs all of, for the microbatches, they read: the parameter stays
+// whole, and its momentum is split as ever.
+// CHECK-LABEL: module @read_in_front
+// CHECK: @main(%[[W:[a-z0-9]+]]: tensor<4xf32> {pw.slice = @s0}, %[[M:[a-z0-9]+]]: tensor<2xf32> {pw.block = 0 : i64, pw.slice = @s0})
+// CHECK: "pw.launch"(%[[W]]) {callee = @prepare, slice = @s0} : (tensor<4xf32>) -> tensor<2xf32>
+// CHECK: %[[G:.*]] = "pw.reduce_scatter"
+// CHECK: "pw.launch"(%[[W]], %[[M]], %[[G]], %{{.*}}) {callee = @update_blocks, slice = @s0}
+module @read_in_front attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  "pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
+  func.func public @main(%w: tensor<4xf32> {pw.slice = @s0}, %m: tensor<4xf32> {pw.slice = @s0})
+      -> (tensor<4xf32> {pw.slice = @s0}, tensor<4xf32> {pw.slice = @s0}) {
+    %part = "pw.launch"(%w) {callee = @prepare, slice = @s0} : (tensor<4xf32>) -> tensor<2xf32>
+    %i = "pw.index"() {loop = @batch} : () -> tensor<i32>
+    %gi = "pw.launch"(%part, %i) {callee = @bwd, loop = @batch, slice = @s0} : (tensor<2xf32>, tensor<i32>) -> tensor<4xf32>
+    %s = "pw.reduce"(%gi) {kind = "sum", loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    %g = "pw.all_reduce"(%s) {slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    %u:2 = "pw.launch"(%w, %m, %g) {callee = @update, slice = @s0} : (tensor<4xf32>, tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+    return %u#0, %u#1 : tensor<4xf32>, tensor<4xf32>
+  }
+  func.func private @prepare(%w: tensor<4xf32>) -> tensor<2xf32> {
+    %r = stablehlo.slice %w [0:2] : (tensor<4xf32>) -> tensor<2xf32>
+    return %r : tensor<2xf32>
+  }
+  func.func private @bwd(%w: tensor<2xf32>, %i: tensor<i32>) -> tensor<4xf32> {
+    %r = stablehlo.concatenate %w, %w, dim = 0 : (tensor<2xf32>, tensor<2xf32>) -> tensor<4xf32>
+    return %r : tensor<4xf32>
+  }
+  func.func private @update(%w: tensor<4xf32>, %m: tensor<4xf32>, %g: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+    %n = stablehlo.add %m, %g : tensor<4xf32>
+    %v = stablehlo.subtract %w, %n : tensor<4xf32>
+    return %v, %n : tensor<4xf32>, tensor<4xf32>
+  }
+}
