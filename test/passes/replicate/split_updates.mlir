@@ -130,3 +130,28 @@ module @read_in_front attributes {pw.form = "sharded"} {
     return %v, %n : tensor<4xf32>, tensor<4xf32>
   }
 }
+
+// -----
+
+// Complex numbers are added up block by block, too.
+// CHECK-LABEL: module @complex_sum
+// CHECK: func.func private @update_blocks(%{{.*}}: tensor<2xcomplex<f32>>) -> tensor<1xcomplex<f32>>
+// CHECK: func.func private @update_blocks_1
+module @complex_sum attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  func.func public @main(%m: tensor<4xcomplex<f32>> {pw.slice = @s0}, %s: tensor<4xcomplex<f32>> {pw.slice = @s0})
+      -> (tensor<4xcomplex<f32>> {pw.slice = @s0}) {
+    %g = "pw.all_reduce"(%s) {slice = @s0} : (tensor<4xcomplex<f32>>) -> tensor<4xcomplex<f32>>
+    %n = "pw.launch"(%m, %g) {callee = @update, slice = @s0} : (tensor<4xcomplex<f32>>, tensor<4xcomplex<f32>>) -> tensor<4xcomplex<f32>>
+    return %n : tensor<4xcomplex<f32>>
+  }
+  func.func private @update(%m: tensor<4xcomplex<f32>>, %g: tensor<4xcomplex<f32>>) -> tensor<4xcomplex<f32>> {
+    %zero = stablehlo.constant dense<(0.0, 0.0)> : tensor<complex<f32>>
+    %sum = stablehlo.reduce(%g init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4xcomplex<f32>>, tensor<complex<f32>>) -> tensor<complex<f32>>
+    %all = stablehlo.broadcast_in_dim %sum, dims = [] : (tensor<complex<f32>>) -> tensor<4xcomplex<f32>>
+    %unit = stablehlo.subtract %g, %all : tensor<4xcomplex<f32>>
+    %n = stablehlo.add %m, %unit : tensor<4xcomplex<f32>>
+    return %n : tensor<4xcomplex<f32>>
+  }
+}
