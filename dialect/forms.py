@@ -160,7 +160,6 @@ _PLACED = (
     relations.operands_live_here,
     relations.moves_lead_elsewhere,
     relations.microbatches_exist,
-    relations.shardings_are_over_slices,
 )
 _CARRIES = (relations.reductions_are_rolled, relations.carries_go_on)
 _ROLLED = (*_PLACED, *_CARRIES)
@@ -210,7 +209,13 @@ PLACED = Form(
     needs=_WITH_SLICE,
     lacks=_IN_PIECES,
     ports=(SLICE,),
-    relations=(*_ROLLED, *_OF_ONE_REPLICA, relations.values_move_once),
+    # Not later: a host may have but the others of the slices of an argument.
+    relations=(
+        *_ROLLED,
+        *_OF_ONE_REPLICA,
+        relations.values_move_once,
+        relations.shardings_are_over_slices,
+    ),
     proofs=_LIES,
 )
 # With replicas, or behind `pw-replicate` with a slice for each of them.
