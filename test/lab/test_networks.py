@@ -1,0 +1,141 @@
+"""The lab itself: its links do what they are told, and nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import Lab, wait_until, why_not
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+ECHO = """
+import socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("0.0.0.0", 5000))
+print("ready", flush=True)
+while True:
+    data, sender = sock.recvfrom(2000)
+    sock.sendto(data, sender)
+"""
+ASK = """
+import socket, sys, time
+address, count, size, gap = sys.argv[1], *map(int, sys.argv[2:])
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.setblocking(False)
+came, begin, last = 0, time.monotonic(), 0.0
+for n in range(count):
+    sock.sendto(bytes(size), (address, 5000))
+    time.sleep(gap / 1e6)
+end = time.monotonic() + 0.5
+while time.monotonic() < end and came < count:
+    try:
+        sock.recv(2000)
+        came, last = came + 1, time.monotonic() - begin
+    except BlockingIOError:
+        time.sleep(0.0005)
+print(came, last)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Three machines; the first echoes."""
+    with Lab(machines=3) as lab:
+        echo = lab.popen(0, [sys.executable, "-Ic", ECHO], stdout=subprocess.PIPE, text=True)
+        assert echo.stdout is not None
+        assert echo.stdout.readline() == "ready\n"
+        yield lab
+
+
+@pytest.fixture(autouse=True)
+def plain(lab: Lab) -> Iterator[None]:
+    """Links without delay, loss, bound and cut after each test."""
+    yield
+    lab.set((), delay=0.0, loss=0.0, rate=None, is_cut=False)
+
+
+def ask(lab: Lab, machine: int, count: int = 1, size: int = 100, gap: int = 0) -> tuple[int, float]:
+    """How many of some messages come back from the first machine, and after how many seconds the last one."""
+    came, seconds = lab.run(
+        machine, [sys.executable, "-Ic", ASK, lab.address(0), str(count), str(size), str(gap)]
+    ).stdout.split()
+    return int(came), float(seconds)
+
+
+def test_machines_reach_each_other(lab: Lab) -> None:
+    assert [ask(lab, machine)[0] for machine in (1, 2)] == [1, 1]
+
+
+def test_frames_take_no_less_than_the_delay(lab: Lab) -> None:
+    lab.delay(0.05)
+    came, seconds = ask(lab, 1)
+    assert came == 1
+    assert seconds >= 0.1
+
+
+def test_a_part_of_all_frames_is_lost(lab: Lab) -> None:
+    lab.loss(0.5, (0, 1))
+    came, _ = ask(lab, 1, count=400, gap=100)
+    # A quarter comes back, to within six standard deviations.
+    assert 48 < came < 152
+    assert ask(lab, 2)[0] == 1
+
+
+def test_a_rate_bounds_what_a_link_carries(lab: Lab) -> None:
+    lab.rate(1e6)
+    came, seconds = ask(lab, 1, count=20, size=1000)
+    assert came == 20
+    assert seconds >= 20 * 8000 / 1e6
+
+
+def test_a_pair_is_cut_and_healed(lab: Lab) -> None:
+    lab.cut((0, 1))
+    assert [ask(lab, machine)[0] for machine in (1, 2)] == [0, 1]
+    lab.heal()
+    assert ask(lab, 1)[0] == 1
+
+
+def test_one_direction_is_cut(lab: Lab) -> None:
+    lab.drop(0, 1)
+    assert ask(lab, 1)[0] == 0
+    lab.heal()
+    lab.drop(1, 0)
+    assert ask(lab, 1)[0] == 0
+
+
+def test_machines_apart_still_have_each_other(lab: Lab) -> None:
+    lab.isolate(0, 1)
+    assert [ask(lab, machine)[0] for machine in (1, 2)] == [1, 0]
+
+
+def test_machines_have_names_and_folders_of_their_own(lab: Lab) -> None:
+    assert lab.run(1, ["sh", "-c", "hostname; touch /tmp/mine"]).stdout == "machine1\n"
+    assert lab.run(2, ["sh", "-c", "ls /tmp; getent hosts machine0"]).stdout.split()[0] == lab.address(0)
+
+
+def test_nothing_is_left_when_whoever_made_it_is_killed() -> None:
+    script = f"""
+import subprocess, sys, time
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from lab import Lab
+with Lab(machines=2) as lab:
+    lab.popen(1, ["sleep", "1234"])
+    print(lab._init, flush=True)
+    time.sleep(100)
+"""
+    maker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert maker.stdout is not None
+    init = int(maker.stdout.readline())
+    time.sleep(0.1)
+    maker.send_signal(signal.SIGKILL)
+    maker.wait()
+    maker.stdout.close()
+    # All processes of its namespace end with the first one.
+    wait_until(lambda: not Path(f"/proc/{init}").exists(), 10)
