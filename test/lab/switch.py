@@ -2,16 +2,15 @@
 
 Runs as the first process of namespaces of its own (`unshare --net --mount --pid --fork`). Each machine is a
 process that sleeps in further namespaces: network, mounts and host name. A veth pair leads from each to this
-process, which reads frames from AF_PACKET sockets and writes them to those of other machines: later, or never,
-as the link of the two says. What it is told comes on standard input, a line of JSON each; when that ends, this
-process ends, and with it, as the first of its PID namespace, all others of the lab.
+process, which reads frames from AF_PACKET sockets and writes them to those of other machines: later, or
+never, as the link of the two says. What it is told comes on standard input, a line of JSON each. When that
+ends, this process ends, and with it, as the first of its PID namespace, all others of the lab.
 
 Only the standard library, and the commands `ip`, `mount`, `unshare` and `sleep`.
 """
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import dataclasses
 import fcntl
@@ -97,7 +96,6 @@ class Switch:
         self._links = {pair: Link() for pair in pairs}
         self._order = itertools.count()
         self._due: list[tuple[float, int, int, bytes]] = []
-        self._said = collections.deque[bytes]()
 
     def run(self) -> None:
         """Carries frames until standard input ends."""
@@ -155,7 +153,7 @@ class Switch:
             _, _, to, frame = heapq.heappop(due)
             try:
                 self._ports[to].send(frame)
-            except (BlockingIOError, OSError):
+            except OSError:
                 # As by a full buffer of a real one.
                 continue
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -123,7 +122,7 @@ def test_machines_have_names_and_folders_of_their_own(lab: Lab) -> None:
 def test_nothing_is_left_when_whoever_made_it_is_killed() -> None:
     script = f"""
 import subprocess, sys, time
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 from lab import Lab
 with Lab(machines=2) as lab:
     lab.popen(1, ["sleep", "1234"])
