@@ -204,7 +204,7 @@ def kills(count: int, minutes: float) -> Iterator[str]:
     from pathways.runtime.hosts.controller.connect import controller
 
     for hosts in (1, 2):
-        pw.connect(islands=[pw.Island(hosts=hosts), pw.Island()], heartbeat=2)
+        pw.connect(islands=[pw.Island(hosts=hosts), pw.Island()], options=pw.HostOptions(heartbeat=2))
         devices = pw.make_virtual_device_set()
         wide, single = (devices.add_slice(n, "x", island=f"island{k}") for k, n in enumerate((hosts, 1)))
         a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))

@@ -238,7 +238,7 @@ def ahead(rounds: int) -> Iterator[Row]:
     """Steps per second of a chain, by how many may be ahead, and the time to the first result."""
     several = 16
     for steps in (1, 2, 4, 8):
-        with Hosts(2, ahead=steps) as hosts:
+        with Hosts(2, options=pathways.HostOptions(ahead=steps)) as hosts:
             chain = hosts.chain(CHAIN, 2)
             first = typical(clocked(lambda chain=chain: float(chain()[0])), rounds)
             took = typical(

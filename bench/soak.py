@@ -221,7 +221,9 @@ def soak(seed: str, seconds: float, step_deadline: float | None, acts: Sequence[
       AssertionError: something hangs, is wrong, or is left.
     """
     _cables.install()
-    pw.connect(islands=ISLANDS, heartbeat=HEARTBEAT, step_deadline=step_deadline, grace=GRACE)
+    pw.connect(
+        islands=ISLANDS, options=pw.HostOptions(heartbeat=HEARTBEAT, step_deadline=step_deadline, grace=GRACE)
+    )
     programs, counts, errors = Programs(), Counts(), list[str]()
     for program, _ in programs.all:
         np.asarray(program(np.arange(8, dtype=np.int32)))

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from pathways.runtime.hosts.controller.array import Array
     from pathways.runtime.hosts.controller.connect import connect, disconnect
+    from pathways.runtime.hosts.launch.options import HostOptions
     from pathways.runtime.hosts.launch.settings import Island
     from pathways.runtime.local.devices import cluster, release
     from pathways.runtime.local.tracing import trace
@@ -75,6 +76,7 @@ __all__ = [
     "HostError",
     "HostLeavingError",
     "HostLostError",
+    "HostOptions",
     "HostStartError",
     "Island",
     "LoadedProgram",
@@ -114,6 +116,7 @@ _MODULES = {
     "HostError": "runtime.control.errors",
     "HostLeavingError": "runtime.control.errors",
     "HostLostError": "runtime.control.errors",
+    "HostOptions": "runtime.hosts.launch.options",
     "HostStartError": "runtime.control.errors",
     "PathwaysError": "dialect.errors",
     "ProgramFailedError": "runtime.control.errors",

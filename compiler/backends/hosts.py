@@ -65,7 +65,7 @@ class HostsBackend(Backend):
                 )
         islands = {slice: int(binding.island.removeprefix("island")) for slice, binding in bindings.items()}
         gangs = self._controller.islands.current(sorted(set(islands.values())))
-        split = _split(program.module, plan.name, islands, self._controller.settings.ahead)
+        split = _split(program.module, plan.name, islands, self._controller.settings.options.ahead)
         plans = host_plans_of(split, plan.name, program.stored, proved=True)
         working = [gang for gang in gangs if gang.number in plans]
         parts = {

@@ -394,7 +394,7 @@ assert_equal(pw.program(lambda x: b(a(x)))(1.0), 3)
 def test_a_worker_that_is_stopped():
     """It does not answer, and is given up in the middle of a step."""
     run("""
-pw.connect(hosts=2, heartbeat=2)
+pw.connect(hosts=2, options=pw.HostOptions(heartbeat=2))
 a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
 program = pw.program(lambda x: a(b(a(x))))
 assert float(program(np.float32(0))) == 3
@@ -411,7 +411,7 @@ def test_a_controller_that_is_stopped():
     run("""
 import subprocess
 
-pw.connect(hosts=2, heartbeat=2)
+pw.connect(hosts=2, options=pw.HostOptions(heartbeat=2))
 a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
 program = pw.program(lambda x: a(b(a(x))))
 assert float(program(np.float32(0))) == 3
@@ -483,7 +483,7 @@ import functools
 import logging
 
 logging.basicConfig(stream=sys.stdout)
-pw.connect(hosts=2, stall_report=1, step_deadline=2)
+pw.connect(hosts=2, options=pw.HostOptions(stall_report=1, step_deadline=2))
 slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
 """
         + STUCK
@@ -578,7 +578,7 @@ os.kill(controller().hosts[0].process.pid, signal.SIGSTOP)
 def test_a_worker_that_is_stopped_while_it_is_sent_something_large():
     """Its buffers are full, so that whoever sends waits; it is given up nevertheless, and can be closed."""
     run(
-        STOPPED.replace("hosts=1", "hosts=1, heartbeat=2")
+        STOPPED.replace("hosts=1", "hosts=1, options=pw.HostOptions(heartbeat=2)")
         + """
 with refused(HostError, "host 0 (island0) is lost: it has said nothing for"):
     while True:
@@ -843,7 +843,7 @@ def test_over_tcp_on_some_ports():
 from pathlib import Path
 
 ports = range(20300, 20400)
-pw.connect(hosts=2, bind="127.0.0.1", ports=(ports[0], ports[-1]))
+pw.connect(hosts=2, bind="127.0.0.1", options=pw.HostOptions(ports=(ports[0], ports[-1])))
 a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
 large = np.zeros(1 << 20, np.float32)
 assert_equal(pw.program(lambda x: b(a(x)))(large), large + 2)

@@ -9,7 +9,7 @@ import itertools
 import resource
 
 islands = [pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)]
-pw.connect(islands=islands, heartbeat=2, ahead=9)
+pw.connect(islands=islands, options=pw.HostOptions(heartbeat=2, ahead=9))
 wide = devices.add_slice((4,), ("x",), island="island0")
 narrow = devices.add_slice((2,), ("x",), island="island1")
 
@@ -215,7 +215,7 @@ import msgspec
 sys.path.insert(0, "test/runtime/hosts")
 from test_probing import Cable
 
-pw.connect(hosts=3, heartbeat=2)
+pw.connect(hosts=3, options=pw.HostOptions(heartbeat=2))
 host = controller().hosts[0]
 cables = [Cable(host.ready.data_address), Cable(host.ready.probe_address)]
 host.ready = msgspec.structs.replace(

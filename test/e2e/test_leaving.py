@@ -49,7 +49,7 @@ def test_a_worker_that_is_asked_to_end_does_first_what_it_has_accepted():
     run(
         LEAVING
         + """
-pw.connect(hosts=2, grace=60)
+pw.connect(hosts=2, options=pw.HostOptions(grace=60))
 a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (slow, lambda x: x * 2))
 program, other = pw.program(lambda x: b(a(b(x)))), pw.program(lambda x: b(x))
 value = np.arange(3, dtype=np.float32)
@@ -83,7 +83,7 @@ def test_an_island_of_several_hosts_leaves_as_a_whole():
     run(
         LEAVING
         + """
-pw.connect(islands=[pw.Island(hosts=2), pw.Island()], grace=2)
+pw.connect(islands=[pw.Island(hosts=2), pw.Island()], options=pw.HostOptions(grace=2))
 wide, single = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((2, 1)))
 a = pw.jit(lambda x: x + jnp.sum(x), devices=wide, in_shardings=P("x"))
 b = pw.jit(lambda x: x * 2, devices=single)
@@ -111,7 +111,7 @@ def test_a_step_that_takes_longer_than_an_island_may():
     run(
         LEAVING
         + """
-pw.connect(hosts=1, grace=1)
+pw.connect(hosts=1, options=pw.HostOptions(grace=1))
 program = pw.program(pw.jit(lambda x: jax.lax.fori_loop(0, 20, lambda n, v: slow(v), x),
                             devices=devices.add_slice((1,), ("x",))))
 value = np.arange(3, dtype=np.float32)
@@ -146,7 +146,7 @@ def test_what_is_read_while_the_worker_ends():
     run(
         LEAVING
         + """
-pw.connect(hosts=1, grace=30)
+pw.connect(hosts=1, options=pw.HostOptions(grace=30))
 double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
 held = double(np.float32(1)).block_until_ready()
 leave(0)
@@ -175,7 +175,7 @@ def ready(*options):
 
 assert ready() == (1, "0 ready: none\\n")
 os.environ["PW_READY_DIR"] = "{tmp_path}/ready"
-pw.connect(hosts=2, grace=30)
+pw.connect(hosts=2, options=pw.HostOptions(grace=30))
 double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
 pids = [host.process.pid for host in controller().hosts]
 assert ready("--hosts", "2") == (0, f"2 ready: host0-{{pids[0]}}, host1-{{pids[1]}}\\n")

@@ -58,7 +58,7 @@ def commands():
 
 
 islands = [pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)]
-pw.connect("ray", islands=islands, heartbeat=2)
+pw.connect("ray", islands=islands, options=pw.HostOptions(heartbeat=2))
 wide, narrow = devices.add_slice((4,), ("x",)), devices.add_slice((2,), ("x",))
 a, b = (pw.jit(f, devices=slice, in_shardings=(None, P("x"))) for f, slice in ((front, wide), (back, narrow)))
 program = pw.program(lambda w, x: b(w, a(w, x)))
@@ -142,9 +142,9 @@ def test_what_is_wrong_is_said_at_once():
     with pytest.raises(ValueError, match=r"bind='0.0.0.0' is every address"):
         pw.connect(islands=[pw.Island()], bind="0.0.0.0")
     with pytest.raises(ValueError, match=r"ports=\(9, 8\): expected a first and a last port"):
-        pw.connect(islands=[pw.Island()], bind="127.0.0.1", ports=(9, 8))
+        pw.connect(islands=[pw.Island()], bind="127.0.0.1", options=pw.HostOptions(ports=(9, 8)))
     with pytest.raises(ValueError, match="heartbeat=0: expected at least one second"):
-        pw.connect(islands=[pw.Island()], heartbeat=0)
+        pw.connect(islands=[pw.Island()], options=pw.HostOptions(heartbeat=0))
 
 
 def test_four_machines_of_which_one_is_lost():
@@ -181,7 +181,8 @@ head = "127.0.0.1:6379"
 start_node("--head", "--node-ip-address=127.0.0.1", "--port=6379", "--include-dashboard=false")
 for _ in range(3):
     start_node(f"--address={head}", "--node-ip-address=127.0.0.1")
-pw.connect("ray", islands=[pw.Island(hosts=2), pw.Island(), pw.Island()], address=head, heartbeat=2)
+islands = [pw.Island(hosts=2), pw.Island(), pw.Island()]
+pw.connect("ray", islands=islands, address=head, options=pw.HostOptions(heartbeat=2))
 wide, single, other = (
     devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((2, 1, 1))
 )

@@ -7,13 +7,15 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Unpack
 
 from pathways.runtime.hosts.controller.controller import Controller
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.children import Spawner
 from pathways.runtime.hosts.launch.launching import Launcher
+from pathways.runtime.hosts.launch.options import FormerKeywords, HostOptions, with_former
 from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
-from pathways.runtime.hosts.launch.settings import Endpoints, Island, Settings, islands_of
+from pathways.runtime.hosts.launch.settings import Island, Settings, islands_of
 from pathways.runtime.local import devices, stalls, tracing
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.xla.tracebacks import boundary
@@ -31,17 +33,12 @@ def connect(
     devices_per_host: int = 1,
     islands: int | Sequence[Island] | None = None,
     address: str | None = None,
-    ahead: int = 4,
-    stall_report: float | None = 60.0,
-    step_deadline: float | None = None,
-    heartbeat: float = 10.0,
-    grace: float = 20.0,
     bind: str | None = None,
-    advertise: str | None = None,
-    ports: tuple[int, int] | None = None,
     cpu_devices: int | None = None,
     platform: str | None = None,
     device_memory: int | None = None,
+    options: HostOptions | None = None,
+    **former: Unpack[FormerKeywords],
 ) -> Cluster:
     """Chooses the devices that programs use, and returns them.
 
@@ -58,29 +55,18 @@ def connect(
         into so many equal consecutive islands, one by default.
       address: of the Ray cluster to join, as in `10.0.0.5:6379`; `auto` for the one of this machine. By
         default Ray starts one of its own here, which ends with this process.
-      ahead: how many steps on hosts may be issued and not done. Hosts issue steps before their data is there;
-        each one more takes the memory of what a step sends and receives.
-      stall_report: seconds without progress after which a step on hosts, or an array of this process, is
-        reported in the log, with what each host waits for and since when; again whenever they have doubled.
-        None for never.
-      step_deadline: seconds without progress after which a step on hosts is ended: hosts that others wait
-        for are killed, and their arrays are errors. None for never: what is slow is not told from what hangs.
-      heartbeat: seconds that a worker may say nothing to this process, or to another worker that exchanges
-        arrays with it; then it is killed, and what it had is lost.
-      grace: seconds that an island goes on for when a worker of it gets SIGTERM: it takes no new steps,
-        finishes those that it has, and what it has can be read. It ends sooner when nobody holds anything
-        of it. Then it starts anew, as one that is lost.
       bind: the IPv4 address on which this process listens for workers, which connect over TCP and listen at
         the address from which they reach it. By default a socket in a folder that only this user may enter;
         with Ray 127.0.0.1.
-      advertise: the address at which workers find it; by default `bind`.
-      ports: the first and the last port that it and its workers may listen on; by default any.
       cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
         yet.
       platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given.
       device_memory: bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
         that takes more is refused when it is compiled. By default what JAX says (`bytes_limit` of
         `jax.Device.memory_stats()`); for CPU devices that is nothing, and nothing is refused.
+      options: how workers are watched and where they listen, see `HostOptions`; its `stall_report` is for the
+        devices of this process, too.
+      former: fields of `options`, which may still be given as keywords; that is deprecated.
 
     Raises:
       ValueError: a number below one, islands that would not be equal, or settings of this process together
@@ -91,6 +77,7 @@ def connect(
       HostError: a worker does not start.
     """
     with _lock:
+        options = with_former(options, former)
         if launcher not in (None, "ray"):
             raise ValueError(f"connect({launcher!r}): expected 'ray', or nothing")
         if launcher is not None and not isinstance(islands, Sequence):
@@ -102,7 +89,7 @@ def connect(
                 cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
             )
             _close()
-            stalls.watch.set(stall_report)
+            stalls.watch.set(options.stall_report)
             return found
         if any(setting is not None for setting in (cpu_devices, platform, device_memory)) or (
             hosts is not None and islands is not None
@@ -112,12 +99,8 @@ def connect(
                 "process; with hosts= say devices_per_host=, or islands=[pathways.Island(...)] alone"
             )
         asked = islands_of(islands, hosts, devices_per_host)
-        endpoints = Endpoints(bind or ("127.0.0.1" if launcher else None), advertise, ports)
-        return _connect_hosts(
-            Settings(
-                asked, ahead, stall_report, step_deadline, heartbeat, grace, endpoints, launcher, address
-            )
-        )
+        bind = bind or ("127.0.0.1" if launcher else None)
+        return _connect_hosts(Settings(asked, options, bind, launcher, address))
 
 
 @boundary
@@ -140,8 +123,8 @@ def controller() -> Controller | None:
 def _launcher(settings: Settings) -> Launcher:
     if settings.launcher is None:
         return Spawner()
-    assert settings.endpoints.bind is not None
-    return RayLauncher(settings.address, settings.endpoints.bind, settings.cores)
+    assert settings.bind is not None
+    return RayLauncher(settings.address, settings.bind, settings.cores)
 
 
 def _connect_hosts(settings: Settings) -> Cluster:

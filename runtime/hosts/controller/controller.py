@@ -26,6 +26,7 @@ from pathways.runtime.hosts.controller.hosted import HostedProgram, HostPart
 from pathways.runtime.hosts.controller.islands import Islands
 from pathways.runtime.hosts.controller.shared_core import SharedCore, ignore
 from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.describing import HostFacts, facts_of
 from pathways.runtime.hosts.protocol.frames import CHUNK, encode
@@ -86,7 +87,7 @@ class Controller:
         self._unneeded: Unused[HostedProgram] = Unused()
         started = starter.start(range(len(settings.islands)), self._closed)
         numbers = [[host.index for host in hosts] for hosts in started]
-        core = ClusterCore(numbers, _limits(settings), time.monotonic())
+        core = ClusterCore(numbers, _limits(settings.options), time.monotonic())
         self._core = SharedCore(core)
         self._is_several = core.is_several
         self.islands = Islands([HostGang(life, own) for life, own in zip(core.gangs, started, strict=True)])
@@ -476,7 +477,7 @@ class Controller:
                         self._send(host, Unload(program.number))
 
 
-def _limits(settings: Settings) -> Limits:
+def _limits(options: HostOptions) -> Limits:
     return Limits(
-        settings.ahead, settings.heartbeat, settings.grace, settings.stall_report, settings.step_deadline
+        options.ahead, options.heartbeat, options.grace, options.stall_report, options.step_deadline
     )

@@ -76,7 +76,7 @@ class Starter:
                         configs = self._configs(island, address, start.epoch)
                         started = self._launcher.launch(configs)
                         processes.update(zip(self._numbers[island], started, strict=True))
-                    channels = start.greet_all(self._settings.heartbeat)
+                    channels = start.greet_all(self._settings.options.heartbeat)
                 finally:
                     # Closing it does not wake who accepts.
                     server.shutdown(socket.SHUT_RDWR)
@@ -115,9 +115,9 @@ class Starter:
                 rank,
                 asked.hosts,
                 asked.devices_per_host,
-                self._settings.heartbeat,
-                self._settings.grace,
-                self._settings.endpoints.ports,
+                self._settings.options.heartbeat,
+                self._settings.options.grace,
+                self._settings.options.ports,
                 asked.cores,
             )
             for rank, host in enumerate(self._numbers[island])

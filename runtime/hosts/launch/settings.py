@@ -6,6 +6,8 @@ import dataclasses
 import ipaddress
 from collections.abc import Sequence
 
+from pathways.runtime.hosts.launch.options import HostOptions, check_count
+
 
 @dataclasses.dataclass(frozen=True)
 class Island:
@@ -29,9 +31,9 @@ class Island:
 
     def __post_init__(self) -> None:
         for name in ("hosts", "devices_per_host"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         if self.cores is not None:
-            _check_count("cores", self.cores)
+            check_count("cores", self.cores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +68,6 @@ class Endpoints:
             raise ValueError(
                 "advertise= and ports= go with bind=, the address that the controller listens on"
             )
-        if self.ports is not None:
-            first, last = self.ports
-            if not 0 < first <= last < 1 << 16:
-                raise ValueError(f"ports={self.ports!r}: expected a first and a last port")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +76,8 @@ class Settings:
 
     Attributes:
       islands: the islands.
-      ahead: how many steps may be issued and not done: so many steps' worth of arrays hosts have room for.
-      stall_report: seconds without progress after which a step is reported, and again whenever they have
-        doubled; None for never.
-      step_deadline: seconds without progress after which a step is ended; None for never.
-      heartbeat: seconds that a worker may say nothing; then it is killed, and what it had is lost.
-      grace: seconds that an island goes on for when a worker of it was asked to end.
-      endpoints: where controller and workers listen.
+      options: how they are watched.
+      bind: see `Endpoints`.
       launcher: who starts workers: `ray`, or None for this process.
       address: that of the cluster of the launcher; None for one of its own.
 
@@ -93,27 +86,20 @@ class Settings:
     """
 
     islands: tuple[Island, ...]
-    ahead: int = 4
-    stall_report: float | None = 60.0
-    step_deadline: float | None = None
-    heartbeat: float = 10.0
-    grace: float = 20.0
-    endpoints: Endpoints = Endpoints()
+    options: HostOptions = dataclasses.field(default_factory=HostOptions)
+    bind: str | None = None
     launcher: str | None = None
     address: str | None = None
 
     def __post_init__(self) -> None:
         if not self.islands:
             raise ValueError("islands=[]: expected at least one island")
-        _check_count("ahead", self.ahead)
-        for name in ("stall_report", "step_deadline"):
-            seconds = getattr(self, name)
-            if seconds is not None and (not isinstance(seconds, int | float) or not seconds > 0):
-                raise ValueError(f"{name}={seconds!r}: expected seconds, or None for never")
-        if not isinstance(self.heartbeat, int | float) or not self.heartbeat >= 1:
-            raise ValueError(f"heartbeat={self.heartbeat!r}: expected at least one second")
-        if not isinstance(self.grace, int | float) or not self.grace >= 0:
-            raise ValueError(f"grace={self.grace!r}: expected seconds, 0 for none")
+        Endpoints(self.bind, self.options.advertise, self.options.ports)
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where controller and workers listen."""
+        return Endpoints(self.bind, self.options.advertise, self.options.ports)
 
     @property
     def hosts(self) -> int:
@@ -134,13 +120,8 @@ def islands_of(islands: object, hosts: int | None, devices_per_host: int) -> tup
       ValueError: a number below one.
     """
     if hosts is not None:
-        _check_count("hosts", hosts)
+        check_count("hosts", hosts)
         return (Island(1, devices_per_host),) * hosts
     if not isinstance(islands, Sequence) or not all(isinstance(island, Island) for island in islands):
         raise TypeError(f"islands={islands!r}: expected a list of pathways.Island")
     return tuple(islands)
-
-
-def _check_count(name: str, number: object) -> None:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ValueError(f"{name}={number!r}: expected at least 1")
