@@ -24,7 +24,7 @@ import jaxlib
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.passes.driver import run_passes
+from pathways.passes.manager.driver import run_passes
 from pathways.passes.pipeline import Options, phases
 
 SLICES = 4

@@ -18,7 +18,7 @@ import numpy as np
 from _ratios import Case, run
 
 import pathways
-from pathways.dialect.bytecode import bytecode_of
+from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.local.devices import bind, mesh_of
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.plan import plan

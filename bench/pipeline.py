@@ -26,7 +26,7 @@ from jaxlib.mlir import ir
 
 import pathways
 from pathways.dialect import make_context
-from pathways.passes.driver import run_passes
+from pathways.passes.manager.driver import run_passes
 from pathways.passes.pipeline import Options, phases
 from pathways.runtime.local.devices import bind, connect, devices_of, release
 from pathways.runtime.resources.virtual import make_virtual_device_set

@@ -25,8 +25,8 @@ from jaxlib.mlir import ir
 
 import pathways
 from pathways.dialect import make_context
-from pathways.passes.driver import Diagnostics, run_passes
-from pathways.passes.text import parse_pipeline
+from pathways.passes.manager.driver import Diagnostics, run_passes
+from pathways.passes.manager.text import parse_pipeline
 from pathways.runtime.local.devices import bind, mesh_of, release
 from pathways.runtime.local.load import load
 from pathways.runtime.plan.lower import plan_of

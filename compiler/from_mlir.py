@@ -10,9 +10,9 @@ from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.phases import ProgramError, run_phases
 from pathways.compiler.stages import Lowered
-from pathways.dialect.names import ARGUMENT_INFO, BLOCK, CONSTANT, REPLICA
-from pathways.dialect.program import Attributes, ProgramView, read_program
-from pathways.dialect.replicas import ReplicaPort, ports_of_callers
+from pathways.dialect.attributes.names import ARGUMENT_INFO, BLOCK, CONSTANT, REPLICA
+from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
+from pathways.dialect.relations.program_view import Attributes, ProgramView, read_program
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import array_type

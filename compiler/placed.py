@@ -17,7 +17,7 @@ from pathways.compiler.frontend.specs import abstract_mesh, checked, flat_specs,
 from pathways.compiler.frontend.trace_state import active_trace, register_slice
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Lowered
-from pathways.dialect.metadata import CallMetadata
+from pathways.dialect.operations.metadata import CallMetadata
 from pathways.passes.pipeline import Options
 from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice

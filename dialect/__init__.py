@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathways.dialect.bindings import inlined_func_call, make_context
-    from pathways.dialect.forms import FORMS, Form, form_of, set_form
-    from pathways.dialect.loops import loop_of, loop_of_op, set_loop
-    from pathways.dialect.operation import (
+    from pathways.dialect.attributes.origins import Origin
+    from pathways.dialect.operations.bindings import inlined_func_call, make_context
+    from pathways.dialect.operations.loops import loop_of, loop_of_op, set_loop
+    from pathways.dialect.operations.operation import (
         PwOp,
         nested_ops,
         op_has,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         referenced_symbols,
         symbol_table,
     )
-    from pathways.dialect.ops import (
+    from pathways.dialect.operations.ops import (
         OPERATIONS,
         AllGatherOp,
         AllReduceOp,
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
         SplitOp,
         TransferOp,
     )
-    from pathways.dialect.origins import Origin
-    from pathways.dialect.placement import (
+    from pathways.dialect.operations.placement import (
         Slices,
         argument_attrs,
         argument_slices,
@@ -57,61 +56,62 @@ if TYPE_CHECKING:
         slices_of,
         slices_of_op,
     )
-    from pathways.dialect.traits import Trait
-    from pathways.dialect.verifier import problems, verify
+    from pathways.dialect.operations.traits import Trait
+    from pathways.dialect.verification.forms import FORMS, Form, form_of, set_form
+    from pathways.dialect.verification.verifier import problems, verify
 
 _MODULES = {
-    "AllGatherOp": "ops",
-    "AllReduceOp": "ops",
-    "CarryOp": "ops",
-    "ChannelOp": "ops",
-    "ConstantOp": "ops",
-    "FORMS": "forms",
-    "Form": "forms",
-    "IndexOp": "ops",
-    "LaunchOp": "ops",
-    "LoopOp": "ops",
-    "MirrorOp": "ops",
-    "NextOp": "ops",
-    "OPERATIONS": "ops",
-    "Origin": "origins",
-    "PwOp": "operation",
-    "RecvOp": "ops",
-    "ReduceOp": "ops",
-    "ReduceScatterOp": "ops",
-    "ReleaseOp": "ops",
-    "ReplicaOp": "ops",
-    "SendOp": "ops",
-    "SliceOp": "ops",
-    "Slices": "placement",
-    "SplitOp": "ops",
-    "Trait": "traits",
-    "TransferOp": "ops",
-    "argument_attrs": "placement",
-    "argument_slices": "placement",
-    "donated_arguments": "placement",
-    "form_of": "forms",
-    "inlined_func_call": "bindings",
-    "loop_of": "loops",
-    "loop_of_op": "loops",
-    "make_context": "bindings",
-    "make_slices": "placement",
-    "nested_ops": "operation",
-    "op_has": "operation",
-    "ops_named": "operation",
-    "problems": "verifier",
-    "read_slices": "placement",
-    "referenced_symbols": "operation",
-    "result_attrs": "placement",
-    "result_slices": "placement",
-    "set_argument_attrs": "placement",
-    "set_form": "forms",
-    "set_loop": "loops",
-    "set_result_attrs": "placement",
-    "slices_of": "placement",
-    "slices_of_op": "placement",
-    "symbol_table": "operation",
-    "verify": "verifier",
+    "AllGatherOp": "operations.ops",
+    "AllReduceOp": "operations.ops",
+    "CarryOp": "operations.ops",
+    "ChannelOp": "operations.ops",
+    "ConstantOp": "operations.ops",
+    "FORMS": "verification.forms",
+    "Form": "verification.forms",
+    "IndexOp": "operations.ops",
+    "LaunchOp": "operations.ops",
+    "LoopOp": "operations.ops",
+    "MirrorOp": "operations.ops",
+    "NextOp": "operations.ops",
+    "OPERATIONS": "operations.ops",
+    "Origin": "attributes.origins",
+    "PwOp": "operations.operation",
+    "RecvOp": "operations.ops",
+    "ReduceOp": "operations.ops",
+    "ReduceScatterOp": "operations.ops",
+    "ReleaseOp": "operations.ops",
+    "ReplicaOp": "operations.ops",
+    "SendOp": "operations.ops",
+    "SliceOp": "operations.ops",
+    "Slices": "operations.placement",
+    "SplitOp": "operations.ops",
+    "Trait": "operations.traits",
+    "TransferOp": "operations.ops",
+    "argument_attrs": "operations.placement",
+    "argument_slices": "operations.placement",
+    "donated_arguments": "operations.placement",
+    "form_of": "verification.forms",
+    "inlined_func_call": "operations.bindings",
+    "loop_of": "operations.loops",
+    "loop_of_op": "operations.loops",
+    "make_context": "operations.bindings",
+    "make_slices": "operations.placement",
+    "nested_ops": "operations.operation",
+    "op_has": "operations.operation",
+    "ops_named": "operations.operation",
+    "problems": "verification.verifier",
+    "read_slices": "operations.placement",
+    "referenced_symbols": "operations.operation",
+    "result_attrs": "operations.placement",
+    "result_slices": "operations.placement",
+    "set_argument_attrs": "operations.placement",
+    "set_form": "verification.forms",
+    "set_loop": "operations.loops",
+    "set_result_attrs": "operations.placement",
+    "slices_of": "operations.placement",
+    "slices_of_op": "operations.placement",
+    "symbol_table": "operations.operation",
+    "verify": "verification.verifier",
 }
 
 __all__ = [

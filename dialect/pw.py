@@ -4,7 +4,7 @@ Without a module of this name they search for one again at every operation they 
 than all else together.
 """
 
-from pathways.dialect.ops import (
+from pathways.dialect.operations.ops import (
     AllGatherOp,
     AllReduceOp,
     CarryOp,

@@ -1,5 +1,6 @@
 """Writes docs/pw_ops.md, pw_forms.md and pw_passes.md from what operations, forms and passes declare,
-docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md, and passes/summaries.json, which `pw-opt` lists.
+docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md, and passes/manager/summaries.json, which
+`pw-opt` lists.
 
 With `--check` it writes nothing, and fails when one of them is stale.
 """
@@ -13,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from pathways.dialect import FORMS, OPERATIONS, Form, PwOp, Trait
-from pathways.dialect.fields import Values
-from pathways.passes import registry
-from pathways.passes.base import Pass, options_of
+from pathways.dialect.attributes.fields import Values
+from pathways.passes.manager import registry
+from pathways.passes.manager.base import Pass, options_of
 
 DOCS = Path(__file__).parent
 NOTICE = "<!-- Made by `make docs` from {source}; do not edit. -->\n"
@@ -79,7 +80,7 @@ def notebook(page: Path) -> str:
 def ops_page() -> str:
     """The reference of the `pw` dialect."""
     parts = [
-        NOTICE.format(source="`dialect/ops.py`"),
+        NOTICE.format(source="`dialect/operations/ops.py`"),
         "# Operations of the `pw` dialect\n",
         contents(OPERATIONS),
         *(describe_op(name, op) for name, op in OPERATIONS.items()),
@@ -90,7 +91,7 @@ def ops_page() -> str:
 def forms_page() -> str:
     """The reference of the forms of the IR."""
     parts = [
-        NOTICE.format(source="`dialect/forms.py`"),
+        NOTICE.format(source="`dialect/verification/forms.py`"),
         "# Forms of the IR\n",
         "In the order in which a program takes them. In every form, what stands in the module can be read: "
         "attributes are of their kinds, symbols are there, functions end with `func.return`, numbers are "

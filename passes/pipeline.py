@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from pathways.passes.base import Pass
+from pathways.passes.backward.split_backward import SplitBackward
 from pathways.passes.import_.import_ import Import
+from pathways.passes.loops.accumulate import Accumulate
+from pathways.passes.loops.fuse_launches import FuseLaunches
+from pathways.passes.loops.share_loops import ShareLoops
+from pathways.passes.loops.unroll_microbatches import UnrollMicrobatches
+from pathways.passes.manager.base import Pass
+from pathways.passes.memory.plan_memory import PlanMemory
 from pathways.passes.place.cse import Cse
 from pathways.passes.place.dce import Dce
 from pathways.passes.place.infer_placement import InferPlacement
@@ -14,18 +20,12 @@ from pathways.passes.place.insert_transfers import InsertTransfers
 from pathways.passes.place.outline import Outline
 from pathways.passes.place.sink_constants import SinkConstants
 from pathways.passes.place.sink_loop_reductions import SinkLoopReductions
-from pathways.passes.place.split_backward import SplitBackward
 from pathways.passes.place.verify_placed import VerifyPlaced
 from pathways.passes.replicate.lower_all_reduces import LowerAllReduces
 from pathways.passes.replicate.replicate import Replicate
 from pathways.passes.replicate.split_updates import SplitUpdates
 from pathways.passes.replicate.sum_carries import SumCarries
-from pathways.passes.schedule.accumulate import Accumulate
-from pathways.passes.schedule.fuse_launches import FuseLaunches
-from pathways.passes.schedule.plan_memory import PlanMemory
 from pathways.passes.schedule.schedule import Schedule
-from pathways.passes.schedule.share_loops import ShareLoops
-from pathways.passes.schedule.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.passes.shard.lower_transfers import LowerTransfers
 from pathways.passes.shard.propagate_shardings import PropagateShardings

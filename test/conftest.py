@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pathways.dialect.bytecode import bytecode_of
+from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.local.devices import bind
 from pathways.runtime.local.load import load
 from pathways.runtime.plan import plan

@@ -11,7 +11,26 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
+    "dialect.attributes",
+    "dialect.operations",
+    "dialect.syntax",
+    "dialect.relations",
+    "dialect.verification",
     "dialect",
+    "passes.manager",
+    "passes.util",
+    "passes.measured",
+    "passes.import_",
+    "passes.place",
+    "passes.shard",
+    "passes.replicate",
+    "passes.memory",
+    "passes.loops",
+    "passes.schedule.policies",
+    "passes.schedule.search",
+    "passes.schedule",
+    "passes.backward",
+    "passes.bind",
     "passes",
     "runtime.plan",
     "runtime.timelines",
@@ -43,6 +62,9 @@ JAX = (*ROOMS[ROOMS.index("runtime.xla") :],)
 
 FACES = ("pathways", "runtime", "runtime.hosts")
 """Packages that belong to no room: they offer names of any, and import them when they are asked for."""
+
+MOST_MODULES = 16
+"""How many modules and folders a folder may have."""
 
 EXCEPTIONS = {
     "compiler.checkpoint imports etils inside of a function",
@@ -137,6 +159,16 @@ def violations() -> Iterator[str]:
             yield f"{said} at once, but is the face of a package"
 
 
+def folders() -> Iterator[str]:
+    """Folders that are no room of their own, whose rank is not checked, and folders that are too full."""
+    sizes = collections.Counter(name.rpartition(".")[0] for name in MODULES)
+    for folder, count in sizes.items():
+        if folder and folder not in ROOMS + FACES:
+            yield f"{folder} is no room of its own"
+        if count > MOST_MODULES:
+            yield f"{folder} has {count} modules"
+
+
 def cycles() -> Iterator[str]:
     graph: dict[str, set[str]] = {name: set() for name in MODULES if name not in FACES}
     for statement in imports():
@@ -177,6 +209,6 @@ def starters_of_threads() -> Iterator[str]:
 
 
 def test_every_module_keeps_to_the_rules() -> None:
-    seen = {*violations(), *cycles(), *classes_of_one_name(), *starters_of_threads()}
+    seen = {*violations(), *cycles(), *folders(), *classes_of_one_name(), *starters_of_threads()}
     assert seen - EXCEPTIONS == set(), "new"
     assert EXCEPTIONS - seen == set(), "no exception any more: remove it from the table"

@@ -13,13 +13,13 @@ from pathways.compiler.backends.hosts_executable import HostsExecutable
 from pathways.compiler.backends.relocation import relocate
 from pathways.compiler.lower.phases import ProgramError
 from pathways.dialect import ops_named
-from pathways.dialect.bytecode import bytecode_of
-from pathways.dialect.names import HOST
-from pathways.dialect.operation import attribute_of
-from pathways.passes.base import PassFailure
+from pathways.dialect.attributes.names import HOST
+from pathways.dialect.operations.operation import attribute_of
+from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.passes.bind.bind_slices import BindSlices
 from pathways.passes.bind.split_hosts import SplitHosts
-from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
 from pathways.runtime.hosts.controller.controller import Controller
 from pathways.runtime.hosts.controller.host import WHOLE, HostGang, ReplicaPart

@@ -16,7 +16,7 @@ from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.phases import run_phases
 from pathways.dialect import make_context
-from pathways.dialect.dtypes import element_name
+from pathways.dialect.attributes.dtypes import element_name
 from pathways.passes.pipeline import Options
 from pathways.runtime.hosts.controller.array import Array
 from pathways.runtime.hosts.controller.controller import Controller

@@ -16,8 +16,8 @@ from pathways.compiler.frontend.jax_internals import line_of_user, metadata_call
 from pathways.compiler.frontend.names import symbol
 from pathways.compiler.frontend.trace_state import active_trace
 from pathways.compiler.frontend.trees import flat_prefix, name_of
-from pathways.dialect.metadata import CallMetadata, Mark
-from pathways.dialect.names import MOST_MICROBATCHES
+from pathways.dialect.attributes.names import MOST_MICROBATCHES
+from pathways.dialect.operations.metadata import CallMetadata, Mark
 from pathways.passes.schedule.request import RequestError, read_request
 
 REDUCTIONS = ("mean", "sum", "concat")

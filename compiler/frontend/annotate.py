@@ -21,9 +21,9 @@ from pathways.dialect import (
     set_result_attrs,
     symbol_table,
 )
-from pathways.dialect.metadata import CallMetadata
-from pathways.dialect.names import ARGUMENT_INFO, DONOR, KEYS, MAIN, SPEC
-from pathways.dialect.shardings import read_mesh
+from pathways.dialect.attributes.names import ARGUMENT_INFO, DONOR, KEYS, MAIN, SPEC
+from pathways.dialect.attributes.shardings import read_mesh
+from pathways.dialect.operations.metadata import CallMetadata
 from pathways.passes.util.functions import unique_name
 from pathways.runtime.resources.virtual import VirtualSlice
 

@@ -18,7 +18,7 @@ from jax._src.state import AbstractRef, discharge
 from jax._src.util import merge_lists, split_list, subs_list
 from jax.experimental.xla_metadata import xla_metadata_call2
 
-from pathways.dialect.metadata import CallMetadata
+from pathways.dialect.operations.metadata import CallMetadata
 
 # So that locations in the IR, and with them our messages, name lines of the user and not of this package.
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways.compiler.frontend.trees import flat_prefix
-from pathways.dialect.meshes import Mesh, Sharding
+from pathways.dialect.attributes.meshes import Mesh, Sharding
 from pathways.runtime.resources.virtual import VirtualSlice
 
 Spec = PartitionSpec | None

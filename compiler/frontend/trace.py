@@ -23,8 +23,8 @@ from pathways.compiler.frontend.specs import Spec, flat_specs, is_spec
 from pathways.compiler.frontend.trace_state import tracing
 from pathways.compiler.frontend.trees import unsealed
 from pathways.dialect import make_context
-from pathways.dialect.bytecode import bytecode_of
-from pathways.dialect.metadata import CallMetadata
+from pathways.dialect.operations.metadata import CallMetadata
+from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.resources.virtual import VirtualSlice
 
 

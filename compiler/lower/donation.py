@@ -17,8 +17,8 @@ from pathways.dialect import (
     result_slices,
     symbol_table,
 )
-from pathways.dialect.names import DONATED, MAIN
-from pathways.dialect.replicas import ports_of_callers
+from pathways.dialect.attributes.names import DONATED, MAIN
+from pathways.dialect.attributes.replica_ports import ports_of_callers
 
 
 def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: bool) -> Iterator[str]:

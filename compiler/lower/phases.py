@@ -10,12 +10,12 @@ from pathlib import Path
 from jaxlib.mlir import ir
 
 from pathways.dialect import form_of
-from pathways.dialect.bytecode import bytecode_of
 from pathways.dialect.errors import PathwaysError
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
+from pathways.passes.manager.text import did_you_mean
 from pathways.passes.pipeline import Options, phases, phases_behind
-from pathways.passes.text import did_you_mean
 
 PHASES = ("stablehlo", *(phase.name for phase in phases(Options())))
 """The forms of a program, in the order in which it takes them; each has the name of the phase before it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, LoopOp, ops_named, symbol_table
-from pathways.dialect.names import MAIN
+from pathways.dialect.attributes.names import MAIN
 
 
 def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:

@@ -9,8 +9,8 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import SliceOp, ops_named
-from pathways.dialect.forms import BOUND, SCHEDULED
-from pathways.passes.base import Pass, fail, main_function, option
+from pathways.dialect.verification.forms import BOUND, SCHEDULED
+from pathways.passes.manager.base import Pass, fail, main_function, option
 
 
 @dataclasses.dataclass(frozen=True)

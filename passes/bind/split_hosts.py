@@ -23,14 +23,14 @@ from pathways.dialect import (
     set_result_attrs,
     symbol_table,
 )
-from pathways.dialect.fields import NATURAL
-from pathways.dialect.forms import BOUND, SPLIT
-from pathways.dialect.host_relations import lost_values, parts_of
-from pathways.dialect.names import CONSTANT, DONATED, HOST, NUMBER, SLICE
-from pathways.dialect.program import Attributes, ProgramView, read_hosts, read_program
-from pathways.dialect.traits import Trait
-from pathways.passes.base import Pass, main_function, option
-from pathways.passes.bind.host_memory import peak_bytes
+from pathways.dialect.attributes.fields import NATURAL
+from pathways.dialect.attributes.names import CONSTANT, DONATED, HOST, NUMBER, SLICE
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.relations.host_relations import lost_values, parts_of
+from pathways.dialect.relations.program_view import Attributes, ProgramView, read_hosts, read_program
+from pathways.dialect.verification.forms import BOUND, SPLIT
+from pathways.passes.manager.base import Pass, main_function, option
+from pathways.passes.memory.host_memory import peak_bytes
 from pathways.passes.util.functions import body_block, erase_unused_functions, unique_name
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from jaxlib.mlir import ir
 
 from pathways.dialect import ConstantOp, LaunchOp, nested_ops, referenced_symbols, symbol_table
-from pathways.dialect.names import CONSTANT
-from pathways.passes.base import main_function
+from pathways.dialect.attributes.names import CONSTANT
+from pathways.passes.manager.base import main_function
 from pathways.passes.util.functions import add_arguments, body_block, unique_name
 from pathways.passes.util.operations import byte_size
 

@@ -27,9 +27,7 @@ from pathways.dialect import (
     set_loop,
     symbol_table,
 )
-from pathways.dialect.forms import IMPORTED, TRACED
-from pathways.dialect.metadata import CallMetadata, Mark, MetadataError
-from pathways.dialect.names import (
+from pathways.dialect.attributes.names import (
     ALIASING,
     DONATED,
     DONOR,
@@ -37,14 +35,15 @@ from pathways.dialect.names import (
     MOST_MICROBATCHES,
     SLICE,
 )
-from pathways.dialect.operation import attribute_of
-from pathways.dialect.traits import Trait
-from pathways.dialect.wellformed import type_problem
-from pathways.passes.base import Pass, fail, main_function, option
+from pathways.dialect.operations.metadata import CallMetadata, Mark, MetadataError
+from pathways.dialect.operations.operation import attribute_of
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.verification.forms import IMPORTED, TRACED
+from pathways.dialect.verification.wellformed import type_problem
 from pathways.passes.import_.closures import hoist_constants
 from pathways.passes.import_.open_loops import OpenedLoop, drop_dead_carries
-from pathways.passes.import_.stages import PlacedCall, number_stages
-from pathways.passes.import_.turns import turns_of
+from pathways.passes.import_.stage_numbers import PlacedCall, number_stages
+from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.util.functions import (
     body_block,
     erase_unused_functions,
@@ -54,6 +53,7 @@ from pathways.passes.util.functions import (
     unique_name,
 )
 from pathways.passes.util.operations import captured
+from pathways.passes.util.turns import turns_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import CarryOp, IndexOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, set_loop
-from pathways.passes.import_.turns import Linear, Turns, linear
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured, has_side_effect
+from pathways.passes.util.turns import Linear, Turns, linear
 
 
 class OpenedLoop:

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.origins import Origin
 from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.passes.schedule.times import kind_of
 from pathways.passes.util.quantities import SECONDS
+from pathways.passes.util.times import kind_of
 
 _WHOLE = ""
 """In place of the name of a piece."""

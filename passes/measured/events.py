@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.origins import Origin
 
 Curve = tuple[tuple[float, int], ...]
 """Live bytes over time: each pair holds from its time on, until that of the next."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.origins import Origin
 from pathways.passes.measured.events import EventLog, TimelineEvent
 from pathways.passes.util.quantities import FLOPS, SECONDS, UNITS
 

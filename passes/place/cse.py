@@ -8,10 +8,10 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import PwOp, op_has, symbol_table
-from pathways.dialect.forms import OUTLINED, PLACED, SHARDED, UNROLLED
-from pathways.dialect.operation import attributes_of
-from pathways.dialect.traits import Trait
-from pathways.passes.base import Pass, main_function
+from pathways.dialect.operations.operation import attributes_of
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.verification.forms import OUTLINED, PLACED, SHARDED, UNROLLED
+from pathways.passes.manager.base import Pass, main_function
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import computation_has_effect
 

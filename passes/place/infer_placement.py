@@ -19,9 +19,9 @@ from pathways.dialect import (
     set_result_attrs,
     symbol_table,
 )
-from pathways.dialect.forms import IMPORTED, LOCATED
-from pathways.dialect.names import MIRRORED, SLICE
-from pathways.passes.base import Pass, fail, main_function, option
+from pathways.dialect.attributes.names import MIRRORED, SLICE
+from pathways.dialect.verification.forms import IMPORTED, LOCATED
+from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.place.homes import copy_for_readers, homes_by_cut
 from pathways.passes.place.mirrored import (
     mirrorable,
@@ -31,7 +31,7 @@ from pathways.passes.place.mirrored import (
     repeat_where_free,
 )
 from pathways.passes.place.partials import fold_on_each_slice
-from pathways.passes.place.problem import Homes, PlacementProblem, Places, read_problem
+from pathways.passes.place.placement_problem import Homes, PlacementProblem, Places, read_problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,10 @@ from pathways.dialect import (
     result_slices,
     symbol_table,
 )
-from pathways.dialect.forms import OUTLINED, PLACED
-from pathways.dialect.program import read_function
-from pathways.dialect.traits import Trait
-from pathways.passes.base import Pass, main_function
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.relations.program_view import read_function
+from pathways.dialect.verification.forms import OUTLINED, PLACED
+from pathways.passes.manager.base import Pass, main_function
 
 
 @dataclasses.dataclass(frozen=True)

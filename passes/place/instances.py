@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect import IndexOp, PwOp, loop_of_op, op_has, result_slices, slices_of_op, symbol_table
-from pathways.dialect.names import MIRRORED
-from pathways.dialect.traits import Trait
-from pathways.passes.base import fail, main_function
+from pathways.dialect.attributes.names import MIRRORED
+from pathways.dialect.operations.traits import Trait
+from pathways.passes.manager.base import fail, main_function
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured, has_side_effect
 

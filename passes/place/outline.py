@@ -10,11 +10,11 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import IndexOp, LaunchOp, MirrorOp, symbol_table
-from pathways.dialect.forms import LOCATED, OUTLINED
-from pathways.dialect.graphs import depth_first
-from pathways.dialect.names import LOOP, MIRRORED, SLICE
-from pathways.dialect.operation import attributes_of
-from pathways.passes.base import Pass
+from pathways.dialect.attributes.names import LOOP, MIRRORED, SLICE
+from pathways.dialect.operations.operation import attributes_of
+from pathways.dialect.relations.graphs import depth_first
+from pathways.dialect.verification.forms import LOCATED, OUTLINED
+from pathways.passes.manager.base import Pass
 from pathways.passes.place.instances import Instance, InstanceGraph, Sources, instance_graph, wait_sets
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import merge_equal_functions

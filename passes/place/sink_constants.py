@@ -17,8 +17,8 @@ from pathways.dialect import (
     set_argument_attrs,
     symbol_table,
 )
-from pathways.dialect.forms import OUTLINED
-from pathways.passes.base import Pass, main_function
+from pathways.dialect.verification.forms import OUTLINED
+from pathways.passes.manager.base import Pass, main_function
 from pathways.passes.util.functions import body_block, referenced_functions, set_signature
 from pathways.passes.util.operations import EXPENSIVE, captured, has_side_effect, replace_operands
 

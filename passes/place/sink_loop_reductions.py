@@ -8,9 +8,9 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import ReduceOp, loop_of, read_slices, set_loop, slices_of
-from pathways.dialect.forms import LOCATED
-from pathways.dialect.names import SLICE
-from pathways.passes.base import Pass, main_function
+from pathways.dialect.attributes.names import SLICE
+from pathways.dialect.verification.forms import LOCATED
+from pathways.passes.manager.base import Pass, main_function
 from pathways.passes.util.functions import body_block
 
 _LINEAR = frozenset(

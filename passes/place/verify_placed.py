@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.forms import OUTLINED, PLACED
-from pathways.passes.base import Pass, main_function
+from pathways.dialect.verification.forms import OUTLINED, PLACED
+from pathways.passes.manager.base import Pass, main_function
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.operation import attribute_of
+from pathways.dialect.operations.operation import attribute_of
 
 ELEMENTWISE = frozenset(
     f"stablehlo.{name}"

@@ -10,8 +10,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways.dialect import AllGatherOp, AllReduceOp, LaunchOp, NextOp, ReduceOp, ReduceScatterOp, slices_of
-from pathways.dialect.meshes import Mesh, Sharding
-from pathways.dialect.shardings import SliceMesh, make_sharding
+from pathways.dialect.attributes.meshes import Mesh, Sharding
+from pathways.dialect.attributes.shardings import SliceMesh, make_sharding
 from pathways.passes.util.operations import zeros_of
 
 Exchange = AllReduceOp | ReduceScatterOp | AllGatherOp

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, TransferOp, slices_of
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.shardings import SliceMesh
+from pathways.dialect.attributes.shardings import SliceMesh
+from pathways.dialect.relations.layouts import Layouts
 from pathways.passes.replicate.buckets import Exchange, Member, spread_out
 from pathways.passes.util.computations import Body, Computations, Layout
 

@@ -9,11 +9,11 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import AllReduceOp
-from pathways.dialect.forms import SHARDED
-from pathways.dialect.graphs import topological_order
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.shardings import SliceMesh
-from pathways.passes.base import Pass, fail, main_function, option
+from pathways.dialect.attributes.shardings import SliceMesh
+from pathways.dialect.relations.graphs import topological_order
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.verification.forms import SHARDED
+from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.replicate.buckets import (
     Body,
     Bucket,

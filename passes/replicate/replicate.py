@@ -33,19 +33,19 @@ from pathways.dialect import (
     set_argument_attrs,
     set_result_attrs,
 )
-from pathways.dialect.fields import NATURAL
-from pathways.dialect.forms import SHARDED
-from pathways.dialect.graphs import topological_order
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.meshes import Sharding
-from pathways.dialect.names import BLOCK, CONSTANT, MOST_OPERATIONS, REPLICA, SLICE
-from pathways.dialect.replicas import ReplicaPort
-from pathways.dialect.shardings import make_sharding
-from pathways.passes.base import Pass, fail, main_function, remark
+from pathways.dialect.attributes.fields import NATURAL
+from pathways.dialect.attributes.meshes import Sharding
+from pathways.dialect.attributes.names import BLOCK, CONSTANT, MOST_OPERATIONS, REPLICA, SLICE
+from pathways.dialect.attributes.replica_ports import ReplicaPort
+from pathways.dialect.attributes.shardings import make_sharding
+from pathways.dialect.relations.graphs import topological_order
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.verification.forms import SHARDED
+from pathways.passes.manager.base import Pass, fail, main_function, remark
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, set_signature, unique_name
 from pathways.passes.util.operations import has_side_effect
-from pathways.passes.util.replicas import replicas_of
+from pathways.passes.util.replica_count import replicas_of
 
 
 @dataclasses.dataclass(frozen=True)

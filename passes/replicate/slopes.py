@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect import CarryOp, LaunchOp, NextOp
-from pathways.dialect.operation import attribute_of
+from pathways.dialect.operations.operation import attribute_of
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured
 

@@ -12,10 +12,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import AllGatherOp, LaunchOp, argument_attrs, nested_ops, result_attrs
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.meshes import replicated
-from pathways.dialect.names import SHARDING
-from pathways.dialect.shardings import decided_inside, make_sharding
+from pathways.dialect.attributes.meshes import replicated
+from pathways.dialect.attributes.names import SHARDING
+from pathways.dialect.attributes.shardings import decided_inside, make_sharding
+from pathways.dialect.relations.layouts import Layouts
 from pathways.passes.replicate.axes import BRANCHES, Tie, block_attributes, is_free, partial_dims, ties_of
 from pathways.passes.replicate.splitting import OuterLaunch, Splitting
 from pathways.passes.util.computations import Computations

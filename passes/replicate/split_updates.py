@@ -21,17 +21,17 @@ from pathways.dialect import (
     set_result_attrs,
     slices_of,
 )
-from pathways.dialect.fields import NATURAL
-from pathways.dialect.forms import SHARDED
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.names import BLOCK
-from pathways.passes.base import Pass, main_function, remark
+from pathways.dialect.attributes.fields import NATURAL
+from pathways.dialect.attributes.names import BLOCK
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.verification.forms import SHARDED
+from pathways.passes.manager.base import Pass, main_function, remark
 from pathways.passes.replicate.split_launch import SplitLaunch
 from pathways.passes.replicate.splitting import OuterLaunch, Splitting, decide, main_key
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, inlined, set_signature
 from pathways.passes.util.operations import has_side_effect
-from pathways.passes.util.replicas import replicas_of
+from pathways.passes.util.replica_count import replicas_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,10 +20,10 @@ from pathways.dialect import (
     result_attrs,
     slices_of,
 )
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.names import ARGUMENT_INFO, CONSTANT, KEYS, SLICE
-from pathways.dialect.shardings import decided_inside
-from pathways.passes.base import fail_each, remark
+from pathways.dialect.attributes.names import ARGUMENT_INFO, CONSTANT, KEYS, SLICE
+from pathways.dialect.attributes.shardings import decided_inside
+from pathways.dialect.relations.layouts import Layouts
+from pathways.passes.manager.base import fail_each, remark
 from pathways.passes.replicate.axes import BRANCHES, partial_dims, ties_of
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured_by_regions

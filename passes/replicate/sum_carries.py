@@ -10,16 +10,16 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import AllReduceOp, LaunchOp, NextOp, ReplicaOp
-from pathways.dialect.forms import SHARDED
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.shardings import make_sharding
-from pathways.passes.base import Pass, main_function, remark
+from pathways.dialect.attributes.shardings import make_sharding
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.verification.forms import SHARDED
+from pathways.passes.manager.base import Pass, main_function, remark
 from pathways.passes.replicate.buckets import settled
 from pathways.passes.replicate.slopes import is_float, slopes_of_carries
 from pathways.passes.util.computations import Body, Computations
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import zeros_of
-from pathways.passes.util.replicas import replicas_of
+from pathways.passes.util.replica_count import replicas_of
 
 
 @dataclasses.dataclass(frozen=True)

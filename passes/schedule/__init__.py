@@ -1,1 +1,1 @@
-"""Unrolls loops over microbatches, orders the work of each slice, and plans memory. Imports `passes.util`."""
+"""Orders the work of each slice, by a policy, a file or a search. Imports `passes.measured` and `util`."""

@@ -13,20 +13,20 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from pathways.dialect import loop_of_op
-from pathways.dialect.call_times import CallKey, CallTimes
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.operation import symbol_name
-from pathways.dialect.order import Event
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.call_times import CallKey, CallTimes
+from pathways.dialect.attributes.origins import Origin
+from pathways.dialect.operations.operation import symbol_name
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.relations.order import Event
 from pathways.passes.measured.durations import measured_durations, of_program
 from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
-from pathways.passes.schedule.actions import Action, Needs
-from pathways.passes.schedule.links import Link
-from pathways.passes.schedule.loops import Loop, nearest_after, nearest_before
-from pathways.passes.schedule.search.problem import Held, Limit
-from pathways.passes.schedule.times import SECTIONS, kind_of, times_of
+from pathways.passes.schedule.policies.actions import Action, Needs
+from pathways.passes.schedule.search.scheduling_problem import Held, Limit
+from pathways.passes.schedule.unrolled_loops import Loop, nearest_after, nearest_before
+from pathways.passes.util.links import Link
 from pathways.passes.util.operations import byte_size
 from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
+from pathways.passes.util.times import SECTIONS, kind_of, times_of
 from pathways.passes.util.work import WorkEstimate
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
+from pathways.passes.schedule.policies.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.policies.chains import stages_read
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
 from pathways.passes.schedule.policies.registry import BOUNDED, POLICIES, SEARCH
@@ -13,8 +13,8 @@ from pathways.passes.schedule.request import ScheduleRequest
 from pathways.passes.schedule.schedule_file import Work
 from pathways.passes.schedule.search.construct import construct, usual_rules
 from pathways.passes.schedule.search.improve import Numbers
-from pathways.passes.schedule.search.problem import Limit, SearchProblem, counted
 from pathways.passes.schedule.search.replay import compared, replay, tie_time
+from pathways.passes.schedule.search.scheduling_problem import Limit, SearchProblem, counted
 from pathways.passes.schedule.search.search import Budget, Found, NothingFitsError, search
 
 

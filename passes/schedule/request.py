@@ -10,8 +10,8 @@ import difflib
 import re
 from typing import Any, NoReturn
 
-from pathways.passes.schedule.links import read_link
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH, unknown_policy, wants_halves
+from pathways.passes.util.links import read_link
 from pathways.passes.util.quantities import FLOPS, TimesError, read_bytes
 
 

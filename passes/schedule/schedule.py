@@ -10,24 +10,27 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import ChannelOp, ops_named, symbol_table
-from pathways.dialect.call_times import CallTimes
-from pathways.dialect.fields import CALL_TIMES
-from pathways.dialect.forms import ORDERED, UNROLLED
-from pathways.dialect.graphs import CycleError, topological_order
-from pathways.dialect.names import MOST_OPERATIONS, TIMES
-from pathways.dialect.order import Event, data_events, device_queues, sort_block
-from pathways.dialect.origins import Origin
-from pathways.dialect.program import read_function
-from pathways.passes.base import Pass, fail, main_function, option, remark
-from pathways.passes.schedule.actions import Action, ActionCycleError, Needs, Orders, start_times
-from pathways.passes.schedule.channels import Span, capacity_for, first_reads
+from pathways.dialect.attributes.call_times import CallTimes
+from pathways.dialect.attributes.fields import CALL_TIMES
+from pathways.dialect.attributes.names import MOST_OPERATIONS, TIMES
+from pathways.dialect.attributes.origins import Origin
+from pathways.dialect.relations.graphs import CycleError, topological_order
+from pathways.dialect.relations.order import Event, data_events, device_queues, sort_block
+from pathways.dialect.relations.program_view import read_function
+from pathways.dialect.verification.forms import ORDERED, UNROLLED
+from pathways.passes.manager.base import Pass, fail, main_function, option, remark
+from pathways.passes.memory.channels import Span, capacity_for, first_reads
 from pathways.passes.schedule.costs import LaunchTimes, bytes_held, bytes_limits, delays_of, durations_of
-from pathways.passes.schedule.links import read_link
-from pathways.passes.schedule.loops import Loop, nearest_before, read_loops, work_of
 from pathways.passes.schedule.ordering import Costs, orders_by
+from pathways.passes.schedule.policies.actions import Action, ActionCycleError, Needs, Orders, start_times
 from pathways.passes.schedule.policies.pipeline import PolicyError
 from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH
-from pathways.passes.schedule.replicas import first_replica, interleaved, side_by_side, starts_from_replica
+from pathways.passes.schedule.replica_loops import (
+    first_replica,
+    interleaved,
+    side_by_side,
+    starts_from_replica,
+)
 from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import (
     ScheduleFileError,
@@ -37,7 +40,9 @@ from pathways.passes.schedule.schedule_file import (
 )
 from pathways.passes.schedule.search.exact import NoSolverError
 from pathways.passes.schedule.sequence import sequence
+from pathways.passes.schedule.unrolled_loops import Loop, nearest_before, read_loops, work_of
 from pathways.passes.util.functions import unique_name
+from pathways.passes.util.links import read_link
 from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 
 

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from pathways.passes.schedule.actions import (
+from pathways.passes.schedule.policies.actions import (
     Action,
     ActionCycleError,
     Needs,

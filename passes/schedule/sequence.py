@@ -20,11 +20,11 @@ from typing import NamedTuple, NoReturn
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.order import Event
-from pathways.passes.base import fail
-from pathways.passes.schedule.actions import Action
-from pathways.passes.schedule.loops import Loop, nearest_after, nearest_before
-from pathways.passes.schedule.replicas import first_replica, ranks
+from pathways.dialect.relations.order import Event
+from pathways.passes.manager.base import fail
+from pathways.passes.schedule.policies.actions import Action
+from pathways.passes.schedule.replica_loops import first_replica, ranks
+from pathways.passes.schedule.unrolled_loops import Loop, nearest_after, nearest_before
 
 _BEFORE, _AT, _BEHIND = range(3)
 _ARRIVES, _RUNS, _LEAVES = range(3)

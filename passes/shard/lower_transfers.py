@@ -13,13 +13,13 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways.dialect import LaunchOp, TransferOp, argument_slices, slices_of
-from pathways.dialect.fields import Route
-from pathways.dialect.forms import PLACED, SHARDED
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.meshes import Block, Mesh, Sharding
-from pathways.dialect.operation import counted
-from pathways.dialect.shardings import make_sharding
-from pathways.passes.base import Pass, fail, main_function, option, remark
+from pathways.dialect.attributes.fields import Route
+from pathways.dialect.attributes.meshes import Block, Mesh, Sharding
+from pathways.dialect.attributes.shardings import make_sharding
+from pathways.dialect.operations.operation import counted
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.verification.forms import PLACED, SHARDED
+from pathways.passes.manager.base import Pass, fail, main_function, option, remark
 from pathways.passes.util.computations import Body, Computations
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import byte_size

@@ -23,12 +23,9 @@ from pathways.dialect import (
     set_result_attrs,
     symbol_table,
 )
-from pathways.dialect.forms import PLACED
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.meshes import Mesh, Sharding
-from pathways.dialect.names import ARGUMENT_INFO, KEYS, MAIN, RESULT_INFO, SHARDING, SPEC
-from pathways.dialect.operation import symbol_name
-from pathways.dialect.shardings import (
+from pathways.dialect.attributes.meshes import Mesh, Sharding
+from pathways.dialect.attributes.names import ARGUMENT_INFO, KEYS, MAIN, RESULT_INFO, SHARDING, SPEC
+from pathways.dialect.attributes.shardings import (
     SliceMesh,
     closed_sharding,
     make_sharding,
@@ -39,7 +36,10 @@ from pathways.dialect.shardings import (
     slice_meshes,
     whole_axes,
 )
-from pathways.passes.base import Pass, fail, main_function, option, remark
+from pathways.dialect.operations.operation import symbol_name
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.verification.forms import PLACED
+from pathways.passes.manager.base import Pass, fail, main_function, option, remark
 from pathways.passes.shard import shardy
 from pathways.passes.shard.settle import settle
 from pathways.passes.util.computations import Computations

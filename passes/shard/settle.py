@@ -18,12 +18,12 @@ from pathways.dialect import (
     result_slices,
     slices_of,
 )
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.meshes import Sharding
-from pathways.dialect.names import SHARDING
-from pathways.dialect.shardings import make_sharding, read_sharding
-from pathways.dialect.traits import Trait
-from pathways.passes.base import remark
+from pathways.dialect.attributes.meshes import Sharding
+from pathways.dialect.attributes.names import SHARDING
+from pathways.dialect.attributes.shardings import make_sharding, read_sharding
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.relations.layouts import Layouts
+from pathways.passes.manager.base import remark
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block
 

@@ -32,10 +32,10 @@ from pathways.dialect import (
     set_argument_attrs,
     slices_of,
 )
-from pathways.dialect.meshes import replicated
-from pathways.dialect.names import SHARDING
-from pathways.dialect.shardings import SliceMesh, make_sharding
-from pathways.passes.base import main_function, remark
+from pathways.dialect.attributes.meshes import replicated
+from pathways.dialect.attributes.names import SHARDING
+from pathways.dialect.attributes.shardings import SliceMesh, make_sharding
+from pathways.passes.manager.base import main_function, remark
 from pathways.passes.util.functions import body_block
 
 _KIND = "pw.kind"

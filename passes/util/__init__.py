@@ -1,1 +1,1 @@
-"""Tools over the bindings that passes of several rooms need. Imports the dialect and `passes.base`."""
+"""Tools over the bindings that passes of several rooms need. Imports the dialect and `passes.manager`."""

@@ -8,7 +8,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from pathways.dialect import set_argument_attrs, set_result_attrs
-from pathways.dialect.names import SHARDING
+from pathways.dialect.attributes.names import SHARDING
 from pathways.passes.util.functions import unique_name
 
 Body = Callable[[list[ir.Value]], Sequence[ir.Value]]

@@ -14,9 +14,9 @@ from pathways.dialect import (
     set_argument_attrs,
     symbol_table,
 )
-from pathways.dialect.fields import entries_of
-from pathways.dialect.operation import attribute_of, is_public
-from pathways.passes.base import fail
+from pathways.dialect.attributes.fields import entries_of
+from pathways.dialect.operations.operation import attribute_of, is_public
+from pathways.passes.manager.base import fail
 
 
 def unique_name(base: str, taken: Collection[str], start: int = 0) -> str:

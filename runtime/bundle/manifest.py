@@ -14,8 +14,8 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 
+from pathways.dialect.attributes.names import MOST_DEVICES, MOST_ELEMENTS
 from pathways.dialect.errors import PathwaysError
-from pathways.dialect.names import MOST_DEVICES, MOST_ELEMENTS
 from pathways.runtime.bundle import trees
 from pathways.runtime.plan.plan import ArrayType
 

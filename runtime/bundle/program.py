@@ -21,10 +21,10 @@ from pathways.dialect import (
     referenced_symbols,
     symbol_table,
 )
-from pathways.dialect.operation import is_text, printed, symbol_name
-from pathways.dialect.wellformed import type_problem
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostics, run_passes
+from pathways.dialect.operations.operation import is_text, printed, symbol_name
+from pathways.dialect.verification.wellformed import type_problem
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.runtime.bundle.file import PROGRAM, Bundle
 from pathways.runtime.bundle.manifest import BundleError, Constant, Leaf

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways.passes.util.live_bytes import LiveBytes
+from pathways.passes.memory.live_bytes import LiveBytes
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.plan import Launch, Plan, Send
 from pathways.runtime.resources.manager import Binding, ResourceError

@@ -35,20 +35,20 @@ from pathways.dialect import (
     slices_of,
     symbol_table,
 )
-from pathways.dialect.bytecode import bytecode_of
-from pathways.dialect.call_times import CallTimes
-from pathways.dialect.dtypes import dtype_of
-from pathways.dialect.fields import CALL_TIMES
-from pathways.dialect.forms import SCHEDULED, SPLIT, Form
-from pathways.dialect.host_relations import parts_of
-from pathways.dialect.layouts import Layouts
-from pathways.dialect.meshes import replicated
-from pathways.dialect.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, REPLICA, SHARDING, TIMES
-from pathways.dialect.operation import attribute_of
-from pathways.dialect.program import read_hosts
-from pathways.dialect.replicas import ReplicaPort, ports_of_callers
-from pathways.dialect.shardings import make_sharding, mesh_of, read_mesh, read_sharding
-from pathways.dialect.traits import Trait
+from pathways.dialect.attributes.call_times import CallTimes
+from pathways.dialect.attributes.dtypes import dtype_of
+from pathways.dialect.attributes.fields import CALL_TIMES
+from pathways.dialect.attributes.meshes import replicated
+from pathways.dialect.attributes.names import CONSTANT, DONATED, HOST, MAIN, NUMBER, REPLICA, SHARDING, TIMES
+from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
+from pathways.dialect.attributes.shardings import make_sharding, mesh_of, read_mesh, read_sharding
+from pathways.dialect.operations.operation import attribute_of
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.relations.host_relations import parts_of
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.relations.program_view import read_hosts
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.dialect.verification.forms import SCHEDULED, SPLIT, Form
 from pathways.runtime.plan.plan import (
     Argument,
     ArrayType,

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
 
-from pathways.dialect.call_times import CallTimes
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.call_times import CallTimes
+from pathways.dialect.attributes.origins import Origin
 
 Slot = int
 

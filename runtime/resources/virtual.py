@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 
-from pathways.dialect.names import MOST_DEVICES
+from pathways.dialect.attributes.names import MOST_DEVICES
 from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.process import OfProcess
 

@@ -8,14 +8,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from pathways.dialect.call_times import CallKey
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.call_times import CallKey
+from pathways.dialect.attributes.origins import Origin
 from pathways.passes.measured.durations import by_stage, of_program, times_taken
 from pathways.passes.measured.events import EventLog
 from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
-from pathways.passes.schedule.links import Link
-from pathways.passes.schedule.times import Times, kind_of, times_of
+from pathways.passes.util.links import Link
 from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
+from pathways.passes.util.times import Times, kind_of, times_of
 from pathways.runtime.plan.plan import Launch, Plan
 
 
@@ -99,7 +99,7 @@ def read_times(durations: Mapping[str, Any], plan: Plan) -> Times:
     """Reads durations for a program.
 
     Args:
-      durations: the mapping that `passes.schedule.times` describes.
+      durations: the mapping that `passes.util.times` describes.
       plan: the program; every name must be in it.
 
     Raises:

@@ -10,7 +10,7 @@ import importlib.resources
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.origins import Origin
 from pathways.passes.measured.events import EventLog, TimelineEvent
 from pathways.runtime.timelines.tables import duration_with_unit, percent, size
 

@@ -9,9 +9,9 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import argument_attrs, set_argument_attrs, set_result_attrs
-from pathways.dialect.bytecode import bytecode_of
-from pathways.dialect.names import ALIASING, DONOR
-from pathways.passes.driver import position_of
+from pathways.dialect.attributes.names import ALIASING, DONOR
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.passes.manager.driver import position_of
 from pathways.passes.util.functions import inlined, set_signature
 from pathways.runtime.plan.plan import Computation
 from pathways.runtime.xla import pjrt

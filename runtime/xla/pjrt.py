@@ -25,7 +25,7 @@ from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jaxlib import _jax, _profiler, lapack, xla_client
 from jaxlib.mlir.passmanager import PassManager
 
-from pathways.dialect.bytecode import bytecode_of
+from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.bundle.file import is_artifact
 
 Aval = Any

@@ -19,7 +19,7 @@ from pathlib import Path
 import pages
 import pytest
 
-from pathways.passes.registry import MODULES
+from pathways.passes.manager.registry import MODULES
 
 OF_THE_READER = ("times.json", "failed.mlir")
 """Files that commands read and no other command makes."""

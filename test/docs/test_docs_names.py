@@ -10,7 +10,8 @@ from functools import reduce
 import pages
 import pytest
 
-from pathways.dialect import OPERATIONS, names
+from pathways.dialect import OPERATIONS
+from pathways.dialect.attributes import names
 
 MODULES = {"jax": "jax", "jnp": "jax.numpy", "np": "numpy", "optax": "optax", "pw": "pathways"}
 NAME = re.compile(rf"(?<![\w./-])(?:{'|'.join(MODULES)})(?:\.[A-Za-z_]\w*)+")

@@ -19,7 +19,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context, verify
-from pathways.passes.driver import Diagnostics
+from pathways.passes.manager.driver import Diagnostics
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

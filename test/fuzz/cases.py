@@ -23,7 +23,7 @@ from mutations import mutate, pick_seed
 from random_pipelines import SCHEDULE_FILE, random_order, random_pipeline
 
 from pathways.dialect import form_of, make_context, problems
-from pathways.passes import registry
+from pathways.passes.manager import registry
 from pathways.tools import pw_opt, pw_sim
 from pathways.tools.common import command, supervisor
 from pathways.tools.common.flags import FlagParser

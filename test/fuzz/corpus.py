@@ -18,7 +18,7 @@ import syntax
 from forked import run_all
 
 from pathways.dialect import make_context
-from pathways.passes.text import PipelineError, parse_pipeline
+from pathways.passes.manager.text import PipelineError, parse_pipeline
 from pathways.tools import pw_opt
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from buckets import Bucket
 from cases import Case, Verdict
 from random_pipelines import full_pipeline
 
-from pathways.passes import registry
+from pathways.passes.manager import registry
 
 _FIRST = re.compile(rb"// pw-opt (.*?)   was: .*\n")
 

@@ -9,10 +9,10 @@ from typing import Any
 import syntax
 
 from pathways.dialect import FORMS
-from pathways.passes import registry
-from pathways.passes.base import options_of
+from pathways.passes.manager import registry
+from pathways.passes.manager.base import options_of
+from pathways.passes.manager.text import item_name
 from pathways.passes.pipeline import Options, phases_behind
-from pathways.passes.text import item_name
 
 BUILTINS = (
     *("cse", "canonicalize", "symbol-dce", "inline", "sdy-propagation-pipeline", "strip-debuginfo"),

@@ -29,10 +29,10 @@ from jaxlib.mlir import ir
 from schedules import ScheduleCase, random_case, random_line, text_of
 
 from pathways.dialect import LaunchOp, make_context
-from pathways.dialect.order import DeadlockError, Event, data_events, events_of, proved_order
-from pathways.dialect.program import read_program
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostics, run_passes
+from pathways.dialect.relations.order import DeadlockError, Event, data_events, events_of, proved_order
+from pathways.dialect.relations.program_view import read_program
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.schedule import Schedule
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 

@@ -6,7 +6,7 @@ from jaxlib.mlir import ir
 
 import pathways as pw
 from pathways.dialect import make_context
-from pathways.passes.driver import run_passes
+from pathways.passes.manager.driver import run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 
 

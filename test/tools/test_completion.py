@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pathways.passes import registry
+from pathways.passes.manager import registry
 from pathways.tools.drivers.completion import script
 from pathways.tools.pw_completion import SHELLS, make_parsers
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from pathways.dialect import FORMS, make_context
-from pathways.passes import registry
-from pathways.passes.base import Pass, PassFailure, fail
-from pathways.passes.driver import Diagnostics, run_passes
-from pathways.passes.text import Builtin
+from pathways.passes.manager import registry
+from pathways.passes.manager.base import Pass, PassFailure, fail
+from pathways.passes.manager.driver import Diagnostics, run_passes
+from pathways.passes.manager.text import Builtin
 from pathways.tools.common.source import Source
 
 MODULE = """\
@@ -77,7 +77,7 @@ def test_it_imports_neither_jax_nor_numpy(module):
 
 def test_no_pass_imports_jax():
     program = (
-        "import sys; from pathways.passes import registry;"
+        "import sys; from pathways.passes.manager import registry;"
         "[registry.load(name) for name in registry.names()];"
         "assert 'jax' not in sys.modules"
     )
@@ -299,7 +299,8 @@ def test_expected_diagnostics_must_come():
 
 def test_a_bug_in_a_pass_keeps_its_traceback(module):
     program = (
-        "import sys; from pathways.passes import registry, base; from pathways.tools.pw_opt import main\n"
+        "import sys; from pathways.passes.manager import base, registry\n"
+        "from pathways.tools.pw_opt import main\n"
         "from pathways.dialect import FORMS\n"
         "class Broken(base.Pass):\n"
         "    name = 'pw-cse'\n"
@@ -318,7 +319,7 @@ def test_a_bug_in_a_pass_keeps_its_traceback(module):
 CRASHING = """
 import os, signal, sys
 from pathways.dialect import FORMS
-from pathways.passes import registry, base
+from pathways.passes.manager import base, registry
 from pathways.tools.pw_opt import main
 
 class Crashing(base.Pass):
@@ -477,5 +478,5 @@ def test_passes_are_listed_without_a_look_at_any(flag):
     code += "print(*sys.modules, file=sys.stderr)"
     listed = subprocess.run([sys.executable, "-c", code, flag], capture_output=True, text=True, check=True)
     loaded = set(listed.stderr.split())
-    assert "pathways.passes.registry" in loaded
-    assert not loaded & {"jaxlib", "pathways.passes.base"}
+    assert "pathways.passes.manager.registry" in loaded
+    assert not loaded & {"jaxlib", "pathways.passes.manager.base"}

@@ -153,7 +153,9 @@ def test_a_child_that_ignores_ctrl_c_is_one_line():
 @pytest.mark.parametrize("level", ["", "0"])
 def test_xla_logs_nothing_unless_it_is_asked_for(level):
     environment = {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
-    with start("import pathways.dialect.bindings, jax; jax.devices(); return 0", **environment) as tool:
+    with start(
+        "import pathways.dialect.operations.bindings, jax; jax.devices(); return 0", **environment
+    ) as tool:
         _, errors = tool.communicate(timeout=60)
     assert tool.returncode == 0
     assert ("pjrt_client" in errors) == (level == "0"), errors

@@ -34,7 +34,7 @@ for name in pathways.__all__:
     getattr(pathways, name)
 page = importlib.import_module("pathways.runtime.timelines.page").page_of([])
 assert "<style>" in page and "<script>" in page
-assert importlib.import_module("pathways.passes.registry").summaries()
+assert importlib.import_module("pathways.passes.manager.registry").summaries()
 """
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from pathways.passes.driver import Diagnostic, Position
+from pathways.passes.manager.driver import Diagnostic, Position
 from pathways.tools.common.source import Source
 
 Complain = Callable[[Position | None, str], None]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostics
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics
 from pathways.tools.common import supervisor
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import read_input

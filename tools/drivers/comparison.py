@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect import form_of, make_context
-from pathways.passes.base import Pass, PassFailure
-from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.backward.split_backward import SplitBackward
+from pathways.passes.manager.base import Pass, PassFailure
+from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options, Phase, phases_behind
-from pathways.passes.place.split_backward import SplitBackward
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH
 from pathways.passes.schedule.request import RequestError, read_request
 from pathways.passes.util.quantities import FLOPS, UNITS, TimesError

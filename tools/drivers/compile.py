@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from pathways.compiler.lower.phases import PHASES
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
-from pathways.dialect.pretty import pretty
+from pathways.dialect.syntax.pretty import pretty
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.local.devices import cluster, connect
 from pathways.runtime.resources.manager import ResourceError

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import TransferOp, make_context, ops_named
-from pathways.passes.base import main_function
+from pathways.passes.manager.base import main_function
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.operation import symbol_name
-from pathways.passes.text import Item, item_name
+from pathways.dialect.operations.operation import symbol_name
+from pathways.passes.manager.text import Item, item_name
 from pathways.tools.common import supervisor
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import write_output

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import textwrap
 
-from pathways.passes import registry
-from pathways.passes.builtin_names import BUILTIN_PASSES
+from pathways.passes.manager import registry
+from pathways.passes.manager.builtin_names import BUILTIN_PASSES
 
 
 def list_passes() -> str:

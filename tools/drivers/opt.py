@@ -8,11 +8,11 @@ import sys
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.dialect.bytecode import bytecode_of
-from pathways.dialect.pretty import pretty
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostics, run_passes
-from pathways.passes.text import Item, PipelineError, parse_pipeline
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.dialect.syntax.pretty import pretty
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics, run_passes
+from pathways.passes.manager.text import Item, PipelineError, parse_pipeline
 from pathways.tools.common.diagnostics import Expectations, Printer
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import check_extension, write_output
@@ -126,7 +126,7 @@ def _text(module: ir.Module, options: argparse.Namespace) -> bytes:
 
 
 def _write_irdl(module: ir.Module, path: str) -> None:
-    from pathways.dialect.irdl import export
+    from pathways.dialect.syntax.irdl import export
 
     doing("writing the dialect as IRDL")
     write_output(path, export(module).encode())

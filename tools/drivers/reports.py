@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from pathways.passes.text import Item, item_text
+from pathways.passes.manager.text import Item, item_text
 
 
 def pipeline_dump(items: Sequence[Item]) -> str:

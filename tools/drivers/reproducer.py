@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.passes.text import Item, pipeline_text
+from pathways.passes.manager.text import Item, pipeline_text
 from pathways.tools.common import supervisor
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import write_output

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.bytecode import bytecode_of
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostics
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics
 from pathways.tools.common.supervisor import doing
 
 

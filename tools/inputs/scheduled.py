@@ -13,16 +13,16 @@ from pathlib import Path
 from jaxlib.mlir import ir
 
 from pathways.dialect import form_of, make_context
-from pathways.dialect.forms import SCHEDULED
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostics, run_passes
+from pathways.dialect.verification.forms import SCHEDULED
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.measured.durations import measured_durations
 from pathways.passes.measured.events import EventLog
 from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
-from pathways.passes.schedule.links import Link, read_link
 from pathways.passes.schedule.policies.registry import SEARCH
 from pathways.passes.schedule.request import RequestError, read_request
 from pathways.passes.schedule.verify_schedule import VerifySchedule
+from pathways.passes.util.links import Link, read_link
 from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan

@@ -18,8 +18,8 @@ from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostics, run_passes
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.request import RequestError, policy_or_file
 from pathways.tools.common.errors import UserError, hint

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 
 from pathways.dialect import OPERATIONS, PwOp
-from pathways.passes import registry
-from pathways.passes.base import options_of
+from pathways.passes.manager import registry
+from pathways.passes.manager.base import options_of
 
 
 def operation_help(name: str) -> str | None:

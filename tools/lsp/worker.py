@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 from jaxlib.mlir import ir
 
 from pathways.dialect import argument_slices, form_of, make_context, slices_of
-from pathways.dialect.operation import PwOp
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import Diagnostic, Diagnostics, run_passes
+from pathways.dialect.operations.operation import PwOp
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
 from pathways.runtime.bundle.limits import end_with, memory_of_at_most
 from pathways.tools.common.source import Source
 from pathways.tools.common.supervisor import memory_limit

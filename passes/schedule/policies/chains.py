@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pathways.passes.schedule.actions import Needs
+from pathways.passes.schedule.policies.actions import Needs
 
 
 def stages_read(needs: Needs) -> dict[int, frozenset[int]]:

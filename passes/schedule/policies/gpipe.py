@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.chains import stages_to_loss
 from pathways.passes.schedule.policies.one_forward_one_backward import one_forward_one_backward
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError

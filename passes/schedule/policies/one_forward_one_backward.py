@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.greedy import greedy
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, step_time
 

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from pathways.dialect.graphs import topological_order
-from pathways.passes.schedule.actions import Action
+from pathways.dialect.relations.graphs import topological_order
+from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.chains import stages_from_start, stages_to_loss
 
 type Order = list[list[Action]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError
 
 

@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import Mapping
 
-from pathways.passes.schedule.search.problem import Alive, SearchProblem
+from pathways.passes.schedule.search.scheduling_problem import Alive, SearchProblem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pathways.passes.schedule.search.problem import SearchProblem
 from pathways.passes.schedule.search.replay import replay
+from pathways.passes.schedule.search.scheduling_problem import SearchProblem
 
 _TICKS = 100_000
 """Into how many units of time a step is cut."""

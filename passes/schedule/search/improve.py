@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 
 from pathways.passes.schedule.search.construct import Rules, construct
-from pathways.passes.schedule.search.problem import SearchProblem
 from pathways.passes.schedule.search.replay import Replayed, replay
+from pathways.passes.schedule.search.scheduling_problem import SearchProblem
 
 Numbers = list[list[int]]
 """The numbers of the actions of each slice, in order."""

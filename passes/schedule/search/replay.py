@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from pathways.passes.schedule.search.problem import SearchProblem
+from pathways.passes.schedule.search.scheduling_problem import SearchProblem
 
 
 @dataclasses.dataclass(frozen=True)

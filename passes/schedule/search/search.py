@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathways.passes.schedule.search import exact
 from pathways.passes.schedule.search.construct import Rules, construct, usual_rules
 from pathways.passes.schedule.search.improve import Numbers, Walk, walk_rules
-from pathways.passes.schedule.search.problem import Limit, SearchProblem
 from pathways.passes.schedule.search.replay import compared, replay, tie_time
+from pathways.passes.schedule.search.scheduling_problem import Limit, SearchProblem
 
 _ROUND = 24
 """Steps of one kind before those of the other."""

@@ -7,7 +7,7 @@ from hypothesis import assume, event, given, settings
 from jaxlib.mlir import ir
 
 from pathways.dialect import ops_named, problems
-from pathways.dialect.forms import SPLIT
+from pathways.dialect.verification.forms import SPLIT
 
 Program = tuple[str, list[int]]
 

@@ -9,8 +9,8 @@ import pytest
 from pipelines import one_f_one_b, pipeline
 
 from pathways.passes.measured.trace_file import TraceError, TraceFile, read_trace
-from pathways.passes.schedule.links import Link
-from pathways.passes.schedule.times import Times
+from pathways.passes.util.links import Link
+from pathways.passes.util.times import Times
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.simulate.replay import simulate
 

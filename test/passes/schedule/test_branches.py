@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pathways.passes.schedule.actions import Action
 from pathways.passes.schedule.ordering import Costs, orders_by
+from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.chains import stages_read, stages_to_loss
 from pathways.passes.schedule.policies.pipeline import Order, Pipeline, PolicyError, step_time
 from pathways.passes.schedule.policies.registry import POLICIES, wants_halves

@@ -7,7 +7,7 @@ from dual_pipe import dual_pipe_v
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline
 from pathways.passes.schedule.schedule_file import Work, read_schedules
 

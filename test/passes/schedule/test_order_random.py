@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.dialect import order as orders
-from pathways.dialect.program import read_program
+from pathways.dialect.relations import order as orders
+from pathways.dialect.relations.program_view import read_program
 
 CONTEXT = make_context()
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways.dialect.graphs import topological_order
-from pathways.passes.schedule.actions import Action, ActionCycleError, start_times
+from pathways.dialect.relations.graphs import topological_order
+from pathways.passes.schedule.policies.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
 from pathways.passes.schedule.policies.registry import BOUNDED, POLICIES, wants_halves
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways.passes.schedule.actions import Action
+from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline
 from pathways.passes.schedule.policies.registry import POLICIES
 from pathways.passes.schedule.schedule_file import (

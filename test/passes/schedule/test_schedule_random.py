@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, make_context
-from pathways.dialect.order import events_of, proved_order
-from pathways.dialect.program import read_program
-from pathways.passes.base import main_function
-from pathways.passes.driver import run_passes
-from pathways.passes.schedule.actions import action_of
+from pathways.dialect.relations.order import events_of, proved_order
+from pathways.dialect.relations.program_view import read_program
+from pathways.passes.manager.base import main_function
+from pathways.passes.manager.driver import run_passes
+from pathways.passes.schedule.policies.actions import action_of
 from pathways.passes.schedule.policies.pipeline import Pipeline
 from pathways.passes.schedule.policies.registry import POLICIES
 from pathways.passes.schedule.schedule import Schedule, schedule_of

@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.passes.driver import run_passes
-from pathways.passes.text import parse_pipeline
+from pathways.passes.manager.driver import run_passes
+from pathways.passes.manager.text import parse_pipeline
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.load import load as load_plan

@@ -9,7 +9,7 @@ import traceback
 import numpy as np
 import pytest
 
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.origins import Origin
 from pathways.runtime.local import codegen
 from pathways.runtime.plan import plan
 

@@ -8,9 +8,9 @@ import pytest
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.passes.base import PassFailure
-from pathways.passes.driver import run_passes
-from pathways.passes.text import parse_pipeline
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import run_passes
+from pathways.passes.manager.text import parse_pipeline
 from pathways.runtime.local.devices import bind
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.load import load as load_plan

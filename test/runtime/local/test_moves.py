@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
-from pathways.passes.driver import run_passes
-from pathways.passes.text import parse_pipeline
+from pathways.passes.manager.driver import run_passes
+from pathways.passes.manager.text import parse_pipeline
 from pathways.runtime.local import tracing
 from pathways.runtime.local.devices import bind
 from pathways.runtime.local.load import load

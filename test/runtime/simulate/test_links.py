@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathways.passes.schedule.links import Link, read_link
+from pathways.passes.util.links import Link, read_link
 from pathways.passes.util.quantities import TimesError
 
 

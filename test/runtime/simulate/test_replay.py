@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import gpipe, interleaved, one_f_one_b, pipeline
 
-from pathways.dialect.origins import Origin
-from pathways.passes.schedule.links import Link
-from pathways.passes.schedule.times import Times
+from pathways.dialect.attributes.origins import Origin
+from pathways.passes.util.links import Link
+from pathways.passes.util.times import Times
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Transfer
 from pathways.runtime.simulate.replay import simulate

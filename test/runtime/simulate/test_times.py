@@ -8,12 +8,12 @@ import json
 import pytest
 from pipelines import gpipe, pipeline
 
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.origins import Origin
 from pathways.passes.measured.durations import measured_durations
 from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.passes.schedule.links import Link, read_link
-from pathways.passes.schedule.times import Times
+from pathways.passes.util.links import Link, read_link
 from pathways.passes.util.quantities import TimesError
+from pathways.passes.util.times import Times
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch
 from pathways.runtime.simulate.replay import simulate, steady_step_time
@@ -120,7 +120,7 @@ def test_the_pieces_of_a_call_count_together(plan):
 
 
 def test_json_of_the_documentation_is_valid():
-    from pathways.passes.schedule import times
+    from pathways.passes.util import times
 
     text = times.__doc__.partition("{")[2].rpartition("}")[0]
     assert set(json.loads(f"{{{text}}}")) == set(times.SECTIONS)

@@ -9,10 +9,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from pipelines import gpipe, interleaved, one_f_one_b, pipeline
 
-from pathways.dialect.origins import Origin
+from pathways.dialect.attributes.origins import Origin
 from pathways.passes.measured.events import EventLog, TimelineEvent
-from pathways.passes.schedule.links import Link
-from pathways.passes.schedule.times import Times
+from pathways.passes.util.links import Link
+from pathways.passes.util.times import Times
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.timelines.page import page_of

@@ -1,0 +1,36 @@
+"""How long placed calls take, as a program says it of itself: plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pathways.dialect.attributes.origins import KINDS, PARTS
+
+CALL_KINDS = (*KINDS, *(f"bwd.{part}" for part in PARTS))
+"""The kinds of placed calls, halves of backwards by their own names."""
+
+CALL_UNITS = ("flops", "s", "units")
+"""Operations on each device, seconds, and units of the schedule."""
+
+
+class CallKey(NamedTuple):
+    """Placed calls that take equally long: those of one kind and stage, in one loop or outside of loops."""
+
+    loop: str | None
+    stage: int | None
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CallTimes:
+    """How long the placed calls of a program take, in one unit or several.
+
+    Attributes:
+      tables: for each of `CALL_UNITS` that is known, the mean time of a call.
+      made_with: the unit of those that its orders were made with; None for a unit for each call.
+    """
+
+    tables: Mapping[str, Mapping[CallKey, float]] = dataclasses.field(default_factory=dict)
+    made_with: str | None = None

@@ -1,0 +1,49 @@
+"""Names that stand in the IR and are read in more than one place.
+
+`pw.slice` and `pw.loop` are each an operation, which declares a symbol, and a discardable attribute, which
+refers to one from arguments, results and operations of other dialects. What JAX says of a call with metadata
+has names of its own, in `dialect/operations/metadata.py`.
+"""
+
+MAIN = "main"
+"""The function that is the program."""
+
+# On the module.
+FORM = "pw.form"
+TIMES = "pw.times"
+
+# On the functions of hosts, and on their arguments and results.
+HOST = "pw.host"
+NUMBER = "pw.number"
+
+# On arguments and results of `@main`, and on operations of other dialects in it.
+SLICE = "pw.slice"
+LOOP = "pw.loop"
+MIRRORED = "pw.mirrored"
+DONATED = "pw.donated"
+CONSTANT = "pw.constant"
+SPEC = "pw.spec"
+KEYS = "pw.keys"
+REPLICA = "pw.replica"
+BLOCK = "pw.block"
+
+# Of Shardy, XLA and JAX, on arguments and results of functions.
+SHARDING = "sdy.sharding"
+ALIASING = "tf.aliasing_output"
+DONOR = "jax.buffer_donor"
+ARGUMENT_INFO = "jax.arg_info"
+RESULT_INFO = "jax.result_info"
+MEMORY_KIND = "mhlo.memory_kind"
+
+FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
+"""The attribute in which JAX puts the metadata of a call."""
+
+# Bounds on numbers that make work: a file must not ask for any amount of it.
+MOST_DEVICES = 2**16
+"""Devices of a mesh."""
+MOST_MICROBATCHES = 2**14
+"""Microbatches of a loop."""
+MOST_OPERATIONS = 2**17
+"""Operations that a program is unrolled to, and actions that are scheduled."""
+MOST_ELEMENTS = 2**48
+"""Elements of an array."""

@@ -1,0 +1,66 @@
+"""How the arguments and results of replicas belong together: what `pw.replica` on a port says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.attributes.fields import NATURAL, entries_of
+from pathways.dialect.attributes.names import MOST_DEVICES, REPLICA
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaPort:
+    """What an argument or result of one replica is of the argument or result that callers know.
+
+    Attributes:
+      of: the number of that argument or result.
+      number: the number of the replica.
+      count: how many replicas there are.
+      split: the dimension of which replicas have equal blocks, in their order; None where each has all of it.
+    """
+
+    of: int
+    number: int
+    count: int
+    split: int | None = None
+
+    @classmethod
+    def read(cls, attribute: ir.Attribute) -> ReplicaPort:
+        """Reads the attribute that `attribute` makes."""
+        entries = {entry.name: entry.attr for entry in ir.DictAttr(attribute)}
+        return cls(**{name: NATURAL.read(entry) for name, entry in entries.items()})
+
+    @property
+    def attribute(self) -> ir.Attribute:
+        """The attribute."""
+        numbers = {name: number for name, number in vars(self).items() if number is not None}
+        return ir.DictAttr.get({name: NATURAL.make(number) for name, number in numbers.items()})
+
+    def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what callers know, of that of what a replica has."""
+        return tuple(n * self.count if dim == self.split else n for dim, n in enumerate(shape))
+
+
+def is_replica_port(attribute: ir.Attribute) -> bool:
+    """Whether an attribute is one that `ReplicaPort.read` reads."""
+    if not isinstance(attribute, ir.DictAttr):
+        return False
+    entries = entries_of(attribute)
+    if not {"of", "number", "count"} <= entries.keys() <= {"of", "number", "count", "split"}:
+        return False
+    if not all(entry is not None and NATURAL.matches(entry) for entry in entries.values()):
+        return False
+    port = ReplicaPort.read(attribute)
+    return port.number < port.count <= MOST_DEVICES
+
+
+def ports_of_callers(attrs: Sequence[Mapping[str, ir.Attribute]]) -> list[list[int]]:
+    """The numbers of the arguments or results that are one for callers: those of all replicas."""
+    groups: dict[object, list[int]] = {}
+    for number, attr in enumerate(attrs):
+        key = ("of", ReplicaPort.read(attr[REPLICA]).of) if REPLICA in attr else number
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())

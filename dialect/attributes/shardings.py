@@ -1,0 +1,151 @@
+"""Meshes and shardings in the IR: `sdy.mesh` operations and `#sdy.sharding` attributes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from pathways.dialect.attributes.meshes import Mesh, Sharding, replicated
+from pathways.dialect.attributes.names import SHARDING
+
+
+def read_mesh(mesh: ir.OpView) -> Mesh:
+    """The axes of an `sdy.mesh`."""
+    axes = [sdy.MeshAxisAttr(a) for a in sdy.MeshAttr(mesh.attributes["mesh"]).axes]
+    return Mesh(tuple((a.name, a.size) for a in axes))
+
+
+def is_sharding(attribute: ir.Attribute) -> bool:
+    """Whether an attribute is a `#sdy.sharding`."""
+    return sdy.TensorShardingAttr.isinstance(attribute)
+
+
+def read_sharding(attribute: ir.Attribute) -> Sharding:
+    """Reads a `#sdy.sharding` attribute; open dimensions count as they stand."""
+    dims = sdy.TensorShardingAttr(attribute).dimension_shardings
+    axes = [[sdy.AxisRefAttr(a) for a in sdy.DimensionShardingAttr(dim).axes] for dim in dims]
+    return Sharding(tuple(tuple(a.name for a in dim) for dim in axes))
+
+
+def whole_axes(attribute: ir.Attribute, shape: Sequence[int], mesh: Mesh) -> Sharding:
+    """What of a `#sdy.sharding` divides an array evenly by whole axes: of each dimension the first of them.
+
+    Shardy splits axes of the mesh to make a dimension divide, and leaves alone what the user says inside of a
+    computation, where XLA pads. Neither is possible between computations.
+    """
+    sizes = dict(mesh.axes)
+    dims = []
+    for size, dim in zip(shape, sdy.TensorShardingAttr(attribute).dimension_shardings, strict=True):
+        kept: list[str] = []
+        parts = 1
+        for axis in map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dim).axes):
+            parts *= sizes[axis.name]
+            if axis.sub_axis_info is not None or size % parts:
+                break
+            kept.append(axis.name)
+        dims.append(tuple(kept))
+    return Sharding(tuple(dims))
+
+
+def closed_sharding(attribute: ir.Attribute | None, value_type: ir.Type, home: SliceMesh) -> Sharding:
+    """How a value lies over its slice by what Shardy says of it, which may be nothing."""
+    shape = ir.RankedTensorType(value_type).shape
+    return replicated(len(shape)) if attribute is None else whole_axes(attribute, shape, home.mesh)
+
+
+def unsupported(attribute: ir.Attribute) -> str | None:
+    """What of a `#sdy.sharding` this compiler has no meaning for; None when it has one for all."""
+    sharding = sdy.TensorShardingAttr(attribute)
+    if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
+        return "names no mesh of the module"
+    if len(list(sharding.unreduced_axes)):
+        return "has unreduced axes"
+    for dim in sharding.dimension_shardings:
+        if any(sdy.AxisRefAttr(a).sub_axis_info is not None for a in sdy.DimensionShardingAttr(dim).axes):
+            return "splits an axis of the mesh"
+    return None
+
+
+def mesh_of(attribute: ir.Attribute) -> str:
+    """The name of the mesh that a `#sdy.sharding` attribute refers to."""
+    return ir.FlatSymbolRefAttr(sdy.TensorShardingAttr(attribute).mesh_or_ref).value
+
+
+def make_sharding(mesh: str, sharding: Sharding, *, closed: bool = True) -> ir.Attribute:
+    """Makes a `#sdy.sharding` attribute; an open one may be refined by propagation."""
+    dims = [
+        sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(a) for a in axes], is_closed=closed)
+        for axes in sharding.dims
+    ]
+    return sdy.TensorShardingAttr.get(mesh, dims)
+
+
+def open_but_last(mesh: str, rank: int) -> ir.Attribute:
+    """A `#sdy.sharding` that propagation may refine in all dimensions but the last, which is in one piece."""
+    dims = [sdy.DimensionShardingAttr.get([], is_closed=n == rank - 1) for n in range(rank)]
+    return sdy.TensorShardingAttr.get(mesh, dims)
+
+
+def sharding_of(
+    value: ir.Value,
+    symbols: Mapping[str, ir.OpView],
+    arguments: Sequence[Mapping[str, ir.Attribute]],
+) -> ir.Attribute | None:
+    """The `#sdy.sharding` of a value of `@main`; None where nothing is said.
+
+    `arguments` is what `argument_attrs` says of `@main`.
+    """
+    if isinstance(value, ir.BlockArgument):
+        return arguments[value.arg_number].get(SHARDING)
+    op = value.owner
+    match op.operation.name:
+        case "pw.launch":
+            callee = symbols[op.attributes["callee"].value]
+            if "res_attrs" not in callee.attributes:
+                return None
+            for entry in callee.attributes["res_attrs"][ir.OpResult(value).result_number]:
+                if entry.name == SHARDING:
+                    return entry.attr
+        case "pw.transfer" | "pw.recv" | "pw.split" | "pw.reduce" | "pw.carry":
+            return op.attributes.get("sharding")
+        case "pw.all_reduce" | "pw.reduce_scatter" | "pw.all_gather":
+            return sharding_of(op.operands[ir.OpResult(value).result_number], symbols, arguments)
+        case "pw.mirror" | "pw.next":
+            return sharding_of(op.operands[0], symbols, arguments)
+    return None
+
+
+def decided_inside(value: ir.Value, home: SliceMesh) -> Sharding:
+    """How a result of an operation in a computation lies over a slice, by what was decided for it."""
+    op, number = value.owner, ir.OpResult(value).result_number
+    sharding = None
+    if op.operation.name == "sdy.sharding_constraint":
+        sharding = op.attributes["sharding"]
+    elif SHARDING in op.attributes:
+        sharding = sdy.TensorShardingPerValueAttr(op.attributes[SHARDING]).shardings[number]
+    return closed_sharding(sharding, value.type, home)
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceMesh:
+    """The mesh of a slice.
+
+    Attributes:
+      symbol: its name in the module.
+      mesh: its axes.
+    """
+
+    symbol: str
+    mesh: Mesh
+
+
+def slice_meshes(symbols: Mapping[str, ir.OpView]) -> dict[str, SliceMesh]:
+    """The mesh of each `pw.slice`."""
+    return {
+        name: SliceMesh(op.attributes["mesh"].value, read_mesh(symbols[op.attributes["mesh"].value]))
+        for name, op in symbols.items()
+        if op.operation.name == "pw.slice"
+    }

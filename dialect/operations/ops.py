@@ -1,0 +1,822 @@
+"""The operations of the `pw` dialect. Their docstrings are the reference in `docs/pw_ops.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.attributes.fields import (
+    ELEMENTS,
+    NATURAL,
+    ORIGINS,
+    ROUTES,
+    SHARDING,
+    STRING,
+    TENSOR_TYPE,
+    UNIT,
+    Attr,
+    OptionalAttr,
+    Values,
+    one_of,
+    symbol,
+)
+from pathways.dialect.attributes.names import MOST_DEVICES, MOST_MICROBATCHES, MOST_OPERATIONS
+from pathways.dialect.attributes.origins import Origin
+from pathways.dialect.attributes.shardings import read_mesh
+from pathways.dialect.operations.operation import OPERATIONS, Emit, PwOp, attribute_of, counted, operation
+from pathways.dialect.operations.traits import Trait
+
+__all__ = [
+    "OPERATIONS",
+    "AllGatherOp",
+    "AllReduceOp",
+    "CarryOp",
+    "ChannelOp",
+    "ConstantOp",
+    "IndexOp",
+    "LaunchOp",
+    "LoopOp",
+    "MirrorOp",
+    "NextOp",
+    "RecvOp",
+    "ReduceOp",
+    "ReduceScatterOp",
+    "ReleaseOp",
+    "ReplicaOp",
+    "SendOp",
+    "SliceOp",
+    "SplitOp",
+    "TransferOp",
+]
+
+REDUCTIONS = ("sum", "concat")
+
+_SLICE = symbol("pw.slice")
+_CHANNEL = symbol("pw.channel")
+_FUNC = symbol("func.func")
+_MESH = symbol("sdy.mesh")
+_LOOP = symbol("pw.loop")
+
+_OUTER = "The loop that the loop is inside of: what the result is of."
+
+
+@operation("slice")
+class SliceOp(PwOp):
+    """Declares a virtual slice: a mesh of devices that a program asks for without naming any device.
+
+    All slices of one shape share one `sdy.mesh`, so that equal stages share computations. Which devices
+    a slice gets is decided when the program is loaded; no physical device stands anywhere in the IR.
+
+    ```mlir
+    sdy.mesh @mesh_2x2 = <["data"=2, "model"=2]>
+    "pw.slice"() {mesh = @mesh_2x2, sym_name = "s0"} : () -> ()
+    ```
+    """
+
+    sym_name = Attr(STRING, "The name of the slice.")
+    mesh = Attr(_MESH, "The axis names and sizes of the slice.")
+    island = OptionalAttr(STRING, "The island the slice must lie on; without it any island serves.")
+    overlap = OptionalAttr(
+        UNIT, "The slice may share devices with the others that carry this; all their work has one order."
+    )
+    replicas = OptionalAttr(
+        NATURAL, "How many replicas of the slice there are, until `pw-replicate` has made a slice of each."
+    )
+    replica = OptionalAttr(NATURAL, "Which replica of the program the slice is of, set by `pw-replicate`.")
+    replica_of = OptionalAttr(
+        _SLICE, "The slice of replica 0 that this one stands for in its replica, set by `pw-replicate`."
+    )
+    peak_bytes = OptionalAttr(
+        NATURAL,
+        "The most bytes alive on the slice at once, over all its devices, set by `pw-plan-memory`, and again "
+        "by `pw-split-hosts`.",
+    )
+    host = OptionalAttr(NATURAL, "The number of the host that the slice is on, set by `pw-bind-slices`.")
+    traits = frozenset({Trait.SYMBOL})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if self.replicas is not None and not 1 <= self.replicas <= MOST_DEVICES:
+            emit(f"expected 1 to {MOST_DEVICES} replicas, got {self.replicas}")
+        if self.replicas is not None and self.replica is not None:
+            emit("has `replicas`, but is of one `replica` itself")
+        if self.replica_of is not None and not self.replica:
+            emit(f"stands for @{self.replica_of}, but is of no other `replica`")
+
+
+@operation("channel")
+class ChannelOp(PwOp):
+    """Declares a precomputed future: a path from one slice to another for values of one type.
+
+    Its shape, sharding and capacity are known before anything runs, so that both ends can allocate and
+    post their side ahead of the data. Values arrive in the order in which they were sent.
+
+    ```mlir
+    "pw.channel"() {capacity = 1, dst = @s1, src = @s0, sym_name = "c0",
+        value_type = tensor<8x4xf32>} : () -> ()
+    ```
+
+    Invariants: `src` and `dst` differ; `capacity` is at least 1.
+    """
+
+    sym_name = Attr(STRING, "The name of the channel.")
+    src = Attr(_SLICE, "The slice that sends.")
+    dst = Attr(_SLICE, "The slice that receives.")
+    value_type = Attr(TENSOR_TYPE, "The type of every value that passes.")
+    capacity = Attr(NATURAL, "How many values may be under way or not yet received.")
+    sharding = OptionalAttr(SHARDING, "How a value is laid out over the receiving slice.")
+    traits = frozenset({Trait.SYMBOL})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if self.src == self.dst:
+            emit(f"expected `src` and `dst` to be different slices, got @{self.src} twice")
+        if self.capacity < 1:
+            emit(f"expected a capacity of at least 1, got {self.capacity}")
+
+
+@operation("constant")
+class ConstantOp(PwOp):
+    """Declares an array that the program closes over, stored once outside all computations.
+
+    An argument of `@main` that carries `pw.constant = @k0` receives it on its slices when the program
+    is loaded; callers do not pass it.
+
+    ```mlir
+    "pw.constant"() {sym_name = "k0", value = dense<[1.0, 2.0]> : tensor<2xf32>} : () -> ()
+    ```
+    """
+
+    sym_name = Attr(STRING, "The name of the constant.")
+    value = Attr(ELEMENTS, "The array.")
+    traits = frozenset({Trait.SYMBOL})
+
+
+@operation("launch")
+class LaunchOp(PwOp):
+    """One gang-scheduled execution of a computation on all devices of a slice.
+
+    The callee is a private function of StableHLO and becomes one XLA module, partitioned over the
+    devices of the slice. Donation is a property of that module: an argument of the callee that carries
+    `tf.aliasing_output` or `jax.buffer_donor` consumes the operand.
+
+    ```mlir
+    %h = "pw.launch"(%w, %x) {callee = @embed, loop = @batch, microbatch = 0, order = 3,
+        origins = [{kind = "fwd", microbatch = 0, stage = 0}], slice = @s0}
+        : (tensor<4x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
+    ```
+
+    Invariants: operand and result types equal the callee's signature; once transfers are inserted, every
+    operand lives on `slice`; a donated operand is passed once and not used later.
+    """
+
+    inputs = Values("The arguments of the computation.")
+    outputs = Values("Its results; all live on `slice`.")
+    callee = Attr(_FUNC, "The computation.")
+    slice = Attr(_SLICE, "The slice whose devices all take part.")
+    origins = OptionalAttr(
+        ORIGINS,
+        "The placed calls that it stands for, one after the other; none for the code between placed calls "
+        "(glue), several once `pw-fuse-launches` has made one launch of them.",
+        default=(),
+    )
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that it is part of.")
+    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it works on, once the loop is unrolled.")
+    overlap_with_loop = OptionalAttr(
+        UNIT,
+        "It is of no microbatch, but runs among those of the loop whose results it reads, early: "
+        "what replicas exchange.",
+    )
+    order = OptionalAttr(NATURAL, "Its position among the launches and sends of its slice.")
+    traits = frozenset({Trait.EXECUTES, Trait.STAYS, Trait.ORDERED, Trait.OF_LOOP})
+
+    @property
+    def is_glue(self) -> bool:
+        """Whether it stands for no placed call of the program."""
+        return "origins" not in self.attributes
+
+    @property
+    def origin(self) -> Origin | None:
+        """The first placed call that it stands for; None for glue."""
+        return next(iter(self.origins), None)
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        signature = symbols[self.callee].type
+        operands, results = list(self.operands), list(self.results)
+        if ir.FunctionType.get([v.type for v in operands], [v.type for v in results]) == signature:
+            return
+        for what, expected, provided in (
+            ("operand", signature.inputs, operands),
+            ("result", signature.results, results),
+        ):
+            if len(expected) != len(provided):
+                emit(f"expected {counted(len(expected), what)} as @{self.callee} has, got {len(provided)}")
+                continue
+            for number, (want, value) in enumerate(zip(expected, provided, strict=True)):
+                if want != value.type:
+                    emit(f"{what} #{number} has type {value.type}, but @{self.callee} has {want}")
+
+
+@operation("transfer")
+class TransferOp(PwOp):
+    """Moves a value to another slice: the only way in which a value changes slice.
+
+    Where each device of one slice has just what one device of the other needs, shards are copied as they
+    are. Otherwise `pw-lower-transfers` cuts the value into pieces on the source and joins them on the
+    destination: the transfer then moves several operands to several results, and `routes` says, for each
+    device of the destination and each result, which operand it comes from and from which device.
+
+    ```mlir
+    %h1 = "pw.transfer"(%h) {channel = @c0, order = 4, slice = @s1} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+    %q = "pw.transfer"(%p0, %p1) {routes = array<i64: 0, 0, 1, 0>, slice = @s1}
+        : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    ```
+
+    Invariants: without `routes` there is one operand and one result, of one type. With it all operands have
+    one type and all results have one, and there is a pair of numbers for each device of the destination and
+    each result. No operand lives on `slice` already; a channel leads from a slice of the operands to `slice`
+    and carries the type of the results.
+    """
+
+    inputs = Values("The value to move, or its pieces on the source.", one_type=True)
+    outputs = Values("The same value on `slice`, or its pieces there.", one_type=True)
+    slice = Attr(_SLICE, "The slice to move to.")
+    sharding = OptionalAttr(SHARDING, "How each result is laid out over `slice`.")
+    routes = OptionalAttr(
+        ROUTES,
+        "Pairs (number of the operand, number of the source device): result by result, and for each of "
+        "them device by device of the destination.",
+    )
+    memory_kind = OptionalAttr(
+        STRING,
+        "The memory of the devices that the results lie in, as JAX names it; the default one if absent.",
+    )
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
+    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of, once the loop is unrolled.")
+    channel = OptionalAttr(_CHANNEL, "The path it takes, given by `pw-schedule`.")
+    order = OptionalAttr(
+        NATURAL, "The position of the send among the launches and sends of the source slice."
+    )
+    traits = frozenset({Trait.MOVES, Trait.PURE, Trait.ORDERED, Trait.OF_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if self.routes is None:
+            self.check_whole(emit)
+        else:
+            self.check_pieces(symbols, emit)
+        if self.channel is None or not self.results:
+            return
+        channel = symbols[self.channel]
+        assert isinstance(channel, ChannelOp)
+        moved = self.results[0].type
+        if channel.dst != self.slice:
+            emit(f"goes to @{self.slice}, but channel @{self.channel} leads to @{channel.dst}")
+        if channel.value_type != moved:
+            emit(f"moves {moved}, but channel @{self.channel} carries {channel.value_type}")
+
+    def check_whole(self, emit: Emit) -> None:
+        """Checks a transfer of one value, shard by shard."""
+        for what, values in (("operand", self.operands), ("result", self.results)):
+            if len(values) != 1:
+                emit(f"expected {counted(1, what)} without `routes`, got {len(values)}")
+                return
+        source, target = self.operands[0].type, self.results[0].type
+        if source != target:
+            emit(f"expected operand and result of one type, got {source} and {target}")
+
+    def check_pieces(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        """Checks a transfer of pieces against its routes."""
+        for what, values in (("operand", self.operands), ("result", self.results)):
+            types = {value.type for value in values}
+            if len(types) != 1:
+                emit(f"expected {what}s of one type with `routes`, got {len(types)}")
+                return
+        if _check_routes(self, len(self.results), self.slice, symbols, emit):
+            _check_operands(self, emit)
+
+
+_INDEX = "The number of the transfer among those of a step between hosts; both ends have it, and no other."
+
+
+@operation("send")
+class SendOp(PwOp):
+    """Gives a value to another host: the half of a transfer that is on the host of its source.
+
+    It waits for nobody: the value may still be computed, and the other host may have asked for it already.
+    Nothing tells when the other host has the value, so it lives to the end of the step. What may end sooner,
+    or be ended by the caller, is copied first.
+
+    ```mlir
+    "pw.send"(%h) {channel = @c0, index = 0, order = 4, slice = @s0} : (tensor<8x4xf32>) -> ()
+    ```
+
+    Invariants: the operands live on `slice`, where the channel starts. Exactly one `pw.recv`, on the host of
+    the slice where the channel ends, has the same `index`, and the same channel and routes.
+    """
+
+    inputs = Values("The value to send, or its pieces.", one_type=True)
+    slice = Attr(_SLICE, "The slice that the value leaves.")
+    channel = Attr(_CHANNEL, "The path that it takes.")
+    index = Attr(NATURAL, _INDEX)
+    order = Attr(NATURAL, "Its position among the work of the host.")
+    routes = OptionalAttr(ROUTES, "As those of the `pw.transfer`.")
+    copy = OptionalAttr(UNIT, "A copy is sent, since the value may be donated or deleted before it is read.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
+    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of.")
+    traits = frozenset({Trait.SENDS, Trait.STAYS, Trait.ORDERED, Trait.OF_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        channel = symbols[self.channel]
+        _check_index(self.index, emit)
+        if channel.src != self.slice:
+            emit(f"leaves @{self.slice}, but channel @{self.channel} starts at @{channel.src}")
+        if self.routes is None:
+            _check_whole_end("operand", self.operands, self.channel, channel.value_type, emit)
+            return
+        if len({value.type for value in self.operands}) != 1:
+            emit("expected operands of one type with `routes`")
+            return
+        devices = read_mesh(symbols[symbols[channel.dst].mesh]).size
+        if not self.routes or len(self.routes) % devices:
+            pairs = counted(devices, "pair")
+            emit(f"expected {pairs} in `routes` for each result, got {len(self.routes)} in all")
+            return
+        _check_operands(self, emit)
+
+
+@operation("recv")
+class RecvOp(PwOp):
+    """Asks another host for a value: the half of a transfer that is on the host of its destination.
+
+    It waits for nobody: its results can be read at once and are there when the other host has sent them.
+    Their memory is taken at once, too.
+
+    ```mlir
+    %h1 = "pw.recv"() {channel = @c0, index = 0, order = 2, slice = @s1} : () -> tensor<8x4xf32>
+    ```
+
+    Invariants: the results have the type that the channel carries, and `slice` is where it ends. Exactly one
+    `pw.send`, on the host of the slice where the channel starts, has the same `index`, and the same channel
+    and routes.
+    """
+
+    outputs = Values("The value on `slice`, or its pieces there.", one_type=True)
+    slice = Attr(_SLICE, "The slice that the value goes to.")
+    channel = Attr(_CHANNEL, "The path that it takes.")
+    index = Attr(NATURAL, _INDEX)
+    order = Attr(NATURAL, "Its position among the work of the host.")
+    sharding = OptionalAttr(SHARDING, "How each result is laid out over `slice`.")
+    routes = OptionalAttr(ROUTES, "As those of the `pw.transfer`, with the operands of the `pw.send`.")
+    memory_kind = OptionalAttr(STRING, "As that of the `pw.transfer`.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
+    microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of.")
+    traits = frozenset({Trait.RECEIVES, Trait.ORDERED, Trait.OF_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        channel = symbols[self.channel]
+        _check_index(self.index, emit)
+        if channel.dst != self.slice:
+            emit(f"goes to @{self.slice}, but channel @{self.channel} leads to @{channel.dst}")
+        if self.routes is None:
+            _check_whole_end("result", self.results, self.channel, channel.value_type, emit)
+            return
+        if {value.type for value in self.results} != {channel.value_type}:
+            emit(f"expected results of type {channel.value_type}, which channel @{self.channel} carries")
+            return
+        _check_routes(self, len(self.results), self.slice, symbols, emit)
+
+
+def _check_index(index: int, emit: Emit) -> None:
+    if index >= MOST_OPERATIONS:
+        emit(f"expected an `index` below {MOST_OPERATIONS}, got {index}")
+
+
+def _check_whole_end(
+    what: str, values: Sequence[ir.Value], channel: str, expected: ir.Type, emit: Emit
+) -> None:
+    """Checks one end of a transfer of one value, shard by shard."""
+    if len(values) != 1:
+        emit(f"expected {counted(1, what)} without `routes`, got {len(values)}")
+    elif values[0].type != expected:
+        emit(f"{what} has type {values[0].type}, but channel @{channel} carries {expected}")
+
+
+def _check_routes(
+    op: TransferOp | RecvOp, results: int, slice: str, symbols: dict[str, ir.OpView], emit: Emit
+) -> bool:
+    """Checks that there is a pair for each device of the destination and each result."""
+    devices = read_mesh(symbols[symbols[slice].mesh]).size
+    expected = devices * results
+    if len(op.routes) == expected:
+        return True
+    pairs = f"{counted(devices, 'device')} and {counted(results, 'result')}"
+    emit(f"expected {2 * expected} numbers in `routes`, a pair for each of {pairs}, got {2 * len(op.routes)}")
+    return False
+
+
+def _check_operands(op: TransferOp | SendOp, emit: Emit) -> None:
+    """Checks that routes begin at operands that are there."""
+    if not all(0 <= route.operand < len(op.operands) for route in op.routes):
+        emit(f"`routes` names an operand it does not have; it has {len(op.operands)}")
+
+
+@operation("mirror")
+class MirrorOp(PwOp):
+    """Joins the copies of one value, one per slice, into a value mirrored on all their slices.
+
+    It costs nothing at run time: it says that its operands are equal, so that a caller who gets the
+    result may pass it back and every slice finds its own copy.
+
+    ```mlir
+    %step = "pw.mirror"(%step_on_s0, %step_on_s1) : (tensor<i32>, tensor<i32>) -> tensor<i32>
+    ```
+
+    Invariants: all operands and the result have one type; no two operands share a slice.
+    """
+
+    inputs = Values("Equal values on different slices.", one_type=True)
+    outputs = Values("The mirrored value.", 1)
+    traits = frozenset({Trait.JOINS, Trait.PURE})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if len(self.operands) < 2:
+            emit(f"expected at least 2 operands, got {len(self.operands)}")
+        for number, value in enumerate(self.operands):
+            if value.type != self.results[0].type:
+                emit(f"operand #{number} has type {value.type}, but the result has {self.results[0].type}")
+
+
+@operation("release")
+class ReleaseOp(PwOp):
+    """Ends the life of values: their buffers are free once the launches that read them have run.
+
+    ```mlir
+    "pw.release"(%h, %h1) : (tensor<8x4xf32>, tensor<8x4xf32>) -> ()
+    ```
+
+    Invariants: no value is used, returned or released again afterwards.
+    """
+
+    inputs = Values("The values to release; each is one logical buffer, whatever the number of shards.")
+    traits = frozenset({Trait.ENDS})
+
+
+@operation("loop")
+class LoopOp(PwOp):
+    """Declares a loop: over the microbatches of a batch, or over turns that hand values on to each other.
+
+    The code of one turn stands in `@main` once, between operations that name the loop: what reads a
+    `pw.split`, a `pw.carry` or the `pw.index`, directly or through others, is done once per turn, and
+    everything else once; `pw.reduce` and `pw.next` lead out of the loop. `pw-unroll-microbatches` repeats it;
+    the launches that it makes name the loop and their turn, which is called the microbatch in every loop.
+
+    ```mlir
+    "pw.loop"() {count = 8, schedule = "1f1b", sym_name = "batch"} : () -> ()
+    "pw.loop"() {count = 128, sequential, sym_name = "tokens"} : () -> ()
+    ```
+
+    Invariants: `count` is at least 1; no loop is inside of itself; a loop that others are inside of is
+    sequential.
+    """
+
+    sym_name = Attr(STRING, "The name of the loop.")
+    count = Attr(NATURAL, "How many turns there are.")
+    schedule = OptionalAttr(STRING, "The pipeline schedule that the program asks for.")
+    sequential = OptionalAttr(
+        UNIT, "Its turns keep the order of the program, whatever schedule other loops have."
+    )
+    parent = OptionalAttr(_LOOP, "The loop that it is inside of.")
+    replica_of = OptionalAttr(
+        _LOOP, "The loop of replica 0 that this one stands for in its replica, set by `pw-replicate`."
+    )
+    traits = frozenset({Trait.SYMBOL})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if not 1 <= self.count <= MOST_MICROBATCHES:
+            emit(f"expected a count of 1 to {MOST_MICROBATCHES}, got {self.count}")
+        if self.parent is not None and not symbols[self.parent].sequential:
+            emit(f"is inside of @{self.parent}, which is not sequential")
+        ancestor, seen = self.parent, {self.sym_name}
+        while ancestor is not None and ancestor not in seen:
+            seen.add(ancestor)
+            ancestor = symbols[ancestor].parent
+        if ancestor is not None:
+            emit(f"is inside of itself, by @{ancestor}")
+
+
+@operation("split")
+class SplitOp(PwOp):
+    """The block of a value that the current microbatch works on.
+
+    Microbatch `i` gets the `i`-th of `count` equal blocks of the leading dimension.
+
+    ```mlir
+    %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (tensor<64x4xf32>) -> tensor<8x4xf32>
+    ```
+
+    Invariants: the leading dimension of the operand is `count` times that of the result; all else is equal;
+    once placed, the operand lives on `slice`; the operand is not itself of a microbatch.
+    """
+
+    inputs = Values("The whole value.", 1)
+    outputs = Values("One block of it.", 1)
+    loop = Attr(_LOOP, "The loop.")
+    slice = OptionalAttr(_SLICE, "The slice on which the value is split, given by `pw-infer-placement`.")
+    sharding = OptionalAttr(SHARDING, "How the block is laid out over `slice`.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.OPENS_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_blocks(self.operands[0], self.results[0], symbols[self.loop].count, "operand", emit)
+
+
+@operation("reduce")
+class ReduceOp(PwOp):
+    """What the microbatches of a loop amount to: the sum of their values, or their concatenation.
+
+    With one operand it stands for the value of each microbatch in turn. Once the loop is unrolled it has an
+    operand for each microbatch, in their order, until `pw-accumulate` turns it into launches.
+
+    ```mlir
+    %g = "pw.reduce"(%gi) {kind = "sum", loop = @batch, slice = @s0} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+    ```
+
+    Invariants: one operand or `count`, of one type; a sum has that type too; in a concatenation the leading
+    dimension of the result is `count` times that of an operand; once placed, operands live on `slice`.
+    """
+
+    inputs = Values("The value of a microbatch, or one for each.", one_type=True)
+    outputs = Values("The reduced value.", 1)
+    kind = Attr(one_of(*REDUCTIONS), "How the values of the microbatches become one.")
+    loop = Attr(_LOOP, "The loop.")
+    outer = OptionalAttr(_LOOP, _OUTER)
+    slice = OptionalAttr(_SLICE, "The slice on which the value is reduced, given by `pw-infer-placement`.")
+    sharding = OptionalAttr(SHARDING, "How the result is laid out over `slice`.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.CLOSES_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_outer(self, symbols, emit)
+        count = symbols[self.loop].count
+        if len(self.operands) not in (1, count):
+            emit(
+                f"expected {counted(1, 'operand')} or one for each of {count} microbatches, "
+                f"got {len(self.operands)}"
+            )
+            return
+        types = {value.type for value in self.operands}
+        if len(types) != 1:
+            emit(f"expected operands of one type, got {len(types)}")
+        elif self.kind == "concat":
+            _check_blocks(self.results[0], self.operands[0], count, "result", emit)
+        elif self.operands[0].type != self.results[0].type:
+            emit(f"sums {self.operands[0].type}, but the result has {self.results[0].type}")
+
+
+@operation("all_reduce")
+class AllReduceOp(PwOp):
+    """The sum of a value over all replicas, on each of them.
+
+    `pw-insert-all-reduces` puts it behind sums over microbatches. Until `pw-replicate` it has one operand and
+    one result, which stand for those of every replica; then one of each for every replica, on the slice that
+    the operand lives on. `pw-lower-all-reduces` makes launches and transfers of it.
+
+    ```mlir
+    %g = "pw.all_reduce"(%gi) {slice = @s0} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+    %g:2 = "pw.all_reduce"(%g0, %g1)
+        : (tensor<4x4xf32>, tensor<4x4xf32>) -> (tensor<4x4xf32>, tensor<4x4xf32>)
+    ```
+
+    Invariants: as many results as operands, all of one type; several operands live on one slice each, no two
+    on one, and their slices have one mesh, over which they lie alike.
+    """
+
+    inputs = Values("The value, or that of each replica.", one_type=True)
+    outputs = Values("The sum, or the sum on each replica.", one_type=True)
+    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
+    loop = OptionalAttr(_LOOP, "The innermost loop that the sum is of.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.OF_LOOP, Trait.SPREADS})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if not self.operands or len(self.operands) != len(self.results):
+            emit(f"expected as many results as operands, got {len(self.operands)} and {len(self.results)}")
+        elif len(self.operands) > 1 and self.slice is not None:
+            emit(f"has a `slice`, but {counted(len(self.operands), 'operand')}")
+        elif {value.type for value in self.operands} != {value.type for value in self.results}:
+            emit(f"sums {self.operands[0].type}, but the result is {self.results[0].type}")
+
+
+@operation("reduce_scatter")
+class ReduceScatterOp(PwOp):
+    """The sum of a value over all replicas, of which each gets its block of a dimension.
+
+    `pw-split-updates` makes it of a `pw.all_reduce`. It has operands and results as that, and is lowered by
+    `pw-lower-all-reduces`, too.
+
+    ```mlir
+    %g = "pw.reduce_scatter"(%gi) {dim = 0, slice = @s0} : (tensor<4x4xf32>) -> tensor<2x4xf32>
+    %g:2 = "pw.reduce_scatter"(%g0, %g1) {dim = 0}
+        : (tensor<4x4xf32>, tensor<4x4xf32>) -> (tensor<2x4xf32>, tensor<2x4xf32>)
+    ```
+
+    Invariants: as those of `pw.all_reduce`, but that the results are blocks: `dim` is as many times larger in
+    an operand as there are replicas.
+    """
+
+    inputs = Values("The value, or that of each replica.", one_type=True)
+    outputs = Values("A block of the sum, or that of each replica.", one_type=True)
+    dim = Attr(NATURAL, "The dimension that is cut; replica r gets block r of it.")
+    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.SPREADS})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_shares(self, self.operands, self.results, symbols, emit)
+
+
+@operation("all_gather")
+class AllGatherOp(PwOp):
+    """A value of which each replica has a block, as a whole on each of them.
+
+    ```mlir
+    %w = "pw.all_gather"(%block) {dim = 0, slice = @s0} : (tensor<2x4xf32>) -> tensor<4x4xf32>
+    %w:2 = "pw.all_gather"(%block0, %block1) {dim = 0}
+        : (tensor<2x4xf32>, tensor<2x4xf32>) -> (tensor<4x4xf32>, tensor<4x4xf32>)
+    ```
+
+    Invariants: as those of `pw.reduce_scatter`, with blocks as operands.
+    """
+
+    inputs = Values("A block, or that of each replica.", one_type=True)
+    outputs = Values("All blocks, or all of them on each replica.", one_type=True)
+    dim = Attr(NATURAL, "The dimension that is put together, in the order of the replicas.")
+    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
+    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.SPREADS})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_shares(self, self.results, self.operands, symbols, emit)
+
+
+def _check_shares(
+    op: ReduceScatterOp | AllGatherOp,
+    wholes: Sequence[ir.Value],
+    blocks: Sequence[ir.Value],
+    symbols: dict[str, ir.OpView],
+    emit: Emit,
+) -> None:
+    """Checks an exchange between values and the blocks that replicas have of them."""
+    if not wholes or len(wholes) != len(blocks):
+        emit(f"expected as many results as operands, got {len(op.operands)} and {len(op.results)}")
+        return
+    if len(wholes) > 1 and op.slice is not None:
+        emit(f"has a `slice`, but {counted(len(wholes), 'operand')}")
+        return
+    count = len(wholes)
+    if count == 1 and op.slice is not None:
+        count = symbols[op.slice].replicas or 1
+    types = {value.type for value in wholes}, {value.type for value in blocks}
+    if not all(
+        len(some) == 1 and all(isinstance(t, ir.RankedTensorType) and t.has_static_shape for t in some)
+        for some in types
+    ):
+        emit("expected operands and results of one type each, ranked tensors of static shape")
+        return
+    (whole,), (block,) = types
+    shape = [n * count if dim == op.dim else n for dim, n in enumerate(block.shape)]
+    if op.dim >= block.rank:
+        emit(f"names dimension {op.dim}, but {block} has {block.rank}")
+    elif list(whole.shape) != shape or whole.element_type != block.element_type:
+        emit(f"expected {count} blocks along dimension {op.dim}, got {whole} and {block}")
+
+
+@operation("replica")
+class ReplicaOp(PwOp):
+    """The number of the replica.
+
+    `pw-split-updates` makes it, where a replica takes its block of a value that it has as a whole, and
+    `pw-sum-carries`, where it multiplies its part of a sum. `pw-replicate` puts the numbers in its place.
+
+    ```mlir
+    %r = "pw.replica"() {slice = @s0} : () -> tensor<i32>
+    ```
+    """
+
+    outputs = Values("The number.", 1)
+    slice = Attr(_SLICE, "The slice on which it is known.")
+    traits = frozenset({Trait.PURE})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if str(self.results[0].type) != "tensor<i32>":
+            emit(f"expected a result of type tensor<i32>, got {self.results[0].type}")
+
+
+@operation("carry")
+class CarryOp(PwOp):
+    """A value that the turns of a loop hand on to each other.
+
+    In the first turn it is the operand, in every other one what `pw.next` was given in the turn before.
+
+    ```mlir
+    %state = "pw.carry"(%init) {loop = @steps, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    ```
+
+    Invariants: operand and result have one type; exactly one `pw.next` reads it first; the operand is not
+    itself of the loop; one that is `per_replica` is of a loop that is not sequential.
+    """
+
+    inputs = Values("The value in the first turn.", 1)
+    outputs = Values("The value in the current turn.", 1)
+    loop = Attr(_LOOP, "The loop.")
+    slice = OptionalAttr(_SLICE, "The slice that it lives on in all turns, once the program is outlined.")
+    sharding = OptionalAttr(SHARDING, "How it is laid out over `slice` in all turns.")
+    per_replica = OptionalAttr(
+        UNIT, "Each replica carries its own: it is not handed on from one to the next."
+    )
+    traits = frozenset({Trait.STAYS, Trait.OPENS_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if self.operands[0].type != self.results[0].type:
+            emit(f"starts from {self.operands[0].type}, but is {self.results[0].type}")
+        if self.per_replica and symbols[self.loop].sequential:
+            emit(f"is carried per replica, but the turns of @{self.loop} are those of all replicas")
+
+
+@operation("next")
+class NextOp(PwOp):
+    """Hands a value on to the next turn of a loop.
+
+    It reads a `pw.carry` and what that is in the next turn. Its result is the value after the last turn.
+
+    ```mlir
+    %last = "pw.next"(%state, %new) {loop = @steps, slice = @s0}
+        : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+    ```
+
+    Invariants: the first operand is a `pw.carry` of the loop, on the same slice; all types are equal.
+    """
+
+    inputs = Values("The `pw.carry`, and its value in the next turn.", 2, one_type=True)
+    outputs = Values("Its value after the last turn.", 1)
+    loop = Attr(_LOOP, "The loop.")
+    outer = OptionalAttr(_LOOP, _OUTER)
+    slice = OptionalAttr(_SLICE, "The slice of the `pw.carry`.")
+    traits = frozenset({Trait.STAYS, Trait.CLOSES_LOOP})
+
+    @property
+    def carry(self) -> CarryOp:
+        """The value that it hands on."""
+        return self.operands[0].owner.opview
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        _check_outer(self, symbols, emit)
+        source = self.operands[0].owner
+        if isinstance(source, ir.Block) or not isinstance(source.opview, CarryOp):
+            emit("operand #0 is no `pw.carry`")
+        else:
+            # The other operation may be ill-formed.
+            carries = attribute_of(source, "loop")
+            if carries is None or carries != self.attributes["loop"]:
+                emit(f"operand #0 is carried by {carries or 'no loop'}, not by @{self.loop}")
+        for number, value in enumerate(self.operands):
+            if value.type != self.results[0].type:
+                emit(f"operand #{number} has type {value.type}, but the result has {self.results[0].type}")
+
+
+@operation("index")
+class IndexOp(PwOp):
+    """The number of the current turn of a loop, from 0. Like a constant it is at hand on every slice.
+
+    ```mlir
+    %i = "pw.index"() {loop = @steps} : () -> tensor<i32>
+    ```
+    """
+
+    outputs = Values("The number.", 1)
+    loop = Attr(_LOOP, "The loop.")
+    traits = frozenset({Trait.PURE, Trait.OPENS_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if str(self.results[0].type) != "tensor<i32>":
+            emit(f"expected a result of type tensor<i32>, got {self.results[0].type}")
+
+
+def _check_outer(op: ReduceOp | NextOp, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+    """Checks that what leads out of a loop says where to."""
+    parent = symbols[op.loop].parent
+    if op.outer != parent:
+        leads, inside = (f"@{name}" if name else "no loop" for name in (op.outer, parent))
+        emit(f"leads out of @{op.loop} into {leads}, but that is inside of {inside}")
+
+
+def _check_blocks(whole: ir.Value, block: ir.Value, count: int, what: str, emit: Emit) -> None:
+    """Checks that a value consists of `count` blocks along its leading dimension."""
+    if not all(isinstance(v.type, ir.RankedTensorType) and v.type.has_static_shape for v in (whole, block)):
+        emit(f"expected ranked tensors of static shape, got {whole.type} and {block.type}")
+        return
+    shape = list(block.type.shape)
+    if not shape:
+        emit("a scalar has no leading dimension to divide into microbatches")
+        return
+    expected = [shape[0] * count, *shape[1:]]
+    if list(whole.type.shape) != expected or whole.type.element_type != block.type.element_type:
+        dims = "".join(f"{size}x" for size in expected)
+        emit(
+            f"{what} has type {whole.type}, expected tensor<{dims}{block.type.element_type}>: "
+            f"{count} blocks of {block.type}"
+        )

@@ -1,0 +1,1 @@
+"""What must hold between the operations of a program, and the order in which they run."""

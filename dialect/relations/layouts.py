@@ -1,0 +1,61 @@
+"""How values lie over their slices. `Layouts.of` is the one answer to that question."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.attributes.meshes import Mesh, Sharding, replicated
+from pathways.dialect.attributes.names import SHARDING
+from pathways.dialect.attributes.shardings import mesh_of, read_mesh, read_sharding, sharding_of, slice_meshes
+from pathways.dialect.operations.operation import op_has, ops_named, symbol_table
+from pathways.dialect.operations.placement import argument_attrs, slices_of
+from pathways.dialect.operations.traits import Trait
+
+
+class Layouts:
+    """The shardings of the values of a program, read from the IR.
+
+    The sharding of an argument of `@main` is its attribute, that of a result of a launch the attribute of
+    the callee's result, that of a result of a transfer its `sharding`. Where nothing is written, the value
+    is replicated over its slice.
+
+    Attributes:
+      symbols: the symbols of the module; functions added to it are known from then on.
+      meshes: the mesh of each slice.
+    """
+
+    def __init__(self, module: ir.Module) -> None:
+        self.symbols = symbol_table(module)
+        self.meshes = slice_meshes(self.symbols)
+        self._axes = {
+            op.attributes["sym_name"].value: read_mesh(op) for op in ops_named(module, ["sdy.mesh"])
+        }
+        self._arguments: dict[str, list[dict[str, ir.Attribute]]] = {}
+
+    def mesh(self, slice: str) -> Mesh:
+        """The axes of a slice."""
+        return self.meshes[slice].mesh
+
+    def of(self, value: ir.Value, slice: str) -> Sharding:
+        """How a value lies over one of its slices."""
+        mesh = self.mesh(slice)
+        attribute = None if mesh.size == 1 else self._attribute(value, slice)
+        # A value that is mirrored on slices of several shapes carries the sharding on the first of them.
+        if attribute is None or self._axes[mesh_of(attribute)] != mesh:
+            return replicated(value.type.rank)
+        return read_sharding(attribute)
+
+    def _attribute(self, value: ir.Value, slice: str) -> ir.Attribute | None:
+        if isinstance(value, ir.BlockArgument):
+            function = value.owner.owner.operation.opview
+            name = function.attributes["sym_name"].value
+            if name not in self._arguments:
+                self._arguments[name] = argument_attrs(function)
+            return self._arguments[name][value.arg_number].get(SHARDING)
+        op = value.owner.opview
+        if op_has(op, Trait.JOINS):
+            copy = next(v for v in op.operands if slice in (slices_of(v) or ()))
+            return self._attribute(copy, slice)
+        if op_has(op, Trait.SPREADS):
+            return self._attribute(op.operands[ir.OpResult(value).result_number], slice)
+        return sharding_of(value, self.symbols, [])

@@ -1,0 +1,217 @@
+"""Order as data: the constraints between launches and transfers, and the proof that they can be met.
+
+The events of a program are its launches, and for each transfer a send on the slice that it leaves and a
+receipt on the slice that it goes to. They constrain each other in four ways:
+
+- data: a launch or send waits for what it reads, a receipt for its send;
+- slice order: a slice runs its launches and sends in the order of their `order` attributes, and slices
+  that may share devices have one order together; it receives a value right before the first launch that
+  reads it;
+- channel order: values are received in the order in which they were sent;
+- channel capacity: a send waits until there is room for its value, which a receipt makes.
+
+If these constraints have a topological order, running the events by it never blocks: there is no
+deadlock. If not, they hold a cycle, and no execution gets past it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.operations.operation import op_has, ops_named
+from pathways.dialect.operations.ops import ChannelOp, LaunchOp, TransferOp
+from pathways.dialect.operations.placement import Slices
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.relations.graphs import CycleError, topological_order
+from pathways.dialect.relations.program_view import ProgramView
+
+_DATA = "it reads its result"
+
+
+def device_queues(module: ir.Module) -> dict[str, str]:
+    """For each slice the name of the queue that its work stands in; slices with `overlap` share one."""
+    return {
+        op.sym_name: "slices that overlap" if op.overlap else op.sym_name
+        for op in ops_named(module, ["pw.slice"])
+    }
+
+
+@dataclasses.dataclass(slots=True)
+class Event:
+    """A launch, the send of a transfer or its receipt.
+
+    Attributes:
+      kind: which of them.
+      op: the operation.
+      slice: the slice where it happens.
+      order: its position in the order of the slice; None for a receipt, and for what has none yet.
+      waits_for: the events that must come first, each with the reason.
+    """
+
+    kind: Literal["launch", "send", "receipt"]
+    op: LaunchOp | TransferOp
+    slice: str
+    order: int | None
+    waits_for: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "launch":
+                return f"launch of @{self.op.callee} on @{self.slice} (order {self.order})"
+            case "send":
+                return f"send from @{self.slice} to @{self.op.slice} (order {self.order})"
+        return f"receipt on @{self.slice} from channel @{self.op.channel} (sent with order {self.op.order})"
+
+
+class DeadlockError(Exception):
+    """The constraints form a cycle; `cycle` lists its events, each waiting for the next."""
+
+    def __init__(self, cycle: list[Event], reasons: list[str]) -> None:
+        self.cycle = cycle
+        lines = [
+            f"{event} waits for {cycle[(n + 1) % len(cycle)]}: {reasons[n]}" for n, event in enumerate(cycle)
+        ]
+        super().__init__("deadlock: the order has a cycle\n  " + "\n  ".join(lines))
+
+
+def data_events(program: ProgramView) -> list[Event]:
+    """The launches and sends of a program in block order; each waits for those whose results it reads.
+
+    Every value of the program must be placed.
+    """
+    sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
+    events: list[Event] = []
+    made_by: dict[ir.Value, tuple[int, ...]] = {}
+    for op, read, made in zip(program.ops, program.reads, program.makes, strict=True):
+        makers = [n for value in read if value in made_by for n in made_by[value]]
+        if not op_has(op, Trait.ORDERED):
+            # What a mirror or a reduction joins is there when all of it is.
+            made_by.update(dict.fromkeys(made, tuple(makers)))
+            continue
+        number = (len(events),)
+        for value in made:
+            made_by[value] = number
+        moves = op_has(op, Trait.MOVES)
+        slice = _source(op, sources, program.slices.get(read[0])) if moves else op.slice
+        kind: Literal["launch", "send"] = "send" if moves else "launch"
+        events.append(Event(kind, op, slice, op.order, dict.fromkeys(makers, _DATA)))
+    return events
+
+
+def events_of(program: ProgramView, with_capacities: bool = True) -> list[Event]:
+    """The events of a program in block order, each receipt behind its send, with all that each waits for.
+
+    Args:
+      program: the program.
+      with_capacities: whether sends wait for room; without, channels hold any number of values.
+    """
+    events = _with_receipts(data_events(program))
+    _add_slice_order(events, device_queues(program.module))
+    _add_channels(program.module, events, with_capacities)
+    return events
+
+
+def proved_order(events: Sequence[Event]) -> list[int]:
+    """The events in an order that meets all constraints, as near to block order as can be.
+
+    Raises:
+      DeadlockError: when there is none.
+    """
+    try:
+        return topological_order({n: event.waits_for for n, event in enumerate(events)})
+    except CycleError as error:
+        # It is told from something that stands in the block.
+        standing = [n for n in error.cycle if events[n].kind != "receipt"]
+        first = error.cycle.index(min(standing or error.cycle))
+        cycle = [*error.cycle[first:], *error.cycle[:first]]
+        pairs = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
+        raise DeadlockError([events[n] for n in cycle], [events[n].waits_for[m] for n, m in pairs]) from None
+
+
+def sort_block(main: ir.OpView, order: Sequence[ir.OpView]) -> None:
+    """Moves the launches and transfers of a program into an order that meets its data edges.
+
+    What has no order of its own but results (a mirror, a reduction) stands right before its first reader, or
+    at the end.
+    """
+    *operations, terminator = main.regions[0].blocks[0].operations
+    joins = {op.results[0]: op for op in operations if op.results and not op_has(op, Trait.ORDERED)}
+
+    def place(op: ir.OpView) -> None:
+        for value in op.operands:
+            join = joins.pop(value, None)
+            if join is not None:
+                place(join)
+        op.operation.move_before(terminator)
+
+    for op in order:
+        place(op)
+    while joins:
+        place(joins.pop(next(iter(joins))))
+
+
+def _source(op: TransferOp, sources: dict[str, str], slices: Slices | None) -> str:
+    starts_at = sources.get(op.channel)
+    places = slices or ()
+    return starts_at if starts_at in places else places[0]
+
+
+def _with_receipts(events: Sequence[Event]) -> list[Event]:
+    """The events with a receipt behind each send, for which those wait that read what was sent."""
+    position = {}
+    whole: list[Event] = []
+    for n, event in enumerate(events):
+        position[n] = len(whole)
+        whole.append(event)
+        if event.kind == "send":
+            whole.append(
+                Event("receipt", event.op, event.op.slice, None, {position[n]: "it receives what is sent"})
+            )
+    for n, event in enumerate(events):
+        waits_for = {position[m] + (events[m].kind == "send"): why for m, why in event.waits_for.items()}
+        whole[position[n]].waits_for = waits_for
+    return whole
+
+
+def _position(event: Event, n: int) -> tuple[int, int]:
+    return (n if event.order is None else event.order, n)
+
+
+def _add_slice_order(events: list[Event], queues: dict[str, str]) -> None:
+    by_queue: dict[str, list[int]] = {}
+    for n, event in enumerate(events):
+        if event.kind != "receipt":
+            by_queue.setdefault(queues[event.slice], []).append(n)
+    received: set[int] = set()
+    for name, members in by_queue.items():
+        members.sort(key=lambda n: _position(events[n], n))
+        who = f"@{name} runs" if name in queues else f"{name} run"
+        before: int | None = None
+        for n in members:
+            receipts = [m for m in events[n].waits_for if events[m].kind == "receipt" and m not in received]
+            received.update(receipts)
+            if before is not None:
+                for m in (*receipts, n):
+                    events[m].waits_for.setdefault(before, f"{who} in this order")
+            before = n
+
+
+def _add_channels(module: ir.Module, events: list[Event], with_capacities: bool) -> None:
+    capacity = {channel.sym_name: channel.capacity for channel in ops_named(module, ["pw.channel"])}
+    sends: dict[str, list[int]] = {}
+    for n, event in enumerate(events):
+        if event.kind == "send" and event.op.channel is not None:
+            sends.setdefault(event.op.channel, []).append(n)
+    for name, members in sends.items():
+        members.sort(key=lambda n: _position(events[n], n))
+        for before, after in itertools.pairwise(members):
+            why = f"channel @{name} delivers in the order of sending"
+            events[after + 1].waits_for.setdefault(before + 1, why)
+        room = capacity[name] if with_capacities else len(members)
+        for n, sent in zip(members, members[room:], strict=False):
+            events[sent].waits_for.setdefault(n + 1, f"channel @{name} holds {room} and is full until then")

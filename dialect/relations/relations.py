@@ -1,0 +1,552 @@
+"""What must hold between the operations of a program: a function each; the table of forms says where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.attributes.meshes import Sharding, replicated
+from pathways.dialect.attributes.names import BLOCK, CONSTANT, DONATED, LOOP, REPLICA, SHARDING, SLICE
+from pathways.dialect.attributes.replica_ports import ReplicaPort
+from pathways.dialect.attributes.shardings import mesh_of, read_mesh, read_sharding
+from pathways.dialect.operations.loops import is_unrolled, loop_of_op
+from pathways.dialect.operations.operation import (
+    PwOp,
+    counted,
+    is_program,
+    nested_ops,
+    op_has,
+    referenced_symbols,
+    symbol_name,
+)
+from pathways.dialect.operations.ops import (
+    AllGatherOp,
+    AllReduceOp,
+    CarryOp,
+    ChannelOp,
+    LaunchOp,
+    NextOp,
+    ReduceOp,
+    ReduceScatterOp,
+    SliceOp,
+    SplitOp,
+    TransferOp,
+)
+from pathways.dialect.operations.placement import (
+    Slices,
+    argument_attrs,
+    donated_arguments,
+    read_slices,
+    result_attrs,
+)
+from pathways.dialect.operations.traits import Trait
+from pathways.dialect.relations.layouts import Layouts
+from pathways.dialect.relations.order import DeadlockError, Event, device_queues, events_of, proved_order
+from pathways.dialect.relations.program_view import ProgramView
+
+Report = Callable[[ir.OpView, str], None]
+Relation = Callable[[ProgramView, Report], None]
+
+
+def operands_are_alive(program: ProgramView, report: Report) -> None:
+    """Nothing is read after it was released or donated, and nothing ends that is passed twice."""
+    ended: dict[ir.Value, str] = {}
+    donated: dict[str, frozenset[int]] = {}
+    copies: dict[ir.Value, Sequence[ir.Value]] = {}
+
+    def parts(value: ir.Value) -> Sequence[ir.Value]:
+        """The values that a value stands for."""
+        return copies.get(value, (value,))
+
+    for op, read in program.readers:
+        for number, value in enumerate(read):
+            if value in ended or value in copies:
+                for how in sorted({ended[part] for part in parts(value) if part in ended}):
+                    report(op, f"operand #{number} is used after it was {how}")
+        if op_has(op, Trait.JOINS):
+            copies[op.results[0]] = [part for value in read for part in parts(value)]
+        elif op_has(op, Trait.ENDS):
+            released: set[ir.Value] = set()
+            for number, value in enumerate(read):
+                if not released.isdisjoint(parts(value)):
+                    report(op, f"releases operand #{number}, which it was given before")
+                released.update(parts(value))
+            ended.update(dict.fromkeys(released, "released"))
+        elif op_has(op, Trait.EXECUTES):
+            callee = op.callee
+            if callee not in donated:
+                donated[callee] = donated_arguments(program.symbols[callee])
+            given: dict[ir.Value, list[int]] = {}
+            for number, value in enumerate(read) if donated[callee] else ():
+                for part in parts(value):
+                    given.setdefault(part, []).append(number)
+            for number in sorted(donated[callee]):
+                again = [n for part in parts(read[number]) for n in given[part] if n != number]
+                if again:
+                    report(op, f"donates operand #{number}, which it is also given as operand #{min(again)}")
+                ended.update(dict.fromkeys(parts(read[number]), "donated"))
+
+
+def arguments_carry_constants(program: ProgramView, report: Report) -> None:
+    """A hidden argument has the type of the constant that it receives."""
+    for number, (attrs, type_) in enumerate(zip(program.arguments, program.main.type.inputs, strict=True)):
+        if CONSTANT not in attrs:
+            continue
+        constant = program.symbols[attrs[CONSTANT].value]
+        if constant.value.type != type_:
+            name = constant.sym_name
+            report(program.main, f"argument #{number} is a {type_}, but @{name} is a {constant.value.type}")
+
+
+def loops_are_closed(program: ProgramView, report: Report) -> None:
+    """What reads a value of a loop is of the loop, or of one inside; `pw.reduce` and `pw.next` lead out."""
+    members: dict[ir.Value, str] = {}
+    for op, made in zip(program.ops, program.makes, strict=True):
+        if made and not is_unrolled(op) and (loop := loop_of_op(op)) is not None:
+            members.update(dict.fromkeys(made, loop))
+    for op, read in program.readers:
+        if op_has(op, Trait.CLOSES_LOOP) or op_has(op, Trait.OPENS_LOOP):
+            _check_end_of_turn(program, op, {members[value] for value in read if value in members}, report)
+            continue
+        inner = () if isinstance(op, PwOp) else nested_ops(op)
+        reads = {members[value] for value in read if value in members}
+        reads.update(members[value] for other in inner for value in other.operands if value in members)
+        if not reads:
+            continue
+        own = loop_of_op(op)
+        strange = reads - set(_around(program, own))
+        if op is program.terminator:
+            _refuse(op, "returns", sorted(strange), report)
+        elif (not op_has(op, Trait.OF_LOOP) and isinstance(op, PwOp)) or is_unrolled(op):
+            _refuse(op, "reads", sorted(reads), report)
+        elif strange and own is not None:
+            report(op, f"is of @{own}, but reads a value of a microbatch of @{min(strange)}")
+        elif strange:
+            name = "loop" if isinstance(op, PwOp) else LOOP
+            report(op, f"reads a value of a microbatch of @{min(strange)}, but has no `{name}`")
+
+
+def _check_end_of_turn(program: ProgramView, op: ir.OpView, reads: set[str], report: Report) -> None:
+    """Checks what leads into a turn of a loop, or out of it, by the loops of which it reads values."""
+    if op_has(op, Trait.OPENS_LOOP):
+        own = loop_of_op(op)
+        for loop in sorted(reads - set(_around(program, own)[1:])):
+            verb = _VERBS[type(op)]
+            report(op, f"{verb} a value of a microbatch of @{loop}, which @{own} is not inside of")
+        return
+    if isinstance(op, ReduceOp):
+        strange = reads - {op.loop}
+        none = len(op.operands) == 1 and not reads and not _is_of(op, op.operands[0])
+    else:
+        strange, none = reads - set(_around(program, op.loop)), False
+    if strange or none:
+        report(op, f"{_VERBS[type(op)]} a value that is not of a microbatch of @{op.loop}")
+
+
+_VERBS: Mapping[type[PwOp], str] = {
+    SplitOp: "splits",
+    CarryOp: "starts from",
+    ReduceOp: "reduces",
+    NextOp: "hands on",
+}
+
+
+def _is_of(reduction: ir.OpView, value: ir.Value) -> bool:
+    """Whether a value is of the one microbatch that the loop of a reduction has, once it is unrolled."""
+    if isinstance(value, ir.BlockArgument):
+        return False
+    op = value.owner.opview
+    return is_unrolled(op) and op.loop == reduction.loop
+
+
+def _around(program: ProgramView, loop: str | None) -> list[str]:
+    """A loop, and those that it is inside of, innermost first."""
+    loops = []
+    while loop is not None:
+        loops.append(loop)
+        loop = program.symbols[loop].parent
+    return loops
+
+
+def _refuse(op: ir.OpView, verb: str, loops: list[str], report: Report) -> None:
+    for loop in loops:
+        report(op, f"{verb} a value of a microbatch of @{loop}; only pw.reduce and pw.next may take it out")
+
+
+def carries_go_on(program: ProgramView, report: Report) -> None:
+    """Exactly one `pw.next` says what a carried value is in the next turn, on the slice that it lives on."""
+    counts: dict[ir.Value, int] = {}
+    for op in program.ops:
+        if isinstance(op, NextOp):
+            counts[op.operands[0]] = counts.get(op.operands[0], 0) + 1
+            here, there = (program.slices.get(value) for value in (op.results[0], op.operands[0]))
+            if here != there:
+                where = [_names(places) if places else "no slice" for places in (here, there)]
+                report(op, f"is on {where[0]}, but what it hands on is carried on {where[1]}")
+    for op in program.ops:
+        if isinstance(op, CarryOp) and counts.get(op.results[0], 0) != 1:
+            report(op, f"is handed on by {counted(counts.get(op.results[0], 0), 'pw.next')}, expected 1")
+
+
+def microbatches_exist(program: ProgramView, report: Report) -> None:
+    """A microbatch is one that its loop has, and so is that of every origin."""
+    counts: dict[str, int] = {}
+    for op, _ in program.ops_with(Trait.OF_LOOP):
+        if not is_unrolled(op):
+            continue
+        loop = op.loop
+        if loop is None:
+            report(op, "names a microbatch, but no loop")
+            continue
+        if loop not in counts:
+            counts[loop] = program.symbols[loop].count
+        named = (
+            [o.microbatch for o in op.origins if o.microbatch is not None] if isinstance(op, LaunchOp) else []
+        )
+        microbatch = max([op.microbatch, *named])
+        if microbatch >= counts[loop]:
+            report(op, f"works on microbatch {microbatch}, but @{loop} has {counts[loop]}")
+
+
+def reductions_are_rolled(program: ProgramView, report: Report) -> None:
+    """A reduction reads one value, which stands for that of each microbatch."""
+    for op, read in program.ops_of(ReduceOp):
+        if len(read) != 1:
+            report(op, f"has {len(read)} operands before the loop @{op.loop} is unrolled, expected 1")
+
+
+def reductions_are_unrolled(program: ProgramView, report: Report) -> None:
+    """A reduction reads the value of each microbatch."""
+    for op, read in program.ops_of(ReduceOp):
+        if len(read) != program.symbols[op.loop].count:
+            report(op, f"has {len(read)} operands for the microbatches of the loop @{op.loop}")
+
+
+def sums_stand_for_replicas(program: ProgramView, report: Report) -> None:
+    """A sum over replicas reads one value, which stands for that of each replica."""
+    for op, read in program.ops_of(AllReduceOp):
+        if len(read) != 1:
+            report(op, f"has {len(read)} operands before there are replicas, expected 1")
+
+
+def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
+    """What replicas exchange lies alike over different slices of one mesh."""
+    layouts = None
+    for op, _ in program.ops_of(AllReduceOp, ReduceScatterOp, AllGatherOp):
+        layouts = layouts or Layouts(program.module)
+        for value in () if isinstance(op, AllReduceOp) else op.results:
+            for name in program.slices.get(value, ()):
+                shape = ir.RankedTensorType(value.type).shape
+                problem = layouts.of(value, name).problem(shape, program.meshes[name])
+                if problem is not None:
+                    report(op, f"makes what cannot lie over @{name}: {problem}")
+        if len(op.operands) == 1:
+            continue
+        places = [program.slices.get(value, ()) for value in op.operands]
+        if not all(len(here) == 1 for here in places) or len(set(places)) < len(places):
+            named = " and ".join(map(_names, places))
+            report(op, f"expected operands on one slice each, and all different, got {named}")
+            continue
+        lies = [
+            (program.meshes[name], layouts.of(value, name))
+            for value, (name,) in zip(op.operands, places, strict=True)
+        ]
+        if len(set(lies)) > 1:
+            report(op, "exchanges values that lie differently over their slices")
+
+
+def blocks_are_there(program: ProgramView, report: Report) -> None:
+    """What each replica has a block of has the dimension that is cut."""
+    for what, all_attrs, types in (
+        ("argument", program.arguments, program.main.type.inputs),
+        ("result", program.results, program.main.type.results),
+    ):
+        for number, (attrs, type_) in enumerate(zip(all_attrs, types, strict=True)):
+            if BLOCK in attrs and attrs[BLOCK].value >= type_.rank:
+                report(program.main, f"{what} #{number} is a block along a dimension that it lacks")
+
+
+def replicas_are_one(program: ProgramView, report: Report) -> None:
+    """No slice stands for several replicas."""
+    for op in program.symbols.values():
+        if isinstance(op, SliceOp) and op.replicas is not None:
+            report(op, "has `replicas`; run pw-replicate")
+
+
+def replicas_agree(program: ProgramView, report: Report) -> None:
+    """What replicas have of an argument or result is alike, and each of them has it."""
+    for what, all_attrs, types in (
+        ("argument", program.arguments, program.main.type.inputs),
+        ("result", program.results, program.main.type.results),
+    ):
+        groups: dict[int, list[tuple[ReplicaPort, tuple[ir.Type, bool, int, int | None]]]] = {}
+        for attrs, type_ in zip(all_attrs, types, strict=True):
+            if REPLICA in attrs:
+                port = ReplicaPort.read(attrs[REPLICA])
+                said = (type_, DONATED in attrs, port.count, port.split)
+                groups.setdefault(port.of, []).append((port, said))
+        for number, group in groups.items():
+            ports = [port for port, _ in group]
+            if len({said for _, said in group}) > 1 or len({port.number for port in ports}) < len(ports):
+                report(program.main, f"{what} {number} is not alike on all replicas")
+            elif program.host is None and len(group) < ports[0].count:
+                report(program.main, f"{what} {number} is not on all {ports[0].count} replicas")
+            elif (split := ports[0].split) is not None and split >= group[0][1][0].rank:
+                report(program.main, f"{what} {number} is split along a dimension {split} that it lacks")
+        if groups and sorted(groups) != list(range(len(groups))) and program.host is None:
+            report(program.main, f"{what}s of replicas are numbered {sorted(groups)}")
+
+
+def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
+    """No two copies of a mirrored value share a slice."""
+    for op, read in program.ops_with(Trait.JOINS):
+        seen: set[str] = set()
+        for number, value in enumerate(read):
+            places = program.slices.get(value, ())
+            for name in sorted(seen.intersection(places)):
+                report(op, f"operand #{number} lives on @{name}, where an earlier operand lives already")
+            seen.update(places)
+
+
+def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
+    """What moves does not live on the destination, and leaves from where it lives, by devices that exist."""
+    channels = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
+    for op, read in program.ops_with(Trait.MOVES):
+        sources = dict.fromkeys(program.slices.get(value) for value in read)
+        if len(sources) > 1 and None not in sources:
+            report(op, "moves pieces that do not live together")
+        for places in sources:
+            if places is not None:
+                _check_move(program, op, places, channels, report)
+
+
+def _check_move(
+    program: ProgramView, op: TransferOp, places: Slices, channels: Mapping[str, str], report: Report
+) -> None:
+    slice_, channel, routes = op.slice, op.channel, op.routes
+    if slice_ in places:
+        report(op, f"expected a slice other than its operand's, got @{slice_}")
+    source = places[0]
+    if channel is not None:
+        source = channels[channel]
+        if source not in places:
+            report(op, f"operand lives on {_names(places)}, but channel @{channel} starts at @{source}")
+    devices = program.meshes[source].size
+    for device in [route.device for route in routes or () if not 0 <= route.device < devices][:1]:
+        report(op, f"`routes` names device {device}, but @{source} has {devices}")
+
+
+def operands_live_here(program: ProgramView, report: Report) -> None:
+    """What an operation reads lives on its slice; results are returned where they should be."""
+    for op, read in program.ops_with(Trait.STAYS):
+        own = op.slice
+        for number, value in enumerate(read) if own is not None else ():
+            places = program.slices.get(value)
+            if places is not None and own not in places:
+                what = "the launch runs" if op_has(op, Trait.EXECUTES) else "the operation is"
+                report(
+                    op,
+                    f"operand #{number} lives on {_names(places)}, but {what} on @{own}: "
+                    f"a pw.transfer of it to @{own} is missing",
+                )
+    returned = zip(program.terminator.operands, program.results, strict=True)
+    for number, (value, attrs) in enumerate(returned):
+        places = program.slices.get(value)
+        if SLICE not in attrs or places is None:
+            continue
+        needed = read_slices(attrs[SLICE])
+        if not set(needed) <= set(places):
+            report(
+                program.terminator,
+                f"operand #{number} lives on {_names(places)}, result needs it on {_names(needed)}",
+            )
+
+
+def values_move_once(program: ProgramView, report: Report) -> None:
+    """A value moves to a slice at most once."""
+    moved: set[tuple[ir.Value, str]] = set()
+    for op, read in program.ops_with(Trait.MOVES):
+        if op.routes is None:
+            if (read[0], op.slice) in moved:
+                report(op, f"moves a value to @{op.slice} that was moved there before")
+            moved.add((read[0], op.slice))
+
+
+def shardings_are_over_slices(program: ProgramView, report: Report) -> None:
+    """What says how a value lies says so for a mesh like that of its slice, or of the first of them."""
+
+    def check(op: ir.OpView, what: str, sharding: ir.Attribute | None, slice: str) -> None:
+        if sharding is None:
+            return
+        mesh = program.symbols[mesh_of(sharding)]
+        if read_mesh(mesh) != program.meshes[slice]:
+            home = program.symbols[slice].attributes["mesh"].value
+            report(op, f"{what} lies over @{symbol_name(mesh)}, but @{slice} has @{home}")
+
+    for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
+        for number, attrs in enumerate(all_attrs):
+            if SLICE in attrs:
+                check(program.main, f"{what} #{number}", attrs.get(SHARDING), read_slices(attrs[SLICE])[0])
+    launched: set[tuple[str, str]] = set()
+    for op in program.ops:
+        if isinstance(op, LaunchOp):
+            launched.add((op.callee, op.slice))
+        elif isinstance(op, PwOp) and "sharding" in op.fields() and op.slice is not None:
+            check(op, "what it makes", op.sharding, op.slice)
+    for callee, slice in sorted(launched):
+        function = program.symbols[callee]
+        for what, all_attrs in (("argument", argument_attrs(function)), ("result", result_attrs(function))):
+            for number, attrs in enumerate(all_attrs):
+                check(function, f"{what} #{number}", attrs.get(SHARDING), slice)
+
+
+def operands_lie_as_taken(program: ProgramView, report: Report) -> None:
+    """A computation gets its operands in the shardings that it takes."""
+    if all(mesh.size == 1 for mesh in program.meshes.values()):
+        return
+    layouts = Layouts(program.module)
+    taken: dict[str, list[Mapping[str, ir.Attribute]]] = {}
+    for op, read in program.ops_of(LaunchOp):
+        callee = op.callee
+        if callee not in taken:
+            taken[callee] = list(argument_attrs(program.symbols[callee]))
+        for number, (value, attrs) in enumerate(zip(read, taken[callee], strict=True)):
+            if SHARDING not in attrs:
+                continue
+            lies = layouts.of(value, op.slice)
+            if read_sharding(attrs[SHARDING]) != lies:
+                report(
+                    op,
+                    f"operand #{number} lies over @{op.slice} by {lies}, but @{callee} takes "
+                    f"{read_sharding(attrs[SHARDING])}",
+                )
+
+
+def shards_correspond(program: ProgramView, report: Report) -> None:
+    """Device by device, a transfer without `routes` moves just what the other side needs."""
+    if all(mesh.size == 1 for mesh in program.meshes.values()):
+        return
+    layouts = Layouts(program.module)
+    for op, read in program.ops_with(Trait.MOVES):
+        if op.routes is not None:
+            continue
+        places = program.slices.get(read[0])
+        if not places:
+            continue
+        shape = ir.RankedTensorType(op.operands[0].type).shape
+        source = places[0] if op.channel is None else program.symbols[op.channel].src
+        held = layouts.of(op.operands[0], source).blocks(shape, program.meshes[source])
+        needed = layouts.of(op.results[0], op.slice).blocks(shape, program.meshes[op.slice])
+        if held != needed:
+            report(op, f"moves shards of @{source} that @{op.slice} does not need; run pw-lower-transfers")
+
+
+def channels_fit(program: ProgramView, report: Report) -> None:
+    """A channel leads where its values go, and carries how they lie."""
+    carried: dict[str, tuple[int, Sharding]] = {}
+    for op in program.ops:
+        if not (op_has(op, Trait.MOVES) or op_has(op, Trait.RECEIVES)) or (name := op.channel) is None:
+            continue
+        if name not in carried:
+            channel = program.symbols[name]
+            rank = channel.value_type.rank
+            carried[name] = rank, _sharding_said(channel.sharding, rank)
+        rank, expected = carried[name]
+        lies = _sharding_said(op.sharding, rank)
+        if lies != expected:
+            report(op, f"lies by {lies} on @{op.slice}, but channel @{name} carries {expected}")
+
+
+def _sharding_said(attribute: ir.Attribute | None, rank: int) -> Sharding:
+    return replicated(rank) if attribute is None else read_sharding(attribute)
+
+
+def one_order_per_queue(program: ProgramView, report: Report) -> None:
+    """No two launches or sends that stand in one queue have one position."""
+    queues = device_queues(program.module)
+    taken: dict[tuple[str, int], ir.OpView] = {}
+    sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
+    for op, _ in program.ops_with(Trait.ORDERED):
+        slice = sources[op.channel] if op_has(op, Trait.MOVES) else op.slice
+        other = taken.setdefault((queues[slice], op.order), op)
+        if other is not op:
+            what = f"launch of @{other.callee}" if isinstance(other, LaunchOp) else f"send to @{other.slice}"
+            report(op, f"has order {op.order} on @{slice}, which the {what} has too")
+
+
+def order_can_be_met(program: ProgramView, report: Report) -> None:
+    """No launch or send waits for itself by way of others, if channels hold any number of values."""
+    _proved(events_of(program, with_capacities=False), report)
+
+
+def order_is_met(program: ProgramView, report: Report) -> None:
+    """No launch or send waits for itself by way of others, and each stands behind what it waits for."""
+    events = events_of(program)
+    order = _proved(events, report)
+    # A receipt has no place in the block: it hands on what it waits for.
+    latest: dict[int, int] = {}
+    for n in order:
+        waits_for = max((latest[other] for other in events[n].waits_for), default=-1)
+        if events[n].kind == "receipt":
+            latest[n] = waits_for
+            continue
+        latest[n] = n
+        if waits_for > n:
+            report(
+                events[n].op, f"stands before the {events[waits_for]}, but waits for it; run pw-plan-memory"
+            )
+            return
+
+
+def _proved(events: list[Event], report: Report) -> list[int]:
+    """An order that meets all constraints; nothing, and a report, when there is none."""
+    try:
+        return proved_order(events)
+    except DeadlockError as error:
+        report(error.cycle[0].op, str(error))
+        return []
+
+
+def computations_are_plain(program: ProgramView, report: Report) -> None:
+    """Computations hold no operation of this dialect, and do not call `@main`."""
+    for function in program.symbols.values():
+        if function.operation.name != "func.func" or is_program(function):
+            continue
+        for op in nested_ops(function):
+            if isinstance(op, PwOp):
+                report(op, "stands inside a computation; computations hold no pw operation")
+
+
+def calls_end(program: ProgramView, report: Report) -> None:
+    """No function calls itself, by others or not, and what is called is there."""
+    called: dict[str, list[str]] = {}
+    for name, function in program.symbols.items():
+        if function.operation.name != "func.func":
+            continue
+        seen: set[ir.Attribute] = set()
+        called[name] = [symbol for op in nested_ops(function) for symbol in referenced_symbols(op, seen)]
+        for target in called[name]:
+            if target not in program.symbols:
+                report(function, f"refers to @{target}, which is not in the module")
+                return
+    done: set[str] = set()
+    for root in called:
+        path: list[str] = []
+        waiting: list[tuple[str, bool]] = [(root, False)]
+        while waiting:
+            name, leaves = waiting.pop()
+            if leaves:
+                path.pop()
+                done.add(name)
+            elif name in path:
+                report(program.symbols[name], "calls itself")
+                return
+            elif name not in done:
+                path.append(name)
+                waiting.append((name, True))
+                waiting += [(other, False) for other in called[name] if other in called]
+
+
+def _names(slices: Slices) -> str:
+    return ", ".join(f"@{name}" for name in slices)

@@ -1,0 +1,1 @@
+"""Modules as text, as bytecode, and the dialect as IRDL."""

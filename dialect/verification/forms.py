@@ -1,0 +1,344 @@
+"""The forms of the IR, in one table: what may and must stand in a program on its way to the runtime.
+
+Every pass says which forms it takes and which one it leaves, by the names here; the driver of passes and
+every tool check modules by this table and by nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.attributes.names import FORM, HOST, NUMBER, SLICE
+from pathways.dialect.operations.operation import PwOp, attribute_of
+from pathways.dialect.operations.ops import (
+    AllGatherOp,
+    AllReduceOp,
+    CarryOp,
+    ChannelOp,
+    ConstantOp,
+    IndexOp,
+    LaunchOp,
+    LoopOp,
+    MirrorOp,
+    NextOp,
+    RecvOp,
+    ReduceOp,
+    ReduceScatterOp,
+    ReleaseOp,
+    ReplicaOp,
+    SendOp,
+    SliceOp,
+    SplitOp,
+    TransferOp,
+)
+from pathways.dialect.relations import host_relations, relations
+from pathways.dialect.relations.host_relations import JointRelation
+from pathways.dialect.relations.program_view import ProgramView
+from pathways.dialect.relations.relations import Relation
+
+Report = Callable[[ir.OpView, str], None]
+Fields = Mapping[type[PwOp], Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """One form of the IR.
+
+    Attributes:
+      name: what `pw.form` says of a module in it.
+      symbols: the operations of this dialect that may stand beside functions and meshes.
+      main: those that may stand in `@main`.
+      hosts: whether there is a function for each host in place of `@main`; what is said of `@main` holds of
+        each of them.
+      glue: whether operations of other dialects may, too; computations hold them in every form.
+      arrays: whether all values of `@main`, and all that computations take and return, are arrays: ranked
+        tensors of static shape and bounded size.
+      needs: attributes that operations must have, beyond those that they always must.
+      lacks: attributes that they must not have yet.
+      together: groups of attributes of which an operation has all or none.
+      ports: attributes that all arguments and results of `@main` must have, and operations that are glue.
+      relations: what must hold between operations; they are asked only when all above holds.
+      proofs: what must hold of the program as a whole; they are asked only when all relations do.
+      joint: what must hold between the functions of hosts; they are asked one after the other, until one of
+        them does not hold.
+    """
+
+    name: str
+    symbols: frozenset[type[PwOp]] = frozenset({SliceOp, ConstantOp, LoopOp})
+    main: frozenset[type[PwOp]] = frozenset()
+    hosts: bool = False
+    glue: bool = False
+    arrays: bool = True
+    needs: Fields = dataclasses.field(default_factory=dict)
+    lacks: Fields = dataclasses.field(default_factory=dict)
+    together: Mapping[type[PwOp], Sequence[Sequence[str]]] = dataclasses.field(default_factory=dict)
+    ports: Sequence[str] = ()
+    relations: Sequence[Relation] = ()
+    proofs: Sequence[Relation] = ()
+    joint: Sequence[JointRelation] = ()
+
+    def check(self, program: ProgramView, report: Report) -> None:
+        """Checks a program whose operations are well formed, each by itself."""
+        for name, op in program.symbols.items():
+            if isinstance(op, PwOp) and type(op) not in self.symbols:
+                report(op, f"@{name} is not legal in form '{self.name}'")
+            elif isinstance(op, PwOp):
+                self.check_needs(op, report)
+            elif HOST in op.attributes and not self.hosts:
+                report(op, f"is what a host runs, which is not legal in form '{self.name}'")
+        for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
+            for number, attrs in enumerate(all_attrs):
+                for port in self.ports:
+                    if port not in attrs:
+                        report(program.main, f"{what} #{number} {_MISSING[port]}: it has no `{port}`")
+        for op in program.ops:
+            self.check_operation(op, report)
+
+    def check_operation(self, op: ir.OpView, report: Report) -> None:
+        """Checks one operation of `@main`."""
+        if not isinstance(op, PwOp):
+            self.check_glue(op, report)
+            return
+        kind = type(op)
+        if kind not in self.main:
+            report(op, f"is not legal in form '{self.name}'{_HINTS.get((self.name, kind), '')}")
+            return
+        self.check_needs(op, report)
+        attributes = op.attributes
+        for name in self.lacks.get(kind, ()):
+            if name in attributes:
+                report(op, f"has a `{name}`, which the form '{self.name}' does not have yet")
+        for group in self.together.get(kind, ()):
+            has = [name for name in group if name in attributes]
+            if has and len(has) < len(group):
+                missing = next(name for name in group if name not in has)
+                report(op, f"has `{has[0]}`, but no `{missing}`")
+
+    def check_needs(self, op: PwOp, report: Report) -> None:
+        """Checks that an operation has the attributes that it needs."""
+        attributes = op.attributes
+        for name in self.needs.get(type(op), ()):
+            if name not in attributes:
+                report(op, f"has no `{name}`, which the form '{self.name}' asks for")
+
+    def check_glue(self, op: ir.OpView, report: Report) -> None:
+        """Checks an operation of another dialect."""
+        if not self.glue:
+            report(op, f"stands between launches; the form '{self.name}' holds it in a computation")
+            return
+        for port in self.ports:
+            if port not in op.attributes:
+                report(op, f"{_MISSING[port]}: it has no `{port}`")
+
+
+_MISSING = {SLICE: "is not placed", NUMBER: "is none of the program"}
+
+_HINTS = {
+    ("unrolled", AllReduceOp): "; run pw-lower-all-reduces",
+    ("unrolled", ReduceScatterOp): "; run pw-lower-all-reduces",
+    ("unrolled", AllGatherOp): "; run pw-lower-all-reduces",
+    ("unrolled", ReplicaOp): "; run pw-replicate",
+    ("ordered", SplitOp): "; run pw-unroll-microbatches",
+    ("unrolled", SplitOp): "; run pw-unroll-microbatches",
+    ("scheduled", ReduceOp): "; run pw-accumulate",
+    ("scheduled", SplitOp): "; run pw-unroll-microbatches",
+}
+
+_ALWAYS = (
+    relations.arguments_carry_constants,
+    relations.loops_are_closed,
+    relations.operands_are_alive,
+    relations.calls_end,
+)
+_APART = (relations.computations_are_plain, relations.mirrored_copies_are_apart)
+_PLACED = (
+    *_ALWAYS,
+    *_APART,
+    relations.operands_live_here,
+    relations.moves_lead_elsewhere,
+    relations.microbatches_exist,
+)
+_CARRIES = (relations.reductions_are_rolled, relations.carries_go_on)
+_ROLLED = (*_PLACED, *_CARRIES)
+_OF_ONE_REPLICA = (relations.sums_stand_for_replicas,)
+_OF_REPLICAS = (relations.replicas_are_one, relations.replicas_agree)
+_UNROLLED = (*_PLACED, *_OF_REPLICAS, relations.reductions_are_unrolled)
+_LIES = (relations.operands_lie_as_taken,)
+_CORRESPONDS = (*_LIES, relations.shards_correspond)
+_ORDERED = (*_UNROLLED, relations.channels_fit, relations.one_order_per_queue)
+
+_BEFORE_UNROLLING = {LaunchOp: ("microbatch", "order"), TransferOp: ("microbatch", "order", "channel")}
+_IN_PIECES = {**_BEFORE_UNROLLING, TransferOp: (*_BEFORE_UNROLLING[TransferOp], "routes")}
+_OF_ONE_MICROBATCH = {LaunchOp: (("loop", "microbatch"),), TransferOp: (("loop", "microbatch"),)}
+_PLACED_LOOPS = {SplitOp: ("slice",), ReduceOp: ("slice",), AllReduceOp: ("slice",)}
+_WITH_SLICE = {**_PLACED_LOOPS, CarryOp: ("slice",), NextOp: ("slice",)}
+_WITH_ORDER = {LaunchOp: ("order",), TransferOp: ("order", "channel"), ReduceOp: ("slice",)}
+_LOOPS = frozenset({SplitOp, ReduceOp, AllReduceOp, CarryOp, NextOp, IndexOp})
+_BLOCKS = frozenset({ReduceScatterOp, AllGatherOp, ReplicaOp})
+_CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
+
+TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
+IMPORTED = Form(
+    "imported",
+    main=frozenset({LaunchOp}) | _LOOPS,
+    glue=True,
+    lacks=_BEFORE_UNROLLING,
+    relations=(*_ALWAYS, *_CARRIES, *_OF_ONE_REPLICA),
+)
+# Small carried values may be on several slices as yet, and say so as glue does.
+LOCATED = dataclasses.replace(
+    IMPORTED,
+    name="located",
+    needs={**_PLACED_LOOPS, CarryOp: (SLICE,), NextOp: (SLICE,)},
+    ports=(SLICE,),
+)
+OUTLINED = Form(
+    "outlined",
+    main=frozenset({LaunchOp, MirrorOp}) | _LOOPS,
+    needs=_WITH_SLICE,
+    lacks=_BEFORE_UNROLLING,
+    ports=(SLICE,),
+    relations=(*_ALWAYS, *_APART, *_CARRIES, *_OF_ONE_REPLICA),
+)
+PLACED = Form(
+    "placed",
+    main=frozenset({LaunchOp, MirrorOp, TransferOp}) | _LOOPS,
+    needs=_WITH_SLICE,
+    lacks=_IN_PIECES,
+    ports=(SLICE,),
+    # Not later: a host may have but the others of the slices of an argument.
+    relations=(
+        *_ROLLED,
+        *_OF_ONE_REPLICA,
+        relations.values_move_once,
+        relations.shardings_are_over_slices,
+    ),
+    proofs=_LIES,
+)
+# With replicas, or behind `pw-replicate` with a slice for each of them.
+SHARDED = dataclasses.replace(
+    PLACED,
+    name="sharded",
+    main=PLACED.main | _BLOCKS,
+    needs={kind: names for kind, names in _WITH_SLICE.items() if kind is not AllReduceOp},
+    lacks=_BEFORE_UNROLLING,
+    relations=(
+        *_ROLLED,
+        relations.sums_are_over_replicas,
+        relations.blocks_are_there,
+        relations.replicas_agree,
+    ),
+    proofs=_CORRESPONDS,
+)
+UNROLLED = Form(
+    "unrolled",
+    main=frozenset({LaunchOp, ReduceOp, MirrorOp, TransferOp}),
+    needs={ReduceOp: ("slice",)},
+    lacks={LaunchOp: ("order",), TransferOp: ("order", "channel")},
+    together=_OF_ONE_MICROBATCH,
+    ports=(SLICE,),
+    relations=_UNROLLED,
+    proofs=_CORRESPONDS,
+)
+ORDERED = Form(
+    "ordered",
+    symbols=_CHANNELS,
+    main=frozenset({LaunchOp, ReduceOp, MirrorOp, TransferOp, ReleaseOp}),
+    needs=_WITH_ORDER,
+    together=_OF_ONE_MICROBATCH,
+    ports=(SLICE,),
+    relations=_ORDERED,
+    proofs=(*_CORRESPONDS, relations.order_can_be_met),
+)
+SCHEDULED = Form(
+    "scheduled",
+    symbols=_CHANNELS,
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, ReleaseOp}),
+    needs=_WITH_ORDER,
+    together=_OF_ONE_MICROBATCH,
+    ports=(SLICE,),
+    relations=_ORDERED,
+    proofs=(*_CORRESPONDS, relations.order_is_met),
+)
+BOUND = dataclasses.replace(
+    SCHEDULED,
+    name="bound",
+    needs={**_WITH_ORDER, SliceOp: ("host",)},
+)
+SPLIT = Form(
+    "host",
+    symbols=_CHANNELS,
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}),
+    hosts=True,
+    needs={**_WITH_ORDER, SliceOp: ("host",)},
+    together={**_OF_ONE_MICROBATCH, SendOp: (("loop", "microbatch"),), RecvOp: (("loop", "microbatch"),)},
+    ports=(SLICE, NUMBER),
+    relations=(
+        *_PLACED,
+        *_OF_REPLICAS,
+        relations.channels_fit,
+        host_relations.work_is_on_the_host,
+        host_relations.positions_increase,
+        host_relations.numbers_differ,
+        host_relations.sent_values_last,
+    ),
+    proofs=_CORRESPONDS,
+    joint=(
+        host_relations.hosts_stand_alone,
+        host_relations.ports_agree,
+        host_relations.sends_have_receives,
+        host_relations.hosts_differ,
+        host_relations.channels_keep_their_order,
+        host_relations.shards_arrive_where_needed,
+        host_relations.hosts_do_not_deadlock,
+    ),
+)
+
+FORMS: Mapping[str, Form] = {
+    form.name: form
+    for form in (
+        TRACED,
+        IMPORTED,
+        LOCATED,
+        OUTLINED,
+        PLACED,
+        SHARDED,
+        UNROLLED,
+        ORDERED,
+        SCHEDULED,
+        BOUND,
+        SPLIT,
+    )
+}
+"""All forms by name, in the order in which a program takes them."""
+
+UNCLAIMED = Form(
+    "",
+    symbols=frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp}),
+    main=frozenset({LaunchOp, MirrorOp, TransferOp, SendOp, RecvOp, ReleaseOp}) | _LOOPS | _BLOCKS,
+    glue=True,
+    arrays=False,
+    relations=(
+        *_ALWAYS,
+        relations.mirrored_copies_are_apart,
+        relations.operands_live_here,
+        relations.moves_lead_elsewhere,
+        relations.microbatches_exist,
+        relations.carries_go_on,
+    ),
+)
+"""What holds of a module that claims no form, and that no pass takes for one."""
+
+
+def form_of(module: ir.Module) -> str | None:
+    """The form that a module claims to be in; None when it claims none."""
+    claim = attribute_of(module.operation, FORM)
+    return claim.value_bytes.decode(errors="replace") if isinstance(claim, ir.StringAttr) else None
+
+
+def set_form(module: ir.Module, form: Form) -> None:
+    """Claims that a module is in a form."""
+    module.operation.attributes[FORM] = ir.StringAttr.get(form.name, module.context)

@@ -1,0 +1,111 @@
+"""Checks a module as a registered C++ dialect would, and against the form that it claims or is taken for.
+
+The checks build on each other: first that everything can be read, and each operation by itself
+(`wellformed.py`), then the table of forms, and at last the relations between operations. What one step finds
+wrong, the next ones do not look at.
+
+Errors go to the context's diagnostic handlers in MLIR's form (`'pw.transfer' op expected ...`) at the
+location of the operation. All errors of a step are reported, not only the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.attributes.names import FORM
+from pathways.dialect.operations.operation import attribute_of
+from pathways.dialect.relations.program_view import ProgramView, read_hosts, read_program
+from pathways.dialect.verification.forms import FORMS, UNCLAIMED, Form, form_of
+from pathways.dialect.verification.wellformed import WellFormed
+
+Report = Callable[[ir.OpView, str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is wrong with an operation."""
+
+    op: ir.OpView
+    message: str
+
+    def __str__(self) -> str:
+        return f"'{self.op.operation.name}' op {self.message}"
+
+    def emit(self) -> None:
+        """Reports it to the handlers of the context."""
+        self.op.operation.location.emit_error(str(self))
+
+
+def verify(module: ir.Module, form: Form | None = None, *, is_well_formed: bool = False) -> bool:
+    """Checks a module, which MLIR's own verifier must have passed; True when nothing is wrong.
+
+    Args:
+      module: the module.
+      form: the form to check it against; by default the one that it claims.
+      is_well_formed: whether each operation by itself is known to be right, as where passes wrote them.
+    """
+    reported = problems(module, form, is_well_formed=is_well_formed)
+    for problem in reported:
+        problem.emit()
+    return not reported
+
+
+def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: bool = False) -> list[Problem]:
+    """What `verify` would report."""
+    reported: list[Problem] = []
+
+    def report(op: ir.OpView, message: str) -> None:
+        reported.append(Problem(op, message))
+
+    with module.context:
+        claim = _claimed(module, report)
+        expected = form or claim or UNCLAIMED
+        if not reported and not is_well_formed:
+            checker = WellFormed(module, report, is_program=expected is not UNCLAIMED)
+            if checker.check() and expected.arrays:
+                checker.check_types()
+        if reported:
+            return reported
+        programs = _programs(module, expected)
+        for program in programs:
+            expected.check(program, report)
+        for relations in (expected.relations, expected.proofs):
+            for program, relation in [] if reported else itertools.product(programs, relations):
+                relation(program, report)
+        for joint in expected.joint:
+            if not reported:
+                joint(programs, report)
+    return _unique(reported) if len(programs) > 1 else reported
+
+
+def _unique(reported: list[Problem]) -> list[Problem]:
+    """Each problem once: what is wrong with the module itself is found in every program."""
+    seen: dict[str, list[ir.OpView]] = {}
+    unique: list[Problem] = []
+    for problem in reported:
+        ops = seen.setdefault(problem.message, [])
+        if problem.op not in ops:
+            ops.append(problem.op)
+            unique.append(problem)
+    return unique
+
+
+def _programs(module: ir.Module, form: Form) -> list[ProgramView]:
+    """The functions that are the program, or what hosts do of it."""
+    if form.hosts:
+        return read_hosts(module)
+    program = read_program(module)
+    return [] if program is None else [program]
+
+
+def _claimed(module: ir.Module, report: Report) -> Form | None:
+    name = form_of(module)
+    if FORM in module.operation.attributes and name not in FORMS:
+        known = ", ".join(f'"{form}"' for form in FORMS)
+        claim = attribute_of(module.operation, FORM) or "a location"
+        report(module.operation.opview, f"expected `{FORM}` to be one of {known}, got {claim}")
+    return FORMS.get(name or "")

@@ -1,0 +1,383 @@
+"""`pw-split-backward`: backward computations become two halves, one of which nobody waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    LaunchOp,
+    LoopOp,
+    ReduceOp,
+    SplitOp,
+    argument_attrs,
+    loop_of,
+    nested_ops,
+    ops_named,
+    referenced_symbols,
+    result_attrs,
+    symbol_table,
+)
+from pathways.dialect.attributes.names import SHARDING
+from pathways.dialect.attributes.origins import Origin
+from pathways.dialect.verification.forms import PLACED
+from pathways.passes.backward.halves import Halves, Question, copy_into, halve
+from pathways.passes.backward.split_loops import LoopSplitter
+from pathways.passes.manager.base import Pass, main_function, option, remark
+from pathways.passes.schedule.policies.registry import PROGRAM
+from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
+from pathways.passes.schedule.schedule_file import loops_with_halves
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
+from pathways.passes.util.operations import byte_size, captured, has_side_effect
+
+_BARRIER = "stablehlo.optimization_barrier"
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitBackward(Pass):
+    """Cuts backward launches into the half that others wait for and the half of the weights.
+
+    It works on the loops over microbatches whose schedule has halves: by the option, else by their own
+    `schedule`. The first half, I, makes what other slices, other stages or the next microbatch wait for, the
+    gradients of inputs. The second half, W, makes what is only summed up, the gradients of weights. A
+    backward that makes only one of these is that half as a whole.
+
+    1. What I needs is a backward slice of its results. Everything else may be in either half, but for
+       products and other heavy work, which is in W. The cut is the one with the fewest bytes between the
+       halves: what is handed over, and what W alone keeps alive of the microbatch. Nothing is computed twice;
+       broadcasts, constants and other work that only lays out values may be repeated.
+    2. A `stablehlo.while` that makes both becomes two loops. The first one stacks what the second one reads;
+       the second one is no loop where its turns can all be done at once. A loop whose number of turns is not
+       known stays whole, and so does a branch, with a remark.
+    3. Calls are inlined, and an `optimization_barrier` holds each of its values by itself.
+
+    Where a forward is repeated (`jax.checkpoint`), a remark says how many bytes wait for W.
+
+    Requires: transfers inserted.
+    Guarantees: the same values; `origins` say which `part` of a backward a launch is.
+    """
+
+    name: ClassVar[str] = "pw-split-backward"
+    takes = (PLACED,)
+    policy: str = option("", "the policy of all loops, in place of what each asks for")
+    file: str = option("", "the schedule file of all loops, in place of a policy")
+    recompute: bool = option(False, "let W repeat cheap operations of I, so that less is handed over")
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        by_file = loops_with_halves(self.file, _staged_loops(main)) if self.file else set()
+        wanted = [op for op in ops_named(module, ["pw.loop"]) if self.is_wanted(op, by_file)]
+        loops = {op.sym_name for op in wanted}
+        if not loops:
+            return
+        asked = not self.file and any(request.recompute for op in wanted if (request := self.request(op)))
+        splitter = _Splitter(module, self.recompute or asked)
+        waits = _Waits()
+        # Readers first: what they wait for is known when their operands are met.
+        for op in reversed(list(body_block(main).operations)):
+            if not isinstance(op, LaunchOp):
+                if not isinstance(op, ReduceOp):
+                    waits.urgent.update(op.operands)
+            elif op.loop in loops and _is_backward(op):
+                (stage,) = {origin.stage for origin in op.origins}
+                for half in splitter.split(op, waits.wanted(op, stage)):
+                    waits.read(half, {stage} if _is_weight(half) else None)
+            elif (
+                op.loop not in loops
+                or any(origin.is_forward for origin in op.origins)
+                or not waits.urgent.isdisjoint(op.results)
+                or splitter.has_effect(splitter.symbols[op.callee])
+            ):
+                waits.read(op, None)
+            else:
+                waits.read(op, set().union(*(waits.late.get(r, ()) for r in op.results)))
+        erase_unused_functions(module)
+
+    def is_wanted(self, op: ir.OpView, by_file: set[str]) -> bool:
+        """Whether the schedule of a loop has halves."""
+        if not isinstance(op, LoopOp) or op.sequential:
+            return False
+        if self.file:
+            return op.sym_name in by_file
+        request = self.request(op)
+        return request is not None and request.has_halves
+
+    def request(self, loop: LoopOp) -> ScheduleRequest | None:
+        """What the loop asks for; None for what `pw-schedule` refuses."""
+        try:
+            return read_request(self.policy or loop.schedule or PROGRAM)
+        except RequestError:
+            return None
+
+
+def _staged_loops(main: ir.OpView) -> dict[str, None]:
+    """The loops that have stages, which are those that a schedule file orders."""
+    launches = (op for op in body_block(main).operations if isinstance(op, LaunchOp) and op.loop)
+    return {op.loop: None for op in launches if any(map(_of_stage, op.origins))}
+
+
+def _of_stage(origin: Origin) -> bool:
+    """Whether a placed call is part of an action of a stage."""
+    return origin.stage is not None and origin.kind != "recompute"
+
+
+def _is_backward(launch: LaunchOp) -> bool:
+    """Whether a launch is the whole backward of a stage."""
+    return any(o.kind == "bwd" and o.stage is not None and o.part is None for o in launch.origins)
+
+
+def _is_weight(launch: LaunchOp) -> bool:
+    """Whether a launch is the half of the weights."""
+    return any(origin.part == "weight" for origin in launch.origins)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Waits:
+    """Who waits for values.
+
+    Attributes:
+      urgent: values for which another slice, a forward or the half of an input waits.
+      late: for each value the stages whose halves of weights it leads to.
+    """
+
+    urgent: set[ir.Value] = dataclasses.field(default_factory=set)
+    late: dict[ir.Value, set[int | None]] = dataclasses.field(default_factory=dict)
+
+    def wanted(self, launch: LaunchOp, stage: int | None) -> tuple[int, ...]:
+        """The results of a backward that others wait for, other stages on its slice included."""
+        return tuple(
+            n
+            for n, result in enumerate(launch.results)
+            if result in self.urgent or self.late.get(result, set()) - {stage}
+        )
+
+    def read(self, launch: LaunchOp, stages: set[int | None] | None) -> None:
+        """Notes that a launch reads its operands: for the weights of some stages, or, for None, urgently."""
+        for value in launch.operands:
+            if stages is None:
+                self.urgent.add(value)
+            else:
+                self.late.setdefault(value, set()).update(stages)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Half:
+    """One half of a computation.
+
+    Attributes:
+      callee: its name.
+      arguments: which arguments of the whole it takes.
+      results: which results of the whole it returns.
+    """
+
+    callee: str
+    arguments: Sequence[int]
+    results: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Halved:
+    """A computation in halves.
+
+    Attributes:
+      input: the half that others wait for; it returns what it hands over behind its results.
+      weight: the other one, which takes that behind its arguments.
+      handed: for each value handed over, the result of the first half that it is.
+      handed_bytes: their size.
+      whole: what stays in the first half as a whole, in words.
+    """
+
+    input: _Half
+    weight: _Half
+    handed: Sequence[int]
+    handed_bytes: int
+    whole: tuple[str, ...]
+
+
+class _Splitter:
+    def __init__(self, module: ir.Module, repeats: bool) -> None:
+        self.symbols = symbol_table(module)
+        self.computations = Computations(module, self.symbols)
+        self.repeats = repeats
+        self.effects: dict[str, bool] = {}
+        self.splits: dict[tuple[str, tuple[int, ...], tuple[int, ...]], _Halved | tuple[str, ...]] = {}
+
+    def has_effect(self, op: ir.OpView) -> bool:
+        """Whether an operation does more than compute its results."""
+        return has_side_effect(op, self.symbols, self.effects)
+
+    def split(self, launch: LaunchOp, wanted: tuple[int, ...]) -> list[LaunchOp]:
+        """Replaces a launch by its halves, which it returns.
+
+        Args:
+          launch: a whole backward.
+          wanted: its results that others wait for.
+        """
+        if not wanted and not self.has_effect(self.symbols[launch.callee]):
+            _name(launch, "weight")
+            return [launch]
+        costs = tuple(_bytes_kept(v, launch.loop) for v in launch.operands)
+        key = (launch.callee, wanted, costs)
+        if key not in self.splits:
+            self.splits[key] = self.make(*key)
+        split = self.splits[key]
+        for what in split if isinstance(split, tuple) else split.whole:
+            remark(launch, f"keeps {what} in the half that others wait for: it is not cut in halves")
+        if isinstance(split, tuple):
+            _name(launch, "input")
+            return [launch]
+        return self.replace(launch, split)
+
+    def replace(self, launch: LaunchOp, split: _Halved) -> list[LaunchOp]:
+        """Launches both halves of a computation, which it returns."""
+        if _is_repeated(launch, self.symbols[launch.callee]):
+            kept = {launch.operands[n] for n in split.weight.arguments} - {
+                v for v in launch.operands if not _bytes_kept(v, launch.loop)
+            }
+            size = sum(byte_size(v.type) for v in kept)
+            remark(
+                launch,
+                f"is cut in halves: {split.handed_bytes} bytes of each microbatch are handed over to the "
+                f"half of the weights, and {size} bytes that it reads are kept, although the forward is "
+                "repeated",
+            )
+        operands, half = list(launch.operands), split.input
+        first = launch.rebuilt(
+            [operands[n] for n in half.arguments],
+            self.symbols[half.callee].type.results,
+            callee=half.callee,
+        )
+        _name(first, "input")
+        half = split.weight
+        second = launch.rebuilt(
+            [*(operands[n] for n in half.arguments), *(first.results[n] for n in split.handed)],
+            self.symbols[half.callee].type.results,
+            callee=half.callee,
+        )
+        _name(second, "weight")
+        for made, results in ((first, split.input.results), (second, split.weight.results)):
+            for number, result in zip(results, made.results, strict=False):
+                launch.results[number].replace_all_uses_with(result)
+        launch.operation.erase()
+        return [first, second]
+
+    def make(self, callee: str, urgent: tuple[int, ...], costs: tuple[int, ...]) -> _Halved | tuple[str, ...]:
+        """Cuts a computation; where nothing is left for W, what stays whole in words."""
+        scratch = self.computations.variant(callee, f"{callee}_scratch")
+        name = scratch.attributes["sym_name"].value
+        try:
+            self.flatten(scratch)
+            block = body_block(scratch)
+            returned = list(block.operations)[-1].operands
+            loops = LoopSplitter(self.has_effect, self.repeats)
+            kept = dict(zip(block.arguments, costs, strict=True))
+            loops.split(block, [returned[n] for n in urgent], kept)
+            *operations, terminator = block.operations
+            wanted = dict.fromkeys(terminator.operands[n] for n in urgent)
+            late = [v for v in dict.fromkeys(terminator.operands) if v not in wanted]
+            halves = halve(
+                Question(operations, list(wanted), late, kept, self.has_effect, repeats=self.repeats)
+            )
+            if not halves.made_second:
+                return tuple(loops.whole)
+            return self.emit(callee, scratch, halves, tuple(loops.whole))
+        finally:
+            del self.symbols[name]
+            scratch.operation.erase()
+
+    def flatten(self, function: ir.OpView) -> None:
+        """Inlines all calls, and lets barriers hold one value each."""
+        while calls := [op for op in nested_ops(function) if op.operation.name == "func.call"]:
+            for call in calls:
+                (name,) = referenced_symbols(call)
+                with ir.InsertionPoint(call), call.operation.location:
+                    results = inlined(self.symbols[name], list(call.operands))
+                for old, new in zip(call.results, results, strict=True):
+                    old.replace_all_uses_with(new)
+                call.operation.erase()
+        for op in list(nested_ops(function)):
+            if op.operation.name != _BARRIER or len(op.operands) == 1:
+                continue
+            for old, value in zip(op.results, op.operands, strict=True):
+                alone = ir.Operation.create(
+                    _BARRIER,
+                    results=[value.type],
+                    operands=[value],
+                    loc=op.operation.location,
+                    ip=ir.InsertionPoint(op),
+                )
+                old.replace_all_uses_with(alone.results[0])
+            op.operation.erase()
+
+    def emit(self, callee: str, function: ir.OpView, halves: Halves, whole: tuple[str, ...]) -> _Halved:
+        """Makes the computations of both halves."""
+        block = body_block(function)
+        arguments = list(block.arguments)
+        returned = list(list(block.operations)[-1].operands)
+        taken = [attrs.get(SHARDING) for attrs in argument_attrs(function)]
+        given = [attrs.get(SHARDING) for attrs in result_attrs(function)]
+        of_second = [n for n, v in enumerate(returned) if v in halves.made_second]
+        of_first = [n for n in range(len(returned)) if n not in of_second]
+        values = [returned[n] for n in of_first]
+        added = [v for v in halves.handed if v not in values]
+
+        def half(
+            base: str,
+            operations: Sequence[ir.OpView],
+            results: Sequence[int],
+            incoming: Sequence[ir.Value],
+            outgoing: Sequence[ir.Value],
+        ) -> _Half:
+            read = {v for op in operations for v in captured(op)} | {returned[n] for n in results}
+            numbers = [n for n, argument in enumerate(arguments) if argument in read]
+            inputs = [*(arguments[n] for n in numbers), *incoming]
+
+            def body(values: list[ir.Value]) -> list[ir.Value]:
+                mapping = dict(zip(inputs, values, strict=True))
+                copy_into(operations, mapping)
+                return [mapping[v] for v in (*(returned[n] for n in results), *outgoing)]
+
+            name = self.computations.make(
+                base,
+                [v.type for v in inputs],
+                body,
+                function.operation.location,
+                arguments=[*(taken[n] for n in numbers), *[None] * len(incoming)],
+                results=[*(given[n] for n in results), *[None] * len(outgoing)],
+            )
+            return _Half(name, numbers, results)
+
+        return _Halved(
+            half(f"{callee}_input", halves.first, of_first, [], added),
+            half(f"{callee}_weight", halves.second, of_second, halves.handed, []),
+            [[*values, *added].index(v) for v in halves.handed],
+            sum(byte_size(v.type) for v in halves.handed),
+            whole,
+        )
+
+
+def _bytes_kept(value: ir.Value, loop: str | None) -> int:
+    """The bytes of a value that end with the microbatch; a block of the batch is cut from what lives on."""
+    if loop_of(value) != loop or isinstance(value.owner.opview, SplitOp):
+        return 0
+    return byte_size(value.type)
+
+
+def _is_repeated(launch: LaunchOp, function: ir.OpView) -> bool:
+    """Whether a backward repeats its forward, or reads what was repeated for it."""
+    makers = [v.owner.opview for v in launch.operands if not isinstance(v, ir.BlockArgument)]
+    return any(op.operation.name == _BARRIER for op in nested_ops(function)) or any(
+        isinstance(op, LaunchOp) and any(o.kind == "recompute" for o in op.origins) for op in makers
+    )
+
+
+def _name(launch: LaunchOp, part: str) -> None:
+    """Says which half of a backward a launch is."""
+    launch.origins = tuple(
+        dataclasses.replace(origin, part=part) if origin.kind == "bwd" else origin
+        for origin in launch.origins
+    )

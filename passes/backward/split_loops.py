@@ -1,0 +1,312 @@
+"""Cuts `stablehlo.while` loops in two: a loop for what others wait for, then one for the rest.
+
+    for l: ct, dw[l] = backward(ct, x[l])    ->    for l: ct, kept[l] = input half(ct, x[l])
+                                                   for l: dw[l] = weight half(kept[l], x[l])
+
+The first loop carries what its turns hand to each other and stacks what the second one reads; the second one
+carries nothing but the values that it fills or adds to. Where that can be, it is no loop: all turns are done
+at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.passes.backward.batched_turns import Batch, TurnsOfLoop, can_be_batched
+from pathways.passes.backward.halves import Question, copy_into, halve
+from pathways.passes.util.operations import byte_size, captured, captured_by_regions, zeros_of
+from pathways.passes.util.turns import Linear, Turns, turns_of
+
+_WHILE = "stablehlo.while"
+_BRANCHES = ("stablehlo.case", "stablehlo.if")
+
+HasEffect = Callable[[ir.OpView], bool]
+
+
+def needed_values(operations: Sequence[ir.OpView], roots: Iterable[ir.Value]) -> set[ir.Value]:
+    """The values that some values of straight-line code are made of, themselves included.
+
+    Of a loop only what its values are made of counts.
+    """
+    needed = set(roots)
+    for op in reversed(operations):
+        hit = [n for n, r in enumerate(op.results) if r in needed]
+        if not hit:
+            continue
+        if op.operation.name == _WHILE:
+            carried = _carried_for(op, hit)
+            needed.update(op.operands[n] for n in carried)
+            needed.update(captured_by_regions(op))
+        else:
+            needed.update(captured(op))
+    return needed
+
+
+def _carried_for(loop: ir.OpView, wanted: Iterable[int]) -> set[int]:
+    """The positions of the carried values of a loop that some of its results are made of."""
+    cond, body = (region.blocks[0] for region in loop.regions)
+    *operations, terminator = body.operations
+    *tests, test = cond.operations
+    carried = {*wanted, *_arguments_in(cond, needed_values(tests, test.operands))}
+    while True:
+        needed = needed_values(operations, [terminator.operands[n] for n in carried])
+        more = _arguments_in(body, needed)
+        if more <= carried:
+            return carried
+        carried |= more
+
+
+def _arguments_in(block: ir.Block, values: Collection[ir.Value]) -> set[int]:
+    return {n for n, argument in enumerate(block.arguments) if argument in values}
+
+
+class LoopSplitter:
+    """Cuts the loops of straight-line code.
+
+    Args:
+      has_effect: whether an operation does more than compute.
+      repeats: whether cheap operations may be done in both halves.
+    """
+
+    def __init__(self, has_effect: HasEffect, repeats: bool) -> None:
+        self.has_effect = has_effect
+        self.repeats = repeats
+        self.whole: dict[str, None] = {}
+        """What stays in the first half as a whole although it makes more, in words."""
+
+    def split(self, block: ir.Block, urgent: Iterable[ir.Value], costs: Mapping[ir.Value, int]) -> None:
+        """Cuts the loops of a block that make some of the values that others wait for, and more.
+
+        Args:
+          block: the code.
+          urgent: the values that others wait for.
+          costs: the bytes of values from outside that only the second half would keep alive.
+        """
+        operations = list(block.operations)[:-1]
+        needed = needed_values(operations, urgent)
+        for op in operations:
+            wanted = [n for n, r in enumerate(op.results) if r in needed]
+            if not 0 < len(wanted) < len(op.results) or self.has_effect(op):
+                continue
+            if op.operation.name == _WHILE:
+                self.split_loop(op, wanted, costs)
+            elif op.operation.name in _BRANCHES:
+                self.whole["a branch that values choose"] = None
+
+    def split_loop(self, loop: ir.OpView, wanted: Iterable[int], costs: Mapping[ir.Value, int]) -> None:
+        """Replaces a loop by two, if there is something for the second one."""
+        body = loop.regions[1].blocks[0]
+        returned = list(list(body.operations)[-1].operands)
+        constant = {n for n, argument in enumerate(body.arguments) if returned[n] == argument}
+        turns = turns_of(loop)
+        counters = set() if turns is None else set(turns.counters)
+        urgent = _carried_for(loop, wanted) - constant - counters
+        late = [n for n in range(len(returned)) if n not in urgent | constant | counters]
+        if not late or not any(any(True for _ in loop.results[n].uses) for n in late):
+            return
+        turn = None if turns is None else _turn(turns)
+        if turns is None or turn is None:
+            self.whole["a loop whose number of turns is not known"] = None
+            return
+        per_turn = {
+            argument: -(-_cost(loop.operands[n], costs) // turns.count)
+            if n in constant
+            else byte_size(argument.type)
+            for n, argument in enumerate(body.arguments)
+            if n not in counters
+        }
+        first_returns = [returned[n] for n in sorted(urgent)]
+        self.split(body, first_returns, per_turn)
+        roles = _Roles(urgent, turns.counters, constant, late, turn, turns.count)
+        _Pair(self, loop, roles).build(per_turn)
+
+
+def _cost(value: ir.Value, costs: Mapping[ir.Value, int]) -> int:
+    """The bytes of a value that only the second half would keep alive."""
+    return costs.get(value, 0) if isinstance(value, ir.BlockArgument) else byte_size(value.type)
+
+
+def _turn(turns: Turns) -> int | None:
+    """The position of a value that is the number of the turn, from 0."""
+    return next((n for n, c in turns.counters.items() if (c.factor, c.offset) == (1, 0)), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Roles:
+    """What the values are that a loop carries, by position.
+
+    Attributes:
+      urgent: the first loop hands them from turn to turn.
+      counters: they count turns, and what they are in each.
+      constant: they stay what they are.
+      late: the second loop fills them, or adds to them.
+      turn: one of the counters, the number of the turn.
+      count: the number of turns.
+    """
+
+    urgent: Collection[int]
+    counters: Mapping[int, Linear]
+    constant: Collection[int]
+    late: Sequence[int]
+    turn: int
+    count: int
+
+
+class _Pair:
+    """A loop, and the two that take its place."""
+
+    def __init__(self, splitter: LoopSplitter, loop: ir.OpView, roles: _Roles) -> None:
+        self.splitter, self.loop, self.roles = splitter, loop, roles
+        self.cond, self.body = (region.blocks[0] for region in loop.regions)
+        *self.operations, terminator = self.body.operations
+        self.returned = list(terminator.operands)
+
+    def build(self, per_turn: Mapping[ir.Value, int]) -> None:
+        """Writes both in front of the old loop, and gives its readers their results."""
+        arguments = list(self.body.arguments)
+        late_returns = [self.returned[n] for n in (*sorted(self.roles.counters), *self.roles.late)]
+        in_first = sorted({*self.roles.urgent, *self.roles.counters})
+        halves = halve(
+            Question(
+                self.operations,
+                [self.returned[n] for n in in_first],
+                late_returns,
+                per_turn,
+                self.splitter.has_effect,
+                only_second=[arguments[n] for n in self.roles.late],
+                ends_second=True,
+                repeats=self.splitter.repeats,
+            )
+        )
+        read = {v for op in halves.second for v in captured(op)}
+        read.update(late_returns)
+        carried = [arguments[n] for n in sorted(self.roles.urgent)]
+        stacked = [*(v for v in carried if v in read), *halves.handed]
+        turns = self.second_turns(halves.second, stacked)
+        order = turns.order()
+        with self.loop.operation.location, ir.InsertionPoint(self.loop):
+            stacks = [zeros_of(_stack_type(v, self.roles.count)) for v in stacked]
+
+            def fill(mapping: dict[ir.Value, ir.Value], extra: list[ir.Value]) -> list[ir.Value]:
+                copy_into(halves.first, mapping)
+                place = _place(mapping[arguments[self.roles.turn]], order)
+                return [_put(mapping[v], s, place) for v, s in zip(stacked, extra, strict=True)]
+
+            first = self.emit(in_first, halves.first, stacks, fill)
+            for n, result in zip(in_first, first, strict=False):
+                self.loop.results[n].replace_all_uses_with(result)
+            filled = first[len(in_first) :]
+
+            def use(mapping: dict[ir.Value, ir.Value], extra: list[ir.Value]) -> list[ir.Value]:
+                place = _place(mapping[arguments[self.roles.turn]], order)
+                mapping.update((v, _get(s, place, v)) for v, s in zip(stacked, extra, strict=True))
+                copy_into(halves.second, mapping)
+                return extra
+
+            own = [*sorted(self.roles.counters), *self.roles.late]
+            if can_be_batched(turns):
+                outside = {arguments[n]: self.loop.operands[n] for n in self.roles.constant}
+                batch = Batch(turns, order, filled, outside)
+                own = list(self.roles.late)
+                second = batch.results([self.loop.operands[n] for n in own])
+            else:
+                second = self.emit(own, halves.second, filled, use)
+            for n, result in zip(own, second, strict=False):
+                if n in self.roles.late:
+                    self.loop.results[n].replace_all_uses_with(result)
+        for n in self.roles.constant:
+            self.loop.results[n].replace_all_uses_with(self.loop.operands[n])
+        self.loop.operation.erase()
+
+    def second_turns(self, operations: Sequence[ir.OpView], stacked: Sequence[ir.Value]) -> TurnsOfLoop:
+        """What the turns of the second loop do."""
+        arguments, roles = list(self.body.arguments), self.roles
+        return TurnsOfLoop(
+            operations,
+            roles.count,
+            {arguments[n]: counter for n, counter in roles.counters.items()},
+            frozenset(arguments[n] for n in roles.constant),
+            stacked,
+            [(arguments[n], self.returned[n]) for n in roles.late],
+        )
+
+    def emit(
+        self,
+        carried: Sequence[int],
+        operations: Sequence[ir.OpView],
+        extra: Sequence[ir.Value],
+        fill: Callable[[dict[ir.Value, ir.Value], list[ir.Value]], list[ir.Value]],
+    ) -> list[ir.Value]:
+        """Writes a loop.
+
+        Args:
+          carried: the positions of the values of the old loop that it carries on.
+          operations: what it does in each turn.
+          extra: more values that it carries.
+          fill: writes a turn; takes what stands for the values of the old loop and the extra values, and
+            gives the extra values of the next turn.
+
+        Returns:
+          Its results for the positions, then the extra values.
+        """
+        loop = self.loop
+        read = {v for op in operations for v in captured(op)} | {self.returned[n] for n in carried}
+        tests = list(self.cond.operations)
+        read.update(self.body.arguments[n] for n in _arguments_in(self.cond, _reads(tests)))
+        whole = [*carried, *(n for n in sorted(self.roles.constant) if self.body.arguments[n] in read)]
+        inits = [*(loop.operands[n] for n in whole), *extra]
+        types = [v.type for v in inits]
+        new = ir.Operation.create(_WHILE, results=types, operands=inits, regions=2)
+        for region, old in zip(new.regions, (self.cond, self.body), strict=True):
+            block = region.blocks.append(*types)
+            values = list(block.arguments)
+            mapping = {old.arguments[n]: v for n, v in zip(whole, values, strict=False)}
+            with ir.InsertionPoint(block):
+                if old == self.cond:
+                    copy_into(tests[:-1], mapping)
+                    stablehlo.ReturnOp([mapping[v] for v in tests[-1].operands])
+                    continue
+                added = fill(mapping, values[len(whole) :])
+                following = [mapping.get(self.returned[n], self.returned[n]) for n in whole]
+                stablehlo.ReturnOp([*following, *added])
+        results = list(new.results)
+        return [*results[: len(carried)], *results[len(whole) :]]
+
+
+def _reads(operations: Iterable[ir.OpView]) -> set[ir.Value]:
+    return {v for op in operations for v in captured(op)}
+
+
+def _stack_type(value: ir.Value, count: int) -> ir.Type:
+    tensor = ir.RankedTensorType(value.type)
+    return ir.RankedTensorType.get([count, *tensor.shape], tensor.element_type)
+
+
+def _place(turn: ir.Value, order: Linear) -> ir.Value:
+    """Where in a stack that is in some order a turn stands."""
+    if order.factor > 0:
+        return turn
+    last = ir.DenseElementsAttr.get_splat(turn.type, ir.IntegerAttr.get(turn.type.element_type, order.offset))
+    return stablehlo.subtract(stablehlo.constant(last), turn)
+
+
+def _starts(turn: ir.Value, rank: int) -> list[ir.Value]:
+    zero = zeros_of(turn.type)
+    return [turn, *[zero] * rank]
+
+
+def _put(value: ir.Value, stack: ir.Value, turn: ir.Value) -> ir.Value:
+    """The stack with a value in the place of a turn."""
+    row = stablehlo.reshape(_stack_type(value, 1), value)
+    return stablehlo.dynamic_update_slice(stack, row, _starts(turn, ir.RankedTensorType(value.type).rank))
+
+
+def _get(stack: ir.Value, turn: ir.Value, like: ir.Value) -> ir.Value:
+    """The value of a turn."""
+    shape = ir.RankedTensorType(like.type).shape
+    row = stablehlo.dynamic_slice(stack, _starts(turn, len(shape)), [1, *shape])
+    return stablehlo.reshape(like.type, row)

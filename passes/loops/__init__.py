@@ -1,0 +1,1 @@
+"""Unrolls loops over microbatches before they are scheduled; sums, fuses and shares their launches after."""

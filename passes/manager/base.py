@@ -1,0 +1,108 @@
+"""What a pass is: a frozen dataclass whose fields are its command-line options."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NoReturn
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import Form, symbol_table
+from pathways.dialect.attributes.names import MAIN
+
+
+class PassFailure(Exception):
+    """A pass gave up after it emitted an error; the message is that error's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass(ABC):
+    """A transformation or check of a whole module.
+
+    A subclass is a frozen dataclass with a `name`; its fields, made with `option`, are its options. Its
+    docstring says what the pass does, what it requires and what it guarantees. The driver checks what it
+    takes and leaves.
+
+    Attributes:
+      takes: the forms of the IR that the pass works on.
+      leaves: the form that it leaves behind; None when that is the one that it took.
+      closes: whether the module is verified behind it even where passes are trusted.
+    """
+
+    name: ClassVar[str]
+    takes: ClassVar[Sequence[Form]]
+    leaves: ClassVar[Form | None] = None
+    closes: ClassVar[bool] = False
+
+    @abstractmethod
+    def run(self, module: ir.Module) -> None:
+        """Runs on a module in place, with its context entered.
+
+        Raises:
+          PassFailure: after an error was emitted with `fail`.
+        """
+
+
+def option[T](default: T, help: str) -> T:
+    """Declares an option of a pass with its default and the sentence that `--help` prints."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+def fail(op: ir.OpView | ir.Operation, message: str) -> NoReturn:
+    """Emits an error at an operation, in MLIR's form, and gives up."""
+    fail_each([(op, message)])
+
+
+def fail_each(errors: Iterable[tuple[ir.OpView | ir.Operation, str]]) -> NoReturn:
+    """Emits errors at operations, and gives up."""
+    texts = []
+    for op, message in errors:
+        texts.append(f"'{op.operation.name}' op {message}")
+        op.operation.location.emit_error(texts[-1])
+    raise PassFailure("\n".join(texts))
+
+
+Listener = Callable[[ir.Location, str], bool]
+"""Hears of a remark; returns True to keep it from those who listen around it."""
+
+_listeners: weakref.WeakKeyDictionary[ir.Context, list[Listener]] = weakref.WeakKeyDictionary()
+"""Who hears of the remarks of a context, innermost last.
+
+The bindings emit errors as diagnostics, but hand remarks to an engine that writes files.
+"""
+
+
+def listen(context: ir.Context, listener: Listener) -> Callable[[], None]:
+    """Lets a listener hear of the remarks of a context until what is returned is called."""
+    listeners = _listeners.setdefault(context, [])
+    listeners.append(listener)
+    return lambda: listeners.remove(listener)
+
+
+def remark(op: ir.OpView | ir.Operation, message: str) -> None:
+    """Emits a remark at an operation."""
+    for listener in reversed(_listeners.get(op.operation.context, ())):
+        if listener(op.operation.location, f"'{op.operation.name}' op {message}"):
+            return
+
+
+def main_function(module: ir.Module) -> ir.OpView:
+    """The function `@main` of a program.
+
+    Raises:
+      PassFailure: when there is none, or it has no body.
+    """
+    main = symbol_table(module).get(MAIN)
+    if main is None or main.operation.name != "func.func":
+        fail(module.operation, "has no function @main, the program")
+    if not main.regions[0].blocks:
+        fail(main, "has no body")
+    return main
+
+
+def options_of(pass_type: type[Pass]) -> dict[str, dataclasses.Field[Any]]:
+    """The options of a pass by name."""
+    return {field.name: field for field in dataclasses.fields(pass_type)}

@@ -1,0 +1,88 @@
+"""Every pass of the compiler by name, imported when it is first asked for.
+
+What listings say of passes stands in `summaries.json` beside this module, which `make docs` writes from their
+docstrings: to import them all for a sentence takes longer than all else that a tool does to start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathways.passes.manager.base import Pass
+
+MODULES = {
+    "pw-import": "import_.import_",
+    "pw-infer-placement": "place.infer_placement",
+    "pw-insert-all-reduces": "place.insert_all_reduces",
+    "pw-sink-loop-reductions": "place.sink_loop_reductions",
+    "pw-outline": "place.outline",
+    "pw-cse": "place.cse",
+    "pw-sink-constants": "place.sink_constants",
+    "pw-dce": "place.dce",
+    "pw-insert-transfers": "place.insert_transfers",
+    "pw-split-backward": "backward.split_backward",
+    "pw-propagate-shardings": "shard.propagate_shardings",
+    "pw-lower-transfers": "shard.lower_transfers",
+    "pw-split-updates": "replicate.split_updates",
+    "pw-sum-carries": "replicate.sum_carries",
+    "pw-replicate": "replicate.replicate",
+    "pw-lower-all-reduces": "replicate.lower_all_reduces",
+    "pw-unroll-microbatches": "loops.unroll_microbatches",
+    "pw-schedule": "schedule.schedule",
+    "pw-accumulate": "loops.accumulate",
+    "pw-fuse-launches": "loops.fuse_launches",
+    "pw-share-loops": "loops.share_loops",
+    "pw-plan-memory": "memory.plan_memory",
+    "pw-bind-slices": "bind.bind_slices",
+    "pw-split-hosts": "bind.split_hosts",
+    "pw-verify-placed": "place.verify_placed",
+    "pw-verify-sharded": "shard.verify_sharded",
+    "pw-verify-schedule": "schedule.verify_schedule",
+}
+"""The module of `pathways.passes` that holds each pass, in the order in which a program meets them."""
+
+
+def names() -> list[str]:
+    """The names of all passes, in the order in which a program meets them."""
+    return list(MODULES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What listings say of a pass.
+
+    Attributes:
+      does: the first paragraph of its docstring, in one line.
+      options: its options as one writes them, each with its default and its help.
+    """
+
+    does: str
+    options: Mapping[str, tuple[str, str]]
+
+
+SUMMARIES = Path(__file__).with_name("summaries.json")
+
+
+def summaries() -> dict[str, Summary]:
+    """What listings say of each pass, in the order in which a program meets them."""
+    read = json.loads(SUMMARIES.read_text(encoding="utf-8"))
+    return {name: Summary(**read[name]) for name in MODULES}
+
+
+def load(name: str) -> type[Pass]:
+    """The pass of that name.
+
+    Raises:
+      KeyError: when there is none.
+    """
+    module = importlib.import_module(f"pathways.passes.{MODULES[name]}")
+    for value in vars(module).values():
+        if isinstance(value, type) and getattr(value, "name", None) == name:
+            return value
+    raise ImportError(f"{module.__name__} declares no pass named {name}")

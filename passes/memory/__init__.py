@@ -1,0 +1,1 @@
+"""Which buffers are donated and released, and how many bytes are alive. Imports `passes.util`."""

@@ -1,0 +1,153 @@
+"""What `pw-infer-placement` decides about, read from `@main` before anything is decided."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    CarryOp,
+    IndexOp,
+    NextOp,
+    PwOp,
+    argument_attrs,
+    loop_of,
+    op_has,
+    read_slices,
+)
+from pathways.dialect.attributes.names import DONATED, SLICE
+from pathways.dialect.operations.traits import Trait
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import byte_size, captured, has_side_effect
+
+Homes = Mapping[ir.Value, int]
+"""The slice, by its number, of each value that lives on one; a value that is not a key is mirrored."""
+
+Places = frozenset[int]
+"""The slices, by their numbers, of an operation or an argument."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Operation:
+    """An operation of `@main`. Views are equal where their content is, so it is known by its position.
+
+    Attributes:
+      view: the operation itself.
+      reads: the values that it or its regions read.
+      results: the values that it makes.
+      slice: its slice, where that is said before anything is decided.
+      repeatable: whether it may be done on any slice, and on several: glue that only computes its results.
+      handed_on: of a `pw.carry`, the position of its `pw.next`, and the other way round.
+    """
+
+    view: ir.OpView
+    reads: Sequence[ir.Value]
+    results: Sequence[ir.Value]
+    slice: int | None
+    repeatable: bool
+    handed_on: int | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlacementProblem:
+    """All operations and arguments of `@main`.
+
+    Attributes:
+      main: the function.
+      symbols: the symbols of its module.
+      names: the slices.
+      mirror_bytes: the size up to which a value is small.
+      operations: all but the return, in their order, and but what is at hand on every slice.
+      turns: the numbers of the turns of loops, which are at hand on every slice.
+      arguments: the arguments.
+      donated: those that the caller gives up.
+      returned: what the return reads.
+      producer: the position of the operation that makes a value; arguments have none.
+      readers: the positions of the operations that read a value.
+      byte_size: the bytes of a type.
+    """
+
+    main: ir.OpView
+    symbols: Mapping[str, ir.OpView]
+    names: Sequence[str]
+    mirror_bytes: int
+    operations: Sequence[Operation]
+    turns: frozenset[ir.Value]
+    arguments: Sequence[ir.Value]
+    donated: frozenset[ir.Value]
+    returned: Sequence[ir.Value]
+    producer: Mapping[ir.Value, int]
+    readers: Mapping[ir.Value, Sequence[int]]
+    byte_size: Callable[[ir.Type], int]
+
+    def read_again(self) -> PlacementProblem:
+        """The problem after `@main` was changed."""
+        return read_problem(self.main, self.symbols, self.names, self.mirror_bytes)
+
+    def is_small(self, values: Iterable[ir.Value]) -> bool:
+        """Whether each of the values is small enough to be mirrored."""
+        return all(self.byte_size(v.type) <= self.mirror_bytes for v in values)
+
+    def is_brought(self, value: ir.Value) -> bool:
+        """Whether the caller can bring a value to every slice that reads it."""
+        return isinstance(value, ir.BlockArgument) and value not in self.donated
+
+    def cost(self, value: ir.Value) -> int:
+        """The bytes that cross when a value does, for all microbatches of its loop together."""
+        loop = loop_of(value)
+        return self.byte_size(value.type) * (1 if loop is None else self.symbols[loop].count)
+
+
+def read_problem(
+    main: ir.OpView, symbols: Mapping[str, ir.OpView], names: Sequence[str], mirror_bytes: int
+) -> PlacementProblem:
+    """Reads the problem from `@main`, which stays as it is."""
+    block = body_block(main)
+    *views, terminator = block.operations
+    turns = frozenset(view.results[0] for view in views if isinstance(view, IndexOp))
+    views = [view for view in views if not isinstance(view, IndexOp)]
+    number = {name: n for n, name in enumerate(names)}
+    effects: dict[str, bool] = {}
+
+    carried = {view.results[0]: n for n, view in enumerate(views) if isinstance(view, CarryOp)}
+    pairs = {carried[view.operands[0]]: n for n, view in enumerate(views) if isinstance(view, NextOp)}
+    pairs |= {n: carry for carry, n in pairs.items()}
+
+    def operation(n: int, view: ir.OpView) -> Operation:
+        slice_ = _slice_said(view, number)
+        is_glue = slice_ is None and not isinstance(view, PwOp)
+        repeatable = is_glue and not has_side_effect(view, symbols, effects)
+        return Operation(view, captured(view), list(view.results), slice_, repeatable, pairs.get(n))
+
+    operations = [operation(n, view) for n, view in enumerate(views)]
+    arguments = list(block.arguments)
+    readers: dict[ir.Value, list[int]] = {}
+    for n, op in enumerate(operations):
+        for value in op.reads:
+            readers.setdefault(value, []).append(n)
+    return PlacementProblem(
+        main,
+        symbols,
+        names,
+        mirror_bytes,
+        operations,
+        turns,
+        arguments,
+        frozenset(a for a, attrs in zip(arguments, argument_attrs(main), strict=True) if DONATED in attrs),
+        list(terminator.operands),
+        {result: n for n, op in enumerate(operations) for result in op.results},
+        readers,
+        functools.cache(byte_size),
+    )
+
+
+def _slice_said(view: ir.OpView, number: Mapping[str, int]) -> int | None:
+    """The slice that an operation names."""
+    if op_has(view, Trait.EXECUTES):
+        return number[view.slice]
+    if SLICE in view.attributes:
+        return number[read_slices(view.attributes[SLICE])[0]]
+    return None

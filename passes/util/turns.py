@@ -1,0 +1,178 @@
+"""How many turns a `stablehlo.while` takes, and which of its values are numbers that only count them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect.operations.operation import attribute_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """An integer of the form `offset + factor * variable`.
+
+    Attributes:
+      variable: a value; None for a constant.
+      factor: 0 for a constant.
+      offset: the rest.
+    """
+
+    variable: ir.Value | None
+    factor: int
+    offset: int
+
+    @classmethod
+    def constant(cls, value: int) -> Self:
+        """A number."""
+        return cls(None, 0, value)
+
+    def is_constant(self, value: int) -> bool:
+        """Whether it is a number, and this one. Bindings do not compare a variable with none."""
+        return self.factor == 0 and self.offset == value
+
+    def of(self, variable: ir.Value | None, factor: int, offset: int) -> Linear:
+        """The same, where its variable is `offset + factor * variable`."""
+        return Linear(variable, self.factor * factor, self.offset + self.factor * offset)
+
+
+def linear(value: ir.Value) -> Linear:
+    """What an integer scalar is in terms of the value that its arithmetic starts from."""
+    if isinstance(value, ir.BlockArgument):
+        return Linear(value, 1, 0)
+    op = value.owner
+    itself = Linear(value, 1, 0)
+    match op.name:
+        case "stablehlo.constant":
+            number = _integer(op)
+            return itself if number is None else Linear.constant(number)
+        case "stablehlo.convert":
+            both = (value.type, op.operands[0].type)
+            return linear(op.operands[0]) if all(_is_integer(t) for t in both) else itself
+        case "stablehlo.add" | "stablehlo.subtract" | "stablehlo.multiply" if _is_integer(value.type):
+            return _combined(op.name, linear(op.operands[0]), linear(op.operands[1])) or itself
+    return itself
+
+
+def _combined(name: str, left: Linear, right: Linear) -> Linear | None:
+    """A sum, difference or product; None when it is not linear in one variable."""
+    if name == "stablehlo.multiply":
+        if left.variable is not None:
+            left, right = right, left
+        if left.variable is not None:
+            return None
+        return Linear(right.variable, left.offset * right.factor, left.offset * right.offset)
+    sign = -1 if name == "stablehlo.subtract" else 1
+    if left.variable is not None and right.variable is not None and left.variable != right.variable:
+        return None
+    factor = left.factor + sign * right.factor
+    variable = left.variable if left.variable is not None else right.variable
+    return Linear(variable if factor else None, factor, left.offset + sign * right.offset)
+
+
+def _is_integer(type_: ir.Type) -> bool:
+    """Whether a type is that of integer scalars."""
+    tensor = ir.RankedTensorType(type_) if isinstance(type_, ir.RankedTensorType) else None
+    return tensor is not None and tensor.rank == 0 and isinstance(tensor.element_type, ir.IntegerType)
+
+
+def _integer(op: ir.Operation) -> int | None:
+    """The value of an integer scalar constant."""
+    attribute = attribute_of(op, "value")
+    if not _is_integer(op.results[0].type) or not isinstance(attribute, ir.DenseIntElementsAttr):
+        return None
+    return int(attribute[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """A `stablehlo.while` whose number of turns is known.
+
+    Attributes:
+      count: the number of turns.
+      counters: by position, the values that are `offset + factor * turn` in every turn, turns counted from 0.
+    """
+
+    count: int
+    counters: dict[int, Linear]
+
+
+def turns_of(loop: ir.OpView) -> Turns | None:
+    """Counts the turns of a `stablehlo.while`; None when their number depends on values."""
+    cond, body = (region.blocks[0] for region in loop.regions)
+    counters = _counters(list(loop.operands), body)
+    test = list(cond.operations)[-1].operands[0]
+    if isinstance(test, ir.BlockArgument) or test.owner.name != "stablehlo.compare":
+        return None
+    sides = []
+    for operand in test.owner.operands:
+        side = linear(operand)
+        if isinstance(side.variable, ir.BlockArgument) and side.variable.owner == cond:
+            counter = counters.get(side.variable.arg_number)
+            if counter is None:
+                return None
+            side = side.of(None, counter.factor, counter.offset)
+        else:
+            # A constant from outside of the loop.
+            if side.variable is not None:
+                return None
+        sides.append(side)
+    direction = stablehlo.ComparisonDirectionAttr(test.owner.attributes["comparison_direction"]).value
+    count = _count(sides[0].factor - sides[1].factor, sides[0].offset - sides[1].offset, direction)
+    if count is None or not all(_fits(loop.operands[n].type, c, count) for n, c in counters.items()):
+        return None
+    return Turns(count, counters)
+
+
+def _counters(inits: Sequence[ir.Value], body: ir.Block) -> dict[int, Linear]:
+    """The values that start from a constant and grow by one in every turn."""
+    counters: dict[int, Linear] = {}
+    returned = list(body.operations)[-1].operands
+    for n, (init, argument, following) in enumerate(zip(inits, body.arguments, returned, strict=True)):
+        if not _is_integer(init.type):
+            continue
+        start, step = linear(init), linear(following)
+        if start.variable is not None or step.variable is None:
+            continue
+        if step.variable == argument and step.factor == 1:
+            counters[n] = Linear(None, step.offset, start.offset)
+    return counters
+
+
+def _count(factor: int, offset: int, direction: str) -> int | None:
+    """For how many turns from 0 on `offset + factor * turn` compares with 0; None for no end."""
+    if direction in ("GT", "GE"):
+        factor, offset = -factor, -offset
+        direction = {"GT": "LT", "GE": "LE"}[direction]
+    match direction:
+        case "LT" | "LE":
+            # offset + factor * turn < bound
+            bound = 0 if direction == "LT" else 1
+            if offset >= bound:
+                return 0
+            return -((offset - bound) // factor) if factor > 0 else None
+        case "NE":
+            if offset == 0:
+                return 0
+            turns = -offset // factor if factor and -offset % factor == 0 else -1
+            return turns if turns > 0 else None
+        case "EQ":
+            if offset:
+                return 0
+            return 1 if factor else None
+    return None
+
+
+def _fits(type_: ir.Type, counter: Linear, count: int) -> bool:
+    """Whether a counter stays in the range of its type."""
+    element = ir.RankedTensorType(type_).element_type
+    low, high = (
+        (0, 2**element.width)
+        if element.is_unsigned
+        else (-(2 ** (element.width - 1)), 2 ** (element.width - 1))
+    )
+    return all(low <= counter.offset + counter.factor * turn < high for turn in (0, count))

@@ -1,0 +1,81 @@
+"""How many turns a loop takes is what taking them would show."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxlib.mlir import ir
+
+from pathways.dialect import make_context
+from pathways.passes.util.turns import Linear, turns_of
+
+COMPARE = {
+    "LT": lambda a, b: a < b,
+    "LE": lambda a, b: a <= b,
+    "GT": lambda a, b: a > b,
+    "GE": lambda a, b: a >= b,
+    "NE": lambda a, b: a != b,
+    "EQ": lambda a, b: a == b,
+}
+
+LOOP = """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+  %start = stablehlo.constant dense<{start}> : tensor<i32>
+  %other = stablehlo.constant dense<7> : tensor<i32>
+  %end = stablehlo.constant dense<{end}> : tensor<i32>
+  %0:4 = stablehlo.while(%i = %start, %j = %other, %n = %end, %h = %x)
+      : tensor<i32>, tensor<i32>, tensor<i32>, tensor<4xf32>
+    cond {{
+      %c = stablehlo.compare {direction}, {sides}, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    }} do {{
+      %step = stablehlo.constant dense<{step}> : tensor<i32>
+      %two = stablehlo.constant dense<2> : tensor<i32>
+      %next = stablehlo.add %i, %step : tensor<i32>
+      %after = stablehlo.subtract %j, %two : tensor<i32>
+      stablehlo.return %next, %after, %n, %h : tensor<i32>, tensor<i32>, tensor<i32>, tensor<4xf32>
+    }}
+  return %0#3 : tensor<4xf32>
+}}
+"""
+
+MOST = 200
+"""More turns than any of these loops takes that has an end."""
+
+
+def parsed(**words: object) -> tuple[ir.Module, ir.OpView]:
+    with make_context(), ir.Location.unknown():
+        module = ir.Module.parse(LOOP.format(**words))
+    (main,) = module.body.operations
+    return module, next(op for op in main.regions[0].blocks[0] if op.operation.name == "stablehlo.while")
+
+
+@given(
+    start=st.integers(-20, 20),
+    end=st.integers(-20, 20),
+    step=st.integers(-5, 5),
+    direction=st.sampled_from(sorted(COMPARE)),
+    turned=st.booleans(),
+)
+def test_turns_are_counted(start, end, step, direction, turned):
+    module, loop = parsed(
+        start=start, end=end, step=step, direction=direction, sides="%n, %i" if turned else "%i, %n"
+    )
+    value, count = start, 0
+    while count <= MOST and COMPARE[direction](*((end, value) if turned else (value, end))):
+        value, count = value + step, count + 1
+    turns = turns_of(loop)
+    if count > MOST:
+        assert turns is None
+        return
+    assert turns is not None
+    assert turns.count == count
+    # What never changes is a counter too, with nothing added in each turn.
+    assert turns.counters == {0: Linear(None, step, start), 1: Linear(None, -2, 7), 2: Linear(None, 0, end)}
+    assert module.operation.verify()
+
+
+def test_a_counter_that_leaves_its_type_is_none():
+    """The turns of a loop that wraps round are not counted: it ends where nobody meant it to."""
+    _, loop = parsed(start=2**31 - 10, end=2**31 - 1, step=8, direction="LT", sides="%i, %n")
+    assert turns_of(loop) is None
