@@ -26,6 +26,7 @@ from pathways.runtime.hosts.controller.host import HostGang, HostProcess
 from pathways.runtime.hosts.controller.islands import Islands
 from pathways.runtime.hosts.controller.shared_core import SharedCore
 from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.launch.endings import end_all
 from pathways.runtime.hosts.protocol.messages import Ask, Cancel, Leave, Lost, Message, Ping
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
@@ -100,10 +101,7 @@ class Acting:
         self._islands.wake()
         for thread in self._burying:
             thread.join(timeout=10)
-        for host in self._islands.hosts:
-            if host.process.ending(_END_SECONDS) is None:
-                host.process.kill()
-                host.process.ending(_END_SECONDS)
+        end_all((host.process for host in self._islands.hosts), _END_SECONDS, grace=_END_SECONDS)
         self._starter.close()
 
     def _watch(self, key: GangKey, message: Message) -> None:

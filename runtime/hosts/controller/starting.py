@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import secrets
@@ -13,6 +14,8 @@ from typing import Any
 
 from pathways.runtime.control.errors import ClusterClosedError, HostStartError
 from pathways.runtime.hosts.controller.host import HostProcess, last_words
+from pathways.runtime.hosts.launch.descriptors import make_room
+from pathways.runtime.hosts.launch.endings import Endings, end_all
 from pathways.runtime.hosts.launch.launching import START_SECONDS, Launcher, WorkerConfig, WorkerProcess
 from pathways.runtime.hosts.launch.listening import Address, controller_socket
 from pathways.runtime.hosts.launch.settings import Settings
@@ -66,11 +69,15 @@ class Starter:
         Raises:
           HostError: one of them does not start; says which and why. None of them is left.
         """
+        expected = sum(len(self._numbers[island]) for island in islands)
+        make_room(expected)
         processes: dict[int, WorkerProcess] = {}
+        # To the end: what a worker waits for may be another one that has ended.
+        endings = Endings(processes)
+        start: _Start | None = None
         try:
             with controller_socket(self._settings.endpoints) as (server, address):
-                expected = sum(len(self._numbers[island]) for island in islands)
-                start = _Start(server, self._secret, next(self._epochs), stop, processes, expected)
+                start = _Start(server, self._secret, next(self._epochs), stop, processes, endings, expected)
                 try:
                     for island in islands:
                         configs = self._configs(island, address, start.epoch)
@@ -92,13 +99,14 @@ class Starter:
                 for island in islands
             ]
         except BaseException as error:
-            for process in processes.values():
-                process.kill()
-            for process in processes.values():
-                process.ending(2.0)
+            end_all(processes.values(), 2.0)
+            if start is not None:
+                start.close()
             if isinstance(error, OSError):
                 raise HostStartError(f"cannot listen for workers: {error}") from None
             raise
+        finally:
+            endings.close()
 
     def close(self) -> None:
         """Gives back what the launcher holds."""
@@ -133,6 +141,7 @@ class _Start:
       epoch: tells them from earlier ones.
       stop: ends the start.
       processes: theirs, by their numbers; those that are started.
+      endings: which of these have ended.
       expected: how many of them there will be.
     """
 
@@ -143,24 +152,28 @@ class _Start:
         epoch: int,
         stop: threading.Event,
         processes: Mapping[int, WorkerProcess],
+        endings: Endings,
         expected: int,
     ) -> None:
         self._secret = secret
         self.epoch = epoch
         self._stop = stop
         self._processes = processes
+        self._endings = endings
         self._deadline = time.monotonic() + START_SECONDS
         self._greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
+        self._channels: dict[int, _Channels] = {}
         Door(server, secret, self._admits, decode_for_controller, self._take, len(CHANNELS) * expected)
 
     def greet_all(self, heartbeat: float) -> dict[int, _Channels]:
         """Waits until all workers have all their connections."""
-        channels: dict[int, _Channels] = {host: {} for host in self._processes}
-        while missing := [host for host, connected in channels.items() if len(connected) < len(CHANNELS)]:
-            for host in missing:
-                self._check_running(host)
+        channels = self._channels
+        channels.update((host, {}) for host in self._processes)
+        missing = dict.fromkeys(channels)
+        while missing:
+            self._check_running()
             if time.monotonic() > self._deadline:
-                raise self._failed(missing[0], f"did not connect in {START_SECONDS:.0f} seconds")
+                raise self._failed(next(iter(missing)), f"did not connect in {START_SECONDS:.0f} seconds")
             try:
                 connection, keeper = self._greeted.get(timeout=0.2)
             except queue.Empty:
@@ -178,7 +191,18 @@ class _Start:
                 )
             connection.keep_alive(heartbeat)
             channels[purpose.host][purpose.channel] = connection
+            if len(channels[purpose.host]) == len(CHANNELS):
+                del missing[purpose.host]
         return channels
+
+    def close(self) -> None:
+        """Ends all connections of workers, for nothing."""
+        for channels in self._channels.values():
+            for connection in channels.values():
+                connection.close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._greeted.get_nowait()[0].close()
 
     def _admits(self, purpose: Purpose) -> bool:
         """Whether it is a connection of a worker of this start."""
@@ -219,15 +243,14 @@ class _Start:
                     raise self._failed(host, f"did not start: {error}") from None
                 return message
             # One that has ended is why others of its island wait.
-            for other in self._processes:
-                self._check_running(other)
+            self._check_running()
             if time.monotonic() > self._deadline:
                 raise self._failed(host, f"was not ready in {START_SECONDS:.0f} seconds")
 
-    def _check_running(self, host: int) -> None:
+    def _check_running(self) -> None:
         if self._stop.is_set():
-            raise ClusterClosedError(f"host {host} is closed")
-        if self._processes[host].ending(0) is not None:
+            raise ClusterClosedError(f"host {min(self._processes)} is closed")
+        if (host := self._endings.first()) is not None:
             raise self._failed(host, "did not start")
 
     def _failed(self, host: int, why: str) -> HostStartError:

@@ -1,0 +1,111 @@
+"""Workers that have no JAX: threads of this process that connect, say that they are ready, and answer steps.
+
+What they take is the time of the controller, and of their connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+
+from pathways.runtime.hosts.launch.launching import WorkerConfig
+from pathways.runtime.hosts.launch.listening import connect_to
+from pathways.runtime.hosts.protocol.doors import call
+from pathways.runtime.hosts.protocol.frames import decode_for_worker
+from pathways.runtime.hosts.protocol.messages import CHANNELS, Done, Ping, Pong, Purpose, Ready, Run
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+
+
+class ThreadWorker:
+    """A `WorkerProcess` that is a thread.
+
+    Args:
+      config: what it has to know.
+      seconds: how long it takes to say whether it lives.
+      fails: whether it ends instead of connecting.
+
+    Attributes:
+      asked: how often it was asked whether it lives.
+    """
+
+    pid = 0
+
+    def __init__(self, config: WorkerConfig, seconds: float, fails: bool = False) -> None:
+        self._config = config
+        self._seconds = seconds
+        self._connections: dict[str, Connection] = {}
+        self._ended = threading.Event()
+        self.asked = 0
+        if fails:
+            self._ended.set()
+        else:
+            threading.Thread(target=self._start, daemon=True).start()
+
+    def ending(self, seconds: float) -> str | None:
+        """See `WorkerProcess.ending`; what is said late is said of now."""
+        self.asked += 1
+        time.sleep(self._seconds)
+        return "exit code 1" if self._ended.wait(seconds) else None
+
+    def kill(self) -> None:
+        """See `WorkerProcess.kill`."""
+        self._ended.set()
+        for connection in self._connections.values():
+            connection.close()
+
+    def last_lines(self) -> Sequence[str]:
+        """See `WorkerProcess.last_lines`."""
+        return ("it has no JAX",)
+
+    def _start(self) -> None:
+        config = self._config
+        with contextlib.suppress(ConnectionEnded, OSError):
+            for channel in CHANNELS:
+                purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")
+                sock = connect_to(config.controller, config.heartbeat)
+                secret = bytes.fromhex(config.secret)
+                self._connections[channel] = call(sock, secret, purpose, decode_for_worker)
+            self._connections["watch"].send(Ready("cpu", (0,), (None,), "127.0.0.1:1", "127.0.0.1:2"))
+            threading.Thread(target=self._answer, args=("steps",), daemon=True).start()
+            self._answer("watch")
+
+    def _answer(self, channel: str) -> None:
+        connection = self._connections[channel]
+        with contextlib.suppress(ConnectionEnded, OSError):
+            while True:
+                match connection.receive():
+                    case Ping(number):
+                        connection.send(Pong(number))
+                    case Run() as run:
+                        connection.send(Done(run.run, None, {}))
+                    case _:
+                        pass
+        self._ended.set()
+
+
+class ThreadLauncher:
+    """A `Launcher` of such workers.
+
+    Args:
+      seconds: how long each takes to say whether it lives, as over a network.
+      fails: the number of the one that ends at once, if one does.
+
+    Attributes:
+      workers: those that it has started.
+    """
+
+    def __init__(self, seconds: float = 0.0, fails: int | None = None) -> None:
+        self._seconds = seconds
+        self._fails = fails
+        self.workers: list[ThreadWorker] = []
+
+    def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[ThreadWorker]:
+        """See `Launcher.launch`."""
+        started = [ThreadWorker(config, self._seconds, config.host == self._fails) for config in configs]
+        self.workers += started
+        return started
+
+    def close(self) -> None:
+        """There is nothing to give back."""
