@@ -12,6 +12,7 @@ from typing import Unpack
 from pathways.runtime.hosts.controller.controller import Controller
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.children import Spawner
+from pathways.runtime.hosts.launch.commands import DEFAULT_START, StartCommand
 from pathways.runtime.hosts.launch.launching import Launcher
 from pathways.runtime.hosts.launch.options import FormerKeywords, HostOptions, with_former
 from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
@@ -29,11 +30,13 @@ def connect(
     launcher: str | None = None,
     /,
     *,
-    hosts: int | None = None,
+    hosts: int | Sequence[str] | None = None,
     devices_per_host: int = 1,
     islands: int | Sequence[Island] | None = None,
     address: str | None = None,
     bind: str | None = None,
+    start: str | None = None,
+    python: str | None = None,
     cpu_devices: int | None = None,
     platform: str | None = None,
     device_memory: int | None = None,
@@ -49,7 +52,8 @@ def connect(
         extra `pathways-mlir[ray]`. By default this process starts them on its own machine.
       hosts: start this number of worker processes on this machine, each with its own JAX, and use their
         devices: each is an island. They end with this process, or when it connects to other devices, or
-        at `disconnect`.
+        at `disconnect`. Or names of machines, as in `["a", "b"]`, on each of which `start` starts one; they
+        have to reach `bind`.
       devices_per_host: the number of CPU devices of each worker.
       islands: a list of `Island`s: start the workers of each. A number: divide the devices of this process
         into so many equal consecutive islands, one by default.
@@ -58,9 +62,16 @@ def connect(
       bind: the IPv4 address on which this process listens for workers, which connect over TCP and listen at
         the address from which they reach it. By default a socket in a folder that only this user may enter;
         with Ray 127.0.0.1.
+      start: the command that starts a worker on a machine with a name, `"ssh {host} {command}"` by default.
+        It is split as by a shell, but no shell sees it: `{host}` is replaced by the name, and the word
+        `{command}` by the words that run a worker. It has the environment of this process; what the worker
+        has to know, with the secret of the cluster, goes to its standard input; when it ends, so has the
+        worker.
+      python: the Python of workers on machines with names; by default the path of that of this process.
       cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
         yet.
-      platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given.
+      platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given or on
+        hosts. A host of another platform has all devices of it that its JAX finds.
       device_memory: bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
         that takes more is refused when it is compiled. By default what JAX says (`bytes_limit` of
         `jax.Device.memory_stats()`); for CPU devices that is nothing, and nothing is refused.
@@ -91,16 +102,20 @@ def connect(
             _close()
             stalls.watch.set(options.stall_report)
             return found
-        if any(setting is not None for setting in (cpu_devices, platform, device_memory)) or (
+        if any(setting is not None for setting in (cpu_devices, device_memory)) or (
             hosts is not None and islands is not None
         ):
             raise ValueError(
-                "connect: cpu_devices, platform, device_memory and islands=2 are for the devices of this "
+                "connect: cpu_devices, device_memory and islands=2 are for the devices of this "
                 "process; with hosts= say devices_per_host=, or islands=[pathways.Island(...)] alone"
             )
         asked = islands_of(islands, hosts, devices_per_host)
         bind = bind or ("127.0.0.1" if launcher else None)
-        return _connect_hosts(Settings(asked, options, bind, launcher, address))
+        named = any(machine is not None for island in asked for machine in island.machines)
+        command = None
+        if named or start is not None or python is not None:
+            command = StartCommand(DEFAULT_START if start is None else start, python)
+        return _connect_hosts(Settings(asked, options, bind, command, platform or "cpu", launcher, address))
 
 
 @boundary
@@ -122,7 +137,7 @@ def controller() -> Controller | None:
 
 def _launcher(settings: Settings) -> Launcher:
     if settings.launcher is None:
-        return Spawner()
+        return Spawner(settings.start)
     assert settings.bind is not None
     return RayLauncher(settings.address, settings.bind, settings.cores)
 

@@ -50,9 +50,9 @@ class Starter:
         self._launcher = launcher
         self._secret = secrets.token_bytes(32)
         self._epochs = itertools.count()
-        firsts = itertools.accumulate((island.hosts for island in settings.islands), initial=0)
+        firsts = itertools.accumulate((len(island.machines) for island in settings.islands), initial=0)
         self._numbers = [
-            range(first, first + island.hosts)
+            range(first, first + len(island.machines))
             for first, island in zip(firsts, settings.islands, strict=False)
         ]
 
@@ -81,6 +81,7 @@ class Starter:
                 try:
                     for island in islands:
                         configs = self._configs(island, address, start.epoch)
+                        start.configs.update({config.host: config for config in configs})
                         started = self._launcher.launch(configs)
                         processes.update(zip(self._numbers[island], started, strict=True))
                     channels = start.greet_all(self._settings.options.heartbeat)
@@ -121,14 +122,16 @@ class Starter:
                 host,
                 epoch,
                 rank,
-                asked.hosts,
+                len(asked.machines),
                 asked.devices_per_host,
                 self._settings.options.heartbeat,
                 self._settings.options.grace,
                 self._settings.options.ports,
                 asked.cores,
+                platform=self._settings.platform,
+                machine=machine,
             )
-            for rank, host in enumerate(self._numbers[island])
+            for rank, (host, machine) in enumerate(zip(self._numbers[island], asked.machines, strict=True))
         ]
 
 
@@ -143,6 +146,10 @@ class _Start:
       processes: theirs, by their numbers; those that are started.
       endings: which of these have ended.
       expected: how many of them there will be.
+
+    Attributes:
+      epoch: see above.
+      configs: what they were told, by their numbers.
     """
 
     def __init__(
@@ -157,6 +164,7 @@ class _Start:
     ) -> None:
         self._secret = secret
         self.epoch = epoch
+        self.configs: dict[int, WorkerConfig] = {}
         self._stop = stop
         self._processes = processes
         self._endings = endings
@@ -186,8 +194,8 @@ class _Start:
             if keeper.versions != versions():
                 pathways, jaxlib, python = keeper.versions
                 raise HostStartError(
-                    f"host {purpose.host} runs pathways {pathways}, jaxlib {jaxlib} and Python {python}, but "
-                    f"the controller {', '.join(versions())}"
+                    f"{self.configs[purpose.host]} runs pathways {pathways}, jaxlib {jaxlib} and Python "
+                    f"{python}, but the controller {', '.join(versions())}"
                 )
             connection.keep_alive(heartbeat)
             channels[purpose.host][purpose.channel] = connection
@@ -261,4 +269,4 @@ class _Start:
             process.kill()
         else:
             why = f"did not start ({how})"
-        return HostStartError(f"host {host} {why}{last_words(process.last_lines())}")
+        return HostStartError(f"{self.configs[host]} {why}{last_words(process.last_lines())}")

@@ -1,4 +1,4 @@
-"""Workers as children of this process."""
+"""Workers as children of this process, or of commands that it runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
+from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.hosts.launch.commands import StartCommand, worker_command
 from pathways.runtime.hosts.launch.cores import CoreShares
 from pathways.runtime.hosts.launch.launching import LINES, WorkerConfig
 from pathways.runtime.resources.threads import start_thread
@@ -26,24 +28,39 @@ class Child:
 
     Args:
       config: what it has to know.
+      start: the command that gets it to run on its machine; None for this machine.
       dies_with_parent: whether it is killed when the thread that started it ends.
+
+    Raises:
+      HostStartError: there is no such command.
     """
 
-    def __init__(self, config: WorkerConfig, *, dies_with_parent: bool = False) -> None:
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    def __init__(
+        self, config: WorkerConfig, start: StartCommand | None = None, *, dies_with_parent: bool = False
+    ) -> None:
+        if start is None:
+            command, self._prefix = worker_command(sys.executable), ""
+        else:
+            assert config.machine is not None
+            command, self._prefix = start.of(config.machine), f"{config.machine}: "
+        environment = {**os.environ}
         # The controller writes what its workers record.
         environment.pop("PW_TRACE", None)
         # A worker waits for SIGTERM, which none of its threads may get: it has some before its first line.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pathways.runtime.hosts.worker.process"],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=environment,
                 preexec_fn=_die_with_parent if dies_with_parent else None,
+                # Ctrl-C is for the controller. A worker knows that; other commands would end.
+                start_new_session=start is not None,
             )
+        except OSError as error:
+            raise HostStartError(f"{config} did not start: cannot run {command[0]!r}: {error}") from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = self._process.pid
@@ -83,13 +100,18 @@ class Child:
                 self._lines.append(text.rstrip("\n"))
                 # Nobody may be there to read it.
                 with contextlib.suppress(OSError, ValueError):
-                    sys.stderr.write(text)
+                    sys.stderr.write(self._prefix + text)
 
 
 class Spawner:
-    """Starts workers as children of this process."""
+    """Starts workers as children of this process.
 
-    def __init__(self) -> None:
+    Args:
+      start: the command that gets each to run on its machine; None for this machine.
+    """
+
+    def __init__(self, start: StartCommand | None = None) -> None:
+        self._start = start
         self._cores = CoreShares()
 
     def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[Child]:
@@ -98,9 +120,9 @@ class Spawner:
         try:
             for config in configs:
                 if config.cores is not None:
-                    first = self._cores.take("", config.host, config.cores)
+                    first = self._cores.take(config.machine or "", config.host, config.cores)
                     config = dataclasses.replace(config, first_core=first)
-                started.append(Child(config))
+                started.append(Child(config, self._start))
         except BaseException:
             for child in started:
                 child.kill()

@@ -31,6 +31,8 @@ class WorkerConfig:
       ports: the first and the last port that it may listen on; None for any.
       cores: how many cores it has for itself; None for any, together with others.
       first_core: the position of the first of them among those that it may use; its launcher knows.
+      platform: the JAX platform of its devices.
+      machine: the name of the machine where it is to run; None where nobody has named one.
     """
 
     controller: str | tuple[str, int]
@@ -45,6 +47,11 @@ class WorkerConfig:
     ports: tuple[int, int] | None = None
     cores: int | None = None
     first_core: int = 0
+    platform: str = "cpu"
+    machine: str | None = None
+
+    def __str__(self) -> str:
+        return f"host {self.host}" if self.machine is None else f"host {self.host} ({self.machine})"
 
     def to_json(self) -> str:
         """One line of JSON."""

@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 from collections.abc import Sequence
 
+from pathways.runtime.hosts.launch.commands import StartCommand
 from pathways.runtime.hosts.launch.options import HostOptions, check_count
 
 
@@ -14,8 +15,8 @@ class Island:
     """An island of hosts that `pathways.connect` is to start.
 
     Attributes:
-      hosts: how many.
-      devices_per_host: CPU devices of each.
+      hosts: how many; or the names of the machines where they run, one host on each.
+      devices_per_host: CPU devices of each; of another platform it has all that JAX finds there.
       cores: how many cores of its machine each host has for itself: no other host of the cluster gets them.
         None for all that it may use, together with others.
 
@@ -25,15 +26,23 @@ class Island:
 
     __module__ = "pathways"
 
-    hosts: int = 1
+    hosts: int | Sequence[str] = 1
     devices_per_host: int = 1
     cores: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("hosts", "devices_per_host"):
-            check_count(name, getattr(self, name))
+        if isinstance(self.hosts, int) or not isinstance(self.hosts, Sequence):
+            check_count("hosts", self.hosts)
+        else:
+            object.__setattr__(self, "hosts", machines_of(self.hosts))
+        check_count("devices_per_host", self.devices_per_host)
         if self.cores is not None:
             check_count("cores", self.cores)
+
+    @property
+    def machines(self) -> tuple[str | None, ...]:
+        """Where each of its hosts runs; None where nobody has said."""
+        return (None,) * self.hosts if isinstance(self.hosts, int) else tuple(self.hosts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +87,8 @@ class Settings:
       islands: the islands.
       options: how they are watched.
       bind: see `Endpoints`.
+      start: the command that starts a worker on its machine; None where machines have no names.
+      platform: the JAX platform of the workers.
       launcher: who starts workers: `ray`, or None for this process.
       address: that of the cluster of the launcher; None for one of its own.
 
@@ -88,6 +99,8 @@ class Settings:
     islands: tuple[Island, ...]
     options: HostOptions = dataclasses.field(default_factory=HostOptions)
     bind: str | None = None
+    start: StartCommand | None = None
+    platform: str = "cpu"
     launcher: str | None = None
     address: str | None = None
 
@@ -95,6 +108,25 @@ class Settings:
         if not self.islands:
             raise ValueError("islands=[]: expected at least one island")
         Endpoints(self.bind, self.options.advertise, self.options.ports)
+        named = [machine for island in self.islands for machine in island.machines if machine is not None]
+        if named and len(named) < self.hosts:
+            raise ValueError("islands=: expected names of machines in all of them, or in none")
+        if named:
+            machines_of(named)
+        if named and self.launcher is not None:
+            raise ValueError(f"hosts={named}: connect({self.launcher!r}) finds the machines itself")
+        if named and self.bind is None:
+            raise ValueError(
+                f"hosts={named}: expected bind=, the address of this machine that workers on others reach"
+            )
+        if self.start is not None and not named:
+            raise ValueError("start= and python= are for machines that have names, as in hosts=['a', 'b']")
+        for island in self.islands if self.platform != "cpu" else ():
+            if island.devices_per_host != 1:
+                raise ValueError(
+                    f"devices_per_host={island.devices_per_host} is a number of CPU devices; with "
+                    f"platform={self.platform!r} a host has all that JAX finds"
+                )
 
     @property
     def endpoints(self) -> Endpoints:
@@ -104,24 +136,45 @@ class Settings:
     @property
     def hosts(self) -> int:
         """The number of hosts of all islands."""
-        return sum(island.hosts for island in self.islands)
+        return sum(len(island.machines) for island in self.islands)
 
     @property
     def cores(self) -> int:
         """The number of cores that they take of machines; one for each host that does not say."""
-        return sum(island.hosts * (island.cores or 1) for island in self.islands)
+        return sum(len(island.machines) * (island.cores or 1) for island in self.islands)
 
 
-def islands_of(islands: object, hosts: int | None, devices_per_host: int) -> tuple[Island, ...]:
-    """The islands that a user asks for: a list of them, or a number of hosts that are one each.
+def islands_of(
+    islands: object, hosts: int | Sequence[str] | None, devices_per_host: int
+) -> tuple[Island, ...]:
+    """The islands that a user asks for: a list of them, or hosts that are one each, by number or by names.
 
     Raises:
       TypeError: something in the list is no island.
-      ValueError: a number below one.
+      ValueError: a number below one, or a name that cannot be.
     """
+    if hosts is not None and not isinstance(hosts, int):
+        return tuple(Island([machine], devices_per_host) for machine in machines_of(hosts))
     if hosts is not None:
         check_count("hosts", hosts)
         return (Island(1, devices_per_host),) * hosts
     if not isinstance(islands, Sequence) or not all(isinstance(island, Island) for island in islands):
         raise TypeError(f"islands={islands!r}: expected a list of pathways.Island")
     return tuple(islands)
+
+
+def machines_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of machines, checked.
+
+    Raises:
+      ValueError: there is none, one is no name, or is there twice.
+    """
+    if isinstance(names, str) or not names:
+        raise ValueError(f"hosts={names!r}: expected a number, or a list of names of machines")
+    for name in names:
+        # One that begins so is an option for whatever starts workers.
+        if not isinstance(name, str) or len(name.split()) != 1 or name != name.strip() or name[0] == "-":
+            raise ValueError(f"hosts: {name!r} is no name of a machine")
+        if names.count(name) > 1:
+            raise ValueError(f"hosts: {name!r} is there more than once; expected one host on each machine")
+    return tuple(names)

@@ -78,7 +78,7 @@ from pathways.runtime.local.slots import aval_of
 from pathways.runtime.plan.lower import Stored, StoredComputation, host_plans_of
 from pathways.runtime.plan.own_part import own_part
 from pathways.runtime.resources.cluster import Cluster, Device
-from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.xla import distributed, pjrt
 
@@ -494,6 +494,8 @@ def main() -> int:
     # Ctrl-C is for the controller, whose end is that of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = WorkerConfig.from_json(sys.stdin.readline())
+    start_thread(_end_with_input, "standard input")
+    jax.config.update("jax_platforms", config.platform)
     secret = bytes.fromhex(config.secret)
     farewell = Farewell(config.grace, _end)
 
@@ -508,7 +510,7 @@ def main() -> int:
         peers = Peers(jax.devices()[0].client, address, config.ports)
         server = server_socket(address, config.ports)
         mark = Mark(os.environ.get(FOLDER), config.host)
-    except (OSError, MessageError) as error:
+    except (OSError, MessageError, ResourceError) as error:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1
     probes = Probes(
@@ -535,6 +537,17 @@ def main() -> int:
     return 0
 
 
+def _end_with_input() -> None:
+    """Ends the process when its standard input ends: whoever started it is gone, or wants it gone.
+
+    The connections to the controller may not tell, as while the network is cut.
+    """
+    # Past `sys.stdin`, which Python locks when it ends.
+    while os.read(0, 1024):
+        pass
+    _end()
+
+
 def _connected(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Connection[Any], str]:
     """A connection to the controller, and the address of this machine on it.
 
@@ -559,7 +572,8 @@ def _connected(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Conne
 def _devices(config: WorkerConfig, address: str, watch: Connection[Any]) -> Cluster:
     """The devices of all hosts of the island, with which this one joins them."""
     if config.size == 1:
-        return discover(cpu_devices=config.cpu_devices)
+        is_cpu = config.platform == "cpu"
+        return discover(config.cpu_devices if is_cpu else None, platform=config.platform)
     if config.rank == 0:
         watch.send(Coordinator(f"{address}:{free_port(address, config.ports)}"))
     told = watch.receive()
