@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathways.compiler import checkpoint
     from pathways.compiler.api import jit, program
-    from pathways.compiler.backends.current import status
     from pathways.compiler.frontend.accumulate import accumulate
     from pathways.compiler.frontend.notices import PathwaysWarning
     from pathways.compiler.loaded import LoadedProgram, load
@@ -140,7 +139,7 @@ _MODULES = {
     "prefetch": "compiler.prefetch",
     "program": "compiler.api",
     "release": "runtime.local.devices",
-    "status": "compiler.backends.current",
+    "status": "runtime.hosts.controller.status",
     "trace": "runtime.local.tracing",
 }
 

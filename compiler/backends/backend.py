@@ -16,7 +16,6 @@ from pathways.runtime.local.devices import bind
 from pathways.runtime.plan.lower import Stored
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.manager import Binding
-from pathways.runtime.resources.status import Status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,3 @@ class Backend(abc.ABC):
           ProgramError: it cannot run there; says why.
           HostError: a host is gone, or cannot compile its part.
         """
-
-    @abc.abstractmethod
-    def status(self) -> Status:
-        """What the cluster is at."""

@@ -25,11 +25,9 @@ from pathways.runtime.hosts.controller.controller import Controller
 from pathways.runtime.hosts.controller.host import WHOLE, HostGang, ReplicaPart
 from pathways.runtime.hosts.controller.hosted import HostedProgram, HostPart, HostPort
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
-from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.plan.lower import host_plans_of
 from pathways.runtime.plan.plan import Argument, Plan, Replicas, Result, Send, Slot, Transfer
 from pathways.runtime.resources.manager import Binding
-from pathways.runtime.resources.status import Status
 
 
 class HostsBackend(Backend):
@@ -86,11 +84,6 @@ class HostsBackend(Backend):
         }
         self._controller.traces.add(loaded, loaded.number, plan, owners)
         return loaded
-
-    def status(self) -> Status:
-        """See `Backend.status`."""
-        hosts, steps = self._controller.status()
-        return Status("hosts", hosts, slice_statuses(), steps)
 
 
 def _count(plan: Plan, kind: type) -> int:

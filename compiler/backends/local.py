@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from pathways.compiler.backends.backend import Backend, Scheduled
 from pathways.compiler.backends.local_executable import LocalExecutable
-from pathways.runtime.local.devices import slice_statuses
 from pathways.runtime.local.load import load
-from pathways.runtime.local.status import host_status
 from pathways.runtime.resources.manager import Binding
-from pathways.runtime.resources.status import Status
 
 
 class LocalBackend(Backend):
@@ -33,7 +29,3 @@ class LocalBackend(Backend):
             code=code,
         )
         return LocalExecutable(executable, program.interface, program.signature, program.keepalive)
-
-    def status(self) -> Status:
-        """See `Backend.status`."""
-        return Status("local", (host_status(os.getpid()),), slice_statuses())

@@ -23,6 +23,7 @@ class HostStatus:
       bytes: the bytes of these arrays, all shards together; None when it does not say.
       programs: the names of the programs that are loaded on it.
       error: why it is lost, or leaves; None while it does not.
+      round_trip: seconds that a question to it and its answer take; None when that is not known.
     """
 
     host: int
@@ -34,6 +35,7 @@ class HostStatus:
     bytes: int | None
     programs: tuple[str, ...]
     error: str | None = None
+    round_trip: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +81,31 @@ class Status:
       hosts: the hosts.
       slices: the slices that have devices.
       steps: the steps that are not done. Nobody counts those of this process.
+      waits_for_network: whether steps have waited of late for the longest round trip to a host, rather than
+        for what they compute. More of them under way (`ahead`) would hide it.
     """
 
     backend: str
     hosts: tuple[HostStatus, ...]
     slices: tuple[SliceStatus, ...]
     steps: tuple[StepStatus, ...] = ()
+    waits_for_network: bool = False
+
+    @property
+    def longest_round_trip(self) -> tuple[int, float] | None:
+        """The host that is the farthest, and the seconds to it and back; None when that is not known."""
+        known = [(host.host, host.round_trip) for host in self.hosts if host.round_trip is not None]
+        return max(known, key=lambda each: each[1], default=None)
+
+    def _network(self) -> str:
+        if (longest := self.longest_round_trip) is None:
+            return ""
+        host, seconds = longest
+        waits = "steps wait for it; more of them under way (ahead=) would hide it"
+        return (
+            f"longest round trip: {seconds * 1e3:.3g} ms, to host {host}; "
+            f"{waits if self.waits_for_network else 'steps do not wait for it'}"
+        )
 
     def _tables(self) -> dict[str, list[tuple[str, ...]]]:
         hosts = [
@@ -115,11 +136,13 @@ class Status:
         return {name: rows for name, rows in shown.items() if len(rows) > 1}
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}\n{table(rows)}" for name, rows in self._tables().items())
+        tables = [f"{name}\n{table(rows)}" for name, rows in self._tables().items()]
+        return "\n".join([*tables, *filter(None, [self._network()])])
 
     def _repr_html_(self) -> str:
         """The tables, in a notebook."""
-        return "".join(f"<h4>{name}</h4>{html_table(rows)}" for name, rows in self._tables().items())
+        tables = "".join(f"<h4>{name}</h4>{html_table(rows)}" for name, rows in self._tables().items())
+        return f"{tables}<p>{self._network()}</p>" if self._network() else tables
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -214,6 +214,42 @@ with refused(RuntimeError, "Array has been deleted"):
 """)
 
 
+def test_a_tree_of_handles_is_asked_for_before_any_is_waited_for():
+    """One round trip in all, not one each."""
+    run("""
+pw.connect(hosts=2)
+a, b = (pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+program = pw.program(lambda x: (a(x), b(x), a(x + 1)))
+tree = program(np.float32([1, 2]))
+seen = []
+for name in ("ask", "fetch"):
+    def noted(*args, name=name, do=getattr(controller(), name)):
+        seen.append(name)
+        return do(*args)
+
+    setattr(controller(), name, noted)
+assert_equal(jax.device_get(tree), ([2, 4], [2, 4], [4, 6]))
+assert seen == ["ask"] * 3 + ["fetch"] * 3
+# Asking again, or reading it, asks no host.
+tree[0].copy_to_host_async()
+np.asarray(tree[0])
+assert len(seen) == 6
+other = program(np.float32([1, 2]))[0]
+other.copy_to_host_async()
+other.copy_to_host_async()
+other.delete()
+with refused(RuntimeError, "Array has been deleted"):
+    other.copy_to_host_async()
+assert seen[6:] == ["ask"]
+# What goes wrong is said by whoever reads it.
+last = program(np.float32([1, 2]))[1]
+os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+last.copy_to_host_async()
+with refused(HostError, "host 1"):
+    np.asarray(last)
+""")
+
+
 def test_what_xla_made_of_a_program_is_told():
     """As in one process: its memory, operations and text."""
     run("""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from pathways.runtime.control.effects import (
@@ -80,7 +81,7 @@ class Acting:
                     log.log(effect.level, "%s", effect.text)
                 case AskAlive():
                     # Never more than the system keeps for a worker that does not read: its deadline is first.
-                    self._watch(effect.gang, Ping(effect.number))
+                    self._ping(effect.gang, effect.number)
                 case AskReports():
                     for number in effect.hosts:
                         _say(self._islands.hosts[number].watch, Ask(effect.request))
@@ -103,6 +104,12 @@ class Acting:
             thread.join(timeout=10)
         end_all((host.process for host in self._islands.hosts), _END_SECONDS, grace=_END_SECONDS)
         self._starter.close()
+
+    def _ping(self, key: GangKey, number: int) -> None:
+        gang = self._islands.get(key)
+        for host in () if gang is None else gang.hosts:
+            host.round_trip.asked(number, time.monotonic())
+            _say(host.watch, Ping(number))
 
     def _watch(self, key: GangKey, message: Message) -> None:
         gang = self._islands.get(key)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.replies import HostRequest
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.controller.controller import Controller
 from pathways.runtime.hosts.controller.host import WHOLE, Location, ReplicaPart
@@ -21,6 +25,23 @@ from pathways.runtime.xla import pjrt
 
 SMALL = 1 << 20
 """Bytes up to which arithmetic outside of a program fetches an array."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coming:
+    """What one location was asked for.
+
+    Attributes:
+      location: the location.
+      number: that of the array there.
+      step: the run that makes it there; None when it was put there.
+      asked: the parts of the array that each host sends, and the question.
+    """
+
+    location: Location
+    number: int
+    step: Step | None
+    asked: list[tuple[list[tuple[slice, ...]], HostRequest]]
 
 
 class Array:
@@ -66,6 +87,8 @@ class Array:
         self._steps: dict[Location, Step] = {}
         self._deleted = False
         self._value: np.ndarray[Any, Any] | None = None
+        # What of it is on its way, or is here.
+        self._coming: list[_Coming] | None = None
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
@@ -160,6 +183,7 @@ class Array:
         with self._controller.order, self._controller.asking:
             self._deleted = True
             self._value = None
+            self._coming = None
             self.__del__()
             self._copies = {}
 
@@ -203,6 +227,21 @@ class Array:
         if self._deleted:
             raise RuntimeError(f"Array has been deleted with shape={self.dtype.name}{list(self.shape)}.")
 
+    def copy_to_host_async(self) -> None:
+        """Asks for its value, which `fetch` then waits for. So several arrays take one round trip together.
+
+        What goes wrong is an error of `fetch`.
+
+        Raises:
+          RuntimeError: it was deleted.
+        """
+        with self._lock:
+            self._check_alive()
+            if self._value is None and self._coming is None:
+                # A host that is gone now may not be the only one that has it later.
+                with contextlib.suppress(HostError):
+                    self._coming = self._ask()
+
     def fetch(self) -> np.ndarray[Any, Any]:
         """Its value; of typed PRNG keys that of their data.
 
@@ -213,13 +252,14 @@ class Array:
         with self._lock:
             self._check_alive()
             if self._value is None:
-                self._value = self._fetched()
+                coming, self._coming = self._coming, None
+                self._value = self._fetched(self._ask() if coming is None else coming)
             return self._value
 
-    def _fetched(self) -> np.ndarray[Any, Any]:
-        data = jax.eval_shape(jax.random.key_data, self.aval) if _is_key(self.aval) else self.aval
-        whole = np.empty(data.shape, data.dtype)
+    def _ask(self) -> list[_Coming]:
+        """Asks its hosts for all of it."""
         self._check_alive()
+        shape = self._data().shape
         # What replicas share lies in blocks; of what is in several places any will do.
         blocks: dict[ReplicaPart, Location] = {}
         # Those of hosts that are there first.
@@ -227,40 +267,62 @@ class Array:
             blocks.setdefault(location.part, location)
         # There may be copies that are cut otherwise.
         first = WHOLE if WHOLE in blocks else next(iter(blocks))
-        for part, location in blocks.items():
-            if (part.count, part.dim) == (first.count, first.dim):
-                self._fetch_part(part.of(whole), location)
-        whole.flags.writeable = False
-        return whole
+        return [
+            self._ask_for(part.shape(shape), location)
+            for part, location in blocks.items()
+            if (part.count, part.dim) == (first.count, first.dim)
+        ]
 
-    def _fetch_part(self, whole: np.ndarray[Any, Any], location: Location) -> None:
-        """Fills in what one of its locations has."""
-        parts = dict(different_shards(whole.shape, location.placement))
+    def _ask_for(self, shape: Sequence[int], location: Location) -> _Coming:
+        """Asks for what one of its locations has."""
+        parts = dict(different_shards(shape, location.placement))
+        itemsize = self._data().dtype.itemsize
         step, number = None, None
         try:
             with self._controller.asking:
                 number, step = self.number_at(location), self.step_at(location)
                 asked = [
-                    (
-                        [part for _, part in own],
-                        self._controller.ask(host, number, [n for n, _ in own], sizes),
-                    )
-                    for host, positions in location.holders.items()
-                    for own in [[(n, parts[at]) for n, at in enumerate(positions) if at in parts]]
-                    for sizes in [[whole[part].nbytes for _, part in own]]
+                    (own, self._controller.ask(host, number, positions, sizes))
+                    for host, held in location.holders.items()
+                    for positions in [[n for n, at in enumerate(held) if at in parts]]
+                    for own in [[parts[held[n]] for n in positions]]
+                    for sizes in [[itemsize * _elements(part) for part in own]]
                     if own
                 ]
-            for own_parts, request in asked:
+        except HostError:
+            self._explain(step, location, number)
+            raise
+        return _Coming(location, number, step, asked)
+
+    def _fetched(self, coming: list[_Coming]) -> np.ndarray[Any, Any]:
+        data = self._data()
+        whole = np.empty(data.shape, data.dtype)
+        for piece in coming:
+            self._fill(piece.location.part.of(whole), piece)
+        whole.flags.writeable = False
+        return whole
+
+    def _fill(self, whole: np.ndarray[Any, Any], piece: _Coming) -> None:
+        """Fills in what one of its locations has, when it is here."""
+        try:
+            for parts, request in piece.asked:
                 raw = self._controller.fetch(request)
-                for part, shard in zip(own_parts, raw, strict=True):
+                for part, shard in zip(parts, raw, strict=True):
                     whole[part] = np.frombuffer(shard, whole.dtype).reshape(whole[part].shape)
         except HostError:
-            # The run that should have made it knows whether another host is why.
-            if step is not None:
-                self._controller.wait(step, location, number)
+            self._explain(piece.step, piece.location, piece.number)
             raise
+        if piece.step is not None:
+            self._controller.settle(piece.step)
+
+    def _explain(self, step: Step | None, location: Location, number: int | None) -> None:
+        """Raises what the run says that should have made it: it knows whether another host is why."""
         if step is not None:
-            self._controller.settle(step)
+            self._controller.wait(step, location, number)
+
+    def _data(self) -> Any:
+        """Shape and dtype of what lies on hosts: of typed PRNG keys their data."""
+        return jax.eval_shape(jax.random.key_data, self.aval) if _is_key(self.aval) else self.aval
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         value = self.fetch()
@@ -336,6 +398,10 @@ class Array:
                 "this under pw.program, or say np.asarray(array) first"
             )
         return self._here()
+
+
+def _elements(part: Sequence[slice]) -> int:
+    return math.prod(dim.stop - dim.start for dim in part)
 
 
 def _is_key(aval: Any) -> bool:

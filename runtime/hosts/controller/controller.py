@@ -24,6 +24,7 @@ from pathways.runtime.hosts.controller.hearing import Hearing
 from pathways.runtime.hosts.controller.host import HostGang, HostProcess, Location
 from pathways.runtime.hosts.controller.hosted import HostedProgram, HostPart
 from pathways.runtime.hosts.controller.islands import Islands
+from pathways.runtime.hosts.controller.round_trips import WindowWaits
 from pathways.runtime.hosts.controller.shared_core import SharedCore, ignore
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.options import HostOptions
@@ -85,6 +86,7 @@ class Controller:
         self.order = threading.RLock()
         self.asking = threading.Lock()
         self._unneeded: Unused[HostedProgram] = Unused()
+        self._waits = WindowWaits()
         started = starter.start(range(len(settings.islands)), self._closed)
         numbers = [[host.index for host in hosts] for hosts in started]
         core = ClusterCore(numbers, _limits(settings.options), time.monotonic())
@@ -299,6 +301,7 @@ class Controller:
                 life.check_open()
                 while (oldest := life.window.blocker()) is not None:
                     self._answers.wait(oldest.is_done)
+                    self._waits.add(time.monotonic() - oldest.began)
             number = self._core.take_numbers(1 + program.most_outputs)
             step = Step(program.name, number, program.host_numbers, program.number, time.monotonic())
             frames: list[bytes] = []
@@ -461,6 +464,11 @@ class Controller:
             tuple(host.status(reports.get(host.index)) for host in self.hosts),
             tuple(step.status(now) for step in self._core.core.steps.unfinished()),
         )
+
+    def waits_for_network(self) -> bool:
+        """Whether steps wait for the round trip to the host that is the farthest, and for nothing else."""
+        known = [trip for host in [*self.hosts] if (trip := host.round_trip.seconds) is not None]
+        return self._waits.is_network(max(known, default=None))
 
     def _free(self) -> None:
         """Frees what nobody holds, in batches, where no step does so."""

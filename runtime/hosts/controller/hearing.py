@@ -134,7 +134,7 @@ class Hearing:
                 self.find_ended()
                 self._core.tell(Answered(host.index, message.request, failed(f"{host}: {message.error}")))
             case Pong():
-                pass
+                host.round_trip.answered(message.number, now)
             case Report():
                 self._core.tell(Answered(host.index, message.request, message.report))
             case Described():

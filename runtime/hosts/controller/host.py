@@ -11,6 +11,7 @@ import numpy as np
 
 from pathways.runtime.control.gang import Gang, Pulse
 from pathways.runtime.control.reports import HostReport
+from pathways.runtime.hosts.controller.round_trips import HostRoundTrip
 from pathways.runtime.hosts.launch.launching import WorkerProcess
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, Ready
 from pathways.runtime.hosts.protocol.wire import Connection
@@ -30,6 +31,7 @@ class HostProcess:
     Attributes:
       gang: the workers of its island.
       pulse: when it was heard of.
+      round_trip: how long a question to it and the answer take.
     """
 
     gang: HostGang
@@ -50,6 +52,7 @@ class HostProcess:
         self.arrays = connections["arrays"]
         self.watch = connections["watch"]
         self.ready = ready
+        self.round_trip = HostRoundTrip()
 
     def __str__(self) -> str:
         return f"host {self.index} ({self.island})"
@@ -78,6 +81,7 @@ class HostProcess:
             None if report is None else report.bytes,
             () if report is None else report.programs,
             None if problem is None else problem.text,
+            self.round_trip.seconds,
         )
 
     def leave(self) -> None:

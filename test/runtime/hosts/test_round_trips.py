@@ -1,0 +1,45 @@
+"""What is made of the times of questions and of steps."""
+
+from __future__ import annotations
+
+from pathways.runtime.hosts.controller.round_trips import HostRoundTrip, WindowWaits
+from pathways.runtime.resources.status import HostStatus, Status
+
+
+def test_a_round_trip_is_the_least_of_the_last_few():
+    trip = HostRoundTrip()
+    assert trip.seconds is None
+    for number in range(3):
+        trip.asked(number, now=number)
+    # A question may be sent before the answer to another one has come; nothing is made of what was not asked.
+    trip.answered(0, now=0.75)
+    trip.answered(1, now=1.5)
+    trip.answered(7, now=1.5)
+    assert trip.seconds == 0.5
+    for number in range(10, 20):
+        trip.asked(number, now=number)
+        trip.answered(number, now=number + 1)
+    assert trip.seconds == 1
+
+
+def test_steps_wait_for_the_network_where_they_take_hardly_longer_than_a_round_trip():
+    waits = WindowWaits()
+    assert not waits.is_network(0.04)
+    waits.add(0.05)
+    assert waits.is_network(0.04)
+    assert not waits.is_network(None)
+    for _ in range(8):
+        waits.add(0.5)
+    assert not waits.is_network(0.04)
+
+
+def test_the_farthest_host_is_named():
+    hosts = tuple(
+        HostStatus(n, f"island{n}", 1, "cpu", 1, 0, 0, (), None, seconds)
+        for n, seconds in enumerate((None, 0.0004, 0.0402))
+    )
+    shown = str(Status("hosts", hosts, (), (), waits_for_network=True))
+    assert shown.splitlines()[-1].startswith(
+        "longest round trip: 40.2 ms, to host 2; steps wait for it; more"
+    )
+    assert "round trip" not in str(Status("local", hosts[:1], ()))
