@@ -20,28 +20,7 @@ if TYPE_CHECKING:
         referenced_symbols,
         symbol_table,
     )
-    from pathways.dialect.operations.ops import (
-        OPERATIONS,
-        AllGatherOp,
-        AllReduceOp,
-        CarryOp,
-        ChannelOp,
-        ConstantOp,
-        IndexOp,
-        LaunchOp,
-        LoopOp,
-        MirrorOp,
-        NextOp,
-        RecvOp,
-        ReduceOp,
-        ReduceScatterOp,
-        ReleaseOp,
-        ReplicaOp,
-        SendOp,
-        SliceOp,
-        SplitOp,
-        TransferOp,
-    )
+    from pathways.dialect.operations.ops import *  # noqa: F403
     from pathways.dialect.operations.placement import (
         Slices,
         argument_attrs,
@@ -61,32 +40,13 @@ if TYPE_CHECKING:
     from pathways.dialect.verification.verifier import problems, verify
 
 _MODULES = {
-    "AllGatherOp": "operations.ops",
-    "AllReduceOp": "operations.ops",
-    "CarryOp": "operations.ops",
-    "ChannelOp": "operations.ops",
-    "ConstantOp": "operations.ops",
     "FORMS": "verification.forms",
     "Form": "verification.forms",
-    "IndexOp": "operations.ops",
-    "LaunchOp": "operations.ops",
-    "LoopOp": "operations.ops",
-    "MirrorOp": "operations.ops",
-    "NextOp": "operations.ops",
     "OPERATIONS": "operations.ops",
     "Origin": "attributes.origins",
     "PwOp": "operations.operation",
-    "RecvOp": "operations.ops",
-    "ReduceOp": "operations.ops",
-    "ReduceScatterOp": "operations.ops",
-    "ReleaseOp": "operations.ops",
-    "ReplicaOp": "operations.ops",
-    "SendOp": "operations.ops",
-    "SliceOp": "operations.ops",
     "Slices": "operations.placement",
-    "SplitOp": "operations.ops",
     "Trait": "operations.traits",
-    "TransferOp": "operations.ops",
     "argument_attrs": "operations.placement",
     "argument_slices": "operations.placement",
     "donated_arguments": "operations.placement",
@@ -114,64 +74,12 @@ _MODULES = {
     "verify": "verification.verifier",
 }
 
-__all__ = [
-    "FORMS",
-    "OPERATIONS",
-    "AllGatherOp",
-    "AllReduceOp",
-    "CarryOp",
-    "ChannelOp",
-    "ConstantOp",
-    "Form",
-    "IndexOp",
-    "LaunchOp",
-    "LoopOp",
-    "MirrorOp",
-    "NextOp",
-    "Origin",
-    "PwOp",
-    "RecvOp",
-    "ReduceOp",
-    "ReduceScatterOp",
-    "ReleaseOp",
-    "ReplicaOp",
-    "SendOp",
-    "SliceOp",
-    "Slices",
-    "SplitOp",
-    "Trait",
-    "TransferOp",
-    "argument_attrs",
-    "argument_slices",
-    "donated_arguments",
-    "form_of",
-    "inlined_func_call",
-    "loop_of",
-    "loop_of_op",
-    "make_context",
-    "make_slices",
-    "nested_ops",
-    "op_has",
-    "ops_named",
-    "problems",
-    "read_slices",
-    "referenced_symbols",
-    "result_attrs",
-    "result_slices",
-    "set_argument_attrs",
-    "set_form",
-    "set_loop",
-    "set_result_attrs",
-    "slices_of",
-    "slices_of_op",
-    "symbol_table",
-    "verify",
-]
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    # The operations are listed in `operations/ops.py` alone.
+    module = _MODULES.get(name, "operations.ops" if name.endswith("Op") else None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value

@@ -5,24 +5,36 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
 
 from pathways.compiler.backends.backend import Scheduled
 from pathways.compiler.frontend.arguments import Signature
 from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.phases import run_phases
-from pathways.dialect import make_context
+from pathways.dialect import (
+    SliceOp,
+    TransferOp,
+    make_context,
+    make_slices,
+    set_argument_attrs,
+    set_form,
+    set_result_attrs,
+)
 from pathways.dialect.attributes.dtypes import element_name
+from pathways.dialect.attributes.meshes import Sharding
+from pathways.dialect.attributes.names import MAIN, SHARDING, SLICE
+from pathways.dialect.attributes.shardings import make_mesh, make_sharding
+from pathways.dialect.verification.forms import PLACED
 from pathways.passes.pipeline import Options
 from pathways.runtime.hosts.controller.array import Array
 from pathways.runtime.hosts.controller.controller import Controller
 from pathways.runtime.hosts.controller.host import Location
 from pathways.runtime.hosts.controller.hosted import HostedProgram
-from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.resources.manager import Binding
@@ -83,7 +95,7 @@ class _Move:
 
 
 class _KeptProgram:
-    """A program that is unloaded when nobody has it any more."""
+    """A program that is unloaded when it is no longer used."""
 
     def __init__(self, controller: Controller, program: HostedProgram) -> None:
         self.program = program
@@ -133,7 +145,7 @@ def _loaded(controller: Controller, load: Load, moves: tuple[_Move, ...]) -> _Ke
 
 
 def _run(controller: Controller, program: HostedProgram, going: Sequence[tuple[Array, _Move]]) -> None:
-    # Another thread may donate them, too: before, which is an error, or behind.
+    # Another thread may donate them, too: before, which is an error, or after.
     with controller.order:
         arguments = {
             island: [going[port.number][0].number_at(going[port.number][1].source) for port in ports]
@@ -153,8 +165,7 @@ def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:
     for move in moves:
         for slice in _slices(move):
             slices.setdefault(slice, f"place{len(slices)}")
-    text = "\n".join(_text(moves, slices))
-    forms = run_phases(ir.Module.parse(text, make_context()), NAME, Options())
+    forms = run_phases(_module(moves, slices), NAME, Options())
     avals = tuple(jax.core.ShapedArray(move.shape, jax.numpy.dtype(move.dtype)) for move in moves)
     out_tree = jax.tree.structure((0,) * len(moves))
     interface = Interface(
@@ -190,32 +201,38 @@ def _binding(slice: Slice) -> Binding:
     return Binding(tuple(by_id[n] for n in ids), shape, axis_names, NAME)
 
 
-def _text(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> Iterator[str]:
+def _module(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> ir.Module:
     """The module, in the form `placed`."""
-    yield f'module @{NAME} attributes {{pw.form = "placed"}} {{'
-    for (*_, shape, axis_names), name in slices.items():
-        axes = ", ".join(f'"{axis}"={size}' for axis, size in zip(axis_names, shape, strict=True))
-        yield f"sdy.mesh @mesh_{name} = <[{axes}]>"
-        yield f'"pw.slice"() {{sym_name = "{name}", mesh = @mesh_{name}}} : () -> ()'
-    arguments, results, body = [], [], []
-    for n, move in enumerate(moves):
-        type_ = f"tensor<{'x'.join([*map(str, move.shape), element_name(move.dtype)])}>"
-        source, target = (slices[slice] for slice in _slices(move))
-        here, there = (
-            _sharding(name, where.placement) for name, where in ((source, move.source), (target, move.target))
-        )
-        arguments.append(f"%a{n}: {type_} {{pw.slice = @{source}, sdy.sharding = {here}}}")
-        results.append(f"{type_} {{pw.slice = @{target}, sdy.sharding = {there}}}")
-        body.append(
-            f'%r{n} = "pw.transfer"(%a{n}) {{slice = @{target}, sharding = {there}}} : ({type_}) -> {type_}'
-        )
-    yield f"func.func public @main({', '.join(arguments)}) -> ({', '.join(results)}) {{"
-    yield from body
-    types = ", ".join(result.partition(" {")[0] for result in results)
-    yield f"return {', '.join(f'%r{n}' for n in range(len(moves)))} : {types}"
-    yield "}}"
+    names = [tuple(slices[slice] for slice in _slices(move)) for move in moves]
+    with make_context(), ir.Location.unknown():
+        module = ir.Module.create()
+        module.operation.attributes["sym_name"] = ir.StringAttr.get(NAME)
+        set_form(module, PLACED)
+        types = [ir.RankedTensorType.get(m.shape, ir.Type.parse(element_name(m.dtype))) for m in moves]
+        with ir.InsertionPoint(module.body):
+            for (*_, shape, axis_names), name in slices.items():
+                make_mesh(_mesh_of(name), zip(axis_names, shape, strict=True))
+                SliceOp.build(sym_name=name, mesh=_mesh_of(name))
+            main = func.FuncOp(MAIN, (types, types), visibility="public")
+        sources = [_attrs(name, move.source) for (name, _), move in zip(names, moves, strict=True)]
+        targets = [_attrs(name, move.target) for (_, name), move in zip(names, moves, strict=True)]
+        set_argument_attrs(main, sources)
+        set_result_attrs(main, targets)
+        block = main.add_entry_block()
+        with ir.InsertionPoint(block):
+            moved = [
+                TransferOp.build([value], [value.type], slice=name, sharding=attrs[SHARDING]).results[0]
+                for value, (_, name), attrs in zip(block.arguments, names, targets, strict=True)
+            ]
+            func.ReturnOp(moved)
+    return module
 
 
-def _sharding(slice: str, layout: DeviceLayout) -> str:
-    dims = ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes) + "}" for axes in layout.dims)
-    return f"#sdy.sharding<@mesh_{slice}, [{dims}]>"
+def _attrs(slice: str, where: Location) -> dict[str, ir.Attribute]:
+    """Where an argument or result is, and how it lies there."""
+    sharding = make_sharding(_mesh_of(slice), Sharding(where.placement.dims))
+    return {SLICE: make_slices([slice]), SHARDING: sharding}
+
+
+def _mesh_of(slice: str) -> str:
+    return f"mesh_{slice}"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from jax.sharding import PartitionSpec
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
 
 from pathways.compiler.frontend.specs import Spec, dims_of
 from pathways.compiler.frontend.trace_state import slice_named
@@ -22,7 +21,7 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.attributes.names import ARGUMENT_INFO, DONOR, KEYS, MAIN, SPEC
-from pathways.dialect.attributes.shardings import read_mesh
+from pathways.dialect.attributes.shardings import make_mesh, read_mesh
 from pathways.dialect.operations.metadata import CallMetadata
 from pathways.passes.util.functions import unique_name
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -55,11 +54,7 @@ def declare_slices(module: ir.Module, names: Iterable[str]) -> dict[str, Virtual
             base = "mesh_" + "x".join(map(str, virtual.shape))
             taken = symbol_table(module)
             meshes[axes] = base if base not in taken else f"{base}_{'_'.join(virtual.axis_names)}"
-            attributes = {
-                "sym_name": ir.StringAttr.get(meshes[axes]),
-                "mesh": sdy.MeshAttr.get([sdy.MeshAxisAttr.get(n, s) for n, s in axes]),
-            }
-            ip.insert(ir.Operation.create("sdy.mesh", attributes=attributes))
+            make_mesh(meshes[axes], axes, ip)
     for symbol, virtual in ordered.items():
         mesh = meshes[tuple(zip(virtual.axis_names, virtual.shape, strict=True))]
         overlap = True if virtual.overlap else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
+from pathways.dialect.attributes.blocks import whole_shape
 from pathways.dialect.attributes.fields import NATURAL, entries_of
 from pathways.dialect.attributes.names import MOST_DEVICES, REPLICA
 
@@ -41,7 +42,7 @@ class ReplicaPort:
 
     def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of what callers know, of that of what a replica has."""
-        return tuple(n * self.count if dim == self.split else n for dim, n in enumerate(shape))
+        return whole_shape(shape, self.split, self.count)
 
 
 def is_replica_port(attribute: ir.Attribute) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
@@ -16,6 +16,13 @@ def read_mesh(mesh: ir.OpView) -> Mesh:
     """The axes of an `sdy.mesh`."""
     axes = [sdy.MeshAxisAttr(a) for a in sdy.MeshAttr(mesh.attributes["mesh"]).axes]
     return Mesh(tuple((a.name, a.size) for a in axes))
+
+
+def make_mesh(name: str, axes: Iterable[tuple[str, int]], ip: ir.InsertionPoint | None = None) -> None:
+    """Declares an `sdy.mesh` of some axes, major to minor, at the insertion point."""
+    mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(axis, size) for axis, size in axes])
+    attributes = {"sym_name": ir.StringAttr.get(name), "mesh": mesh}
+    ir.Operation.create("sdy.mesh", attributes=attributes, ip=ip)
 
 
 def is_sharding(attribute: ir.Attribute) -> bool:

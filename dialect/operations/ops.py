@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
+from pathways.dialect.attributes.blocks import whole_shape
 from pathways.dialect.attributes.fields import (
     ELEMENTS,
     NATURAL,
@@ -678,7 +679,7 @@ def _check_shares(
         emit("expected operands and results of one type each, ranked tensors of static shape")
         return
     (whole,), (block,) = types
-    shape = [n * count if dim == op.dim else n for dim, n in enumerate(block.shape)]
+    shape = list(whole_shape(block.shape, op.dim, count))
     if op.dim >= block.rank:
         emit(f"names dimension {op.dim}, but {block} has {block.rank}")
     elif list(whole.shape) != shape or whole.element_type != block.element_type:
@@ -813,7 +814,7 @@ def _check_blocks(whole: ir.Value, block: ir.Value, count: int, what: str, emit:
     if not shape:
         emit("a scalar has no leading dimension to divide into microbatches")
         return
-    expected = [shape[0] * count, *shape[1:]]
+    expected = list(whole_shape(shape, 0, count))
     if list(whole.type.shape) != expected or whole.type.element_type != block.type.element_type:
         dims = "".join(f"{size}x" for size in expected)
         emit(

@@ -31,7 +31,7 @@ from pathways.passes.schedule.policies.registry import PROGRAM
 from pathways.passes.schedule.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.schedule_file import loops_with_halves
 from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
+from pathways.passes.util.functions import body_block, erase_unused_functions, inline_call
 from pathways.passes.util.operations import byte_size, captured, has_side_effect
 
 _BARRIER = "stablehlo.optimization_barrier"
@@ -294,11 +294,7 @@ class _Splitter:
         while calls := [op for op in nested_ops(function) if op.operation.name == "func.call"]:
             for call in calls:
                 (name,) = referenced_symbols(call)
-                with ir.InsertionPoint(call), call.operation.location:
-                    results = inlined(self.symbols[name], list(call.operands))
-                for old, new in zip(call.results, results, strict=True):
-                    old.replace_all_uses_with(new)
-                call.operation.erase()
+                inline_call(call, self.symbols[name])
         for op in list(nested_ops(function)):
             if op.operation.name != _BARRIER or len(op.operands) == 1:
                 continue

@@ -47,7 +47,7 @@ from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.util.functions import (
     body_block,
     erase_unused_functions,
-    inlined,
+    inline_call,
     referenced_functions,
     rename_references,
     unique_name,
@@ -194,11 +194,7 @@ class _Importer:
                 self.flattened.add(name)
                 self.inline_calls(callee)
             self.move_loops(callee, function)
-            with ir.InsertionPoint(op), op.operation.location:
-                results = inlined(callee, list(op.operands))
-            for old, new in zip(op.results, results, strict=True):
-                old.replace_all_uses_with(new)
-            op.operation.erase()
+            inline_call(op, callee)
 
     def move_loops(self, function: ir.OpView, target: ir.OpView) -> None:
         """Makes the loops of a function those of the one that it is copied to.

@@ -18,7 +18,7 @@ from pathways.passes.loops.compile_cost import LARGE_LOOP, CompileCost
 from pathways.passes.loops.positions import renumber
 from pathways.passes.manager.base import Pass, main_function, option
 from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
+from pathways.passes.util.functions import body_block, erase_unused_functions, inline_call
 from pathways.passes.util.operations import captured, has_side_effect, replace_operands
 
 
@@ -81,11 +81,7 @@ def _inline_loops(function: ir.OpView, symbols: Mapping[str, ir.OpView], cost: C
         if op.operation.name != "func.call" or not cost.holds_large_loop(op.attributes["callee"].value):
             continue
         before = set(body_block(function).operations)
-        with ir.InsertionPoint(op), op.operation.location:
-            results = inlined(symbols[op.attributes["callee"].value], list(op.operands))
-        for old, new in zip(op.results, results, strict=True):
-            old.replace_all_uses_with(new)
-        op.operation.erase()
+        inline_call(op, symbols[op.attributes["callee"].value])
         pending += [new for new in body_block(function).operations if new not in before]
 
 

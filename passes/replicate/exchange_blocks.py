@@ -8,6 +8,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import ReduceScatterOp
+from pathways.dialect.attributes.blocks import block_bounds
 from pathways.passes.replicate.buckets import (
     Bucket,
     Exchange,
@@ -140,7 +141,6 @@ class BlockExchanges(Exchanger):
 def _block(value: ir.Value, dim: int, number: int, count: int) -> ir.Value:
     """One of equal blocks of a dimension."""
     shape = list(ir.RankedTensorType(value.type).shape)
-    size = shape[dim] // count
     starts, limits = [0] * len(shape), list(shape)
-    starts[dim], limits[dim] = number * size, (number + 1) * size
+    starts[dim], limits[dim] = block_bounds(shape[dim], number, count)
     return stablehlo.slice(value, starts, limits, [1] * len(shape))

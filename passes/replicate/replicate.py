@@ -33,6 +33,7 @@ from pathways.dialect import (
     set_argument_attrs,
     set_result_attrs,
 )
+from pathways.dialect.attributes.blocks import block_shape
 from pathways.dialect.attributes.fields import NATURAL
 from pathways.dialect.attributes.meshes import Sharding
 from pathways.dialect.attributes.names import BLOCK, CONSTANT, MOST_OPERATIONS, REPLICA, SLICE
@@ -266,8 +267,8 @@ class _Replicator:
 
     def rows_of(self, type_: ir.Type) -> ir.RankedTensorType:
         """The type of what one replica has of the rows of an array."""
-        rows, *others = ir.RankedTensorType(type_).shape
-        return ir.RankedTensorType.get([rows // self.count, *others], ir.RankedTensorType(type_).element_type)
+        tensor = ir.RankedTensorType(type_)
+        return ir.RankedTensorType.get(block_shape(tensor.shape, 0, self.count), tensor.element_type)
 
     def repeat(self, op: ir.OpView, ip: ir.InsertionPoint) -> None:
         """Repeats an operation on every replica."""

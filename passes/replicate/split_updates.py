@@ -12,7 +12,6 @@ from pathways.dialect import (
     AllReduceOp,
     LaunchOp,
     ReduceScatterOp,
-    ReplicaOp,
     TransferOp,
     argument_attrs,
     nested_ops,
@@ -26,10 +25,11 @@ from pathways.dialect.attributes.names import BLOCK
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
 from pathways.passes.manager.base import Pass, main_function, remark
+from pathways.passes.replicate.replica_numbers import ReplicaNumbers
 from pathways.passes.replicate.split_launch import SplitLaunch
 from pathways.passes.replicate.splitting import OuterLaunch, Splitting, decide, main_key
 from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, inlined, set_signature
+from pathways.passes.util.functions import body_block, erase_unused_functions, inline_call, set_signature
 from pathways.passes.util.operations import has_side_effect
 from pathways.passes.util.replica_count import replicas_of
 
@@ -101,11 +101,7 @@ def _flattened(name: str, symbols: dict[str, ir.OpView], computations: Computati
     function = computations.variant(name, f"{name}_flat")
     while calls := [op for op in nested_ops(function) if op.operation.name == "func.call"]:
         for op in calls:
-            with ir.InsertionPoint(op), op.operation.location:
-                results = inlined(symbols[op.callee.value], list(op.operands))
-            for old, new in zip(op.results, results, strict=True):
-                old.replace_all_uses_with(new)
-            op.operation.erase()
+            inline_call(op, symbols[op.callee.value])
     return function
 
 
@@ -127,7 +123,7 @@ class _UpdateSplitter:
         """The block of each value that is split."""
         self.wholes: dict[ir.Value, ir.Value] = {}
         """What was put together of blocks, or made as a whole anew."""
-        self.numbers: dict[str, ir.Value] = {}
+        self.numbers = ReplicaNumbers(main)
 
     def run(self) -> None:
         *operations, terminator = body_block(self.main).operations
@@ -172,7 +168,7 @@ class _UpdateSplitter:
         split = SplitLaunch(self.launches[op], self.splitting, self.layouts, self.computations)
 
         def operand(value: ir.Value | None, is_block: bool) -> ir.Value:
-            return self.number(op.slice) if value is None else self.operand(value, is_block)
+            return self.numbers.on(op.slice) if value is None else self.operand(value, is_block)
 
         for old, new in zip(op.results, split.build(operand), strict=True):
             (self.wholes if self.dim(old) is None else self.blocks)[old] = new
@@ -196,14 +192,6 @@ class _UpdateSplitter:
                 slice=place,
             ).results[0]
         return self.wholes.get(value, value)
-
-    def number(self, place: str) -> ir.Value:
-        """The number of the replica on a slice."""
-        if place not in self.numbers:
-            scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
-            ip = ir.InsertionPoint.at_block_begin(body_block(self.main))
-            self.numbers[place] = ReplicaOp.build([], [scalar], slice=place, ip=ip).results[0]
-        return self.numbers[place]
 
     def finish(self, terminator: ir.OpView) -> None:
         """Returns blocks in the places of arguments that are blocks, all else as a whole."""

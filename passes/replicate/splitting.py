@@ -20,6 +20,7 @@ from pathways.dialect import (
     result_attrs,
     slices_of,
 )
+from pathways.dialect.attributes.blocks import block_shape
 from pathways.dialect.attributes.names import ARGUMENT_INFO, CONSTANT, KEYS, SLICE
 from pathways.dialect.attributes.shardings import decided_inside
 from pathways.dialect.relations.layouts import Layouts
@@ -108,8 +109,7 @@ class Splitting:
     def block_type(self, whole: ir.Type, dim: int) -> ir.RankedTensorType:
         """The type of a block of an array."""
         tensor = ir.RankedTensorType(whole)
-        shape = [n // self.count if d == dim else n for d, n in enumerate(tensor.shape)]
-        return ir.RankedTensorType.get(shape, tensor.element_type)
+        return ir.RankedTensorType.get(block_shape(tensor.shape, dim, self.count), tensor.element_type)
 
 
 def decide(

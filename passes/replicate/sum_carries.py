@@ -9,15 +9,15 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.dialect import AllReduceOp, LaunchOp, NextOp, ReplicaOp
+from pathways.dialect import AllReduceOp, LaunchOp, NextOp
 from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
 from pathways.passes.manager.base import Pass, main_function, remark
 from pathways.passes.replicate.buckets import settled
+from pathways.passes.replicate.replica_numbers import ReplicaNumbers
 from pathways.passes.replicate.slopes import is_float, slopes_of_carries
 from pathways.passes.util.computations import Body, Computations
-from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import zeros_of
 from pathways.passes.util.replica_count import replicas_of
 
@@ -65,7 +65,7 @@ class _Summer:
         self.layouts = layouts
         self.computations = Computations(module, layouts.symbols)
         self.count = count
-        self.numbers: dict[str, ir.Value] = {}
+        self.numbers = ReplicaNumbers(main)
 
     def sum_apart(self, op: NextOp, slope: float, microbatches: int) -> None:
         """Lets each replica carry a value of its own, and sums what all of them end with."""
@@ -102,7 +102,7 @@ class _Summer:
             weight = stablehlo.reshape(ir.RankedTensorType.get([], element), weight)
             return [stablehlo.multiply(value, stablehlo.broadcast_in_dim(value.type, weight, []))]
 
-        return self.launch("weighted", [end, self.number(op.slice)], op, body, tuple(weights))
+        return self.launch("weighted", [end, self.numbers.on(op.slice)], op, body, tuple(weights))
 
     def with_first(self, op: NextOp, first: ir.Value, total: ir.Value, weight: float) -> ir.Value:
         """The sum over replicas with what comes of the first value."""
@@ -142,11 +142,3 @@ class _Summer:
         home = self.layouts.meshes[place]
         layout = self.layouts.of(value, place)
         return make_sharding(home.symbol, layout) if home.mesh.size > 1 else None
-
-    def number(self, place: str) -> ir.Value:
-        """The number of the replica on a slice."""
-        if place not in self.numbers:
-            scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
-            ip = ir.InsertionPoint.at_block_begin(body_block(self.main))
-            self.numbers[place] = ReplicaOp.build([], [scalar], slice=place, ip=ip).results[0]
-        return self.numbers[place]

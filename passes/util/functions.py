@@ -68,6 +68,15 @@ def inlined(function: ir.OpView, operands: Sequence[ir.Value]) -> list[ir.Value]
     return list(inlined_func_call(function.operation, operands))
 
 
+def inline_call(call: ir.OpView, callee: ir.OpView) -> None:
+    """Replaces a `func.call` by a copy of the body of what it calls, and erases it."""
+    with ir.InsertionPoint(call), call.operation.location:
+        results = inlined(callee, list(call.operands))
+    for old, new in zip(call.results, results, strict=True):
+        old.replace_all_uses_with(new)
+    call.operation.erase()
+
+
 def referenced_functions(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> Iterator[ir.OpView]:
     """The functions that an operation names: those it calls, and bodies of what it does."""
     for name in referenced_symbols(op):

@@ -1,0 +1,20 @@
+"""Equal blocks of one dimension of an array: those of replicas, and those of microbatches. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def block_shape(whole: Sequence[int], dim: int | None, count: int) -> tuple[int, ...]:
+    """The shape of each of `count` equal blocks along a dimension; `whole` itself for no dimension."""
+    return tuple(size // count if n == dim else size for n, size in enumerate(whole))
+
+
+def whole_shape(block: Sequence[int], dim: int | None, count: int) -> tuple[int, ...]:
+    """The shape of an array of which each block has a shape: the inverse of `block_shape`."""
+    return tuple(size * count if n == dim else size for n, size in enumerate(block))
+
+
+def block_bounds(size: int, number: int, count: int) -> tuple[int, int]:
+    """The first and last-plus-one element of a block along a dimension of `size` elements."""
+    return number * (size // count), (number + 1) * (size // count)
