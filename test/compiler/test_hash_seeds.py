@@ -67,7 +67,7 @@ def test_forms_and_bundles_are_equal(written: list[dict[str, bytes]], program: s
 
 
 def test_halves_are_equal() -> None:
-    examples = Path(__file__).parents[1] / "passes" / "place" / "split_backward.mlir"
+    examples = Path(__file__).parents[1] / "passes" / "backward" / "split_backward.mlir"
     pipeline = "pw-split-backward{policy=zb-h1},pw-propagate-shardings,pw-lower-transfers"
     command = ("-m", "pathways.tools.pw_opt", examples, "--split-input-file", "-p", pipeline)
     first, *others = (run(seed, *command).stdout for seed in SEEDS)
