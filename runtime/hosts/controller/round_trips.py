@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-_KEPT = 8
+_KEPT = 4
 _PENDING = 64
 
 _SHARE = 0.5

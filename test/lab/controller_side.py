@@ -1,0 +1,151 @@
+"""A controller on a machine of the lab: trains a pipeline over hosts as it is told, a line of JSON each.
+
+It begins by training the same in this process. Each answer is a line of JSON: how long it took, and the sum
+of all bits of the weights after it, or the error.
+
+  {"do": "train", "steps": 3}      from the first weights, each step from what the last one left
+  {"do": "touch", "steps": 100}    steps of one host that do next to nothing
+  {"do": "fetch"}                  eight results in one `jax.device_get`
+  {"do": "move", "size": 1048576}  an array of so many bytes from the first host to the last
+  {"do": "status"}                 `pw.status()`
+  {"do": "addresses"}              the processes of all hosts, and where they listen
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pathways as pw
+from pathways.runtime.hosts.controller.connect import controller
+
+SAID = json.loads(sys.argv[1])
+STAGES, MICROBATCHES, WIDTH, ROWS = SAID["stages"], SAID.get("microbatches", 8), 16, 4
+
+
+def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w)
+
+
+def loss_of_layer(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.mean((layer(w, x) - y) ** 2)
+
+
+def training(slices: Sequence[Any]) -> Any:
+    """A step of a pipeline over some slices."""
+    layers = [pw.jit(layer, devices=slice) for slice in slices[:-1]]
+    layers.append(pw.jit(loss_of_layer, devices=slices[-1]))
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x, y = batch
+        for w, fun in zip(weights[:-1], layers[:-1], strict=True):
+            x = fun(w, x)
+        return layers[-1](weights[-1], x, y)
+
+    def step(weights: Any, batch: Any) -> Any:
+        value, grads = pw.accumulate(jax.value_and_grad(loss), MICROBATCHES)(weights, batch)
+        return value, [w - 0.1 * grad for w, grad in zip(weights, grads, strict=True)]
+
+    return pw.program(step, schedule=SAID.get("schedule", "1f1b"))
+
+
+def trained(program: Any, steps: int) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    weights = list(random.standard_normal((STAGES, WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5)
+    batch = tuple(random.standard_normal((2, MICROBATCHES * ROWS, WIDTH)).astype(np.float32))
+    for _ in range(steps):
+        value, weights = program(weights, batch)
+    bits = [np.asarray(leaf).tobytes() for leaf in jax.device_get((value, weights))[1]]
+    return {"sum": hashlib.sha256(b"".join(bits)).hexdigest()}
+
+
+class Hosts:
+    """What it is told to do on hosts."""
+
+    def __init__(self) -> None:
+        devices = pw.make_virtual_device_set()
+        names = [f"island{n % len(pw.cluster().islands)}" for n in range(STAGES)]
+        slices = [devices.add_slice((1,), ("x",), island=name) for name in names]
+        self.training = training(slices)
+        first = pw.jit(lambda x: x + 1, devices=slices[0])
+        self.touching = pw.program(lambda x: first(x))
+        self.making = pw.program(lambda x: [first(x + n) for n in range(8)])
+        double = pw.jit(lambda x: x * 2, devices=slices[-1])
+        self.moving = pw.program(lambda x: double(x))
+
+    def train(self, steps: int) -> dict[str, Any]:
+        return trained(self.training, steps)
+
+    def touch(self, steps: int) -> dict[str, Any]:
+        x = np.float32([1])
+        for _ in range(steps):
+            x = self.touching(x)
+        return {"sum": str(float(x[0]))}
+
+    def fetch(self) -> dict[str, Any]:
+        results = jax.block_until_ready(self.making(np.float32([0])))
+        began = time.monotonic()
+        values = jax.device_get(results)
+        return {"took": time.monotonic() - began, "sum": str([float(value[0]) for value in values])}
+
+    def move(self, size: int) -> dict[str, Any]:
+        made = self.touching(np.zeros(size // 4, np.float32)).block_until_ready()
+        began = time.monotonic()
+        moved = self.moving(made).block_until_ready()
+        return {"took": time.monotonic() - began, "sum": str(moved.shape)}
+
+    def status(self) -> dict[str, Any]:
+        began = time.monotonic()
+        status = pw.status()
+        return {"took": time.monotonic() - began, "text": str(status)}
+
+    def addresses(self) -> dict[str, Any]:
+        found = controller()
+        assert found is not None
+        return {
+            "pids": [host.process.pid for host in found.hosts],
+            "data": [host.ready.data_address for host in found.hosts],
+            "probe": [host.ready.probe_address for host in found.hosts],
+        }
+
+
+def main() -> None:
+    """Connects, says so, and does what it is told."""
+    # In this process first.
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(STAGES)]
+    here = training(slices)
+    expected = [trained(here, steps)["sum"] for steps in (1, 2, 3)]
+    for slice in slices:
+        pw.release(slice)
+    options = pw.HostOptions(**SAID.get("options", {}))
+    islands = [pw.Island(hosts=island) for island in SAID["islands"]]
+    began = time.monotonic()
+    try:
+        pw.connect(islands=islands, bind=SAID["bind"], start=SAID["start"], options=options)
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}))
+        return
+    hosts = Hosts()
+    print(json.dumps({"expected": expected, "seconds": time.monotonic() - began}), flush=True)
+    for line in sys.stdin:
+        told = json.loads(line)
+        do = getattr(hosts, told.pop("do"))
+        began = time.monotonic()
+        try:
+            answer = do(**told)
+        except (pw.HostError, RuntimeError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"seconds": time.monotonic() - began, **answer}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

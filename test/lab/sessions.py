@@ -1,0 +1,135 @@
+"""A controller on machine 0 of a lab and workers on others, and what they are told to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lab import Lab
+
+SCRIPT = Path(__file__).with_name("controller_side.py")
+
+
+def compiled_code() -> list[str]:
+    """The folder of compiled code of this run, which machines of a lab may share."""
+    folder = os.environ.get("PW_CACHE_DIR", "")
+    return [folder] if Path(folder).is_dir() and folder.startswith("/tmp/") else []
+
+
+class Session:
+    """A cluster of a lab: machine 0 has the controller, each other one a host, as long as it is entered.
+
+    Args:
+      lab: the lab.
+      islands: the machines of each island; by default each machine but the first is one.
+      start: the command that starts a worker.
+      schedule: the policy that orders the pipeline.
+      stages: how many slices it has, on the islands in turn.
+      options: fields of `pathways.HostOptions`.
+
+    Attributes:
+      expected: the sums of the weights after 1, 2 and 3 steps in one process.
+      seconds: how long connecting took.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        islands: list[list[int]] | None = None,
+        *,
+        start: str | None = None,
+        schedule: str = "1f1b",
+        stages: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.lab = lab
+        islands = [[n] for n in range(1, lab.machines)] if islands is None else islands
+        said = {
+            "islands": [[lab.address(machine) for machine in island] for island in islands],
+            "bind": lab.address(0),
+            "start": start or lab.start,
+            "schedule": schedule,
+            "stages": len(islands) if stages is None else stages,
+            "options": options,
+        }
+        self._process = lab.popen(
+            0,
+            [sys.executable, str(SCRIPT), json.dumps(said)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PW_CPU_DEVICES": str(said["stages"])},
+        )
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.errors: list[str] = []
+        for work in (self._read, self._read_errors):
+            threading.Thread(target=work, daemon=True).start()
+
+    def __enter__(self) -> Session:
+        said = self.hear(120)
+        if "error" in said:
+            raise AssertionError(said["error"])
+        self.expected: list[str] = said["expected"]
+        self.seconds: float = said["seconds"]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.lab.kill(self._process)
+            raise AssertionError(f"the controller does not end; it wrote\n{''.join(self.errors)}") from None
+
+    def tell(self, do: str, **what: Any) -> None:
+        """Says what to do next."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **what}) + "\n")
+
+    def hear(self, seconds: float = 120) -> dict[str, Any]:
+        """The next answer.
+
+        Raises:
+          AssertionError: there is none in so many seconds: something hangs.
+        """
+        try:
+            answer = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            raise AssertionError(f"nothing for {seconds} s; it wrote\n{''.join(self.errors)}") from None
+        if answer is None:
+            raise AssertionError(f"the controller has ended; it wrote\n{''.join(self.errors)}")
+        return answer
+
+    def ask(self, do: str, **what: Any) -> dict[str, Any]:
+        """Has something done, and waits for it."""
+        self.tell(do, **what)
+        return self.hear()
+
+    def check(self, steps: int = 3) -> dict[str, Any]:
+        """Trains some steps, whose weights have to be those of one process, to the bit."""
+        answer = self.ask("train", steps=steps)
+        assert answer.get("sum") == self.expected[steps - 1], answer
+        return answer
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.errors.append(line)

@@ -1,0 +1,60 @@
+"""A controller and hosts on machines of their own: right values, whatever their network does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from lab import Lab, why_not
+from sessions import Session, compiled_code
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+
+def test_training_gives_the_bits_of_one_process_on_any_network():
+    with Lab(machines=3, shared=compiled_code()) as lab, Session(lab) as session:
+        session.check()
+        lab.delay(20e-3)
+        session.check()
+        lab.set((), delay=1e-3, loss=0.01)
+        session.check()
+        lab.set((), delay=1e-3, loss=0.0, rate=10e6)
+        session.check()
+
+
+def test_a_cut_that_is_shorter_than_the_heartbeat_costs_time_alone():
+    with Lab(machines=3, shared=compiled_code()) as lab, Session(lab, heartbeat=15) as session:
+        # Long enough not to be over before the cut.
+        lab.delay(20e-3)
+        session.check()
+        session.tell("train", steps=3)
+        time.sleep(0.1)
+        lab.cut()
+        time.sleep(5)
+        lab.heal()
+        answer = session.hear(60)
+        assert answer.get("sum") == session.expected[2], answer
+        assert answer["seconds"] > 5
+        session.check()
+
+
+def test_a_stranger_that_relays_challenges_becomes_no_host():
+    with (
+        Lab(machines=4, shared=compiled_code()) as lab,
+        Session(lab, [[1], [2]], ports=(7000, 7030)) as session,
+    ):
+        session.check()
+        at = session.ask("addresses")
+        script = str(Path(__file__).with_name("stranger.py"))
+        said = lab.run(
+            3,
+            [sys.executable, script, "0", "1", lab.address(0), at["data"][0], at["probe"][1], "7000", "7030"],
+        )
+        assert "challenged" in said.stdout, said
+        assert "welcomed" not in said.stdout
+        # The host whose process the stranger has ended is back.
+        session.check()
+        assert session.ask("addresses")["pids"] != at["pids"]
+        assert any(f"refused a connection from {lab.address(3)}" in line for line in session.errors)
