@@ -188,7 +188,7 @@ class LaunchOp(PwOp):
         "what replicas exchange.",
     )
     order = OptionalAttr(NATURAL, "Its position among the launches and sends of its slice.")
-    traits = frozenset({Trait.EXECUTES, Trait.STAYS, Trait.ORDERED, Trait.OF_LOOP})
+    traits = frozenset({Trait.EXECUTES, Trait.LOCAL, Trait.ORDERED, Trait.OF_LOOP})
 
     @property
     def is_glue(self) -> bool:
@@ -257,7 +257,7 @@ class TransferOp(PwOp):
     order = OptionalAttr(
         NATURAL, "The position of the send among the launches and sends of the source slice."
     )
-    traits = frozenset({Trait.MOVES, Trait.PURE, Trait.ORDERED, Trait.OF_LOOP})
+    traits = frozenset({Trait.TRANSFERS, Trait.PURE, Trait.ORDERED, Trait.OF_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if self.routes is None:
@@ -323,7 +323,7 @@ class SendOp(PwOp):
     copy = OptionalAttr(UNIT, "A copy is sent, since the value may be donated or deleted before it is read.")
     loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value is of.")
     microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it is of.")
-    traits = frozenset({Trait.SENDS, Trait.STAYS, Trait.ORDERED, Trait.OF_LOOP})
+    traits = frozenset({Trait.SENDS, Trait.LOCAL, Trait.ORDERED, Trait.OF_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         channel = symbols[self.channel]
@@ -436,7 +436,7 @@ class MirrorOp(PwOp):
 
     inputs = Values("Equal values on different slices.", one_type=True)
     outputs = Values("The mirrored value.", 1)
-    traits = frozenset({Trait.JOINS, Trait.PURE})
+    traits = frozenset({Trait.ALIASES, Trait.PURE})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if len(self.operands) < 2:
@@ -458,7 +458,7 @@ class ReleaseOp(PwOp):
     """
 
     inputs = Values("The values to release; each is one logical buffer, whatever the number of shards.")
-    traits = frozenset({Trait.ENDS})
+    traits = frozenset({Trait.RELEASES})
 
 
 @operation("loop")
@@ -523,7 +523,7 @@ class SplitOp(PwOp):
     loop = Attr(_LOOP, "The loop.")
     slice = OptionalAttr(_SLICE, "The slice on which the value is split, given by `pw-infer-placement`.")
     sharding = OptionalAttr(SHARDING, "How the block is laid out over `slice`.")
-    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.OPENS_LOOP})
+    traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.OPENS_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         _check_blocks(self.operands[0], self.results[0], symbols[self.loop].count, "operand", emit)
@@ -551,7 +551,7 @@ class ReduceOp(PwOp):
     outer = OptionalAttr(_LOOP, _OUTER)
     slice = OptionalAttr(_SLICE, "The slice on which the value is reduced, given by `pw-infer-placement`.")
     sharding = OptionalAttr(SHARDING, "How the result is laid out over `slice`.")
-    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.CLOSES_LOOP})
+    traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.CLOSES_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         _check_outer(self, symbols, emit)
@@ -593,7 +593,7 @@ class AllReduceOp(PwOp):
     outputs = Values("The sum, or the sum on each replica.", one_type=True)
     slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
     loop = OptionalAttr(_LOOP, "The innermost loop that the sum is of.")
-    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.OF_LOOP, Trait.SPREADS})
+    traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.OF_LOOP, Trait.SPREADS})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if not self.operands or len(self.operands) != len(self.results):
@@ -625,7 +625,7 @@ class ReduceScatterOp(PwOp):
     outputs = Values("A block of the sum, or that of each replica.", one_type=True)
     dim = Attr(NATURAL, "The dimension that is cut; replica r gets block r of it.")
     slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
-    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.SPREADS})
+    traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.SPREADS})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         _check_shares(self, self.operands, self.results, symbols, emit)
@@ -648,7 +648,7 @@ class AllGatherOp(PwOp):
     outputs = Values("All blocks, or all of them on each replica.", one_type=True)
     dim = Attr(NATURAL, "The dimension that is put together, in the order of the replicas.")
     slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
-    traits = frozenset({Trait.STAYS, Trait.PURE, Trait.SPREADS})
+    traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.SPREADS})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         _check_shares(self, self.results, self.operands, symbols, emit)
@@ -729,7 +729,7 @@ class CarryOp(PwOp):
     per_replica = OptionalAttr(
         UNIT, "Each replica carries its own: it is not handed on from one to the next."
     )
-    traits = frozenset({Trait.STAYS, Trait.OPENS_LOOP})
+    traits = frozenset({Trait.LOCAL, Trait.OPENS_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if self.operands[0].type != self.results[0].type:
@@ -757,7 +757,7 @@ class NextOp(PwOp):
     loop = Attr(_LOOP, "The loop.")
     outer = OptionalAttr(_LOOP, _OUTER)
     slice = OptionalAttr(_SLICE, "The slice of the `pw.carry`.")
-    traits = frozenset({Trait.STAYS, Trait.CLOSES_LOOP})
+    traits = frozenset({Trait.LOCAL, Trait.CLOSES_LOOP})
 
     @property
     def carry(self) -> CarryOp:

@@ -78,7 +78,7 @@ def slices_of(value: ir.Value, arguments: Sequence[Slices | None] | None = None)
             return None
         return argument_slices(function)[ir.BlockArgument(value).arg_number]
     op = owner.operation.opview
-    if op_has(op, Trait.JOINS):
+    if op_has(op, Trait.ALIASES):
         return joined_slices([slices_of(v, arguments) for v in op.operands])
     if op_has(op, Trait.SPREADS) and op.slice is None:
         return slices_of(op.operands[ir.OpResult(value).result_number], arguments)

@@ -72,7 +72,7 @@ def sent_values_last(program: ProgramView, report: Report) -> None:
             report(sent[value], f"sends without a copy what {_lost_by(op)}")
     released: set[ir.Value] = set()
     for op in program.ops:
-        if op_has(op, Trait.ENDS):
+        if op_has(op, Trait.RELEASES):
             released.update(part for value in op.operands for part in parts_of(value))
         elif op_has(op, Trait.ORDERED):
             for value in [value for value in sent if value in released]:
@@ -93,7 +93,7 @@ def lost_values(program: ProgramView) -> Iterator[tuple[ir.OpView, ir.Value]]:
 
 def parts_of(value: ir.Value) -> list[ir.Value]:
     """The values that a value stands for: itself, or those that a mirror says are equal."""
-    if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.JOINS):
+    if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.ALIASES):
         return [value]
     return [part for copy in value.owner.operands for part in parts_of(copy)]
 

@@ -53,7 +53,7 @@ class Layouts:
                 self._arguments[name] = argument_attrs(function)
             return self._arguments[name][value.arg_number].get(SHARDING)
         op = value.owner.opview
-        if op_has(op, Trait.JOINS):
+        if op_has(op, Trait.ALIASES):
             copy = next(v for v in op.operands if slice in (slices_of(v) or ()))
             return self._attribute(copy, slice)
         if op_has(op, Trait.SPREADS):

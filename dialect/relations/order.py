@@ -96,7 +96,7 @@ def data_events(program: ProgramView) -> list[Event]:
         number = (len(events),)
         for value in made:
             made_by[value] = number
-        moves = op_has(op, Trait.MOVES)
+        moves = op_has(op, Trait.TRANSFERS)
         slice = _source(op, sources, program.slices.get(read[0])) if moves else op.slice
         kind: Literal["launch", "send"] = "send" if moves else "launch"
         events.append(Event(kind, op, slice, op.order, dict.fromkeys(makers, _DATA)))

@@ -107,7 +107,7 @@ def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.
         if op_has(op, Trait.SPREADS) and op.slice is None:
             slices.update((r, slices[v]) for v, r in zip(read, made, strict=True) if v in slices)
             continue
-        if op_has(op, Trait.JOINS):
+        if op_has(op, Trait.ALIASES):
             places = joined_slices([slices.get(value) for value in read])
         else:
             places = slices_of_op(op)

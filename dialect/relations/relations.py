@@ -64,9 +64,9 @@ def operands_are_alive(program: ProgramView, report: Report) -> None:
             if value in ended or value in copies:
                 for how in sorted({ended[part] for part in parts(value) if part in ended}):
                     report(op, f"operand #{number} is used after it was {how}")
-        if op_has(op, Trait.JOINS):
+        if op_has(op, Trait.ALIASES):
             copies[op.results[0]] = [part for value in read for part in parts(value)]
-        elif op_has(op, Trait.ENDS):
+        elif op_has(op, Trait.RELEASES):
             released: set[ir.Value] = set()
             for number, value in enumerate(read):
                 if not released.isdisjoint(parts(value)):
@@ -300,7 +300,7 @@ def replicas_agree(program: ProgramView, report: Report) -> None:
 
 def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
     """No two copies of a mirrored value share a slice."""
-    for op, read in program.ops_with(Trait.JOINS):
+    for op, read in program.ops_with(Trait.ALIASES):
         seen: set[str] = set()
         for number, value in enumerate(read):
             places = program.slices.get(value, ())
@@ -312,7 +312,7 @@ def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
 def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
     """What moves does not live on the destination, and leaves from where it lives, by devices that exist."""
     channels = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
-    for op, read in program.ops_with(Trait.MOVES):
+    for op, read in program.ops_with(Trait.TRANSFERS):
         sources = dict.fromkeys(program.slices.get(value) for value in read)
         if len(sources) > 1 and None not in sources:
             report(op, "moves pieces that do not live together")
@@ -339,7 +339,7 @@ def _check_move(
 
 def operands_live_here(program: ProgramView, report: Report) -> None:
     """What an operation reads lives on its slice; results are returned where they should be."""
-    for op, read in program.ops_with(Trait.STAYS):
+    for op, read in program.ops_with(Trait.LOCAL):
         own = op.slice
         for number, value in enumerate(read) if own is not None else ():
             places = program.slices.get(value)
@@ -366,7 +366,7 @@ def operands_live_here(program: ProgramView, report: Report) -> None:
 def values_move_once(program: ProgramView, report: Report) -> None:
     """A value moves to a slice at most once."""
     moved: set[tuple[ir.Value, str]] = set()
-    for op, read in program.ops_with(Trait.MOVES):
+    for op, read in program.ops_with(Trait.TRANSFERS):
         if op.routes is None:
             if (read[0], op.slice) in moved:
                 report(op, f"moves a value to @{op.slice} that was moved there before")
@@ -428,7 +428,7 @@ def shards_correspond(program: ProgramView, report: Report) -> None:
     if all(mesh.size == 1 for mesh in program.meshes.values()):
         return
     layouts = Layouts(program.module)
-    for op, read in program.ops_with(Trait.MOVES):
+    for op, read in program.ops_with(Trait.TRANSFERS):
         if op.routes is not None:
             continue
         places = program.slices.get(read[0])
@@ -446,7 +446,7 @@ def channels_fit(program: ProgramView, report: Report) -> None:
     """A channel leads where its values go, and carries how they lie."""
     carried: dict[str, tuple[int, Sharding]] = {}
     for op in program.ops:
-        if not (op_has(op, Trait.MOVES) or op_has(op, Trait.RECEIVES)) or (name := op.channel) is None:
+        if not (op_has(op, Trait.TRANSFERS) or op_has(op, Trait.RECEIVES)) or (name := op.channel) is None:
             continue
         if name not in carried:
             channel = program.symbols[name]
@@ -468,7 +468,7 @@ def one_order_per_queue(program: ProgramView, report: Report) -> None:
     taken: dict[tuple[str, int], ir.OpView] = {}
     sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
     for op, _ in program.ops_with(Trait.ORDERED):
-        slice = sources[op.channel] if op_has(op, Trait.MOVES) else op.slice
+        slice = sources[op.channel] if op_has(op, Trait.TRANSFERS) else op.slice
         other = taken.setdefault((queues[slice], op.order), op)
         if other is not op:
             what = f"launch of @{other.callee}" if isinstance(other, LaunchOp) else f"send to @{other.slice}"

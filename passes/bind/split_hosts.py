@@ -103,7 +103,7 @@ def _read(program: ProgramView) -> _Split:
     transfers = [
         op
         for op in program.ops
-        if op_has(op, Trait.MOVES) and hosts[program.symbols[op.channel].src] != hosts[op.slice]
+        if op_has(op, Trait.TRANSFERS) and hosts[program.symbols[op.channel].src] != hosts[op.slice]
     ]
     lost = {value for _, value in lost_values(program)}
     arguments = body_block(program.main).arguments
@@ -201,7 +201,7 @@ class _HostFunction:
 
     def source(self, op: ir.OpView) -> int:
         """The host on which an operation reads its operands."""
-        slice = self.program.symbols[op.channel].src if op_has(op, Trait.MOVES) else op.slice
+        slice = self.program.symbols[op.channel].src if op_has(op, Trait.TRANSFERS) else op.slice
         return self.split.hosts[slice]
 
     def takes_part(self, op: ir.OpView) -> bool:
@@ -217,11 +217,11 @@ class _HostFunction:
 
     def copy(self, op: ir.OpView) -> None:
         """Writes what the host does of an operation."""
-        if op_has(op, Trait.JOINS):
+        if op_has(op, Trait.ALIASES):
             self.join(op)
-        elif op_has(op, Trait.ENDS):
+        elif op_has(op, Trait.RELEASES):
             self.release(op)
-        elif not op_has(op, Trait.MOVES) or op.results[0] not in self.split.indices:
+        elif not op_has(op, Trait.TRANSFERS) or op.results[0] not in self.split.indices:
             made = op.rebuilt(self.operands(op), order=self.next_order(), ip=self.ip)
             self.values.update(zip(op.results, made.results, strict=True))
         elif self.source(op) == self.host:

@@ -175,7 +175,7 @@ def _read_launches(main: ir.OpView) -> list[_Unfused]:
     for op in body_block(main).operations:
         reads = list(op.operands)
         if not op_has(op, Trait.EXECUTES):
-            moves = op_has(op, Trait.MOVES)
+            moves = op_has(op, Trait.TRANSFERS)
             if moves:
                 moved.update(op.results)
             for value in reads:
@@ -403,5 +403,5 @@ def _move_mirrors(main: ir.OpView) -> None:
     """Moves what only the caller reads to the end: behind launches that fusion has delayed."""
     *operations, terminator = body_block(main).operations
     for op in operations:
-        if op_has(op, Trait.JOINS) and all(use.owner == terminator for use in op.results[0].uses):
+        if op_has(op, Trait.ALIASES) and all(use.owner == terminator for use in op.results[0].uses):
             op.operation.move_before(terminator)

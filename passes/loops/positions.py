@@ -23,7 +23,7 @@ def renumber(module: ir.Module, operations: Iterable[ir.OpView]) -> None:
     members: dict[str, list[ir.OpView]] = {}
     for op in operations:
         if op_has(op, Trait.ORDERED):
-            slice = source[op.channel] if op_has(op, Trait.MOVES) else op.slice
+            slice = source[op.channel] if op_has(op, Trait.TRANSFERS) else op.slice
             members.setdefault(queues[slice], []).append(op)
     for ops in members.values():
         for n, op in enumerate(sorted(ops, key=lambda op: op.order)):

@@ -388,7 +388,7 @@ def _would_move_from_elsewhere(value: ir.Value, like: SplitOp | ReduceOp) -> boo
     """Whether transfers that take the result of `like` from its slice would take `value` from another one."""
     if slices_of(value) == (like.slice,):
         return False
-    return any(op_has(use.owner.opview, Trait.MOVES) for use in like.results[0].uses)
+    return any(op_has(use.owner.opview, Trait.TRANSFERS) for use in like.results[0].uses)
 
 
 def _scalar(value: int) -> ir.Value:

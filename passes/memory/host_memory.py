@@ -63,9 +63,9 @@ class _HostMemory:
             if op_has(op, Trait.EXECUTES):
                 self.end([op.operands[n] for n in donated_arguments(self.program.symbols[op.callee])])
                 self.begin(op.results)
-            elif op_has(op, Trait.MOVES):
+            elif op_has(op, Trait.TRANSFERS):
                 self.begin(op.results)
-            elif op_has(op, Trait.ENDS):
+            elif op_has(op, Trait.RELEASES):
                 self.end(op.operands)
             elif op_has(op, Trait.SENDS) and op.copy:
                 self.live.add(op.slice, self.size(op.slice, op.operands))

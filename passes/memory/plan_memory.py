@@ -62,7 +62,7 @@ class PlanMemory(Pass):
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         for op in list(body_block(main).operations):
-            if op_has(op, Trait.ENDS):
+            if op_has(op, Trait.RELEASES):
                 op.operation.erase()
         program = _sorted(read_function(module, symbol_table(module), main))
         _set_capacities(program)
@@ -88,7 +88,7 @@ def _set_capacities(program: ProgramView) -> None:
     reads = first_reads(program.ops)
     spans: dict[str, list[tuple[int, int]]] = {}
     for n, (op, made) in enumerate(zip(program.ops, program.makes, strict=True)):
-        if op_has(op, Trait.MOVES):
+        if op_has(op, Trait.TRANSFERS):
             read = min(reads.get(value, len(program.ops)) for value in made)
             spans.setdefault(op.channel, []).append((n, read))
     for channel in ops_named(program.module, ["pw.channel"]):
@@ -147,7 +147,7 @@ class _Lifetimes:
                 v for v in self.touched[n] if self.last_use[v] == n and v not in self.kept and v not in taken
             ]
             following = self.ops[n + 1] if n + 1 < len(self.ops) else self.terminator
-            is_last = not (op_has(op, Trait.MOVES) and op_has(following, Trait.MOVES))
+            is_last = not (op_has(op, Trait.TRANSFERS) and op_has(following, Trait.TRANSFERS))
             if ended and is_last:
                 ReleaseOp.build(ended, loc=op.operation.location, ip=ir.InsertionPoint(following))
                 self.end(ended, live)
@@ -167,7 +167,7 @@ class _Lifetimes:
 
     def touched_by(self, n: int, op: ir.OpView) -> dict[ir.Value, None]:
         """The values that an operation, the one at a position, reads or makes, each once."""
-        if op_has(op, Trait.JOINS):
+        if op_has(op, Trait.ALIASES):
             equal = [v for value in self.operands[n] for v in self.unmirrored(value)]
             self.mirrored[self.results[n][0]] = equal
             return dict.fromkeys(equal)

@@ -62,7 +62,7 @@ class InsertTransfers(Pass):
             return moved[value, wanted]
 
         for op, read in program.readers:
-            if op_has(op, Trait.STAYS):
+            if op_has(op, Trait.LOCAL):
                 wanted: Sequence[Slices] = [(op.slice,)] * len(read)
             elif op is program.terminator:
                 wanted = [slices or () for slices in result_slices(main)]

@@ -98,7 +98,7 @@ def _reshard(
 
 def _copy_on(place: str, value: ir.Value) -> ir.Value:
     """The copy of a joined value on a slice: the others are none of its business."""
-    if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.JOINS):
+    if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.ALIASES):
         return value
     return next(copy for copy in value.owner.operands if place in (slices_of(copy) or ()))
 

@@ -248,15 +248,15 @@ class _Flattener:
         """The steps that an operation of the program is, by its traits."""
         if op_has(op, Trait.EXECUTES):
             yield self.launch(op)
-        elif op_has(op, Trait.MOVES):
+        elif op_has(op, Trait.TRANSFERS):
             yield self.transfer(op)
         elif op_has(op, Trait.SENDS):
             yield self.send(op)
         elif op_has(op, Trait.RECEIVES):
             yield self.receive(op)
-        elif op_has(op, Trait.ENDS):
+        elif op_has(op, Trait.RELEASES):
             yield self.release(op)
-        elif op_has(op, Trait.JOINS):
+        elif op_has(op, Trait.ALIASES):
             joined: dict[str, Slot] = {}
             for value in op.operands:
                 joined |= self.slots[value]
