@@ -16,7 +16,9 @@ class Trait(enum.Enum):
 
     SYMBOL = "Declares a symbol, directly in the module."
     EXECUTES = "Runs a computation on all devices of its `slice`."
-    TRANSFERS = "Moves what it reads to its `slice`; its sends stand in the order of the slice that they leave."
+    TRANSFERS = (
+        "Moves what it reads to its `slice`; its sends stand in the order of the slice that they leave."
+    )
     LOCAL = "Reads what lives on its `slice`, and makes what lives there."
     SENDS = "Gives what it reads to another host."
     RECEIVES = "Makes on its `slice` what another host sends."

@@ -46,6 +46,14 @@ def captured_by_regions(op: ir.OpView) -> list[ir.Value]:
     return list(dict.fromkeys(read))
 
 
+def replace[T: ir.OpView](old: ir.OpView, new: T) -> T:
+    """Lets everything read the results of one operation in the place of another's, which is erased."""
+    for result, replacement in zip(old.results, new.results, strict=True):
+        result.replace_all_uses_with(replacement)
+    old.operation.erase()
+    return new
+
+
 def replace_operands(op: ir.OpView, mapping: Mapping[ir.Value, ir.Value]) -> None:
     """Lets an operation, and those inside of it, read other values."""
     for inner in (op, *nested_ops(op)):

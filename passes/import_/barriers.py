@@ -1,0 +1,65 @@
+"""`optimization_barrier`s of a traced program: JAX's way to say that something is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect import LaunchOp
+from pathways.passes.import_.stage_numbers import PlacedCall
+from pathways.passes.util.functions import body_block
+
+
+def split_barriers(main: ir.OpView) -> None:
+    """Splits each barrier over many values into one per value."""
+    for op in list(body_block(main).operations):
+        if not _is_barrier(op):
+            continue
+        for source, result in zip(list(op.operands), list(op.results), strict=True):
+            with ir.InsertionPoint(op), op.operation.location:
+                single = stablehlo.OptimizationBarrierOp([source])
+            result.replace_all_uses_with(single.results[0])
+        op.operation.erase()
+
+
+def drop_barriers(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
+    """Takes barriers from what launches read; those that read behind one repeat what was done before."""
+    operations = list(body_block(main).operations)
+    barriers = {op.results[0]: op for op in operations if _is_barrier(op)}
+    through_barrier: set[ir.Value] = set()
+    # Launches stand in the order of the calls that they were made of.
+    calls = iter(placed)
+    first: dict[tuple[str, str], PlacedCall] = {}
+    for op in operations if barriers else ():
+        tainted = any(v in through_barrier for v in op.operands)
+        if _is_barrier(op):
+            through_barrier.update(op.results)
+            continue
+        if isinstance(op, LaunchOp):
+            # Modules are a barrier already: what a launch reads needs none.
+            for number, value in enumerate(list(op.operands)):
+                if value in barriers:
+                    op.operands[number] = barriers[value].operands[0]
+            call = next(calls)
+            # A gradient may read what is repeated without being that itself.
+            before = first.setdefault(call.identity, call)
+            kind = call.kind
+            repeats = kind == "fwd" or (kind == "grad" and before is not call)
+            if not repeats:
+                continue
+            if tainted:
+                call.set_origin(kind="recompute")
+                if kind == "grad" and before.kind == "bwd":
+                    # Nothing differentiated it where it was done first.
+                    before.make_gradient()
+        if tainted:
+            through_barrier.update(op.results)
+    for op in barriers.values():
+        if not any(True for _ in op.results[0].uses):
+            op.operation.erase()
+
+
+def _is_barrier(op: ir.OpView) -> bool:
+    return op.operation.name == "stablehlo.optimization_barrier"

@@ -1,0 +1,72 @@
+"""Inlines the calls of a traced program that are not placed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import nested_ops
+from pathways.dialect.operations.metadata import CallMetadata
+from pathways.passes.import_.traced import Traced
+from pathways.passes.util.functions import body_block, inline_call, unique_name
+
+
+class Inliner:
+    """Inlines calls of a program; each function is flattened once.
+
+    Args:
+      traced: the program; loops that are copied are added to its symbols.
+    """
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        self.flattened: set[str] = set()
+        # The function that holds the marks of each loop.
+        self.loop_holders: dict[str, str] = {}
+
+    def inline_calls(self, function: ir.OpView) -> None:
+        """Inlines the unplaced calls of a function, callees first, so that each body is copied once."""
+        self.move_loops(function, function)
+        self.inline_block(body_block(function), function)
+
+    def inline_block(self, block: ir.Block, function: ir.OpView) -> None:
+        """Inlines the unplaced calls of a block that stands in a function."""
+        for op in list(block.operations):
+            if op.operation.name != "func.call" or not self.traced.metadata_of(op).is_ordinary:
+                continue
+            callee = self.traced.symbols[op.attributes["callee"].value]
+            name = callee.attributes["sym_name"].value
+            if name not in self.flattened:
+                self.flattened.add(name)
+                self.inline_calls(callee)
+            self.move_loops(callee, function)
+            inline_call(op, callee)
+
+    def move_loops(self, function: ir.OpView, target: ir.OpView) -> None:
+        """Makes the loops of a function those of the one that it is copied to.
+
+        Those that are somewhere else already become other loops: each copy works through a batch of its own.
+        JAX makes several functions of one as well, such as one for each choice of results that are needed.
+        """
+        source, holder = (f.attributes["sym_name"].value for f in (function, target))
+        moved: dict[str, str] = {}
+        for op in nested_ops(function):
+            if op.operation.name != "func.call":
+                continue
+            metadata = self.traced.metadata_of(op)
+            if metadata.loop is None:
+                continue
+            if metadata.loop not in moved:
+                is_here = self.loop_holders.get(metadata.loop, source) == source
+                moved[metadata.loop] = metadata.loop if is_here else self.copy_loop(op, metadata)
+                self.loop_holders[moved[metadata.loop]] = holder
+            dataclasses.replace(metadata, loop=moved[metadata.loop]).write(op)
+
+    def copy_loop(self, call: ir.OpView, metadata: CallMetadata) -> str:
+        loop = self.traced.loop_symbol(call, metadata)
+        name = unique_name(metadata.name or loop.sym_name, self.traced.symbols)
+        copy = loop.operation.clone(ir.InsertionPoint(self.traced.main)).opview
+        copy.sym_name = name
+        self.traced.symbols[name] = copy
+        return name

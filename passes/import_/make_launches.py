@@ -1,0 +1,79 @@
+"""Launches of the placed calls of a traced program."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import LaunchOp, Origin, PwOp, loop_of_op, nested_ops, symbol_table
+from pathways.dialect.operations.metadata import CallMetadata
+from pathways.passes.import_.stage_numbers import PlacedCall
+from pathways.passes.import_.traced import Traced
+from pathways.passes.manager.base import fail
+from pathways.passes.util.functions import body_block, referenced_functions, rename_references, unique_name
+from pathways.passes.util.operations import replace
+
+
+def make_launches(traced: Traced) -> list[PlacedCall]:
+    """Makes a launch of each placed call; returns them in their order, and brings the symbols up to date."""
+    calls: list[PlacedCall] = []
+    renamed: dict[str, str] = {}
+    taken = set(traced.symbols)
+    for op in list(body_block(traced.main).operations):
+        if op.operation.name != "func.call":
+            continue
+        metadata = traced.metadata_of(op)
+        slice_name = traced.slice_symbol(op, metadata.slice or "")
+        callee = op.attributes["callee"].value
+        if callee not in renamed:
+            base = metadata.name or callee
+            _check_nested(traced, op, callee, slice_name, base)
+            base = base if metadata.kind == "fwd" else f"{base}_{metadata.kind}"
+            renamed[callee] = unique_name(base, taken - {callee})
+            taken.add(renamed[callee])
+        origin = Origin(metadata.kind, metadata.stage)
+        launch = LaunchOp.build(
+            list(op.operands),
+            [r.type for r in op.results],
+            callee=renamed[callee],
+            slice=slice_name,
+            loop=loop_of_op(op),
+            loc=op.operation.location,
+            ip=ir.InsertionPoint(op),
+        )
+        calls.append(PlacedCall(launch, metadata.call, origin, metadata.lineage))
+        replace(op, launch)
+    _rename_functions(traced, renamed)
+    traced.symbols = symbol_table(traced.module)
+    return calls
+
+
+def _check_nested(traced: Traced, call: ir.OpView, callee: str, slice_name: str, name: str) -> None:
+    for other, inner in traced.placements_inside(traced.symbols[callee], {callee}).items():
+        if other != slice_name:
+            fail(
+                inner,
+                f"'{traced.metadata_of(inner).name or '?'}' is placed on @{other} but called inside "
+                f"'{name}', which is placed on @{slice_name}; call it from the program instead",
+            )
+
+
+def _rename_functions(traced: Traced, renamed: dict[str, str]) -> None:
+    """Gives what launches call its name, in regions and functions too, whose metadata has been read."""
+    # Not before all of it was read: functions are shared by regions and by launches of several slices.
+    pending = [op for op in body_block(traced.main).operations if not isinstance(op, PwOp)]
+    pending += [traced.symbols[name] for name in renamed]
+    seen = set(renamed)
+    while pending:
+        current = pending.pop()
+        for inner in (current, *nested_ops(current)):
+            if not len(inner.attributes):
+                continue
+            if inner.operation.name == "func.call":
+                CallMetadata().write(inner)
+            names = {f.attributes["sym_name"].value for f in referenced_functions(inner, traced.symbols)}
+            pending += [traced.symbols[name] for name in sorted(names - seen)]
+            seen |= names
+            if not names.isdisjoint(renamed):
+                rename_references(inner, renamed)
+    for old, new in renamed.items():
+        traced.symbols[old].attributes["sym_name"] = ir.StringAttr.get(new)

@@ -1,0 +1,196 @@
+"""Marks of microbatches become operations, and what is computed between them is told to be of their loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect import CarryOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, loop_of_op, op_has, set_loop
+from pathways.dialect.attributes.blocks import whole_shape
+from pathways.dialect.operations.metadata import Mark
+from pathways.dialect.operations.traits import Trait
+from pathways.passes.import_.traced import Traced
+from pathways.passes.manager.base import fail
+from pathways.passes.util.functions import body_block
+from pathways.passes.util.operations import captured, replace
+
+
+class LoopMarker:
+    """Finds what is of which loop over microbatches, or over slices.
+
+    Args:
+      traced: the program, whose loops are declared.
+    """
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+
+    def mark_loops(self) -> None:
+        """Turns calls that mark a microbatch into splits and reductions, and notes what is of which loop."""
+        reduced: dict[ir.Value, set[str]] = {}
+        loops: dict[ir.Value, str] = {}
+        """The loop of each value that is of one, as far as operations have been looked at."""
+        for op in list(body_block(self.traced.main).operations):
+            metadata, reads = self.traced.metadata_of(op), captured(op)
+            before: set[str] = set().union(*(reduced[v] for v in reads if v in reduced))
+            if metadata.mark is not None:
+                op = self.make_mark(op, metadata.mark, self.traced.loop_symbol(op, metadata))
+            loop = self.loop_read(op, [loops[value] for value in reads if value in loops])
+            if op_has(op, Trait.OPENS_LOOP):
+                self.check_begun(op, loop)
+                loop = op.loop
+            if loop is not None and op.operation.name == "func.return":
+                self.fail_outside(op, loop)
+            if loop in before:
+                fail(
+                    op,
+                    f"reads a result of pw.accumulate of '{loop}' and a value of one of its microbatches: "
+                    "let the function return what is used outside of it",
+                )
+            if op_has(op, Trait.CLOSES_LOOP):
+                self.check_inside(op, op.loop, loop)
+                before |= {op.loop}
+                if isinstance(op, ReduceOp) and loop != op.loop:
+                    constant = self.reduce_constant(op, loop)
+                    reduced[constant] = before
+                    if loop is not None:
+                        loops[constant] = loop
+                    continue
+            elif loop is not None and not isinstance(op, PwOp):
+                set_loop(op, loop)
+            if loop is not None:
+                own = loop_of_op(op)
+                loops.update((result, own) for result in op.results if own is not None)
+            if before:
+                reduced.update(dict.fromkeys(op.results, before))
+
+    def around(self, loop: str | None) -> list[str]:
+        """A loop, and those that it is inside of, innermost first."""
+        loops = []
+        while loop is not None:
+            loops.append(loop)
+            loop = self.traced.symbols[loop].parent
+        return loops
+
+    def loop_read(self, op: ir.OpView, read: Iterable[str]) -> str | None:
+        """The innermost loop that an operation is in, by the loops of what it reads and what it says."""
+        loops = dict.fromkeys(read)
+        if not isinstance(op, PwOp) and (own := loop_of_op(op)) is not None:
+            loops[own] = None
+        innermost = max(loops, key=lambda loop: len(self.around(loop)), default=None)
+        for loop in loops:
+            self.check_inside(op, innermost, loop)
+        return innermost
+
+    def check_begun(self, op: ir.OpView, loop: str | None) -> None:
+        """Checks that what begins a turn begins it from a value of a loop around, or of none."""
+        around = self.around(op.loop)[1:]
+        if loop is not None and loop not in around:
+            self.refuse_nested(op, op.loop, loop)
+            self.fail_outside(op, loop)
+
+    def check_inside(self, op: ir.OpView, inner: str | None, loop: str | None) -> None:
+        """Checks that what is in `inner` may read a value of a loop."""
+        around = self.around(inner)
+        if loop is None or loop in around:
+            return
+        if inner is not None:
+            self.refuse_nested(op, inner, loop)
+        # The value of the loop that began first has leaked into the other one.
+        begun = (o.loop for o in body_block(self.traced.main).operations if op_has(o, Trait.OPENS_LOOP))
+        self.fail_outside(op, next((name for name in begun if name == loop or name in around), loop))
+
+    def refuse_nested(self, op: ir.OpView, inner: str, loop: str) -> None:
+        """Refuses loops over slices in loops over microbatches."""
+        if self.traced.symbols[inner].sequential and not self.traced.symbols[loop].sequential:
+            fail(
+                op,
+                "is in a loop (jax.lax.scan, fori_loop) over several slices inside the function "
+                f"'{loop}' that was given to pw.accumulate: write that loop in Python, or put pw.accumulate "
+                "inside of it",
+            )
+
+    def fail_outside(self, op: ir.OpView, loop: str) -> NoReturn:
+        fail(
+            op,
+            f"uses a value of a microbatch outside of the function '{loop}' that was given to pw.accumulate: "
+            "let the function return it",
+        )
+
+    def make_mark(self, call: ir.OpView, mark: Mark, loop: LoopOp) -> PwOp:
+        """Replaces a call that begins or ends a microbatch by the operation that does."""
+        if len(call.operands) != (2 if mark == "next" else 1) or len(call.results) != 1:
+            number = "two operands" if mark == "next" else "one operand"
+            fail(call, f"marks where a microbatch begins or ends, but has not {number} and one result")
+        value, result = call.operands[0], call.results[0]
+        made: type[PwOp]
+        attributes: dict[str, str | None] = {} if mark in ("split", "carry") else {"outer": loop.parent}
+        match mark:
+            case "split":
+                made = SplitOp
+                self.check_blocks(call, value, result, loop)
+            case "carry":
+                made = CarryOp
+                self.check_types_equal(call, "carries")
+            case "next":
+                made = NextOp
+                self.check_types_equal(call, "hands on")
+                source = None if isinstance(value, ir.BlockArgument) else value.owner.opview
+                if not isinstance(source, CarryOp) or source.loop != loop.sym_name:
+                    fail(call, f"hands on what is not carried by @{loop.sym_name}")
+            case "sum" | "concat":
+                made, attributes["kind"] = ReduceOp, mark
+                if mark == "concat":
+                    self.check_blocks(call, result, value, loop)
+                else:
+                    self.check_types_equal(call, "sums")
+        operation = made.build(
+            list(call.operands),
+            [result.type],
+            loop=loop.sym_name,
+            **attributes,
+            loc=call.operation.location,
+            ip=ir.InsertionPoint(call),
+        )
+        return replace(call, operation)
+
+    def check_types_equal(self, call: ir.OpView, verb: str) -> None:
+        for value in call.operands:
+            if value.type != call.results[0].type:
+                fail(call, f"{verb} {value.type}, but the result is {call.results[0].type}")
+
+    def check_blocks(self, call: ir.OpView, whole: ir.Value, block: ir.Value, loop: LoopOp) -> None:
+        """Checks that microbatches are blocks of the leading dimension; jax.vmap puts another in front."""
+        shapes = [
+            list(v.type.shape) if isinstance(v.type, ir.RankedTensorType) else [] for v in (whole, block)
+        ]
+        if not shapes[1] or list(whole_shape(shapes[1], 0, loop.count)) != shapes[0]:
+            fail(
+                call,
+                f"is a pw.accumulate under jax.vmap: apply jax.vmap inside its function '{loop.sym_name}'",
+            )
+
+    def reduce_constant(self, op: ReduceOp, loop: str | None) -> ir.Value:
+        """Sums or concatenates a value that all microbatches share, and that is itself of `loop` or none."""
+        value, count = op.operands[0], self.traced.symbols[op.loop].count
+        operations: list[ir.Value] = []
+        with ir.InsertionPoint(op), op.operation.location:
+            if op.kind == "concat":
+                shape = list(ir.RankedTensorType(value.type).shape)
+                rows = ir.RankedTensorType.get([count, *shape], value.type.element_type)
+                operations.append(stablehlo.broadcast_in_dim(rows, value, range(1, len(shape) + 1)))
+                operations.append(stablehlo.reshape(op.results[0].type, operations[0]))
+            else:
+                whole = value
+                for _ in range(count - 1):
+                    whole = stablehlo.add(whole, value)
+                    operations.append(whole)
+        for made in operations:
+            set_loop(made.owner.opview, loop)
+        whole = operations[-1] if operations else value
+        op.results[0].replace_all_uses_with(whole)
+        op.operation.erase()
+        return whole

@@ -1,0 +1,102 @@
+"""A traced program as `pw-import` reads it: its symbols, and what metadata says of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import LoopOp, nested_ops, symbol_table
+from pathways.dialect.attributes.names import FRONTEND_ATTRIBUTES
+from pathways.dialect.operations.metadata import CallMetadata, MetadataError
+from pathways.dialect.operations.operation import attribute_of
+from pathways.passes.manager.base import fail
+from pathways.passes.util.functions import referenced_functions
+
+_ORDINARY = CallMetadata()
+
+
+class Traced:
+    """A program that is being imported.
+
+    Attributes:
+      module: the module.
+      main: its `@main`.
+      symbols: its symbols; those who add or rename some keep it up to date.
+    """
+
+    def __init__(self, module: ir.Module, main: ir.OpView) -> None:
+        self.module = module
+        self.main = main
+        self.symbols = symbol_table(module)
+        self._metadata: dict[ir.Attribute, CallMetadata] = {}
+
+    def metadata_of(self, op: ir.OpView) -> CallMetadata:
+        """The metadata that JAX attached to a call, read once of each attribute that says it.
+
+        Raises:
+          PassFailure: it is none that the front end writes.
+        """
+        if FRONTEND_ATTRIBUTES not in op.attributes:
+            return _ORDINARY
+        said = attribute_of(op, FRONTEND_ATTRIBUTES)
+        if said is not None and said in self._metadata:
+            return self._metadata[said]
+        try:
+            metadata = CallMetadata.read(op)
+        except MetadataError as error:
+            fail(op, str(error))
+        if said is not None:
+            self._metadata[said] = metadata
+        return metadata
+
+    def loop_symbol(self, op: ir.OpView, metadata: CallMetadata) -> LoopOp:
+        target = self.symbols.get(metadata.loop or "")
+        if not isinstance(target, LoopOp):
+            fail(op, f"is of the loop '{metadata.loop}', but the module has no pw.loop of that name")
+        return target
+
+    def slice_symbol(self, op: ir.OpView, name: str) -> str:
+        target = self.symbols.get(name)
+        if target is None or target.operation.name != "pw.slice":
+            fail(op, f"is placed on @{name}, but the module has no pw.slice of that name")
+        return name
+
+    def loops_over_microbatches(self) -> set[str]:
+        """The names of the loops over microbatches."""
+        return {name for name, op in self.symbols.items() if isinstance(op, LoopOp) and not op.sequential}
+
+    def calls_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
+        """All calls inside an operation and the functions that it names."""
+        for inner in (op, *nested_ops(op)):
+            if inner.operation.name == "func.call":
+                yield inner
+            for function in referenced_functions(inner, self.symbols):
+                callee = function.attributes["sym_name"].value
+                if callee not in seen:
+                    seen.add(callee)
+                    yield from self.calls_inside(function, seen)
+
+    def placements_inside(self, op: ir.OpView, seen: set[str]) -> dict[str, ir.OpView]:
+        """The slices of placed calls inside an operation and the functions it calls, with one call each."""
+        placed: dict[str, ir.OpView] = {}
+        for inner in self.calls_inside(op, seen):
+            name = self.metadata_of(inner).slice
+            if name is not None:
+                placed.setdefault(name, inner)
+        return placed
+
+    def spans_slices(self, op: ir.OpView) -> bool:
+        """Whether a loop cannot be one computation."""
+        if len(self.placements_inside(op, set())) > 1:
+            return True
+        return any(self.metadata_of(inner).loop is not None for inner in self.calls_inside(op, set()))
+
+    def reason_inside(self, op: ir.OpView) -> ir.OpView:
+        """A call that keeps a loop from being one computation."""
+        placed = list(self.placements_inside(op, set()).values())
+        if len(placed) > 1:
+            return placed[1]
+        return next(
+            inner for inner in self.calls_inside(op, set()) if self.metadata_of(inner).loop is not None
+        )
