@@ -43,6 +43,7 @@ from pathways.dialect.relations.graphs import topological_order
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
 from pathways.passes.manager.base import Pass, fail, main_function, remark
+from pathways.passes.replicate.shares import Shares, decide_shares, rows_divide
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, set_signature, unique_name
 from pathways.passes.util.operations import has_side_effect
@@ -85,25 +86,29 @@ class Replicate(Pass):
         size = len(body_block(main).operations)
         if size * count > MOST_OPERATIONS:
             fail(main, f"has {size} operations, {count} times; a program has at most {MOST_OPERATIONS}")
-        _check_loops(module, main, count)
+        layouts = Layouts(module)
+        shares = decide_shares(module, main, layouts, count)
         with main.operation.location:
-            _Replicator(module, main, count).run()
-
-
-def _check_loops(module: ir.Module, main: ir.OpView, count: int) -> None:
-    loops = {op.sym_name: op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)}
-    for op in loops.values():
-        if not op.sequential and op.count % count:
-            fail(op, f"has {op.count} microbatches, which do not divide by {count} replicas")
+            _Replicator(module, main, shares, layouts).run()
 
 
 class _Replicator:
-    def __init__(self, module: ir.Module, main: ir.OpView, count: int) -> None:
+    """Writes the program of all replicas.
+
+    Args:
+      module: the module.
+      main: its `@main`.
+      shares: what each replica gets.
+      layouts: how values lie over their slices.
+    """
+
+    def __init__(self, module: ir.Module, main: ir.OpView, shares: Shares, layouts: Layouts) -> None:
         self.module = module
         self.main = main
-        self.count = count
-        self.replicas = range(count)
-        self.layouts = Layouts(module)
+        self.shares = shares
+        self.count = shares.count
+        self.replicas = range(shares.count)
+        self.layouts = layouts
         self.symbols = self.layouts.symbols
         self.computations = Computations(module, self.symbols)
         self.block = body_block(main)
@@ -121,12 +126,6 @@ class _Replicator:
         """Whether something goes from replica to replica within a loop."""
 
     def run(self) -> None:
-        self.microbatched = {op.sym_name for op in ops_named(self.module, ["pw.loop"]) if not op.sequential}
-        # Asked before anything changes.
-        self.cut_arguments = {a for a in self.arguments if self.is_cut_argument(a)}
-        self.cut_results = {
-            op.results[0] for op in self.operations if isinstance(op, ReduceOp) and self.is_cut_result(op)
-        }
         self.declare_slices()
         self.declare_loops()
         self.add_arguments()
@@ -136,33 +135,6 @@ class _Replicator:
             with op.operation.location:
                 self.repeat(op, ip)
         self.finish()
-
-    def is_rows(self, value: ir.Value, slice: str) -> bool:
-        """Whether the rows of a value divide among replicas, and there over the devices of a slice."""
-        rows = ir.RankedTensorType(value.type).shape[0]
-        parts = self.layouts.of(value, slice).splits(self.layouts.mesh(slice))[0]
-        return rows % (self.count * parts) == 0
-
-    def is_cut_argument(self, argument: ir.Value) -> bool:
-        """Whether all that an argument is read for is to cut it into microbatches."""
-        readers = [use.owner.opview for use in argument.uses]
-        return (
-            bool(readers)
-            and CONSTANT not in self.attrs[argument.arg_number]
-            and all(isinstance(op, SplitOp) and op.loop in self.microbatched for op in readers)
-            and all(self.is_rows(argument, op.slice) for op in readers)
-        )
-
-    def is_cut_result(self, op: ReduceOp) -> bool:
-        """Whether all that becomes of concatenated microbatches is that they are returned."""
-        readers = [use.owner for use in op.results[0].uses]
-        return (
-            op.kind == "concat"
-            and op.loop in self.microbatched
-            and bool(readers)
-            and all(reader == self.terminator.operation for reader in readers)
-            and self.is_rows(op.results[0], op.slice)
-        )
 
     def declare_slices(self) -> None:
         originals = [op for op in ops_named(self.module, ["pw.slice"]) if isinstance(op, SliceOp)]
@@ -215,7 +187,7 @@ class _Replicator:
                 self.values[argument] = [value] * self.count
                 continue
             split, type_ = _taken_block(attrs), argument.type
-            if argument in self.cut_arguments:
+            if argument in self.shares.arguments:
                 split, type_ = 0, self.rows_of(argument.type)
             self.values[argument] = [
                 self.add_argument(
@@ -232,17 +204,7 @@ class _Replicator:
 
     def add_numbers(self) -> list[ir.Value]:
         """The numbers of the replicas as hidden arguments, where they are read."""
-        cutting = {
-            op.slice: None
-            for op in self.operations
-            if isinstance(op, ReplicaOp)
-            or (
-                isinstance(op, SplitOp)
-                and op.loop in self.microbatched
-                and op.operands[0] not in self.cut_arguments
-            )
-        }
-        if not cutting:
+        if not self.shares.numbered:
             return []
         numbers = []
         i32 = ir.IntegerType.get_signless(32)
@@ -250,7 +212,7 @@ class _Replicator:
             name = unique_name(f"replica_{r}", self.symbols)
             value = ir.DenseElementsAttr.get(np.array(r, np.int32), type=i32)
             self.symbols[name] = ConstantOp.build(sym_name=name, value=value, ip=ir.InsertionPoint(self.main))
-            places = make_slices([self.slices[place][r] for place in cutting])
+            places = make_slices([self.slices[place][r] for place in self.shares.numbered])
             attrs = {CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: places}
             numbers.append(self.add_argument(ir.RankedTensorType.get([], i32), attrs))
         return numbers
@@ -281,10 +243,10 @@ class _Replicator:
             exchange = op.rebuilt(self.values[value], types, ip=ip, slice=None)
             self.values[result] = list(exchange.results)
             return
-        if isinstance(op, ReduceOp) and op.kind == "concat" and op.loop in self.microbatched:
+        if isinstance(op, ReduceOp) and op.kind == "concat" and op.loop in self.shares.microbatched:
             self.repeat_concatenation(op, ip)
             return
-        if isinstance(op, NextOp) and op.loop in self.microbatched and not op.carry.per_replica:
+        if isinstance(op, NextOp) and op.loop in self.shares.microbatched and not op.carry.per_replica:
             self.hand_on(op, ip)
             return
         copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or not self.is_for_effect(op)]
@@ -294,9 +256,9 @@ class _Replicator:
     def copy(self, op: ir.OpView, r: int, ip: ir.InsertionPoint) -> ir.OpView:
         """An operation in a replica."""
         operands = [self.values[value][r] for value in op.operands]
-        if isinstance(op, SplitOp) and op.loop in self.microbatched:
+        if isinstance(op, SplitOp) and op.loop in self.shares.microbatched:
             (value,) = op.operands
-            if value not in self.cut_arguments:
+            if value not in self.shares.arguments:
                 operands = [self.rows(value, op, r, ip)]
         copy = op.operation.clone(ip).opview
         for number, value in enumerate(operands):
@@ -312,7 +274,7 @@ class _Replicator:
 
     def has_effect_outside(self, op: ir.OpView) -> bool:
         """Whether an operation outside of loops over microbatches does more than make its results."""
-        if not isinstance(op, LaunchOp) or op.loop in self.microbatched:
+        if not isinstance(op, LaunchOp) or op.loop in self.shares.microbatched:
             return False
         return has_side_effect(self.symbols[op.callee], self.symbols, self.effects)
 
@@ -338,7 +300,7 @@ class _Replicator:
             copy = self.copy(op, r, ip)
             parts.append(copy.rebuilt(result_types=[self.rows_of(value.type)], ip=ip).results[0])
             copy.operation.erase()
-        self.values[value] = parts if value in self.cut_results else self.gathered(op, parts, ip)
+        self.values[value] = parts if value in self.shares.results else self.gathered(op, parts, ip)
 
     def gathered(self, op: ReduceOp, parts: Sequence[ir.Value], ip: ir.InsertionPoint) -> list[ir.Value]:
         """The rows of all replicas, on each of them."""
@@ -346,7 +308,8 @@ class _Replicator:
         layout = self.layouts.of(value, op.slice)
         sharding = self.attribute(op.slice, layout.dims)
         # Rows that do not divide over the devices as all of them do travel whole.
-        part_dims = layout.dims if self.is_rows(value, op.slice) else ((), *layout.dims[1:])
+        divides = rows_divide(value, op.slice, self.layouts, self.count)
+        part_dims = layout.dims if divides else ((), *layout.dims[1:])
         part_sharding = self.attribute(op.slice, part_dims)
         if part_dims != layout.dims:
             for part in parts:
@@ -446,7 +409,7 @@ class _Replicator:
             zip(self.terminator.operands, result_attrs(self.main), strict=True)
         ):
             split = _taken_block(attrs)
-            if value in self.cut_results:
+            if value in self.shares.results:
                 split = 0
             for r in self.replicas:
                 returned.append(self.values[value][r])
