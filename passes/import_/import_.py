@@ -19,7 +19,7 @@ from pathways.passes.import_.make_launches import make_launches
 from pathways.passes.import_.mark_loops import LoopMarker
 from pathways.passes.import_.regions import open_loops, place_regions
 from pathways.passes.import_.stage_numbers import number_stages
-from pathways.passes.import_.traced import Traced
+from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.util.functions import body_block, erase_unused_functions
 
@@ -56,7 +56,7 @@ class Import(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        traced = Traced(module, main)
+        traced = TracedProgram(module, main)
         _check_signature(main)
         _drop_empty_constraints(traced)
         inliner = Inliner(traced)
@@ -91,7 +91,7 @@ def _check_signature(main: ir.OpView) -> None:
     set_argument_attrs(main, attrs)
 
 
-def _drop_empty_constraints(traced: Traced) -> None:
+def _drop_empty_constraints(traced: TracedProgram) -> None:
     for function in traced.symbols.values():
         for op in list(nested_ops(function)):
             if op.operation.name != "sdy.sharding_constraint":

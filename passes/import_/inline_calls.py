@@ -8,7 +8,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import nested_ops
 from pathways.dialect.operations.metadata import CallMetadata
-from pathways.passes.import_.traced import Traced
+from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.util.functions import body_block, inline_call, unique_name
 
 
@@ -19,7 +19,7 @@ class Inliner:
       traced: the program; loops that are copied are added to its symbols.
     """
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: TracedProgram) -> None:
         self.traced = traced
         self.flattened: set[str] = set()
         # The function that holds the marks of each loop.

@@ -7,13 +7,13 @@ from jaxlib.mlir import ir
 from pathways.dialect import LaunchOp, Origin, PwOp, loop_of_op, nested_ops, symbol_table
 from pathways.dialect.operations.metadata import CallMetadata
 from pathways.passes.import_.stage_numbers import PlacedCall
-from pathways.passes.import_.traced import Traced
+from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import fail
 from pathways.passes.util.functions import body_block, referenced_functions, rename_references, unique_name
 from pathways.passes.util.operations import replace
 
 
-def make_launches(traced: Traced) -> list[PlacedCall]:
+def make_launches(traced: TracedProgram) -> list[PlacedCall]:
     """Makes a launch of each placed call; returns them in their order, and brings the symbols up to date."""
     calls: list[PlacedCall] = []
     renamed: dict[str, str] = {}
@@ -47,7 +47,7 @@ def make_launches(traced: Traced) -> list[PlacedCall]:
     return calls
 
 
-def _check_nested(traced: Traced, call: ir.OpView, callee: str, slice_name: str, name: str) -> None:
+def _check_nested(traced: TracedProgram, call: ir.OpView, callee: str, slice_name: str, name: str) -> None:
     for other, inner in traced.placements_inside(traced.symbols[callee], {callee}).items():
         if other != slice_name:
             fail(
@@ -57,7 +57,7 @@ def _check_nested(traced: Traced, call: ir.OpView, callee: str, slice_name: str,
             )
 
 
-def _rename_functions(traced: Traced, renamed: dict[str, str]) -> None:
+def _rename_functions(traced: TracedProgram, renamed: dict[str, str]) -> None:
     """Gives what launches call its name, in regions and functions too, whose metadata has been read."""
     # Not before all of it was read: functions are shared by regions and by launches of several slices.
     pending = [op for op in body_block(traced.main).operations if not isinstance(op, PwOp)]

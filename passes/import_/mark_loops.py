@@ -12,7 +12,7 @@ from pathways.dialect import CarryOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, l
 from pathways.dialect.attributes.blocks import whole_shape
 from pathways.dialect.operations.metadata import Mark
 from pathways.dialect.operations.traits import Trait
-from pathways.passes.import_.traced import Traced
+from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import fail
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured, replace
@@ -25,7 +25,7 @@ class LoopMarker:
       traced: the program, whose loops are declared.
     """
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: TracedProgram) -> None:
         self.traced = traced
 
     def mark_loops(self) -> None:

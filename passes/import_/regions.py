@@ -10,13 +10,13 @@ from pathways.dialect import LoopOp, PwOp, loop_of_op, make_slices, set_loop
 from pathways.dialect.attributes.names import MOST_MICROBATCHES, SLICE
 from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.opened_loops import OpenedLoop, drop_dead_carries
-from pathways.passes.import_.traced import Traced
+from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import fail
 from pathways.passes.util.functions import body_block, unique_name
 from pathways.passes.util.turns import turns_of
 
 
-def open_loops(traced: Traced, inliner: Inliner) -> None:
+def open_loops(traced: TracedProgram, inliner: Inliner) -> None:
     """Makes loops of what JAX repeats over several slices, outer ones first."""
     opened = False
     pending = _loops_among(body_block(traced.main).operations)[::-1]
@@ -29,7 +29,7 @@ def open_loops(traced: Traced, inliner: Inliner) -> None:
         drop_dead_carries(traced.main, traced.symbols)
 
 
-def place_regions(traced: Traced) -> None:
+def place_regions(traced: TracedProgram) -> None:
     for op in body_block(traced.main).operations:
         if op.operation.name == "func.call" or isinstance(op, PwOp):
             continue
@@ -47,7 +47,7 @@ def place_regions(traced: Traced) -> None:
             op.attributes[SLICE] = make_slices((traced.slice_symbol(op, name),))
 
 
-def _open_loop(traced: Traced, inliner: Inliner, op: ir.OpView) -> list[ir.OpView]:
+def _open_loop(traced: TracedProgram, inliner: Inliner, op: ir.OpView) -> list[ir.OpView]:
     """Makes a loop of one operation; returns the loops of JAX that its body brings to `@main`."""
     turns = turns_of(op)
     if turns is None:
@@ -87,7 +87,7 @@ def _open_loop(traced: Traced, inliner: Inliner, op: ir.OpView) -> list[ir.OpVie
     return inner_loops
 
 
-def _enter_loop(traced: Traced, op: ir.OpView, loop: LoopOp) -> None:
+def _enter_loop(traced: TracedProgram, op: ir.OpView, loop: LoopOp) -> None:
     """Notes that an operation stands in a loop, for the loops that it may be, or be of, itself."""
     if op.operation.name == "stablehlo.while" and traced.spans_slices(op):
         set_loop(op, loop.sym_name)
@@ -96,7 +96,7 @@ def _enter_loop(traced: Traced, op: ir.OpView, loop: LoopOp) -> None:
         traced.loop_symbol(op, metadata).parent = loop.sym_name
 
 
-def _refuse_loops_inside(traced: Traced, op: ir.OpView) -> None:
+def _refuse_loops_inside(traced: TracedProgram, op: ir.OpView) -> None:
     for inner in traced.calls_inside(op, set()):
         if traced.metadata_of(inner).loop is not None:
             fail(

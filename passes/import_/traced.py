@@ -16,7 +16,7 @@ from pathways.passes.util.functions import referenced_functions
 _ORDINARY = CallMetadata()
 
 
-class Traced:
+class TracedProgram:
     """A program that is being imported.
 
     Attributes:
