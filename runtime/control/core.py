@@ -17,9 +17,10 @@ from pathways.runtime.control.events import (
     HostEnded,
     Overdue,
     PeerUnreachable,
+    StartDue,
     Tick,
 )
-from pathways.runtime.control.gang import Draining, Ending, Gang, Replaced
+from pathways.runtime.control.gang import Draining, Ending, Gang, Pausing, Replaced
 from pathways.runtime.control.liveness import Liveness
 from pathways.runtime.control.replies import HostRequest, PendingReplies
 from pathways.runtime.control.reports import HostReport
@@ -43,6 +44,7 @@ class Limits:
       grace: seconds that an island may take to end.
       stall_report: seconds without progress after which a step is reported; None for never.
       step_deadline: seconds without progress after which a step is ended; None for never.
+      restart_seconds: seconds for which it is tried to start workers in the place of those that are lost.
     """
 
     ahead: int = 4
@@ -50,6 +52,7 @@ class Limits:
     grace: float = 20.0
     stall_report: float | None = 60.0
     step_deadline: float | None = None
+    restart_seconds: float = 300.0
 
 
 class ClusterCore:
@@ -68,7 +71,14 @@ class ClusterCore:
 
     def __init__(self, islands: Iterable[Sequence[int]], limits: Limits, now: float) -> None:
         self.gangs = [
-            Gang(GangKey(number, 0), hosts, ahead=limits.ahead, grace=limits.grace, now=now)
+            Gang(
+                GangKey(number, 0),
+                hosts,
+                ahead=limits.ahead,
+                grace=limits.grace,
+                now=now,
+                restart_seconds=limits.restart_seconds,
+            )
             for number, hosts in enumerate(islands)
         ]
         self.is_several = any(gang.is_several for gang in self.gangs)
@@ -199,12 +209,14 @@ class ClusterCore:
         for stall in self._stalls.look(self.steps.unfinished(), self.gangs, now):
             effects += self._ask_about(stall, stall.step.pending(), now)
         for gang in [*self.gangs]:
-            effects += self._end_some_time(gang, now)
+            effects += self._go_on(gang, now)
         return effects
 
-    def _end_some_time(self, gang: Gang, now: float) -> list[Effect]:
-        """What is next for a gang that was asked to end."""
+    def _go_on(self, gang: Gang, now: float) -> list[Effect]:
+        """What is next for a gang that was asked to end, or that is to be started anew."""
         match gang.state:
+            case Pausing(again=again) if now >= again:
+                return self._change(StartDue(gang.key), now)
             case Draining(deadline=deadline):
                 unfinished = self.steps.of(gang)
                 if now >= deadline:

@@ -62,9 +62,15 @@ class Bury:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartAnew:
-    """Starts workers in the place of a gang that is buried; answered by `Started` or `NotStarted`."""
+    """Starts workers in the place of a gang that is buried; answered by `Started` or `NotStarted`.
+
+    Attributes:
+      gang: the gang.
+      seconds: how long they may take until they are heard of.
+    """
 
     gang: GangKey
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,11 +28,19 @@ class LeaveAsked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostEnded:
-    """A host is gone, or of no use any more; `why` says how that was seen."""
+    """A host is gone, or of no use any more.
+
+    Attributes:
+      gang: the workers of which it is one.
+      host: its number.
+      why: how that was seen.
+      is_cut: whether its process may be well, and it is the network that does not reach it.
+    """
 
     gang: GangKey
     host: int
     why: str
+    is_cut: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,10 +81,24 @@ class Started:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NotStarted:
-    """The workers of an island cannot be started again: the other answer to `StartAnew`."""
+    """The workers of an island were not started again: the other answer to `StartAnew`.
+
+    Attributes:
+      gang: the gang whose place they were to take.
+      why: why not.
+      is_final: whether it is of no use to try again.
+    """
 
     gang: GangKey
     why: str
+    is_final: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartDue:
+    """It is time to try again to start the workers of an island; the core says so itself."""
+
+    gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +109,7 @@ class Closed:
     how: str
 
 
-GangEvent = LeaveAsked | HostEnded | Drained | Overdue | Buried | Started | NotStarted | Closed
+GangEvent = LeaveAsked | HostEnded | Drained | Overdue | Buried | Started | NotStarted | StartDue | Closed
 """What changes the state of a gang."""
 
 

@@ -3,10 +3,11 @@
 When one of several is lost, or fails at what the others do with it, nobody can say what the others have
 computed: so all of them are. Those that take their place are another gang.
 
-A gang is in one of six states. `Running` takes whatever is new. One that was asked to end is `Draining`: it
+A gang is in one of seven states. `Running` takes whatever is new. One that was asked to end is `Draining`: it
 takes nothing new, and goes on until it has nothing left that anybody waits for or holds, or its time is over;
 then it is `Ending`, which is when the end of its processes is no loss. However it went, it is `Restarting`
-until there is another one in its place, and then `Replaced`, or until there will be none: `Dead`.
+until there is another one in its place, and then `Replaced`, or until there will be none: `Dead`. A start
+that fails, as one over a network that is cut, is tried again after a pause, in which the gang is `Pausing`.
 
 `TRANSITIONS` says what each event makes of each state. All state of a gang is in this file, and nothing else
 changes it.
@@ -36,6 +37,7 @@ from pathways.runtime.control.events import (
     LeaveAsked,
     NotStarted,
     Overdue,
+    StartDue,
     Started,
 )
 from pathways.runtime.control.unused import Unused
@@ -43,6 +45,16 @@ from pathways.runtime.control.window import Window
 
 MOST_RESTARTS = 3
 """How often an island is started anew, one time after the other, without having done a step."""
+
+START_SECONDS = 120.0
+"""How long workers may take to start."""
+
+_FIRST_CONTACT = 15.0
+"""How long they may take to connect when an island starts anew; twice as long after each time in vain. What
+was begun while the network is cut may wait for long when it has healed."""
+
+_PAUSES = (0.5, 1.0, 2.0)
+"""Seconds from one start in vain to the next; the last stands for all that follow."""
 
 END_SECONDS = 2.0
 """How long processes may take to end that were told to."""
@@ -91,11 +103,32 @@ class Restarting:
 
     Attributes:
       failure: why it is gone.
+      until: when it is not tried any more.
       restarts: how often the island was lost, one time after the other, without having done a step.
+      cut_since: when it was lost first because others did not reach it, without having done a step since.
+      tries: how often it was tried in vain.
     """
 
     failure: Failure
+    until: float
     restarts: int
+    cut_since: float | None
+    tries: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pausing:
+    """It is gone, and it is tried again to start another one in its place.
+
+    Attributes:
+      failure: why it is gone.
+      before: what it was at.
+      again: when it is tried again.
+    """
+
+    failure: Failure
+    before: Restarting
+    again: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,10 +138,12 @@ class Replaced:
     Attributes:
       failure: why it is gone.
       restarts: see `Restarting`.
+      cut_since: see `Restarting`.
     """
 
     failure: Failure
     restarts: int
+    cut_since: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,8 +153,8 @@ class Dead:
     failure: Failure
 
 
-State = Running | Draining | Ending | Restarting | Replaced | Dead
-Gone = Restarting | Replaced | Dead
+State = Running | Draining | Ending | Restarting | Pausing | Replaced | Dead
+Gone = Restarting | Pausing | Replaced | Dead
 
 
 @dataclasses.dataclass(slots=True)
@@ -144,7 +179,9 @@ class Gang:
       ahead: how many steps may be under way.
       grace: seconds that it may take to end.
       now: when they were started.
+      restart_seconds: how long it is tried to start another one in its place.
       restarts: how often the island was started anew before, each time without having done a step.
+      cut_since: see `Restarting`.
 
     Attributes:
       name: the name of the island.
@@ -163,7 +200,9 @@ class Gang:
         ahead: int,
         grace: float,
         now: float,
+        restart_seconds: float = 300.0,
         restarts: int = 0,
+        cut_since: float | None = None,
     ) -> None:
         self.key = key
         self.name = f"island{key.island}"
@@ -176,7 +215,9 @@ class Gang:
         self._ahead = ahead
         self.grace = grace
         self._began = now
+        self._restart_seconds = restart_seconds
         self._restarts = restarts
+        self._cut_since = cut_since
 
     def __str__(self) -> str:
         return self.name
@@ -220,7 +261,7 @@ class Gang:
 
     def is_replaced_soon(self) -> bool:
         """Whether it is worth waiting for the gang that takes its place."""
-        return isinstance(self.state, Restarting | Replaced)
+        return isinstance(self.state, Restarting | Pausing | Replaced)
 
     def successor(self, now: float) -> Gang:
         """The gang that has taken its place."""
@@ -231,7 +272,9 @@ class Gang:
             ahead=self._ahead,
             grace=self.grace,
             now=now,
+            restart_seconds=self._restart_seconds,
             restarts=self.state.restarts,
+            cut_since=self.state.cut_since,
         )
 
     def _next_key(self) -> GangKey:
@@ -286,34 +329,63 @@ class Gang:
         return (dataclasses.replace(state, left=left), []) if left else self._leave(state, event, now)
 
     def _leave(self, state: Ending, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
-        return self._gone(f"{self.named(state.host)} has left: {state.why}", 0)
+        return self._gone(f"{self.named(state.host)} has left: {state.why}", now)
 
     def _lose(self, state: State, event: HostEnded, now: float) -> tuple[State, list[Effect]]:
         has_done_a_step = any(pulse.progressed > self._began for pulse in self.pulses.values())
-        restarts = 0 if has_done_a_step or isinstance(state, Draining) else self._restarts + 1
-        return self._gone(f"{self.named(event.host)} is lost: {event.why}", restarts)
+        is_well = has_done_a_step or isinstance(state, Draining)
+        restarts, cut_since = (0, None) if is_well else (self._restarts, self._cut_since)
+        if event.is_cut:
+            # A network that does not heal is bounded by time.
+            cut_since = now if cut_since is None else cut_since
+        elif not is_well:
+            restarts += 1
+        return self._gone(f"{self.named(event.host)} is lost: {event.why}", now, restarts, cut_since)
 
-    def _gone(self, text: str, restarts: int) -> tuple[State, list[Effect]]:
-        return Restarting(lost(text), restarts), [Log(logging.ERROR, text)]
+    def _gone(
+        self, text: str, now: float, restarts: int = 0, cut_since: float | None = None
+    ) -> tuple[State, list[Effect]]:
+        until = now + self._restart_seconds
+        return Restarting(lost(text), until, restarts, cut_since), [Log(logging.ERROR, text)]
 
     def _start(self, state: Restarting, event: Buried, now: float) -> tuple[State, list[Effect]]:
         if state.restarts > MOST_RESTARTS:
             why = f"it is not started anew, for {MOST_RESTARTS} times it was lost before it had done a step"
-            return self._give_up(state, NotStarted(self.key, why), now)
-        return state, [Log(logging.INFO, f"{self.name} starts anew"), StartAnew(self.key)]
+            return self._give_up(state, why)
+        if state.cut_since is not None and now - state.cut_since > self._restart_seconds:
+            seconds = now - state.cut_since
+            why = f"it is not started anew, for it was cut off again and again for {seconds:.0f} seconds"
+            return self._give_up(state, why)
+        return state, [Log(logging.INFO, f"{self.name} starts anew"), StartAnew(self.key, _FIRST_CONTACT)]
 
-    def _give_up(self, state: Restarting, event: NotStarted, now: float) -> tuple[State, list[Effect]]:
-        failure = lost(f"{state.failure.text}; {event.why}")
-        return Dead(failure), [Log(logging.ERROR, f"{self.name}: {event.why}")]
+    def _start_failed(self, state: Restarting, event: NotStarted, now: float) -> tuple[State, list[Effect]]:
+        again = now + _PAUSES[min(state.tries, len(_PAUSES) - 1)]
+        if event.is_final or again > state.until:
+            return self._give_up(state, event.why)
+        text = f"{self.name}: {event.why}; it is tried again for {state.until - now:.0f} seconds"
+        # The user is told once.
+        level = logging.INFO if state.tries else logging.WARNING
+        before = dataclasses.replace(state, tries=state.tries + 1)
+        return Pausing(state.failure, before, again), [Log(level, text)]
+
+    def _try_again(self, state: Pausing, event: StartDue, now: float) -> tuple[State, list[Effect]]:
+        left = max(_FIRST_CONTACT, state.before.until - now)
+        seconds = min(START_SECONDS, _FIRST_CONTACT * 2**state.before.tries, left)
+        return state.before, [StartAnew(self.key, seconds)]
+
+    def _give_up(self, state: Restarting, why: str) -> tuple[State, list[Effect]]:
+        return Dead(lost(f"{state.failure.text}; {why}")), [Log(logging.ERROR, f"{self.name}: {why}")]
 
     def _replace(self, state: Restarting, event: Started, now: float) -> tuple[State, list[Effect]]:
-        replaced = Replaced(state.failure, state.restarts)
+        replaced = Replaced(state.failure, state.restarts, state.cut_since)
         return replaced, [Attach(self._next_key()), Log(logging.INFO, f"{self.name} is back")]
 
     def _close(self, state: State, event: Closed, now: float) -> tuple[State, list[Effect]]:
         return Dead(Failure(ClusterClosedError, f"{self.named(self.hosts[0])} {event.how}")), []
 
-    def _stay_gone(self, state: Restarting, event: Closed, now: float) -> tuple[State, list[Effect]]:
+    def _stay_gone(
+        self, state: Restarting | Pausing, event: Closed, now: float
+    ) -> tuple[State, list[Effect]]:
         return Dead(state.failure), []
 
 
@@ -337,8 +409,12 @@ TRANSITIONS: Mapping[tuple[type[State], type[GangEvent]], _Act] = {
     (Restarting, HostEnded): Gang._stay,
     (Restarting, Buried): Gang._start,
     (Restarting, Started): Gang._replace,
-    (Restarting, NotStarted): Gang._give_up,
+    (Restarting, NotStarted): Gang._start_failed,
     (Restarting, Closed): Gang._stay_gone,
+    (Pausing, LeaveAsked): Gang._stay,
+    (Pausing, HostEnded): Gang._stay,
+    (Pausing, StartDue): Gang._try_again,
+    (Pausing, Closed): Gang._stay_gone,
     (Dead, LeaveAsked): Gang._stay,
     (Dead, HostEnded): Gang._stay,
     # It was closed while it was buried, or started.

@@ -13,6 +13,7 @@ STAND_IN = """#!/bin/sh
 machine=$1; shift
 echo "$machine $*" >> {folder}/log
 echo "Welcome to it" >&2
+if test -e {folder}/cut; then echo "No route to host" >&2; exit 255; fi
 case $machine in
   nowhere) echo "Could not resolve hostname nowhere" >&2; exit 255;;
 esac
@@ -87,6 +88,38 @@ assert "/no/such/python" in said
 said = start("a", platform="cuda")
 assert said.startswith("host 0 (a) did not start (exit code 1)"), said
 assert "JAX has no cuda devices here" in said
+""")
+
+
+def test_a_start_that_fails_is_tried_again(ssh: str):
+    """As while a network is cut: calls wait until it heals, and at most for so long."""
+    run(f"""
+from pathlib import Path
+
+cut = Path("{Path(ssh).parent}/cut")
+options = pw.HostOptions(restart_seconds=20)
+pw.connect(hosts=["a", "b"], bind="127.0.0.1", start="{ssh} {{host}} {{command}}", options=options)
+f, g = (pw.jit(lambda x: x + 1, devices=devices.add_slice(1, "x", island=f"island{{k}}")) for k in range(2))
+program, beside = pw.program(lambda x: g(f(x))), pw.program(g)
+x = np.arange(4, dtype=np.float32)
+kept = beside(x)
+assert_equal(program(x), x + 2)
+held = pw.program(f)(x).block_until_ready()
+cut.touch()
+os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
+with refused(HostError, "host 0 (island0) is lost"):
+    while True:
+        held.block_until_ready()
+threading.Timer(4.0, cut.unlink).start()
+began = time.monotonic()
+# It waits.
+assert_equal(program(x), x + 2)
+assert not cut.exists()
+assert_equal(kept, x + 1)
+pids = [host.pid for host in pw.status().hosts]
+assert len(set(pids)) == 2, pids
+log = Path("{Path(ssh).parent}/log").read_text().split("\\n")
+assert sum(line.startswith("a ") for line in log) > 3, log
 """)
 
 

@@ -43,6 +43,7 @@ def _shape(chance: random.Random, seed: int, *, is_calm: bool, is_lossy: bool) -
         grace=60.0 if is_calm else chance.choice((0.3, 3.0)),
         stall_report=chance.choice((None, 1.0)),
         step_deadline=3.0 if is_lossy or (not is_calm and chance.random() < 0.3) else None,
+        restart_seconds=chance.choice((0.0, 5.0, 60.0, 60.0)),
     )
     most = 0.3 if is_calm else chance.choice((0.01, 0.1, 0.1, 0.5, 1.2))
     steps, arrays = (LinkQuality(0.001, chance.choice((0.01, most))) for _ in range(2))
@@ -95,5 +96,7 @@ def _wrong(chance: random.Random, what: str, *, is_calm: bool) -> Act:
     at = chance.uniform(0, SECONDS)
     on = (chance.getrandbits(16), chance.getrandbits(16))
     longest = 1.0 if is_calm and what == "slow" else 6.0
+    if what in ("cut off", "cut peers"):
+        longest = chance.choice((6.0, 6.0, 20.0, 40.0))
     lasts = what in ("stop", "cut off", "cut peers", "slow", "sleep")
     return Act(at, what, on, chance.uniform(0.1, longest) if lasts else 0.0)

@@ -78,6 +78,7 @@ class SimulatedCluster:
       told: all that was told to the core, and what came of it, of which time.
       ended: how processes ended.
       failing_starts: how many of the next starts of an island fail, by its number.
+      gave_up: when starts of islands failed that were not tried again, and when they were lost.
       blamed: gangs of which hosts were killed, stopped or cut, or failed.
     """
 
@@ -92,6 +93,10 @@ class SimulatedCluster:
         self.told: list[tuple[float, object, list[Effect]]] = []
         self.ended_how: dict[SimulatedWorker, str] = {}
         self.failing_starts: dict[int, int] = {}
+        self.gave_up: list[tuple[float, float]] = []
+        # When the network to a machine heals, by the host that is there.
+        self._cut_until: dict[int, float] = {}
+        self._lost_at: dict[GangKey, float] = {}
         self.has_changed = False
         self._gangs: dict[SimulatedWorker, Gang] = {}
         self._to: dict[tuple[SimulatedWorker, str], SimulatedLink[object]] = {}
@@ -101,7 +106,7 @@ class SimulatedCluster:
         self._starts = 0
         self._asleep_until = 0.0
         self._unheard: list[Callable[[], None]] = []
-        self._is_closed = False
+        self.is_closed = False
         for gang in self.core.gangs:
             self._attach(gang, self._started(gang.key.island))
         self._tick()
@@ -148,7 +153,7 @@ class SimulatedCluster:
             case Bury():
                 self._bury(effect)
             case StartAnew():
-                self._later(0.05, 1.5, functools.partial(self._start_anew, effect.gang))
+                self._later(0.05, 1.5, functools.partial(self._start_anew, effect))
             case Attach():
                 gang = self.core.gang(effect.gang)
                 assert gang is not None
@@ -174,10 +179,12 @@ class SimulatedCluster:
                 self._from[worker, channel].close()
 
     def _bury(self, bury: Bury) -> None:
-        """Ends processes at once, and tells others later."""
+        """Ends processes at once, where the network is not cut, and tells others later."""
         gone = self.of_gang[bury.gang]
+        self._lost_at[bury.gang] = self.time.now
         for worker in gone:
-            worker.end("killed by signal 9")
+            if not self._is_cut(worker.host):
+                worker.end("killed by signal 9")
 
         def tell_others() -> None:
             for worker in self.workers.values():
@@ -190,11 +197,22 @@ class SimulatedCluster:
 
         self._later(0.0, 0.3, tell_others)
 
-    def _start_anew(self, key: GangKey) -> None:
-        if self.failing_starts.get(key.island):
-            self.failing_starts[key.island] -= 1
-            self.tell(NotStarted(key, "it does not start anew: of a test"))
+    def _start_anew(self, start: StartAnew, waited: float = 0.0) -> None:
+        key = start.gang
+        if any(self._is_cut(host) for host in self.shape.hosts(key.island)) and waited < start.seconds:
+            # A start that nobody answers goes on when the network heals, if it has so much time.
+            self.time.after(1.0, functools.partial(self._start_anew, start, waited + 1.0))
             return
+        if waited >= start.seconds or self.failing_starts.get(key.island):
+            if waited < start.seconds:
+                self.failing_starts[key.island] -= 1
+            self.tell(NotStarted(key, "it does not start anew: of a test"))
+            gang = self.core.gang(key)
+            if gang is not None and gang.is_dead() and not self.is_closed:
+                self.gave_up.append((self._lost_at[key], self.time.now))
+            return
+        for worker in self.of_gang[key]:
+            assert not worker.is_alive, f"{worker} still has the devices of its successor"
         self._starting[key] = self._started(key.island)
         self.tell(Started(key))
         # It was closed in the meantime.
@@ -236,7 +254,7 @@ class SimulatedCluster:
 
     def close(self) -> None:
         """Lets go of all workers."""
-        self._is_closed = True
+        self.is_closed = True
         for gang in [*self.core.gangs]:
             self.tell(Closed(gang.key, "is closed"))
             for worker in self.of_gang[gang.key]:
@@ -299,6 +317,9 @@ class SimulatedCluster:
     def cut_off(self, host: int, seconds: float, *, hears: bool = False) -> None:
         """Cuts a host off from the controller for some time; or only has what it says come later."""
         worker = self.workers[host]
+        if not hears:
+            self._cut_until[host] = max(self._cut_until.get(host, 0.0), self.time.now + seconds)
+            self.time.after(self.shape.limits.heartbeat, functools.partial(self._end_cut_off, worker))
         ways = (self._from,) if hears else (self._to, self._from)
         links = [of[worker, channel] for of in ways for channel in CHANNELS]
         for link in links:
@@ -307,8 +328,19 @@ class SimulatedCluster:
         def heal() -> None:
             for link in links:
                 link.heal()
+            # What waits for it is told that its connections have ended.
+            if self.gang_of(worker).failure is not None and not self._is_cut(host):
+                worker.end("exit code 0")
 
         self.time.after(seconds, heal)
+
+    def _is_cut(self, host: int) -> bool:
+        return self.time.now < self._cut_until.get(host, 0.0)
+
+    def _end_cut_off(self, worker: SimulatedWorker) -> None:
+        """A worker whose controller does not answer for so long ends itself."""
+        if self._is_cut(worker.host):
+            worker.end("exit code 0")
 
     def cut_peers(self, first: int, second: int, seconds: float) -> None:
         """Cuts the network between two hosts for some time; if that is long, both say so."""

@@ -130,6 +130,7 @@ class HistoryPlayer:
             assert gang.window.blocker() is None, f"the window of {gang} is full"
             assert isinstance(gang.state, Dead) or not gang.unused.take(), f"frees of {gang} are held"
         self._check_losses()
+        self._check_starts()
 
     def _check_losses(self) -> None:
         """Whoever is told to be gone is, and for that reason."""
@@ -139,6 +140,16 @@ class HistoryPlayer:
                 assert how in self.cluster.ended_how.values(), text
             if self.history.is_calm:
                 assert "is lost" not in text, text
+
+    def _check_starts(self) -> None:
+        """No island is given up while it is worth trying, and none is tried for longer."""
+        seconds = self.history.shape.limits.restart_seconds
+        for lost, gave_up in self.cluster.gave_up:
+            assert seconds - 2.5 < gave_up - lost < seconds + 20.0, f"given up after {gave_up - lost:.1f} s"
+        for gang in self.cluster.core.gangs:
+            if isinstance(gang.state, Dead) and not self.cluster.is_closed:
+                why = gang.state.failure.text
+                assert "does not start anew" in why or "not started anew" in why, why
 
 
 def _run(player: HistoryPlayer, act: Act) -> None:
@@ -200,7 +211,7 @@ def _hang(player: HistoryPlayer, act: Act) -> None:
 
 def _fail_start(player: HistoryPlayer, act: Act) -> None:
     island = act.on[0] % len(player.history.shape.islands)
-    player.cluster.failing_starts[island] = 1
+    player.cluster.failing_starts[island] = 1 + act.on[1] % 5
 
 
 def _sleep(player: HistoryPlayer, act: Act) -> None:

@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pathways.runtime.control.effects import (
     AskAlive,
@@ -69,7 +69,8 @@ class Acting:
         self._starter = starter
         self._order = order
         self._closed = closed
-        self._burying: list[RunningThread] = []
+        self._lock = threading.Lock()
+        self._restarting: list[RunningThread] = []
         # Workers that were started, by the island that they are to stand for.
         self._new: dict[int, Sequence[HostProcess]] = {}
 
@@ -90,17 +91,18 @@ class Acting:
                 case Disconnect():
                     self._disconnect(self._islands.get(effect.gang))
                 case Bury():
-                    self._burying = [thread for thread in self._burying if not thread.join(0)]
-                    self._burying.append(start_thread(functools.partial(self._bury, effect), "restart"))
+                    self._begin(functools.partial(self._bury, effect))
                 case StartAnew():
-                    self._start_anew(effect.gang)
+                    self._begin(functools.partial(self._start_anew, effect))
                 case Attach():
                     self._attach(effect.gang)
 
     def close(self) -> None:
         """Waits for what is still being done, and ends what was started for nothing."""
         self._islands.wake()
-        for thread in self._burying:
+        with self._lock:
+            restarting = [*self._restarting]
+        for thread in restarting:
             thread.join(timeout=10)
         end_all((host.process for host in self._islands.hosts), _END_SECONDS, grace=_END_SECONDS)
         self._starter.close()
@@ -110,6 +112,11 @@ class Acting:
         for host in () if gang is None else gang.hosts:
             host.round_trip.asked(number, time.monotonic())
             _say(host.watch, Ping(number))
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            self._restarting = [thread for thread in self._restarting if not thread.join(0)]
+            self._restarting.append(start_thread(work, "restart"))
 
     def _watch(self, key: GangKey, message: Message) -> None:
         gang = self._islands.get(key)
@@ -151,16 +158,19 @@ class Acting:
                 if host.index in cancelled:
                     _say(host.steps, Cancel(numbers, cancelled[host.index]))
 
-    def _start_anew(self, key: GangKey) -> None:
+    def _start_anew(self, effect: StartAnew) -> None:
+        key = effect.gang
         before = self._islands.gangs[key.island]
         try:
-            (hosts,) = self._starter.start([key.island], self._closed)
+            (hosts,) = self._starter.start([key.island], self._closed, effect.seconds)
         except HostError as error:
             self._core.tell(NotStarted(key, f"it does not start anew: {error}"))
+            self._islands.wake()
             return
         if [host.ready.devices for host in hosts] != [host.ready.devices for host in before.hosts]:
             _end(hosts)
-            self._core.tell(NotStarted(key, "it comes back with other devices"))
+            self._core.tell(NotStarted(key, "it comes back with other devices", is_final=True))
+            self._islands.wake()
             return
         self._new[key.island] = hosts
         self._core.tell(Started(key))

@@ -487,5 +487,10 @@ class Controller:
 
 def _limits(options: HostOptions) -> Limits:
     return Limits(
-        options.ahead, options.heartbeat, options.grace, options.stall_report, options.step_deadline
+        options.ahead,
+        options.heartbeat,
+        options.grace,
+        options.stall_report,
+        options.step_deadline,
+        options.restart_seconds,
     )

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from pathways.runtime.control.events import GangKey
 from pathways.runtime.hosts.controller.host import HostGang
-from pathways.runtime.hosts.launch.launching import START_SECONDS
 from pathways.runtime.resources import cluster as resources
 
 
@@ -47,9 +46,9 @@ class Islands:
         """
         numbers = list(numbers)
         with self._changed:
+            # For as long as the core tries to start them.
             self._changed.wait_for(
-                lambda: not any(self.gangs[number].life.is_replaced_soon() for number in numbers),
-                2 * START_SECONDS,
+                lambda: not any(self.gangs[number].life.is_replaced_soon() for number in numbers)
             )
             gangs = [self.gangs[number] for number in numbers]
         for gang in gangs:

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.errors import ClusterClosedError, HostStartError
+from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.hosts.controller.host import HostProcess, last_words
 from pathways.runtime.hosts.launch.descriptors import make_room
 from pathways.runtime.hosts.launch.endings import Endings, end_all
-from pathways.runtime.hosts.launch.launching import START_SECONDS, Launcher, WorkerConfig, WorkerProcess
+from pathways.runtime.hosts.launch.launching import Launcher, WorkerConfig, WorkerProcess
 from pathways.runtime.hosts.launch.listening import Address, controller_socket
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.doors import Door
@@ -56,12 +57,15 @@ class Starter:
             for first, island in zip(firsts, settings.islands, strict=False)
         ]
 
-    def start(self, islands: Sequence[int], stop: threading.Event) -> list[list[HostProcess]]:
+    def start(
+        self, islands: Sequence[int], stop: threading.Event, contact: float = START_SECONDS
+    ) -> list[list[HostProcess]]:
         """Starts all workers of some islands, and waits until they are ready.
 
         Args:
           islands: the numbers of the islands.
           stop: gives up when it is set.
+          contact: how many seconds they may take to connect.
 
         Returns:
           The workers of each island.
@@ -77,12 +81,14 @@ class Starter:
         start: _Start | None = None
         try:
             with controller_socket(self._settings.endpoints) as (server, address):
-                start = _Start(server, self._secret, next(self._epochs), stop, processes, endings, expected)
+                start = _Start(
+                    server, self._secret, next(self._epochs), stop, processes, endings, expected, contact
+                )
                 try:
                     for island in islands:
                         configs = self._configs(island, address, start.epoch)
                         start.configs.update({config.host: config for config in configs})
-                        started = self._launcher.launch(configs)
+                        started = self._launcher.launch(configs, contact)
                         processes.update(zip(self._numbers[island], started, strict=True))
                     channels = start.greet_all(self._settings.options.heartbeat)
                 finally:
@@ -146,6 +152,7 @@ class _Start:
       processes: theirs, by their numbers; those that are started.
       endings: which of these have ended.
       expected: how many of them there will be.
+      contact: how many seconds they may take to connect.
 
     Attributes:
       epoch: see above.
@@ -161,6 +168,7 @@ class _Start:
         processes: Mapping[int, WorkerProcess],
         endings: Endings,
         expected: int,
+        contact: float,
     ) -> None:
         self._secret = secret
         self.epoch = epoch
@@ -168,6 +176,7 @@ class _Start:
         self._stop = stop
         self._processes = processes
         self._endings = endings
+        self._contact = contact
         self._deadline = time.monotonic() + START_SECONDS
         self._greeted: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
         self._channels: dict[int, _Channels] = {}
@@ -178,10 +187,11 @@ class _Start:
         channels = self._channels
         channels.update((host, {}) for host in self._processes)
         missing = dict.fromkeys(channels)
+        deadline = time.monotonic() + self._contact
         while missing:
             self._check_running()
-            if time.monotonic() > self._deadline:
-                raise self._failed(next(iter(missing)), f"did not connect in {START_SECONDS:.0f} seconds")
+            if time.monotonic() > deadline:
+                raise self._failed(next(iter(missing)), f"did not connect in {self._contact:.0f} seconds")
             try:
                 connection, keeper = self._greeted.get(timeout=0.2)
             except queue.Empty:

@@ -46,8 +46,9 @@ class Child:
         environment = {**os.environ}
         # The controller writes what its workers record.
         environment.pop("PW_TRACE", None)
-        # A worker waits for SIGTERM, which none of its threads may get: it has some before its first line.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        # A worker waits for SIGTERM, and begins with that; until then it is not to end of it. A command is.
+        block = {signal.SIGTERM} if start is None else ()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, block)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -114,7 +115,7 @@ class Spawner:
         self._start = start
         self._cores = CoreShares()
 
-    def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[Child]:
+    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> Sequence[Child]:
         """See `Launcher.launch`."""
         started: list[Child] = []
         try:

@@ -7,9 +7,6 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-START_SECONDS = 120.0
-"""How long workers may take to start."""
-
 LINES = 20
 """How many of the last lines that a worker has written are kept."""
 
@@ -89,8 +86,12 @@ class WorkerProcess(Protocol):
 class Launcher(Protocol):
     """Starts workers."""
 
-    def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[WorkerProcess]:
+    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> Sequence[WorkerProcess]:
         """Starts the workers of an island, all of them or none.
+
+        Args:
+          configs: what they have to know.
+          seconds: how long it may take to find places for them.
 
         Raises:
           HostError: there is no place for them.

@@ -18,6 +18,9 @@ Address = str | tuple[str, int]
 """The path of a socket, or address and port."""
 
 _BACKLOG = 64
+_CONNECT_SECONDS = 2.0
+"""How long a machine may take to answer; who tries again gets there soon after the network has healed."""
+
 _PREFIX = "pathways-"
 _OLD_SECONDS = 600.0
 
@@ -68,13 +71,13 @@ def connect_to(address: Address, heartbeat: float) -> socket.socket:
         process that is stopped is not meant: its machine answers for it.
 
     Raises:
-      OSError: nobody listens there.
+      OSError: nobody listens there, or the machine does not answer.
     """
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(address)
         return sock
-    sock = socket.create_connection(address, timeout=heartbeat)
+    sock = socket.create_connection(address, timeout=_CONNECT_SECONDS)
     sock.settimeout(None)
     keep_alive(sock, heartbeat)
     return sock

@@ -29,6 +29,8 @@ class HostOptions:
         for never.
       step_deadline: after how long without progress a step on hosts is ended: hosts that others wait for are
         killed, and their arrays are errors. None for never: what is slow is not told from what hangs.
+      restart_seconds: for how long it is tried to start the workers of an island anew; calls that need them
+        wait until then.
       ports: the first and the last port that the controller and its workers may listen on; None for any. Goes
         with `bind=`.
       advertise: the address at which workers find the controller; None for that of `bind=`.
@@ -44,6 +46,7 @@ class HostOptions:
     grace: float = 20.0
     stall_report: float | None = 60.0
     step_deadline: float | None = None
+    restart_seconds: float = 300.0
     ports: tuple[int, int] | None = None
     advertise: str | None = None
 
@@ -55,8 +58,10 @@ class HostOptions:
                 raise ValueError(f"{name}={seconds!r}: expected seconds, or None for never")
         if not (_is_number(self.heartbeat) and self.heartbeat >= 1):
             raise ValueError(f"heartbeat={self.heartbeat!r}: expected at least one second")
-        if not (_is_number(self.grace) and self.grace >= 0):
-            raise ValueError(f"grace={self.grace!r}: expected seconds, 0 for none")
+        for name in ("grace", "restart_seconds"):
+            seconds = getattr(self, name)
+            if not (_is_number(seconds) and seconds >= 0):
+                raise ValueError(f"{name}={seconds!r}: expected seconds, 0 for none")
         if self.ports is not None:
             object.__setattr__(self, "ports", _port_range(self.ports))
         if self.advertise is not None and not (isinstance(self.advertise, str) and self.advertise):

@@ -19,7 +19,7 @@ from typing import Any
 from pathways.runtime.control.errors import HostStartError
 from pathways.runtime.hosts.launch.children import Child
 from pathways.runtime.hosts.launch.cores import CoreShares
-from pathways.runtime.hosts.launch.launching import START_SECONDS, WorkerConfig
+from pathways.runtime.hosts.launch.launching import WorkerConfig
 
 _PATIENCE = 2.0
 """Seconds that an actor may take to answer, besides what it was asked to wait."""
@@ -152,11 +152,11 @@ class RayLauncher:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise HostStartError(f"connect('ray', address={address!r}): {error}") from None
 
-    def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[RayWorker]:
+    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> Sequence[RayWorker]:
         """See `Launcher.launch`."""
         had_place = configs[0].host in self._groups
-        group = self._group(configs)
-        deadline = time.monotonic() + START_SECONDS
+        group = self._group(configs, seconds)
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 return self._launch(configs, group, max(1.0, deadline - time.monotonic()))
@@ -217,13 +217,13 @@ class RayLauncher:
         first = self._cores.take(machine, config.host, config.cores)
         return dataclasses.replace(config, first_core=first)
 
-    def _group(self, configs: Sequence[WorkerConfig]) -> Any:
+    def _group(self, configs: Sequence[WorkerConfig], seconds: float) -> Any:
         """The places of an island: all of them or none."""
         first = configs[0].host
         if first not in self._groups:
             bundles = [{"CPU": config.cores or 1} for config in configs]
             group = self._ray.util.placement_group(bundles, strategy="SPREAD")
-            if not group.wait(START_SECONDS):
+            if not group.wait(seconds):
                 self._ray.util.remove_placement_group(group)
                 raise HostStartError(
                     f"host {first}: Ray has no place for an island of {len(configs)} hosts, "

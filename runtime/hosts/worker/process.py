@@ -21,14 +21,19 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+if __name__ == "__main__":
+    # The libraries that follow make threads, of which none may get it: `Farewell` waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
 import jax
 import numpy as np
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.launch.cores import pin
-from pathways.runtime.hosts.launch.launching import START_SECONDS, WorkerConfig
+from pathways.runtime.hosts.launch.launching import WorkerConfig
 from pathways.runtime.hosts.launch.listening import connect_to, free_port, own_address, server_socket
 from pathways.runtime.hosts.launch.ready import FOLDER, Mark
 from pathways.runtime.hosts.protocol.describing import answers
@@ -552,20 +557,28 @@ def _connected(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Conne
     """A connection to the controller, and the address of this machine on it.
 
     Raises:
-      OSError: nobody listens there, or it is too busy with others until the start has had its time.
+      OSError: nobody listens there, or it is not reached until the start has had its time.
       MessageError: who listens there does not know the secret.
     """
     purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")
     deadline = time.monotonic() + START_SECONDS
+    is_told = False
     while True:
-        sock = connect_to(config.controller, config.heartbeat)
-        address = own_address(sock)
         try:
+            sock = connect_to(config.controller, config.heartbeat)
+            address = own_address(sock)
             return call(sock, secret, purpose, decode_for_worker), address
-        except ConnectionEnded:
-            # Turned away: too many strangers are at the door.
+        except (ConnectionRefusedError, FileNotFoundError):
+            raise
+        except OSError as error:
+            # The network is cut, or too many strangers are at the door.
             if time.monotonic() > deadline:
                 raise
+            if not is_told:
+                is_told, where = True, config.controller
+                print(
+                    f"pathways worker: it does not reach {where}, and tries again: {error}", file=sys.stderr
+                )
             time.sleep(_AGAIN_SECONDS * random.random())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pathways.runtime.control.events import (
     LeaveAsked,
     NotStarted,
     Overdue,
+    StartDue,
     Started,
 )
 from pathways.runtime.control.gang import (
@@ -29,6 +31,7 @@ from pathways.runtime.control.gang import (
     Draining,
     Ending,
     Gang,
+    Pausing,
     Replaced,
     Restarting,
     Running,
@@ -47,6 +50,7 @@ EVENTS: dict[type[GangEvent], GangEvent] = {
         Buried(KEY),
         Started(KEY),
         NotStarted(KEY, "there is no place"),
+        StartDue(KEY),
         Closed(KEY, "is closed"),
     )
 }
@@ -55,6 +59,7 @@ TO: dict[type[State], list[GangEvent]] = {
     Draining: [EVENTS[LeaveAsked]],
     Ending: [EVENTS[LeaveAsked], EVENTS[Drained]],
     Restarting: [ENDED],
+    Pausing: [ENDED, EVENTS[Buried], EVENTS[NotStarted]],
     Replaced: [ENDED, EVENTS[Buried], EVENTS[Started]],
     Dead: [EVENTS[Closed]],
 }
@@ -100,14 +105,19 @@ def test_what_was_wanted_has_an_answer_when_it_is_there(state: type[State], even
 
 
 def test_the_manual_draws_the_table():
-    """An arrow is a row that leads to another state, of one host or two, lost often or not."""
+    """An arrow is a row that leads to another state: of one host or two, lost often or not, soon or late."""
     text = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
     drawn = set(re.findall(r"^  (\w+) --> (\w+): (\w+)$", text, re.MULTILINE))
     arrows = set()
-    for (state, event), hosts, restarts in itertools.product(TRANSITIONS, ((7,), (7, 8)), (0, MOST_RESTARTS)):
+    for (state, event), hosts, restarts, late in itertools.product(
+        TRANSITIONS, ((7,), (7, 8)), (0, MOST_RESTARTS), (1.0, 1e3)
+    ):
         one = gang(*hosts, restarts=restarts)
-        for each in [*TO[state], EVENTS[event]]:
+        for each in TO[state]:
             one.handle(each, 1.0)
+        if type(one.state) is not state:
+            continue
+        one.handle(EVENTS[event], late)
         arrows.add((state.__name__, type(one.state).__name__, event.__name__))
     assert drawn == {arrow for arrow in arrows if arrow[0] != arrow[1]}
 
@@ -135,7 +145,7 @@ def test_workers_that_are_lost_are_buried_and_replaced():
         one.check()
     # Others see the end of the same process.
     assert one.handle(ENDED, 5.1) == []
-    assert StartAnew(KEY) in one.handle(Buried(KEY), 6.0)
+    assert StartAnew(KEY, 15.0) in one.handle(Buried(KEY), 6.0)
     assert Attach(GangKey(3, 1)) in one.handle(Started(KEY), 9.0)
     assert isinstance(one.state, Replaced)
     # What they had is as lost as before.
@@ -185,7 +195,7 @@ def test_an_island_that_is_lost_again_and_again_is_given_up():
     one = gang()
     for _ in range(MOST_RESTARTS):
         one.handle(ENDED, 0.0)
-        assert StartAnew(one.key) in one.handle(Buried(KEY), 0.0)
+        assert StartAnew(one.key, 15.0) in one.handle(Buried(KEY), 0.0)
         one.handle(Started(KEY), 0.0)
         one = one.successor(0.0)
     one.handle(ENDED, 0.0)
@@ -193,6 +203,58 @@ def test_an_island_that_is_lost_again_and_again_is_given_up():
     assert said == ("island3: it is not started anew, for 3 times it was lost before it had done a step")
     assert one.is_dead()
     with pytest.raises(HostLostError, match=r"is lost: its process has ended.*; it is not started anew"):
+        one.check()
+
+
+def test_a_start_that_fails_is_tried_again_until_it_is_late():
+    """With more time each time; the user is told once, and at the end."""
+    one = gang()
+    one.handle(ENDED, 0.0)
+    one.handle(Buried(KEY), 0.0)
+    now, contacts, said = 0.0, [], []
+    while not one.is_dead():
+        effects = one.handle(NotStarted(KEY, "it does not start anew: no route"), now)
+        said += [
+            effect.text for effect in effects if isinstance(effect, Log) and effect.level >= logging.WARNING
+        ]
+        if isinstance(one.state, Pausing):
+            assert one.is_replaced_soon()
+            now = one.state.again
+            (start,) = one.handle(StartDue(KEY), now)
+            contacts.append(start.seconds)
+            now += 15.0
+    assert contacts[:5] == [30.0, 60.0, 120.0, 120.0, 120.0]
+    assert contacts[-1] < 20
+    assert 300 < now < 315
+    assert said == [
+        "island3: it does not start anew: no route; it is tried again for 300 seconds",
+        "island3: it does not start anew: no route",
+    ]
+    with pytest.raises(HostLostError, match=r"killed by signal 9\); it does not start anew: no route"):
+        one.check()
+
+
+def test_a_start_that_cannot_succeed_is_not_tried_again():
+    one = after(ENDED, EVENTS[Buried])
+    one.handle(NotStarted(KEY, "it comes back with other devices", is_final=True), 1.0)
+    assert one.is_dead()
+
+
+def test_a_network_that_does_not_heal_is_bounded_by_time():
+    """However often the island is lost because of it; what it did before counts."""
+    one, now, starts = gang(), 0.0, 0
+    while True:
+        one.handle(HostEnded(one.key, 7, "it has said nothing for 10 seconds", is_cut=True), now)
+        one.handle(Buried(KEY), now)
+        if one.is_dead():
+            break
+        one.handle(Started(KEY), now)
+        one, now, starts = one.successor(now), now + 20.0, starts + 1
+    assert starts > MOST_RESTARTS
+    assert 300 < now <= 320
+    with pytest.raises(
+        HostLostError, match="not started anew, for it was cut off again and again for 320 seconds"
+    ):
         one.check()
 
 
@@ -204,7 +266,7 @@ def test_an_island_that_did_a_step_or_left_is_well(leaves: bool):
     else:
         one.pulses[7].progressed = 1.0
     one.handle(ENDED, 2.0)
-    assert StartAnew(KEY) in one.handle(Buried(KEY), 3.0)
+    assert StartAnew(KEY, 15.0) in one.handle(Buried(KEY), 3.0)
 
 
 def test_workers_that_are_closed_are_not_replaced():
@@ -215,7 +277,9 @@ def test_workers_that_are_closed_are_not_replaced():
         was_lost = one.failure is not None
         assert texts(one.handle(Closed(KEY, "is closed"), 3.0)) == []
         assert one.is_dead()
-        with pytest.raises(HostLostError if was_lost and events == [ENDED] else ClusterClosedError):
+        with pytest.raises(
+            HostLostError if was_lost and EVENTS[Closed] not in events else ClusterClosedError
+        ):
             one.check()
         for answer in (Buried, Started, NotStarted):
             assert one.handle(EVENTS[answer], 4.0) == []
