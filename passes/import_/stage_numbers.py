@@ -131,6 +131,9 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
     numbers = {key: n for n, key in enumerate(keys)}
     counted = _with_gradients(placed)
     stages: dict[tuple[str, str], list[int]] = {}
+    in_loop = {call.identity for call, _ in levels if call.launch.loop is not None}
+    # A part of a call of a loop that reads nothing of its microbatches is of the stage of that call.
+    levels = [(call, level) for call, level in levels if call.launch.loop or call.identity not in in_loop]
     for call, level in levels:
         call.set_stage(numbers[level], anew=call.launch.loop in counted)
         stages.setdefault(call.identity, []).append(call.stage or 0)

@@ -228,3 +228,42 @@ module @repeated_twice {
   func.func private @g2(%x: !x, %y: !x) -> !x { return %x : !x }
   func.func private @g3(%x: !x) -> !x { return %x : !x }
 }
+
+// -----
+
+// What a call of the loop does that reads nothing of a microbatch is done in front of the loop. It is of the stage of
+// that call, and so is the backward, although nothing leads to it.
+
+!x = tensor<4xf32>
+module @part_in_front {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "loss", count = 2 : i64} : () -> ()
+  // CHECK-LABEL: func.func public @main
+  func.func public @main(%batch: tensor<8xf32>) -> !x {
+    %x = call @split(%batch) {mhlo.frontend_attributes = {pw.mark = "split", pw.loop = "loss"}} : (tensor<8xf32>) -> !x
+    // CHECK: callee = @f, loop = @loss, origins = [{kind = "fwd", stage = 0 : i64}], slice = @s0
+    %f = call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
+    // CHECK: callee = @g, loop = @loss, origins = [{kind = "fwd", stage = 1 : i64}], slice = @s1
+    %g = call @g(%f) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "g", pw.call = "1"}} : (!x) -> !x
+    // CHECK: callee = @h, loop = @loss, origins = [{kind = "fwd", stage = 2 : i64}], slice = @s0
+    %h = call @h(%g) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "h", pw.call = "2"}} : (!x) -> !x
+    // CHECK: callee = @h_1, origins = [{kind = "fwd", stage = 2 : i64}], slice = @s0
+    %mask = call @h1() {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "h", pw.call = "2"}} : () -> !x
+    // CHECK: callee = @h_bwd, loop = @loss, origins = [{kind = "bwd", stage = 2 : i64}], slice = @s0
+    %dh = call @h2(%h, %mask) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "h", pw.call = "2", pw.kind = "bwd"}} : (!x, !x) -> !x
+    %sum = call @sum(%dh) {mhlo.frontend_attributes = {pw.mark = "sum", pw.loop = "loss"}} : (!x) -> !x
+    return %sum : !x
+  }
+  func.func private @split(tensor<8xf32>) -> !x
+  func.func private @sum(!x) -> !x
+  func.func private @f(%x: !x) -> !x { return %x : !x }
+  func.func private @g(%x: !x) -> !x { return %x : !x }
+  func.func private @h(%x: !x) -> !x { return %x : !x }
+  func.func private @h1() -> !x {
+    %mask = stablehlo.constant dense<1.0> : !x
+    return %mask : !x
+  }
+  func.func private @h2(%x: !x, %mask: !x) -> !x { return %x : !x }
+}
