@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathways.dialect.operations.operation import (
         PwOp,
         nested_ops,
+        only_computes,
         op_has,
         ops_named,
         referenced_symbols,
@@ -57,6 +58,7 @@ _MODULES = {
     "make_context": "operations.bindings",
     "make_slices": "operations.placement",
     "nested_ops": "operations.operation",
+    "only_computes": "operations.operation",
     "op_has": "operations.operation",
     "ops_named": "operations.operation",
     "problems": "verification.verifier",

@@ -209,6 +209,23 @@ def symbol_table(module: ir.Module) -> dict[str, ir.OpView]:
     return {name: op for name, op in named if name is not None}
 
 
+@functools.cache
+def only_computes(kind: type[ir.OpView]) -> bool:
+    """Whether all operations of a kind do nothing but compute their results, by themselves.
+
+    These are the operations of StableHLO that have no regions, call nothing and communicate with nothing:
+    most of a program, of which passes need not ask further.
+    """
+    name = getattr(kind, "OPERATION_NAME", "")
+    has_no_regions = getattr(kind, "_ODS_REGIONS", None) == (0, True)
+    return has_no_regions and name.startswith(("stablehlo.", "chlo.")) and name not in _DOES_MORE
+
+
+_DOES_MORE = frozenset(
+    f"stablehlo.{name}" for name in ("composite", "custom_call", "infeed", "outfeed", "recv", "send")
+)
+
+
 def nested_ops(op: ir.OpView) -> Iterator[ir.OpView]:
     """All operations inside the regions of an operation."""
     # Without recursion: text may nest deeper than Python's stack.

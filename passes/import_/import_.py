@@ -17,6 +17,7 @@ from pathways.passes.import_.closures import hoist_constants
 from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.make_launches import make_launches
 from pathways.passes.import_.mark_loops import LoopMarker
+from pathways.passes.import_.merge_equal import merge_equal
 from pathways.passes.import_.regions import open_loops, place_regions
 from pathways.passes.import_.stage_numbers import number_stages
 from pathways.passes.import_.traced import TracedProgram
@@ -31,6 +32,7 @@ class Import(Pass):
     1. Calls without placement that stand in `@main` (jax.numpy helpers, jits of the user that contain
        placed calls) are inlined; each copy of a `pw.accumulate` is a loop of its own. Sharding constraints on
        a mesh without axes, which JAX puts on typed PRNG keys, say nothing and are dropped.
+       Equal operations that read nothing but constants and scalar arguments are merged.
     2. A call with the metadata `pw.slice` becomes a `pw.launch` named by stage and phase; the function
        it calls gets the name of the user's function.
     3. The calls with which `pw.accumulate` marks where a microbatch begins and ends become `pw.split` and
@@ -62,6 +64,7 @@ class Import(Pass):
         inliner = Inliner(traced)
         inliner.inline_calls(main)
         open_loops(traced, inliner)
+        merge_equal(body_block(main))
         place_regions(traced)
         # Before loops are known: what is the same for every microbatch is so after a barrier, too.
         split_barriers(main)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp, Origin, PwOp, loop_of_op, nested_ops, symbol_table
+from pathways.dialect import LaunchOp, Origin, PwOp, loop_of_op, nested_ops, only_computes, symbol_table
 from pathways.dialect.operations.metadata import CallMetadata
 from pathways.passes.import_.stage_numbers import PlacedCall
 from pathways.passes.import_.traced import TracedProgram
@@ -66,7 +66,7 @@ def _rename_functions(traced: TracedProgram, renamed: dict[str, str]) -> None:
     while pending:
         current = pending.pop()
         for inner in (current, *nested_ops(current)):
-            if not len(inner.attributes):
+            if only_computes(type(inner)):
                 continue
             if inner.operation.name == "func.call":
                 CallMetadata().write(inner)

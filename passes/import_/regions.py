@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LoopOp, PwOp, loop_of_op, make_slices, set_loop
+from pathways.dialect import LoopOp, PwOp, loop_of_op, make_slices, only_computes, set_loop
 from pathways.dialect.attributes.names import MOST_MICROBATCHES, SLICE
 from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.opened_loops import OpenedLoop, drop_dead_carries
@@ -31,7 +31,7 @@ def open_loops(traced: TracedProgram, inliner: Inliner) -> None:
 
 def place_regions(traced: TracedProgram) -> None:
     for op in body_block(traced.main).operations:
-        if op.operation.name == "func.call" or isinstance(op, PwOp):
+        if only_computes(type(op)) or op.operation.name == "func.call" or isinstance(op, PwOp):
             continue
         _refuse_loops_inside(traced, op)
         placed = traced.placements_inside(op, set())

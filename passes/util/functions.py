@@ -10,6 +10,7 @@ from pathways.dialect import (
     argument_attrs,
     inlined_func_call,
     nested_ops,
+    only_computes,
     referenced_symbols,
     set_argument_attrs,
     symbol_table,
@@ -97,6 +98,8 @@ def erase_unused_functions(module: ir.Module) -> None:
             continue
         live.add(name)
         for inner in nested_ops(functions[name]):
+            if only_computes(type(inner)):
+                continue
             pending += [symbol for symbol in referenced_symbols(inner, seen) if symbol in functions]
     for name, function in functions.items():
         if name not in live:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.dialect import nested_ops, referenced_symbols
+from pathways.dialect import nested_ops, only_computes, referenced_symbols
 
 EXPENSIVE = frozenset(
     {
@@ -31,6 +31,8 @@ _COMMUNICATION = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.
 def captured(op: ir.OpView) -> list[ir.Value]:
     """The values from outside that an operation reads: its operands, then those its regions capture."""
     values = list(op.operands)
+    if only_computes(type(op)):
+        return values
     return list(dict.fromkeys([*values, *captured_by_regions(op)])) if op.regions else values
 
 
@@ -56,16 +58,16 @@ def replace[T: ir.OpView](old: ir.OpView, new: T) -> T:
 
 def replace_operands(op: ir.OpView, mapping: Mapping[ir.Value, ir.Value]) -> None:
     """Lets an operation, and those inside of it, read other values."""
-    for inner in (op, *nested_ops(op)):
-        for number, value in enumerate(list(inner.operands)):
+    for inner in (op,) if only_computes(type(op)) else (op, *nested_ops(op)):
+        operands = inner.operands
+        for number, value in enumerate(list(operands)):
             if value in mapping:
-                inner.operands[number] = mapping[value]
+                operands[number] = mapping[value]
 
 
 def has_side_effect(op: ir.OpView, symbols: Mapping[str, ir.OpView], memo: dict[str, bool]) -> bool:
     """Whether an operation does more than compute its results; `memo` remembers functions."""
-    if not len(op.attributes) and not len(op.regions):
-        # What communicates, and what calls or customises, says with whom and what.
+    if only_computes(type(op)):
         return False
     for inner in (op, *nested_ops(op)):
         if any(computation_has_effect(symbol, symbols, memo) for symbol in referenced_symbols(inner)):

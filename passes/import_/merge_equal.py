@@ -1,0 +1,56 @@
+"""Equal operations that every slice can work out for itself are kept once, so that later passes see fewer."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import PwOp, only_computes
+from pathways.passes.util.operations import EXPENSIVE
+
+_KEPT = EXPENSIVE | {"stablehlo.optimization_barrier", "stablehlo.rng"}
+"""Operations that are left alone: their work counts, they keep others apart, or equal ones differ."""
+
+_TAKING = ("func.call", "func.return")
+
+
+def merge_equal(block: ir.Block) -> None:
+    """Merges equal operations that read nothing but constants and scalar arguments.
+
+    An optimizer that is written once for each leaf repeats its constants, their broadcasts and its bias
+    corrections for all of them. Where an operation that reads a large value is done decides what crosses
+    between slices, so that those stay. So does an array that a launch or the caller reads: each may take it.
+
+    Args:
+      block: the body of `@main`, before anything of it is placed.
+    """
+    known = {a for a in block.arguments if _is_scalar(a)}
+    first: dict[object, ir.Value] = {}
+    for op in list(block.operations):
+        if not only_computes(type(op)) or op.operation.name in _KEPT:
+            continue
+        operands = list(op.operands)
+        if not known.issuperset(operands) or len(op.results) != 1:
+            continue
+        result = op.results[0]
+        try:
+            said = tuple(op.attributes.items())
+        except TypeError:
+            # The bindings cannot hand out complex numbers.
+            known.add(result)
+            continue
+        same = first.setdefault((type(op), result.type, *operands, *said), result)
+        if same is not result and (_is_scalar(result) or not _is_taken(result)):
+            result.replace_all_uses_with(same)
+            op.operation.erase()
+        else:
+            known.add(result)
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.RankedTensorType) and value.type.rank == 0
+
+
+def _is_taken(value: ir.Value) -> bool:
+    """Whether a launch, another operation of `pw` or the return reads a value."""
+    readers = (use.owner for use in value.uses)
+    return any(isinstance(reader, PwOp) or reader.operation.name in _TAKING for reader in readers)
