@@ -41,7 +41,7 @@ from pathways.passes.manager.driver import run_passes
 from pathways.passes.measured.durations import measured_durations
 from pathways.passes.measured.events import EventLog
 from pathways.passes.measured.trace_file import read_trace
-from pathways.passes.pipeline import Options, phases_behind
+from pathways.passes.pipeline import Options, phases_after
 from pathways.passes.schedule.ordering import Costs, orders_by
 from pathways.passes.schedule.policies.actions import Action
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
@@ -490,7 +490,7 @@ def compile_times() -> Iterator[Row]:
         for _ in range(1 if "search" in policy else 3):
             module = ir.Module.parse(text, make_context())
             spent = 0.0
-            for phase in phases_behind(Options(policy=policy), "placed"):
+            for phase in phases_after(Options(policy=policy), "placed"):
                 for each in phase.passes:
                     began = time.perf_counter()
                     run_passes(module, [each], verify_each=False)

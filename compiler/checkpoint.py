@@ -278,7 +278,7 @@ def _folder(path: str | os.PathLike[str]) -> Any:
 def _made(orbax: Any, folder: Any) -> contextlib.AbstractContextManager[Any]:
     """Makes the folder of checkpoints; returns the context in which Orbax may write into it.
 
-    Orbax, which makes folders behind the caller's back, finds out after minutes that it cannot.
+    Orbax, which makes folders in the background, finds out after minutes that it cannot.
 
     Raises:
       OSError: it cannot be made, or takes no folders.

@@ -226,7 +226,7 @@ class LoadedProgram(Bound):
         return dict(zip(self.outputs, results, strict=True))
 
     def from_buffers(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Arguments by name from plain arrays, in which typed PRNG keys stand as their bits."""
+        """Arguments by name from plain arrays, in which typed PRNG keys are given as their bits."""
         avals = self.inputs
         return {
             name: jax.random.wrap_key_data(

@@ -36,8 +36,8 @@ log = logging.getLogger("pathways")
 class Prefetched[T](Iterator[T]):
     """An iterator over batches that are on their slices; made by `prefetch`.
 
-    As a context manager it is closed at the end of the block; otherwise when it ends, when nobody has it any
-    more, or with the process.
+    As a context manager it is closed at the end of the block; otherwise when it ends, when nothing refers to
+    it any more, or with the process.
 
     Attributes:
       waited: the seconds that `next` has waited for the input in all; next to the time of the steps it says
@@ -91,7 +91,7 @@ class Prefetched[T](Iterator[T]):
         self._reader.join()
 
     def get_state(self) -> Any:
-        """The position of the input behind the last batch that was handed out, not behind those read ahead.
+        """The position of the input after the last batch that was returned, not after those read ahead.
 
         `checkpoint.save(..., data=...)` saves it.
 
@@ -192,7 +192,7 @@ class _Reader:
         return None if get_state is None else copy.deepcopy(get_state())
 
     def take(self, stall_report: float | None) -> tuple[Any, Any]:
-        """The next batch, and the position of the input behind it.
+        """The next batch, and the position of the input after it.
 
         Raises:
           StopIteration: there is none.

@@ -66,7 +66,7 @@ def phases(options: Options) -> list[Phase]:
             "placed",
             (
                 InferPlacement(),
-                # Before sums sink: the sum over replicas stands behind what joins slices, which crosses once.
+                # Before sums sink: the sum over replicas comes after what joins slices, which crosses once.
                 InsertAllReduces(),
                 # Before outlining: additions that join slices are still operations of their own.
                 SinkLoopReductions(),
@@ -74,9 +74,9 @@ def phases(options: Options) -> list[Phase]:
                 Outline(),
                 # Outlining has merged equal glue, so that equal launches now look equal.
                 Cse(),
-                # Behind it results are left over that nobody reads.
+                # It leaves results that nothing reads.
                 SinkConstants(),
-                # Before transfers: a launch that nobody needs must not pull its operands over.
+                # Before transfers: a launch that nothing needs must not pull its operands over.
                 Dce(),
                 InsertTransfers(),
                 # Proved again, of exactly what runs, at the end: it costs nothing where passes are trusted.
@@ -86,11 +86,11 @@ def phases(options: Options) -> list[Phase]:
         Phase(
             "sharded",
             (
-                # Transfers say what others wait for. Not later: Shardy sees what halves hand over.
+                # Transfers say what others wait for. Not later: Shardy sees what halves pass on.
                 SplitBackward(options.policy, options.schedule_file),
                 # Transfers are explicit by now: Shardy sees which values are on which mesh.
                 PropagateShardings(),
-                # Before scheduling: cutting and joining are launches that stand in the order of their slice.
+                # Before scheduling: cutting and joining are launches that are in the order of their slice.
                 LowerTransfers(),
                 # Not sooner: blocks are of dimensions that devices do not divide, where there are any.
                 *([SplitUpdates()] if options.zero1 else []),
@@ -99,7 +99,7 @@ def phases(options: Options) -> list[Phase]:
         Phase(
             "scheduled",
             (
-                # Right before what would hand carries on: all updates of them are in computations by now.
+                # Right before carries go from replica to replica: their updates are in computations by now.
                 SumCarries(),
                 # Not sooner: whatever the number of replicas, all passes above see one of them.
                 Replicate(),
@@ -123,7 +123,7 @@ def phases(options: Options) -> list[Phase]:
     ]
 
 
-def phases_behind(options: Options, form: str | None) -> list[Phase]:
+def phases_after(options: Options, form: str | None) -> list[Phase]:
     """The phases that a module in a form has before it; of the first perhaps only the last passes.
 
     Args:

@@ -1,4 +1,4 @@
-"""A program of one signature on hosts: send what is not there, tell each host, hand out handles."""
+"""A program of one signature on hosts: send what is not there, tell each host, return handles."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class HostsExecutable(ProgramExecutable):
 
     def execute(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are in place."""
-        # Another thread may donate them, too: before, which is an error, or behind.
+        # Another thread may donate them, too: before, which is an error, or after.
         with self._controller.order:
             arguments = {
                 island: [leaves[n].number_at(location) for n, location in inputs]

@@ -50,7 +50,7 @@ def accumulate(
         one. Means and sums are taken in the dtype of the result, microbatch by microbatch.
       batch_argnums: positions of the arguments that are cut; all but the first, and but those that are
         carried, unless given.
-      carry_argnums: positions of arguments that microbatches hand on to each other, such as batch statistics
+      carry_argnums: positions of arguments that microbatches pass on to each other, such as batch statistics
         or a key. `fun` then returns `(carry, results)`, as the function that `jax.lax.scan` takes: the
         argument for the next microbatch, or a tuple of them when several positions are given, and what is
         reduced.
@@ -59,7 +59,7 @@ def accumulate(
 
     Returns:
       A function with the arguments of `fun`, whole batches in place of microbatches. With `carry_argnums` it
-      returns `(carry, results)`, where `carry` is what the last microbatch handed on.
+      returns `(carry, results)`, where `carry` is what the last microbatch passed on.
 
     Raises:
       ValueError: for an unknown reduction or policy, or a number that is too small or too large; when the
@@ -172,7 +172,7 @@ class _MicrobatchLoop:
         return carry[0] if self.carries_one else tuple(carry), results
 
     def _carried_positions(self, count: int) -> list[int]:
-        """The positions of the arguments that microbatches hand on."""
+        """The positions of the arguments that microbatches pass on."""
         carried = [n % count if -count <= n < count else n for n in self.carry_argnums or ()]
         if not all(0 <= n < count for n in carried) or len(set(carried)) < len(carried):
             raise ValueError(
@@ -203,7 +203,7 @@ class _MicrobatchLoop:
         return cut
 
     def _handed_on(self, carry: list[Any], results: Any) -> tuple[list[Any], Any]:
-        """What a microbatch hands on, checked against what it was handed, and its results."""
+        """What a microbatch passes on, checked against what it was given, and its results."""
         what = f"pw.accumulate of '{self.name}'"
         if not isinstance(results, tuple) or len(results) != 2:
             raise TypeError(
@@ -213,7 +213,7 @@ class _MicrobatchLoop:
         expected: Any = carry[0] if self.carries_one else tuple(carry)
         if _shown(results[0]) != _shown(expected):
             raise TypeError(
-                f"{what}: what is handed on must be like what is carried, {_shown(expected)}, got "
+                f"{what}: what is passed on must be like what is carried, {_shown(expected)}, got "
                 f"{_shown(results[0])}"
             )
 
@@ -221,7 +221,7 @@ class _MicrobatchLoop:
             new = _as_array(new)
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise TypeError(
-                    f"{what}: carry{name_of(path)} is handed on as {new.dtype}"
+                    f"{what}: carry{name_of(path)} is passed on as {new.dtype}"
                     f"{list(new.shape)}, but carried as {old.dtype}{list(old.shape)}"
                 )
             return new
@@ -338,7 +338,7 @@ class _MicrobatchLoop:
 
 
 _OfBlock = Callable[[list[Any], dict[int, Any]], tuple[list[Any], Any]]
-"""From what is carried and a microbatch to what it hands on and its results."""
+"""From what is carried and a microbatch to what it passes on and its results."""
 
 
 def _shown(tree: Any) -> str:

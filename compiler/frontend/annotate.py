@@ -117,7 +117,7 @@ def describe_keys(module: ir.Module, arguments: Sequence[bool], results: Sequenc
     """Notes which arguments and results of `@main` are typed PRNG keys, whose last axis are words."""
     main = symbol_table(module)[MAIN]
     inputs, outputs = argument_attrs(main), result_attrs(main)
-    # Tokens of ordered effects stand in front.
+    # Tokens of ordered effects come first.
     values = [*inputs[len(inputs) - len(arguments) :], *outputs[len(outputs) - len(results) :]]
     for attrs, is_keys in zip(values, [*arguments, *results], strict=True):
         if is_keys:

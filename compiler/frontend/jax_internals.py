@@ -325,9 +325,9 @@ discharge.register_discharge_rule(_metadata.xla_metadata_call_p)(_discharge_plac
 def _drop_unused_of_call(used_results: list[bool], *live_and_call: Any) -> tuple[list[bool], Any]:
     """Drops what a placed call computes and reads for nothing, or a call that marks microbatches as a whole.
 
-    Not by JAX's own rule, because more than the results says what these calls are for: one that hands on what
-    microbatches carry does so for the next of them, and one with effects happens once for each microbatch if
-    it reads something of one, be it only its shape.
+    Not by JAX's own rule, because more than their results says what these calls are for: one that passes on
+    what microbatches carry does so for the next of them, and one with effects happens once for each
+    microbatch if it reads something of one, be it only its shape.
     """
     # JAX 0.11 does not say which operands are live.
     *live_operands, call = live_and_call

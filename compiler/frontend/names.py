@@ -8,13 +8,13 @@ from typing import Any
 
 
 def symbol(name: str) -> str:
-    """A name as it can stand in the IR."""
+    """A name as it can be written in the IR."""
     cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
     return "lambda" if cleaned.strip("_") in ("", "lambda") else cleaned
 
 
 def symbol_of(fun: Callable[..., Any]) -> str:
-    """The name of a function as it can stand in the IR; that of its type where it has none."""
+    """The name of a function as it can be written in the IR; that of its type where it has none."""
     return symbol(getattr(fun, "__name__", type(fun).__name__))
 
 

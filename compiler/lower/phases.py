@@ -15,7 +15,7 @@ from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.manager.text import did_you_mean
-from pathways.passes.pipeline import Options, phases, phases_behind
+from pathways.passes.pipeline import Options, phases, phases_after
 
 PHASES = ("stablehlo", *(phase.name for phase in phases(Options())))
 """The forms of a program, in the order in which it takes them; each has the name of the phase before it."""
@@ -48,7 +48,7 @@ class Forms:
         """The module after a phase, as MLIR text.
 
         Raises:
-          ValueError: there is no such phase, or the program started in a form behind it.
+          ValueError: there is no such phase, or the program started in a form after it.
         """
         if phase not in PHASES:
             near = did_you_mean(phase, PHASES) or f"; the phases are {', '.join(PHASES)}"
@@ -56,13 +56,13 @@ class Forms:
         if phase not in self.bytecode:
             first = next(iter(self.bytecode), None)
             begins = f"is in the form '{first}', which is" if first else "starts in a form"
-            raise ValueError(f"program '{self.name}' {begins} behind '{phase}'")
+            raise ValueError(f"program '{self.name}' {begins} after '{phase}'")
         # Parsed only now: most programs are never printed.
         return str(ir.Module.parse(self.bytecode[phase], self.scheduled.context))
 
 
 def run_phases(module: ir.Module, name: str, options: Options) -> Forms:
-    """Takes a module through all phases behind its form; changes the module.
+    """Takes a module through all phases after its form; changes the module.
 
     Writes each form to the folder `PW_DUMP_TO` of the environment, where that is set.
 
@@ -86,7 +86,7 @@ def run_phases(module: ir.Module, name: str, options: Options) -> Forms:
     if (form or PHASES[0]) in PHASES:
         keep(form or PHASES[0])
     with Diagnostics(module.context) as seen:
-        for phase in phases_behind(options, form):
+        for phase in phases_after(options, form):
             try:
                 # From the placed form on, each phase ends with a pass that closes its form.
                 run_passes(module, phase.passes, verify_each=False)

@@ -137,7 +137,7 @@ ROUTES: Kind[Sequence[Route]] = Kind(
 
 
 def entries_of(dictionary: ir.DictAttr) -> dict[str, ir.Attribute | None]:
-    """The entries of a dictionary; None for what the bindings cannot hand out, which aborts in a loop."""
+    """The entries of a dictionary; None for what the bindings cannot return, which aborts in a loop."""
     entries: dict[str, ir.Attribute | None] = {}
     for name in [entry.name for entry in dictionary]:
         try:
@@ -148,7 +148,7 @@ def entries_of(dictionary: ir.DictAttr) -> dict[str, ir.Attribute | None]:
 
 
 def _is_list(attribute: ir.Attribute | None, matches: Callable[[ir.Attribute], bool]) -> bool:
-    """Whether it is an array of what matches; the bindings cannot hand out locations in one."""
+    """Whether it is an array of what matches; the bindings cannot return locations in one."""
     try:
         return isinstance(attribute, ir.ArrayAttr) and all(map(matches, attribute))
     except TypeError:

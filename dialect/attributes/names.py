@@ -1,4 +1,4 @@
-"""Names that stand in the IR and are read in more than one place.
+"""Names in the IR that more than one place reads.
 
 `pw.slice` and `pw.loop` are each an operation, which declares a symbol, and a discardable attribute, which
 refers to one from arguments, results and operations of other dialects. What JAX says of a call with metadata

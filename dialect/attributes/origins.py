@@ -16,7 +16,7 @@ CallKind = Literal["fwd", "bwd", "grad", "recompute"]
 class Origin:
     """One placed call, as Shardy's MPMD names fragments: by stage, transpose count and call counter.
 
-    In place of the transpose count stands the kind, which says on which side of the last differentiation a
+    The kind takes the place of the transpose count: it says on which side of the last differentiation a
     call is: all but `bwd` are differentiated by it, or could be.
 
     Attributes:

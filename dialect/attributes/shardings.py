@@ -31,7 +31,7 @@ def is_sharding(attribute: ir.Attribute) -> bool:
 
 
 def read_sharding(attribute: ir.Attribute) -> Sharding:
-    """Reads a `#sdy.sharding` attribute; open dimensions count as they stand."""
+    """Reads a `#sdy.sharding` attribute; open dimensions count as they are."""
     dims = sdy.TensorShardingAttr(attribute).dimension_shardings
     axes = [[sdy.AxisRefAttr(a) for a in sdy.DimensionShardingAttr(dim).axes] for dim in dims]
     return Sharding(tuple(tuple(a.name for a in dim) for dim in axes))

@@ -1,7 +1,7 @@
 """The one module of the dialect that imports private parts of jaxlib's MLIR bindings.
 
 `append_dialect_search_prefix` tells them where our dialect's module is; `register_dialect` and
-`register_operation` hand out our typed `OpView` classes for operations that C++ does not know;
+`register_operation` make them return our typed `OpView` classes for operations that C++ does not know;
 `inlined_func_call` clones a function's body in C++; `_jax_mlir_ext` fills a registry with
 the dialects that JAX lowers to. None of them has a public name.
 """

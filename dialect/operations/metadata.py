@@ -43,7 +43,7 @@ class CallMetadata:
       count: how many microbatches it has.
       schedule: the policy that it asks for by itself.
       mark: what the call does: `split` cuts the block of a microbatch out of a batch, `carry` takes what the
-        microbatch before handed on and `next` hands on, `sum` and `concat` reduce a value over microbatches.
+        microbatch before passed on and `next` passes on, `sum` and `concat` reduce a value over microbatches.
     """
 
     name: str = ""

@@ -103,7 +103,7 @@ class PwOp(ir.OpView):
           operands: the operands; the same unless given.
           result_types: the types of the results; the same unless given.
           ip: where; in front of the operation unless given.
-          **changes: attributes as Python values or as they stand in the IR, None for one that goes.
+          **changes: attributes as Python values or as they are in the IR, None for one that goes.
         """
         fields = self.fields()
         attributes = dict(self.attributes.items())
@@ -156,7 +156,7 @@ def symbol_name(op: ir.OpView) -> str | None:
 
 
 def attribute_of(op: ir.OpView | ir.Operation, name: str) -> ir.Attribute | None:
-    """An attribute of an operation; None for none, and for what the bindings cannot hand out.
+    """An attribute of an operation; None for none, and for what the bindings cannot return.
 
     These are locations, and elements that are complex numbers.
     """
@@ -167,7 +167,7 @@ def attribute_of(op: ir.OpView | ir.Operation, name: str) -> ir.Attribute | None
 
 
 def attributes_of(op: ir.OpView | ir.Operation) -> dict[str, ir.Attribute | None]:
-    """The attributes of an operation by name; None for what the bindings cannot hand out."""
+    """The attributes of an operation by name; None for what the bindings cannot return."""
     try:
         return dict(op.attributes.items())
     except TypeError:
@@ -265,7 +265,7 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
                 if attribute in seen:
                     continue
                 seen.add(attribute)
-            # The types that the bindings hand out are these themselves, and most attributes are neither.
+            # The types that the bindings return are these themselves, and most attributes are neither.
             kind = type(attribute)
             if kind is ir.FlatSymbolRefAttr:
                 names.append(attribute.value)
@@ -279,7 +279,7 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
 
 
 def _handed_out(container: Any, keys: Collection[Any]) -> list[ir.Attribute]:
-    """The attributes in a container but for locations, which the bindings cannot hand out."""
+    """The attributes in a container but for locations, which the bindings cannot return."""
     try:
         return [container[key] for key in keys]
     except TypeError:

@@ -67,7 +67,7 @@ class SliceOp(PwOp):
     """Declares a virtual slice: a mesh of devices that a program asks for without naming any device.
 
     All slices of one shape share one `sdy.mesh`, so that equal stages share computations. Which devices
-    a slice gets is decided when the program is loaded; no physical device stands anywhere in the IR.
+    a slice gets is decided when the program is loaded; no physical device appears in the IR.
 
     ```mlir
     sdy.mesh @mesh_2x2 = <["data"=2, "model"=2]>
@@ -302,7 +302,7 @@ _INDEX = "The number of the transfer among those of a step between hosts; both e
 class SendOp(PwOp):
     """Gives a value to another host: the half of a transfer that is on the host of its source.
 
-    It waits for nobody: the value may still be computed, and the other host may have asked for it already.
+    It waits for nothing: the value may still be computed, and the other host may have asked for it already.
     Nothing tells when the other host has the value, so it lives to the end of the step. What may end sooner,
     or be ended by the caller, is copied first.
 
@@ -348,7 +348,7 @@ class SendOp(PwOp):
 class RecvOp(PwOp):
     """Asks another host for a value: the half of a transfer that is on the host of its destination.
 
-    It waits for nobody: its results can be read at once and are there when the other host has sent them.
+    It waits for nothing: its results can be read at once and are there when the other host has sent them.
     Their memory is taken at once, too.
 
     ```mlir
@@ -463,9 +463,9 @@ class ReleaseOp(PwOp):
 
 @operation("loop")
 class LoopOp(PwOp):
-    """Declares a loop: over the microbatches of a batch, or over turns that hand values on to each other.
+    """Declares a loop: over the microbatches of a batch, or over turns that pass values on to each other.
 
-    The code of one turn stands in `@main` once, between operations that name the loop: what reads a
+    The code of one turn is in `@main` once, between operations that name the loop: what reads a
     `pw.split`, a `pw.carry` or the `pw.index`, directly or through others, is done once per turn, and
     everything else once; `pw.reduce` and `pw.next` lead out of the loop. `pw-unroll-microbatches` repeats it;
     the launches that it makes name the loop and their turn, which is called the microbatch in every loop.
@@ -575,7 +575,7 @@ class ReduceOp(PwOp):
 class AllReduceOp(PwOp):
     """The sum of a value over all replicas, on each of them.
 
-    `pw-insert-all-reduces` puts it behind sums over microbatches. Until `pw-replicate` it has one operand and
+    `pw-insert-all-reduces` puts it after sums over microbatches. Until `pw-replicate` it has one operand and
     one result, which stand for those of every replica; then one of each for every replica, on the slice that
     the operand lives on. `pw-lower-all-reduces` makes launches and transfers of it.
 
@@ -591,7 +591,7 @@ class AllReduceOp(PwOp):
 
     inputs = Values("The value, or that of each replica.", one_type=True)
     outputs = Values("The sum, or the sum on each replica.", one_type=True)
-    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
+    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it represents all replicas.")
     loop = OptionalAttr(_LOOP, "The innermost loop that the sum is of.")
     traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.OF_LOOP, Trait.SPREADS})
 
@@ -624,7 +624,7 @@ class ReduceScatterOp(PwOp):
     inputs = Values("The value, or that of each replica.", one_type=True)
     outputs = Values("A block of the sum, or that of each replica.", one_type=True)
     dim = Attr(NATURAL, "The dimension that is cut; replica r gets block r of it.")
-    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
+    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it represents all replicas.")
     traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.SPREADS})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -647,7 +647,7 @@ class AllGatherOp(PwOp):
     inputs = Values("A block, or that of each replica.", one_type=True)
     outputs = Values("All blocks, or all of them on each replica.", one_type=True)
     dim = Attr(NATURAL, "The dimension that is put together, in the order of the replicas.")
-    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it stands for all replicas.")
+    slice = OptionalAttr(_SLICE, "The slice of the value, as long as it represents all replicas.")
     traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.SPREADS})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -709,7 +709,7 @@ class ReplicaOp(PwOp):
 
 @operation("carry")
 class CarryOp(PwOp):
-    """A value that the turns of a loop hand on to each other.
+    """A value that the turns of a loop pass on to each other.
 
     In the first turn it is the operand, in every other one what `pw.next` was given in the turn before.
 
@@ -727,7 +727,7 @@ class CarryOp(PwOp):
     slice = OptionalAttr(_SLICE, "The slice that it lives on in all turns, once the program is outlined.")
     sharding = OptionalAttr(SHARDING, "How it is laid out over `slice` in all turns.")
     per_replica = OptionalAttr(
-        UNIT, "Each replica carries its own: it is not handed on from one to the next."
+        UNIT, "Each replica carries its own: it is not passed on from one to the next."
     )
     traits = frozenset({Trait.LOCAL, Trait.OPENS_LOOP})
 
@@ -740,7 +740,7 @@ class CarryOp(PwOp):
 
 @operation("next")
 class NextOp(PwOp):
-    """Hands a value on to the next turn of a loop.
+    """Passes a value on to the next turn of a loop.
 
     It reads a `pw.carry` and what that is in the next turn. Its result is the value after the last turn.
 
@@ -761,7 +761,7 @@ class NextOp(PwOp):
 
     @property
     def carry(self) -> CarryOp:
-        """The value that it hands on."""
+        """The value that it passes on."""
         return self.operands[0].owner.opview
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -781,7 +781,7 @@ class NextOp(PwOp):
 
 @operation("index")
 class IndexOp(PwOp):
-    """The number of the current turn of a loop, from 0. Like a constant it is at hand on every slice.
+    """The number of the current turn of a loop, from 0. Like a constant it is available on every slice.
 
     ```mlir
     %i = "pw.index"() {loop = @steps} : () -> tensor<i32>

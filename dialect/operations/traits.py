@@ -16,13 +16,11 @@ class Trait(enum.Enum):
 
     SYMBOL = "Declares a symbol, directly in the module."
     EXECUTES = "Runs a computation on all devices of its `slice`."
-    TRANSFERS = (
-        "Moves what it reads to its `slice`; its sends stand in the order of the slice that they leave."
-    )
+    TRANSFERS = "Moves what it reads to its `slice`; its sends are ordered on the slice that they leave."
     LOCAL = "Reads what lives on its `slice`, and makes what lives there."
     SENDS = "Gives what it reads to another host."
     RECEIVES = "Makes on its `slice` what another host sends."
-    ALIASES = "Makes no value: its results stand for its operands."
+    ALIASES = "Makes no value: its results are its operands under other names."
     SPREADS = "Without a `slice`, each of its results lives where the operand of its number does."
     RELEASES = "Ends the life of what it reads."
     PURE = "Can go when nothing reads its results, and equal ones are one."

@@ -3,11 +3,11 @@
 The events are all that has a position in the function of a host. They constrain each other in two ways:
 
 - host order: a host goes through its events one after the other;
-- data: a receive waits for its send. What else an event reads stands before it on its host.
+- data: a receive waits for its send. What else an event reads comes before it on its host.
 
 No host waits when it runs such a program, so this is more than what can block there: launches wait for what
 they read and for those before them on their devices, and everything that waits for another event here waits
-behind it there. An order of all events that meets these constraints is one for whatever waits less, and also
+after it there. An order of all events that meets these constraints is one for whatever waits less, and also
 for hosts that do wait at every step.
 """
 

@@ -37,11 +37,11 @@ def work_is_on_the_host(program: ProgramView, report: Report) -> None:
 
 
 def positions_increase(program: ProgramView, report: Report) -> None:
-    """What a host does stands in its order, and no two things have one position."""
+    """What a host does is in order, and no two things have one position."""
     ordered = [op for op in program.ops if op_has(op, Trait.ORDERED)]
     for before, op in itertools.pairwise(ordered):
         if op.order <= before.order:
-            report(op, f"has order {op.order}, but stands behind what has order {before.order}")
+            report(op, f"has order {op.order}, but comes after what has order {before.order}")
 
 
 def numbers_differ(program: ProgramView, report: Report) -> None:
@@ -57,7 +57,7 @@ def numbers_differ(program: ProgramView, report: Report) -> None:
 
 def sent_values_last(program: ProgramView, report: Report) -> None:
     """What is sent without a copy lasts: it is neither donated nor returned, is no argument that the caller
-    keeps, and is released behind all else."""
+    keeps, and is released after all else."""
     sent: dict[ir.Value, ir.OpView] = {}
     for op in program.ops:
         if op_has(op, Trait.SENDS) and not op.copy:
@@ -109,7 +109,7 @@ def hosts_stand_alone(programs: Sequence[ProgramView], report: Report) -> None:
             report(program.main, f"is a second function of host {program.host}")
     for program in programs[:1]:
         if MAIN in program.symbols:
-            report(program.symbols[MAIN], "stands beside functions of hosts")
+            report(program.symbols[MAIN], "is not legal beside functions of hosts")
         names = {other.main.attributes["sym_name"].value for other in programs}
         for function in program.symbols.values():
             for op in nested_ops(function) if function.operation.name == "func.func" else ():
@@ -184,13 +184,13 @@ def hosts_differ(programs: Sequence[ProgramView], report: Report) -> None:
 
 def channels_keep_their_order(programs: Sequence[ProgramView], report: Report) -> None:
     """The values of a channel are sent and received in the order of their indices, and it has room for all
-    of them: nobody waits until there is."""
+    of them: nothing waits until there is."""
     for trait, done in ((Trait.SENDS, "sent"), (Trait.RECEIVES, "received")):
         last: dict[str, int] = {}
         for op in _operations(programs, trait):
             before = last.get(op.channel)
             if before is not None and op.index < before:
-                report(op, f"transfer {op.index} is {done} behind transfer {before} on @{op.channel}")
+                report(op, f"transfer {op.index} is {done} after transfer {before} on @{op.channel}")
             last[op.channel] = op.index
     counts: dict[str, int] = {}
     for op in _operations(programs, Trait.SENDS):

@@ -34,7 +34,7 @@ _DATA = "it reads its result"
 
 
 def device_queues(module: ir.Module) -> dict[str, str]:
-    """For each slice the name of the queue that its work stands in; slices with `overlap` share one."""
+    """For each slice the name of the queue that its work is in; slices with `overlap` share one."""
     return {
         op.sym_name: "slices that overlap" if op.overlap else op.sym_name
         for op in ops_named(module, ["pw.slice"])
@@ -104,7 +104,7 @@ def data_events(program: ProgramView) -> list[Event]:
 
 
 def events_of(program: ProgramView, with_capacities: bool = True) -> list[Event]:
-    """The events of a program in block order, each receipt behind its send, with all that each waits for.
+    """The events of a program in block order, each receipt after its send, with all that each waits for.
 
     Args:
       program: the program.
@@ -125,7 +125,7 @@ def proved_order(events: Sequence[Event]) -> list[int]:
     try:
         return topological_order({n: event.waits_for for n, event in enumerate(events)})
     except CycleError as error:
-        # It is told from something that stands in the block.
+        # It is told from something that is in the block.
         standing = [n for n in error.cycle if events[n].kind != "receipt"]
         first = error.cycle.index(min(standing or error.cycle))
         cycle = [*error.cycle[first:], *error.cycle[:first]]
@@ -136,7 +136,7 @@ def proved_order(events: Sequence[Event]) -> list[int]:
 def sort_block(main: ir.OpView, order: Sequence[ir.OpView]) -> None:
     """Moves the launches and transfers of a program into an order that meets its data edges.
 
-    What has no order of its own but results (a mirror, a reduction) stands right before its first reader, or
+    What has no order of its own but results (a mirror, a reduction) comes right before its first reader, or
     at the end.
     """
     *operations, terminator = main.regions[0].blocks[0].operations
@@ -162,7 +162,7 @@ def _source(op: TransferOp, sources: dict[str, str], slices: Slices | None) -> s
 
 
 def _with_receipts(events: Sequence[Event]) -> list[Event]:
-    """The events with a receipt behind each send, for which those wait that read what was sent."""
+    """The events with a receipt after each send, for which those wait that read what was sent."""
     position = {}
     whole: list[Event] = []
     for n, event in enumerate(events):

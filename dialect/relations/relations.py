@@ -148,7 +148,7 @@ _VERBS: Mapping[type[PwOp], str] = {
     SplitOp: "splits",
     CarryOp: "starts from",
     ReduceOp: "reduces",
-    NextOp: "hands on",
+    NextOp: "passes on",
 }
 
 
@@ -183,10 +183,10 @@ def carries_go_on(program: ProgramView, report: Report) -> None:
             here, there = (program.slices.get(value) for value in (op.results[0], op.operands[0]))
             if here != there:
                 where = [_names(places) if places else "no slice" for places in (here, there)]
-                report(op, f"is on {where[0]}, but what it hands on is carried on {where[1]}")
+                report(op, f"is on {where[0]}, but what it passes on is carried on {where[1]}")
     for op in program.ops:
         if isinstance(op, CarryOp) and counts.get(op.results[0], 0) != 1:
-            report(op, f"is handed on by {counted(counts.get(op.results[0], 0), 'pw.next')}, expected 1")
+            report(op, f"is passed on by {counted(counts.get(op.results[0], 0), 'pw.next')}, expected 1")
 
 
 def microbatches_exist(program: ProgramView, report: Report) -> None:
@@ -418,7 +418,7 @@ def operands_lie_as_taken(program: ProgramView, report: Report) -> None:
             if read_sharding(attrs[SHARDING]) != lies:
                 report(
                     op,
-                    f"operand #{number} lies over @{op.slice} by {lies}, but @{callee} takes "
+                    f"operand #{number} has the sharding {lies} on @{op.slice}, but @{callee} takes "
                     f"{read_sharding(attrs[SHARDING])}",
                 )
 
@@ -455,7 +455,7 @@ def channels_fit(program: ProgramView, report: Report) -> None:
         rank, expected = carried[name]
         lies = _sharding_said(op.sharding, rank)
         if lies != expected:
-            report(op, f"lies by {lies} on @{op.slice}, but channel @{name} carries {expected}")
+            report(op, f"has the sharding {lies} on @{op.slice}, but channel @{name} carries {expected}")
 
 
 def _sharding_said(attribute: ir.Attribute | None, rank: int) -> Sharding:
@@ -463,7 +463,7 @@ def _sharding_said(attribute: ir.Attribute | None, rank: int) -> Sharding:
 
 
 def one_order_per_queue(program: ProgramView, report: Report) -> None:
-    """No two launches or sends that stand in one queue have one position."""
+    """No two launches or sends that are in one queue have one position."""
     queues = device_queues(program.module)
     taken: dict[tuple[str, int], ir.OpView] = {}
     sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ChannelOp)}
@@ -481,10 +481,10 @@ def order_can_be_met(program: ProgramView, report: Report) -> None:
 
 
 def order_is_met(program: ProgramView, report: Report) -> None:
-    """No launch or send waits for itself by way of others, and each stands behind what it waits for."""
+    """No launch or send waits for itself by way of others, and each comes after what it waits for."""
     events = events_of(program)
     order = _proved(events, report)
-    # A receipt has no place in the block: it hands on what it waits for.
+    # A receipt has no place in the block: it passes on what it waits for.
     latest: dict[int, int] = {}
     for n in order:
         waits_for = max((latest[other] for other in events[n].waits_for), default=-1)
@@ -494,7 +494,7 @@ def order_is_met(program: ProgramView, report: Report) -> None:
         latest[n] = n
         if waits_for > n:
             report(
-                events[n].op, f"stands before the {events[waits_for]}, but waits for it; run pw-plan-memory"
+                events[n].op, f"comes before the {events[waits_for]}, but waits for it; run pw-plan-memory"
             )
             return
 
@@ -515,7 +515,7 @@ def computations_are_plain(program: ProgramView, report: Report) -> None:
             continue
         for op in nested_ops(function):
             if isinstance(op, PwOp):
-                report(op, "stands inside a computation; computations hold no pw operation")
+                report(op, "is inside a computation; computations hold no pw operation")
 
 
 def calls_end(program: ProgramView, report: Report) -> None:

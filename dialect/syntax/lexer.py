@@ -9,7 +9,7 @@ _OPENING, _CLOSING = "<({[", ">)}]"
 
 
 def split(text: str, separator: str) -> list[str]:
-    """The pieces of a text between separators that stand in no bracket and no string; none of none."""
+    """The pieces of a text between separators that are in no bracket and no string; none of none."""
     pieces: list[str] = []
     depth, start = 0, 0
     for token in _TOKEN.finditer(text):

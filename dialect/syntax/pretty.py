@@ -1,6 +1,6 @@
 """A form of printed IR that people read: `pw` operations without quotes, braces and types said twice.
 
-It is for the eye alone. What is read back is MLIR's generic form, and everything that both show stands in it.
+It is for the eye alone. What is read back is MLIR's generic form, and everything that both show is in it.
 Works on printed text, line by line: an operation of this dialect has no regions, so it is one line.
 """
 
@@ -40,7 +40,7 @@ FORMATS = {
     "pw.next": "$0 in $loop[ inside $outer][ on $slice]",
     "pw.index": "of $loop",
 }
-"""How each operation reads: `$name` is an attribute, `$0` the operands, `[...]` stands where its name has
+"""How each operation reads: `$name` is an attribute, `$0` the operands, `[...]` is where its name has
 a value. Attributes that are not named follow in braces, then the types of the results."""
 
 

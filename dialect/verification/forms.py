@@ -1,4 +1,4 @@
-"""The forms of the IR, in one table: what may and must stand in a program on its way to the runtime.
+"""The forms of the IR, in one table: what is legal and what is required on the way to the runtime.
 
 Every pass says which forms it takes and which one it leaves, by the names here; the driver of passes and
 every tool check modules by this table and by nothing else.
@@ -49,8 +49,8 @@ class Form:
 
     Attributes:
       name: what `pw.form` says of a module in it.
-      symbols: the operations of this dialect that may stand beside functions and meshes.
-      main: those that may stand in `@main`.
+      symbols: the operations of this dialect that may be beside functions and meshes.
+      main: those that may be in `@main`.
       hosts: whether there is a function for each host in place of `@main`; what is said of `@main` holds of
         each of them.
       glue: whether operations of other dialects may, too; computations hold them in every form.
@@ -127,7 +127,7 @@ class Form:
     def check_glue(self, op: ir.OpView, report: Report) -> None:
         """Checks an operation of another dialect."""
         if not self.glue:
-            report(op, f"stands between launches; the form '{self.name}' holds it in a computation")
+            report(op, f"is outside of a computation, which is not legal in form '{self.name}'")
             return
         for port in self.ports:
             if port not in op.attributes:
@@ -218,7 +218,7 @@ PLACED = Form(
     ),
     proofs=_LIES,
 )
-# With replicas, or behind `pw-replicate` with a slice for each of them.
+# With replicas, or after `pw-replicate` with a slice for each of them.
 SHARDED = dataclasses.replace(
     PLACED,
     name="sharded",

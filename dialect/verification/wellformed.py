@@ -1,4 +1,4 @@
-"""Whether what stands in a module can be read: attributes of the right kinds, symbols that are there, bounds.
+"""Whether what is in a module can be read: attributes of the right kinds, symbols that are there, bounds.
 
 Nothing here reads an attribute before its kind was checked, and nothing else reads a module that was not
 found well formed; see `dialect/verification/verifier.py`.
@@ -141,14 +141,14 @@ class WellFormed:
         return self.valid
 
     def check_text(self) -> bool:
-        """Checks that all names and strings are UTF-8: the bindings cannot hand out others."""
+        """Checks that all names and strings are UTF-8: the bindings cannot return others."""
         if is_text(printed(self.module)):
             return True
         self.report(self.module.operation.opview, "holds a name or a string that is not UTF-8 text")
         return False
 
     def check_symbols(self) -> None:
-        """Checks what stands directly in the module, functions apart."""
+        """Checks what is directly in the module, functions apart."""
         if symbol_name(self.module.operation.opview) == "":
             self.report(self.module.operation.opview, "has an empty name, which MLIR prints and cannot read")
         whole = self.module.operation.opview
@@ -166,11 +166,11 @@ class WellFormed:
         for op in operations:
             self.check_operation(op)
             if self.is_program and op.operation.name == "builtin.module":
-                self.report(op, "stands inside of another: a program is one module")
+                self.report(op, "is inside another: a program is one module")
             if op.operation.name == "sdy.mesh":
                 self.check_mesh(op)
             elif isinstance(op, PwOp) and Trait.SYMBOL not in op.traits:
-                self.report(op, "must stand directly in a function")
+                self.report(op, "must be directly in a function")
         for op in operations if self.valid else ():
             self.check_itself(op)
 
@@ -319,7 +319,7 @@ class WellFormed:
                 if self.check_operation(op):
                     self.check_itself(op)
                 if op_has(op, Trait.SYMBOL):
-                    self.report(op, "must stand directly in the module")
+                    self.report(op, "must be directly in the module")
                 if len(op.regions):
                     self.check_nested(op)
 
@@ -357,7 +357,7 @@ class WellFormed:
         for inner in nested_ops(op):
             if isinstance(inner, PwOp):
                 name = op.operation.name
-                self.report(inner, f"must stand directly in a function, not inside '{name}'")
+                self.report(inner, f"must be directly in a function, not inside '{name}'")
             elif inner.operation.name.startswith("pw.") or not self.module.context.is_registered_operation(
                 inner.operation.name
             ):

@@ -117,7 +117,7 @@ class TurnsOfLoop:
         return Linear(None, -1, self.count - 1)
 
     def order(self) -> Linear:
-        """The places at which most of what turns read and write in stacks stands."""
+        """The most frequent positions of what turns read from stacks and write to them."""
         size = {self.forwards: 0, self.backwards: 0}
         for op in self.operations:
             if op.operation.name in (_GET, _PUT):
@@ -222,7 +222,7 @@ class Batch:
 
     Args:
       turns: the loop, whose turns can be batched.
-      order: at which place of a stack what a turn has stands.
+      order: the position in a stack of what belongs to a turn.
       stacks: for each value of `turns.stacked` its stack.
       constants: for each value of `turns.constants` what it is outside of the loop.
     """
@@ -248,7 +248,7 @@ class Batch:
                 needed.add(after.owner.operands[1])
                 continue
             (part,) = (v for v in after.owner.operands if v != before)
-            product = self.product_behind(part)
+            product = self.product_summed(part)
             needed.update([part] if product is None else product.operands)
         operations = []
         for op in reversed(self.turns.operations):
@@ -284,8 +284,8 @@ class Batch:
             return stack
         return stablehlo.reverse(stack, ir.DenseI64ArrayAttr.get([0]))
 
-    def product_behind(self, value: ir.Value) -> ir.OpView | None:
-        """The product that turns add up, perhaps transposed, if nobody else reads it."""
+    def product_summed(self, value: ir.Value) -> ir.OpView | None:
+        """The product that turns add up, perhaps transposed, if nothing else reads it."""
         while not isinstance(value, ir.BlockArgument) and len(list(value.uses)) == 1:
             op = value.owner.opview
             if op.operation.name != "stablehlo.transpose":
@@ -295,7 +295,7 @@ class Batch:
 
     def total(self, value: ir.Value) -> ir.Value:
         """The sum of what all turns have; of a product, the product over them."""
-        if self.product_behind(value) is not None:
+        if self.product_summed(value) is not None:
             op = value.owner.opview
             if op.operation.name == _DOT:
                 return self.product(op, contracted=True)

@@ -1,4 +1,4 @@
-"""Cuts straight-line code in two: what others wait for, and what nobody waits for.
+"""Cuts straight-line code in two: what others wait for, and what nothing waits for.
 
 What the first half must make is a backward slice. For all else there is a choice, and the cheapest one is a
 minimum cut of a flow network, whose capacities are the bytes that live between the halves.
@@ -38,7 +38,7 @@ _HEAVY = EXPENSIVE | {
     "stablehlo.select_and_scatter",
     "stablehlo.while",
 }
-"""Operations that nobody should wait for without need."""
+"""Operations that nothing should wait for without need."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Question:
     Attributes:
       operations: the code, without its terminator.
       urgent: values that the first half must make.
-      late: values that nobody waits for.
+      late: values that nothing waits for.
       costs: of values from outside, the bytes that they take if only the second half needs them; those that
         live on in any case are left out.
       only_second: values from outside that the first half does not have.
       ends_second: whether the second half must have the late values, wherever they are made.
       has_effect: whether an operation does more than compute; such a one stays in the first half.
-      repeats: whether cheap operations may be done in both halves, so that less is handed over.
+      repeats: whether cheap operations may be done in both halves, so that less is passed on.
     """
 
     operations: Sequence[ir.OpView]
@@ -75,19 +75,19 @@ class Halves:
       first: the operations of the first half, in order.
       second: those of the second half; some operations that compute nothing are in both.
       made_second: the late values that the second half makes.
-      handed: what the first half makes and the second one reads.
+      passed: what the first half makes and the second one reads.
     """
 
     first: Sequence[ir.OpView]
     second: Sequence[ir.OpView]
     made_second: Collection[ir.Value]
-    handed: Sequence[ir.Value]
+    passed: Sequence[ir.Value]
 
 
 def halve(question: Question) -> Halves:
     """Cuts code so that the fewest bytes live between its halves.
 
-    These are the bytes handed over, and those of arguments that the second half alone keeps alive. Of equal
+    These are the bytes passed on, and those of arguments that the second half alone keeps alive. Of equal
     cuts the one with the smallest first half is taken. Nothing is computed twice, but what computes nothing,
     such as a broadcast, may be done in both halves.
     """
@@ -98,7 +98,7 @@ class _Flow:
     """The flow network of a question.
 
     An operation has one node; one that may be in both halves has a second node, for the second half. A node
-    on the side of the sources is in the first half, or makes what is handed over.
+    on the side of the sources is in the first half, or makes what is passed on.
     """
 
     def __init__(self, question: Question) -> None:
@@ -147,10 +147,10 @@ class _Flow:
                 second.add(number)
                 read.update(self.reads[number])
                 pending += [v for v in self.reads[number] if is_second(v)]
-        handed = [
+        passed = [
             r for n, op in enumerate(operations) if self.again[n] in kept for r in op.results if r in read
         ]
-        return Halves(first, [operations[n] for n in sorted(second)], set(made_second), handed)
+        return Halves(first, [operations[n] for n in sorted(second)], set(made_second), passed)
 
     def solve(self) -> list[int]:
         """The nodes of the first half."""
@@ -162,7 +162,7 @@ class _Flow:
         readers: dict[ir.Value, list[int]] = {}
         for n, op in enumerate(question.operations):
             if self.again[n] != n:
-                # What the first half hands over it makes.
+                # What the first half passes on it makes.
                 arcs.append((self.again[n], n, INFINITE))
             if not only_second.isdisjoint(self.reads[n]) or (
                 n not in must and op.operation.name in _HEAVY and n not in sources

@@ -1,4 +1,4 @@
-"""`pw-split-backward`: backward computations become two halves, one of which nobody waits for."""
+"""`pw-split-backward`: backward computations become two halves, one of which nothing waits for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SplitBackward(Pass):
 
     1. What I needs is a backward slice of its results. Everything else may be in either half, but for
        products and other heavy work, which is in W. The cut is the one with the fewest bytes between the
-       halves: what is handed over, and what W alone keeps alive of the microbatch. Nothing is computed twice;
+       halves: what is passed on, and what W alone keeps alive of the microbatch. Nothing is computed twice;
        broadcasts, constants and other work that only lays out values may be repeated.
     2. A `stablehlo.while` that makes both becomes two loops. The first one stacks what the second one reads;
        the second one is no loop where its turns can all be done at once. A loop whose number of turns is not
@@ -65,7 +65,7 @@ class SplitBackward(Pass):
     takes = (PLACED,)
     policy: str = option("", "the policy of all loops, in place of what each asks for")
     file: str = option("", "the schedule file of all loops, in place of a policy")
-    recompute: bool = option(False, "let W repeat cheap operations of I, so that less is handed over")
+    recompute: bool = option(False, "let W repeat cheap operations of I, so that less is passed on")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -184,17 +184,17 @@ class _Halved:
     """A computation in halves.
 
     Attributes:
-      input: the half that others wait for; it returns what it hands over behind its results.
-      weight: the other one, which takes that behind its arguments.
-      handed: for each value handed over, the result of the first half that it is.
-      handed_bytes: their size.
+      input: the half that others wait for; it returns what it passes on after its results.
+      weight: the other one, which takes that after its arguments.
+      passed: for each value passed on, the result of the first half that it is.
+      passed_bytes: their size.
       whole: what stays in the first half as a whole, in words.
     """
 
     input: _Half
     weight: _Half
-    handed: Sequence[int]
-    handed_bytes: int
+    passed: Sequence[int]
+    passed_bytes: int
     whole: tuple[str, ...]
 
 
@@ -241,7 +241,7 @@ class _Splitter:
             size = sum(byte_size(v.type) for v in kept)
             remark(
                 launch,
-                f"is cut in halves: {split.handed_bytes} bytes of each microbatch are handed over to the "
+                f"is cut in halves: {split.passed_bytes} bytes of each microbatch are passed on to the "
                 f"half of the weights, and {size} bytes that it reads are kept, although the forward is "
                 "repeated",
             )
@@ -254,7 +254,7 @@ class _Splitter:
         _name(first, "input")
         half = split.weight
         second = launch.rebuilt(
-            [*(operands[n] for n in half.arguments), *(first.results[n] for n in split.handed)],
+            [*(operands[n] for n in half.arguments), *(first.results[n] for n in split.passed)],
             self.symbols[half.callee].type.results,
             callee=half.callee,
         )
@@ -319,7 +319,7 @@ class _Splitter:
         of_second = [n for n, v in enumerate(returned) if v in halves.made_second]
         of_first = [n for n in range(len(returned)) if n not in of_second]
         values = [returned[n] for n in of_first]
-        added = [v for v in halves.handed if v not in values]
+        added = [v for v in halves.passed if v not in values]
 
         def half(
             base: str,
@@ -349,9 +349,9 @@ class _Splitter:
 
         return _Halved(
             half(f"{callee}_input", halves.first, of_first, [], added),
-            half(f"{callee}_weight", halves.second, of_second, halves.handed, []),
-            [[*values, *added].index(v) for v in halves.handed],
-            sum(byte_size(v.type) for v in halves.handed),
+            half(f"{callee}_weight", halves.second, of_second, halves.passed, []),
+            [[*values, *added].index(v) for v in halves.passed],
+            sum(byte_size(v.type) for v in halves.passed),
             whole,
         )
 

@@ -3,7 +3,7 @@
     for l: ct, dw[l] = backward(ct, x[l])    ->    for l: ct, kept[l] = input half(ct, x[l])
                                                    for l: dw[l] = weight half(kept[l], x[l])
 
-The first loop carries what its turns hand to each other and stacks what the second one reads; the second one
+The first loop carries what its turns pass to each other and stacks what the second one reads; the second one
 carries nothing but the values that it fills or adds to. Where that can be, it is no loop: all turns are done
 at once.
 """
@@ -140,7 +140,7 @@ class _Roles:
     """What the values are that a loop carries, by position.
 
     Attributes:
-      urgent: the first loop hands them from turn to turn.
+      urgent: the first loop carries them from turn to turn.
       counters: they count turns, and what they are in each.
       constant: they stay what they are.
       late: the second loop fills them, or adds to them.
@@ -185,7 +185,7 @@ class _Pair:
         read = {v for op in halves.second for v in captured(op)}
         read.update(late_returns)
         carried = [arguments[n] for n in sorted(self.roles.urgent)]
-        stacked = [*(v for v in carried if v in read), *halves.handed]
+        stacked = [*(v for v in carried if v in read), *halves.passed]
         turns = self.second_turns(halves.second, stacked)
         order = turns.order()
         with self.loop.operation.location, ir.InsertionPoint(self.loop):
@@ -287,7 +287,7 @@ def _stack_type(value: ir.Value, count: int) -> ir.Type:
 
 
 def _place(turn: ir.Value, order: Linear) -> ir.Value:
-    """Where in a stack that is in some order a turn stands."""
+    """The position of a turn in a stack of some order."""
     if order.factor > 0:
         return turn
     last = ir.DenseElementsAttr.get_splat(turn.type, ir.IntegerAttr.get(turn.type.element_type, order.offset))

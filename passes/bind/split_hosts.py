@@ -44,7 +44,7 @@ class SplitHosts(Pass):
     2. It holds the launches, transfers, mirrors and releases on its slices. A transfer to a slice on another
        host is a `pw.send` on the host that it leaves, and a `pw.recv` on the other.
     3. All that a host does has one order, that of `@main`.
-    4. Nobody waits: a `pw.send` and a `pw.recv` are done at once, whatever the other host has done. So what
+    4. Nothing waits: a `pw.send` and a `pw.recv` are done at once, whatever the other host has done. So what
        is sent is released at the end. Where that does not do, because a launch takes the buffer or the caller
        has it, a copy is sent. Channels between hosts have room for all that is sent in `ahead` steps.
     5. The peak of each slice counts what is sent up to the end of the step, and what is received from its

@@ -25,11 +25,11 @@ def split_barriers(main: ir.OpView) -> None:
 
 
 def drop_barriers(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
-    """Takes barriers from what launches read; those that read behind one repeat what was done before."""
+    """Takes barriers from what launches read; those that read after one repeat what was done before."""
     operations = list(body_block(main).operations)
     barriers = {op.results[0]: op for op in operations if _is_barrier(op)}
     through_barrier: set[ir.Value] = set()
-    # Launches stand in the order of the calls that they were made of.
+    # Launches are in the order of the calls that they were made of.
     calls = iter(placed)
     first: dict[tuple[str, str], PlacedCall] = {}
     for op in operations if barriers else ():

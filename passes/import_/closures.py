@@ -63,7 +63,7 @@ def _constants(function: ir.OpView, limit: int) -> Iterator[tuple[ir.OpView, ir.
         try:
             value = op.attributes["value"]
         except TypeError:
-            # The bindings cannot hand out complex elements; they stay in the computation.
+            # The bindings cannot return complex elements; they stay in the computation.
             continue
         if not (isinstance(value, ir.DenseElementsAttr) and value.is_splat):
             yield op, value

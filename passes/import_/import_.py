@@ -29,7 +29,7 @@ from pathways.passes.util.functions import body_block, erase_unused_functions
 class Import(Pass):
     """Turns placed calls into launches and inlines everything else that `@main` calls.
 
-    1. Calls without placement that stand in `@main` (jax.numpy helpers, jits of the user that contain
+    1. Calls without placement that are in `@main` (jax.numpy helpers, jits of the user that contain
        placed calls) are inlined; each copy of a `pw.accumulate` is a loop of its own. Sharding constraints on
        a mesh without axes, which JAX puts on typed PRNG keys, say nothing and are dropped.
        Equal operations that read nothing but constants and scalar arguments are merged.
@@ -40,7 +40,7 @@ class Import(Pass):
        every microbatch is ordinary code.
     4. A loop or branch whose body holds placed calls of one slice is placed there as a whole. A loop that
        touches several, or holds a `pw.accumulate`, becomes a sequential `pw.loop` if the number of its turns
-       is known; a branch that does is an error. What the turns hand on to each other becomes `pw.carry` and
+       is known; a branch that does is an error. What the turns pass on to each other becomes `pw.carry` and
        `pw.next`, the arrays that `jax.lax.scan` works through and fills row by row `pw.split` and
        `pw.reduce`, and what counts the turns arithmetic on `pw.index`.
     5. An `optimization_barrier` over many values is split into one per value, so that none ties slices
@@ -48,7 +48,7 @@ class Import(Pass):
     6. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
 
     Requires: a public `@main`; `pw.slice` and `pw.loop` ops for all that the metadata names.
-    Guarantees: form `imported`; every placed call is a launch, no other call stands in `@main`.
+    Guarantees: form `imported`; every placed call is a launch, no other call is in `@main`.
     """
 
     name: ClassVar[str] = "pw-import"
@@ -116,5 +116,5 @@ def _check_types(main: ir.OpView) -> None:
                 continue
             problem = type_problem(result.type)
             if problem is not None:
-                fail(op, f"makes a {result.type}, {problem}: only arrays can stand between placed calls")
+                fail(op, f"makes a {result.type}, {problem}: only arrays can be passed between placed calls")
             fine.add(result.type)

@@ -31,7 +31,7 @@ class Inliner:
         self.inline_block(body_block(function), function)
 
     def inline_block(self, block: ir.Block, function: ir.OpView) -> None:
-        """Inlines the unplaced calls of a block that stands in a function."""
+        """Inlines the unplaced calls of a block that is in a function."""
         for op in list(block.operations):
             if op.operation.name != "func.call" or not self.traced.metadata_of(op).is_ordinary:
                 continue

@@ -137,10 +137,10 @@ class LoopMarker:
                 self.check_types_equal(call, "carries")
             case "next":
                 made = NextOp
-                self.check_types_equal(call, "hands on")
+                self.check_types_equal(call, "passes on")
                 source = None if isinstance(value, ir.BlockArgument) else value.owner.opview
                 if not isinstance(source, CarryOp) or source.loop != loop.sym_name:
-                    fail(call, f"hands on what is not carried by @{loop.sym_name}")
+                    fail(call, f"passes on what is not carried by @{loop.sym_name}")
             case "sum" | "concat":
                 made, attributes["kind"] = ReduceOp, mark
                 if mark == "concat":

@@ -19,7 +19,7 @@ class OpenedLoop:
     First `move` replaces what the body gets in each turn: counters by the `pw.index`, what stays the same by
     what it is, and all else by a `pw.carry`. Then `close` finds the arrays
     that the body works through row by row (`xs` of `jax.lax.scan`), which it splits, and those that it fills
-    row by row (`ys`), which it concatenates; whatever else is carried it hands on.
+    row by row (`ys`), which it concatenates; whatever else is carried it passes on.
 
     Args:
       op: the operation.
@@ -41,7 +41,7 @@ class OpenedLoop:
         """Its result; the operation is in front of the body."""
 
     def move(self) -> list[ir.OpView]:
-        """Moves the body; returns what of it stands in `@main` now."""
+        """Moves the body; returns what of it is in `@main` now."""
         *operations, terminator = self.body.operations
         for n, (argument, init) in enumerate(zip(self.body.arguments, self.op.operands, strict=True)):
             if terminator.operands[n] == argument:

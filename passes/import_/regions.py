@@ -88,7 +88,7 @@ def _open_loop(traced: TracedProgram, inliner: Inliner, op: ir.OpView) -> list[i
 
 
 def _enter_loop(traced: TracedProgram, op: ir.OpView, loop: LoopOp) -> None:
-    """Notes that an operation stands in a loop, for the loops that it may be, or be of, itself."""
+    """Notes that an operation is in a loop, for the loops that it may be, or be of, itself."""
     if op.operation.name == "stablehlo.while" and traced.spans_slices(op):
         set_loop(op, loop.sym_name)
     metadata = traced.metadata_of(op)

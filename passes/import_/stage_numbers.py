@@ -115,8 +115,8 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
     reads is part of that stage, and so is its backward call.
 
     Gradients that a loop differentiates, or that its forward needs, are forward calls of stages of their own.
-    In such a loop a stage that the user chose only tells stages apart: calls of one function may stand before
-    and behind its gradients, and cannot have one number.
+    In such a loop a stage that the user chose only tells stages apart: calls of one function may come before
+    and after its gradients, and cannot have one number.
 
     Args:
       main: the function that launches.
@@ -180,15 +180,15 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
     after: set[ir.Value] = set()
     """Values of a microbatch that its backward leads to: what reads them is no part of the forward."""
     forward: list[_Forward] = []
-    behind: dict[ir.Value, frozenset[int]] = {}
+    later: dict[ir.Value, frozenset[int]] = {}
     run: dict[tuple[str, str], frozenset[int]] = {}
     for op, operands, results in operations:
         loop = loop_of_op(op)
         in_loop = loop is not None
-        read = [v for v in operands if v in behind and (loop is None or loop_of(v) == loop)]
-        reads = frozenset().union(*(behind[v] for v in read)) if read else frozenset()
+        read = [v for v in operands if v in later and (loop is None or loop_of(v) == loop)]
+        reads = frozenset().union(*(later[v] for v in read)) if read else frozenset()
         if op.operation in repeated:
-            # What is behind a call that is done again is behind the call.
+            # What is after a call that is done again is after the call.
             reads |= run.get(repeated[op.operation], frozenset())
         if in_loop and (op.operation in backward or not after.isdisjoint(operands)):
             after.update(results)
@@ -201,7 +201,7 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
             reads = frozenset({len(forward) - 1})
             run[call.identity] = run.get(call.identity, frozenset()) | reads
         if reads:
-            behind.update((result, reads) for result in results if result in leading)
+            later.update((result, reads) for result in results if result in leading)
     return forward
 
 
@@ -265,8 +265,8 @@ def _joined(forward: Sequence[_Forward]) -> list[_Forward]:
         members.setdefault(one.level, []).append(n)
     following: dict[tuple[str, bool, int | None], _Level] = {}
     for level in sorted(members, key=_sorted_by, reverse=True):
-        behind = {r for n in members[level] for r in readers[n]} - set(members[level])
-        bounds = [joined[r].level.depth - (joined[r].level.place != level.place) for r in behind]
+        reading = {r for n in members[level] for r in readers[n]} - set(members[level])
+        bounds = [joined[r].level.depth - (joined[r].level.place != level.place) for r in reading]
         latest = min(bounds, default=level.depth)
         later = following.get(level.place)
         if later is not None and later.depth <= latest:

@@ -35,10 +35,10 @@ class Accumulate(Pass):
 
     In the order in which the launches run, each but the first takes the sum so far as one more operand and
     returns it with its own term added. The term itself is returned as well only where something else reads
-    it. So a sum costs no launch, and one buffer, which `pw-plan-memory` hands from launch to launch.
+    it. So a sum costs no launch, and one buffer, which `pw-plan-memory` passes from launch to launch.
 
     Where the computation is large, the first takes zeros and is like the others: XLA compiles one version of
-    it. The zeros of a slice are one launch, which stands in front of all others of the loop.
+    it. The zeros of a slice are one launch, which comes before all others of the loop.
 
     Requires: launches with `order`; sums from `pw-unroll-microbatches`.
     Guarantees: no `pw.reduce` is left.
@@ -176,7 +176,7 @@ class _Folder:
         return [longer.results[place] for place in places]
 
     def variant(self, key: Variant, places: Sequence[int]) -> str:
-        """The computation that takes the sums so far behind its arguments and returns them with its terms."""
+        """The computation that takes the sums so far after its arguments and returns them with its terms."""
         callee, numbers, _ = key
         original = self.symbols[callee]
         inputs, results = list(original.type.inputs), list(original.type.results)

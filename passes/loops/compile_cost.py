@@ -62,7 +62,7 @@ class CompileCost:
         return op.operation.name == "stablehlo.while" and self._size_of([op, *nested_ops(op)]) >= self._large
 
     def holds_large_loop(self, computation: str) -> bool:
-        """Whether a large loop stands in a computation, or in a function that it calls."""
+        """Whether a large loop is in a computation, or in a function that it calls."""
         if computation not in self._looping:
             blocks = self._symbols[computation].regions[0].blocks
             self._looping[computation] = any(

@@ -49,8 +49,8 @@ class FuseLaunches(Pass):
     A launch has the origins of all that it was made of, and the loop and microbatch of the first placed call
     among them.
 
-    One thing may join a launch whose results leave: the last launch of a loop on its slice takes the glue
-    behind the loop along, when that is cheap (an optimizer's update). What leaves does so a little later, for
+    One thing may join a launch whose results leave: the last launch of a loop on its slice also takes the
+    glue after the loop, when that is cheap (an optimizer's update). What leaves does so a little later, for
     one microbatch; a launch is saved on each slice.
 
     A large computation that is launched several times, such as a stage of a model, is fused only with glue of
@@ -125,14 +125,14 @@ class FuseLaunches(Pass):
         first, last = head.op.origins[-1], call.op.origins[0]
         is_one_stage = (first.stage, first.microbatch) == (last.stage, last.microbatch)
         is_in_loop = head.loop is not None and head.loop == call.loop
-        # Nobody waits for the weights' half; what has to wait for it is delayed.
+        # Nothing waits for the weights' half; what has to wait for it is delayed.
         is_awaited = last.part != "weight"
         return is_in_loop and is_one_stage and is_awaited and first.is_forward and last.kind == "bwd"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Unfused:
-    """A launch as it stands before anything is fused, read once.
+    """A launch before anything is fused, read once.
 
     Attributes:
       op: the launch.
@@ -168,7 +168,7 @@ class _Unfused:
 
 
 def _read_launches(main: ir.OpView) -> list[_Unfused]:
-    """The launches of a program, in the order in which they stand."""
+    """The launches of a program, in their order."""
     launches: list[_Unfused] = []
     moved: set[ir.Value] = set()
     made: dict[ir.Value, tuple[_Unfused, set[_Unfused | None]]] = {}
@@ -213,7 +213,7 @@ def _read_launches(main: ir.OpView) -> list[_Unfused]:
 
 
 def _ends_loop(cluster: list[_Unfused], glue: _Unfused, symbols: dict[str, ir.OpView]) -> bool:
-    """Whether glue is cheap work behind a loop whose last launch is in a cluster."""
+    """Whether glue is cheap work after a loop whose last launch is in a cluster."""
     if not glue.is_glue or glue.loop is not None or all(op.loop is None for op in cluster):
         return False
     inside = nested_ops(symbols[glue.callee])
@@ -251,9 +251,11 @@ class _Versions:
         alone = {name for name, several in taken.items() if len(several) > 1}
         runs: list[list[_Unfused]] = []
         for cluster in clusters:
-            for stands, run in itertools.groupby(cluster, lambda op: op.callee in alone and op.loop is None):
+            for is_alone, run in itertools.groupby(
+                cluster, lambda op: op.callee in alone and op.loop is None
+            ):
                 ops = list(run)
-                runs += [[op] for op in ops] if stands else [ops]
+                runs += [[op] for op in ops] if is_alone else [ops]
         return runs
 
     def read_alike(self, readers: Collection[LaunchOp]) -> bool:
@@ -290,7 +292,7 @@ class _Fuser:
         # What leaves must be there for those who move it.
         place = next((launch for launch in cluster if launch.leaves), cluster[-1])
         ops = [launch.op for launch in cluster]
-        # Not read and made again: all that happens to origins is that they stand together.
+        # Not read and made again: all that happens to origins is that they are listed together.
         calls = [op.attributes["origins"] for op in ops if "origins" in op.attributes]
         fused = head.op.rebuilt(
             inputs,
@@ -366,11 +368,11 @@ def _give_own_constants(launches: Iterable[LaunchOp], versions: _Versions) -> No
         readers = {_first_result(use.owner): use.owner for r in launch.results for use in r.uses}
         if None in readers or not versions.read_alike(readers.values()):
             continue
-        behind = ir.InsertionPoint.after(launch)
+        after = ir.InsertionPoint.after(launch)
         for n, reader in enumerate(readers.values()):
             own = launch
             if n > 0:
-                own = launch.operation.clone(behind).opview
+                own = launch.operation.clone(after).opview
                 for old, new in zip(launch.results, own.results, strict=True):
                     reader.operation.replace_uses_of_with(old, new)
             own.loop, own.microbatch = reader.loop, reader.microbatch
@@ -400,7 +402,7 @@ def _preparations(
 
 
 def _move_mirrors(main: ir.OpView) -> None:
-    """Moves what only the caller reads to the end: behind launches that fusion has delayed."""
+    """Moves what only the caller reads to the end: after launches that fusion has delayed."""
     *operations, terminator = body_block(main).operations
     for op in operations:
         if op_has(op, Trait.ALIASES) and all(use.owner == terminator for use in op.results[0].uses):

@@ -12,7 +12,7 @@ from pathways.dialect.relations.order import device_queues
 
 
 def renumber(module: ir.Module, operations: Iterable[ir.OpView]) -> None:
-    """Numbers all that stands in the order of a slice, or of slices that share one, from 0 and without gaps.
+    """Numbers all that is in the order of a slice, or of slices that share one, from 0 and without gaps.
 
     Args:
       module: the module.

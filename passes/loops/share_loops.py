@@ -29,7 +29,7 @@ class ShareLoops(Pass):
     The layers of a model are mostly one loop in every stage, between an embedding and a loss that only the
     first and the last stage have: as whole computations the stages are all different. A loop is a border to
     XLA already, nothing is fused across it, so that a cut there costs a launch and no memory traffic. What a
-    computation does in front of its loops, between them and behind them become computations too; each
+    computation does in front of its loops, between them and after them become computations too; each
     operation goes as close to its readers as it can. What reads no argument is repeated where it is read,
     inside of the loop's computation too.
 
@@ -147,7 +147,7 @@ class _Body:
         return [n for n, r in enumerate(self.operations[number].results) if any(True for _ in r.uses)]
 
     def segments(self, loops: Sequence[int]) -> list[list[int]]:
-        """The other operations in front of each of some loops, and behind the last of them.
+        """The other operations in front of each of some loops, and after the last of them.
 
         An operation goes as close to its readers as it can; one that only the caller reads, as far to the
         front as it can. Those that depend on no argument are in none.
@@ -288,7 +288,7 @@ def _cut(body: _Body, shared: _Shared, computations: Computations) -> list[_Piec
 def _origins(launch: LaunchOp, pieces: Sequence[_Piece]) -> list[tuple[Origin, ...]]:
     """The placed calls of a launch that each of its pieces is of.
 
-    A shared loop is of the calls that all who hold it have in common. What stands between two loops is of
+    A shared loop is of the calls that all who hold it have in common. What is between two loops is of
     theirs and of those between them.
     """
     calls = [(origin.kind, origin.part) for origin in launch.origins]
@@ -299,8 +299,8 @@ def _origins(launch: LaunchOp, pieces: Sequence[_Piece]) -> list[tuple[Origin, .
     of_pieces = []
     for n, known in enumerate(ranges):
         before = next((r[0] for r in reversed(ranges[:n]) if r), 0)
-        behind = next((r[1] for r in ranges[n + 1 :] if r), len(calls) - 1)
-        first, last = known or sorted((before, behind))
+        later = next((r[1] for r in ranges[n + 1 :] if r), len(calls) - 1)
+        first, last = known or sorted((before, later))
         of_pieces.append(range(first, last + 1) if calls else range(0))
     shares = collections.Counter(call for piece in of_pieces for call in piece)
     origins = [

@@ -41,7 +41,7 @@ from pathways.passes.util.functions import add_arguments, body_block, unique_nam
 
 @dataclasses.dataclass(frozen=True)
 class UnrollMicrobatches(Pass):
-    """Repeats what stands in a loop, once for each microbatch; of loops inside of each other the outer first.
+    """Repeats what is in a loop, once for each microbatch; of loops inside of each other the outer first.
 
     1. Launches and transfers of the loop are copied, and say for which microbatch they are. A loop inside
        becomes one for each turn of the loop around it.
@@ -52,7 +52,7 @@ class UnrollMicrobatches(Pass):
     3. A sum whose terms are results of launches on its slice gets an operand for each microbatch; the
        accumulation is left to `pw-accumulate`, when the order of the launches is known. Other sums are added
        up by launches. A concatenation is one launch.
-    4. What is carried is the value that the turn before handed on. The number of a turn is a hidden argument.
+    4. What is carried is the value that the turn before passed on. The number of a turn is a hidden argument.
 
     Requires: shardings decided, transfers cut into pieces.
     Guarantees: no split, carry or index; what is of a loop has a `microbatch`; the same values, sums in the
@@ -181,7 +181,7 @@ class _Parts:
 
     Attributes:
       opening: what begins a turn.
-      body: what is repeated, with all that stands in loops inside.
+      body: what is repeated, with all that is in loops inside.
       closing: what leads out of the loop.
     """
 
@@ -211,7 +211,7 @@ class _Unroller:
         self.copied_loops: list[LoopOp] = []
 
     def run(self) -> list[LoopOp]:
-        """Unrolls the loop; returns those that stand in its place because they were inside of it."""
+        """Unrolls the loop; returns those that are in its place because they were inside of it."""
         parts = self.partition()
         ip = ir.InsertionPoint([*parts.closing, list(self.block.operations)[-1]][0])
         for split in parts.opening:
@@ -244,7 +244,7 @@ class _Unroller:
         return [loop for loop in self.copied_loops if loop.parent is None]
 
     def partition(self) -> _Parts:
-        """The operations of the loop; everything that waits for its reductions moves behind them."""
+        """The operations of the loop; everything that waits for its reductions moves after them."""
         parts = _Parts()
         family = {self.loop.sym_name, *(loop.sym_name for loop in self.inside)}
         after: list[ir.OpView] = []

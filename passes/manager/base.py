@@ -28,8 +28,8 @@ class Pass(ABC):
 
     Attributes:
       takes: the forms of the IR that the pass works on.
-      leaves: the form that it leaves behind; None when that is the one that it took.
-      closes: whether the module is verified behind it even where passes are trusted.
+      leaves: the form that it leaves; None when that is the one that it took.
+      closes: whether the module is verified after it even where passes are trusted.
     """
 
     name: ClassVar[str]
@@ -66,12 +66,12 @@ def fail_each(errors: Iterable[tuple[ir.OpView | ir.Operation, str]]) -> NoRetur
 
 
 Listener = Callable[[ir.Location, str], bool]
-"""Hears of a remark; returns True to keep it from those who listen around it."""
+"""Is called with a remark; returns True to keep it from the listeners around it."""
 
 _listeners: weakref.WeakKeyDictionary[ir.Context, list[Listener]] = weakref.WeakKeyDictionary()
-"""Who hears of the remarks of a context, innermost last.
+"""The listeners to the remarks of a context, innermost last.
 
-The bindings emit errors as diagnostics, but hand remarks to an engine that writes files.
+The bindings emit errors as diagnostics, but send remarks to an engine that writes files.
 """
 
 

@@ -76,7 +76,7 @@ class Diagnostics:
     Args:
       context: the context whose diagnostics to collect.
       on_emit: called with each one as it comes.
-      forward: also hand each one to the handlers attached before.
+      forward: also pass each one to the handlers attached before.
 
     Example:
       ```python

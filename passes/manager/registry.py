@@ -1,6 +1,6 @@
 """Every pass of the compiler by name, imported when it is first asked for.
 
-What listings say of passes stands in `summaries.json` beside this module, which `make docs` writes from their
+What listings say of passes is in `summaries.json` beside this module, which `make docs` writes from their
 docstrings: to import them all for a sentence takes longer than all else that a tool does to start.
 """
 

@@ -111,7 +111,7 @@ class _PipelineParser:
         raise PipelineError(message, self.text, (self.position if position is None else position) + 1)
 
     def match(self, pattern: str) -> str:
-        """Consumes what matches here, and white space behind it."""
+        """Consumes what matches here, and white space after it."""
         token = re.compile(pattern).match(self.text, self.position)
         if not token or not token.group():
             return ""
@@ -156,13 +156,16 @@ class _PipelineParser:
         if not name.startswith("pw-"):
             return self.builtin(self.text[start:end], start)
         if bracket == "(":
-            self.fail(f"'{name}' is a pass and contains no others; its options stand in braces", inside - 1)
+            self.fail(
+                f"'{name}' is a pass and contains no others; its options follow its name in braces",
+                inside - 1,
+            )
         if name not in registry.MODULES:
             self.fail(f"no pass is named '{name}'{did_you_mean(name, _all_names())}", start)
         return self.own_pass(name, inside, end - 1 if bracket == "{" else inside)
 
     def skip_brackets(self) -> None:
-        """Moves behind the bracket that closes the one here; quoted text holds no brackets."""
+        """Moves past the bracket that closes the one here; quoted text holds no brackets."""
         closing = {"(": ")", "{": "}"}
         expected: list[tuple[str, int]] = []
         while self.position < len(self.text):

@@ -34,7 +34,7 @@ class TimelineEvent:
       nbytes: the bytes that a transfer moves.
       reads: the numbers of the events that make what it reads.
       after: the number of the event that it waited for last, None when it waited for nothing.
-      estimated: whether the times of a measured launch were derived, because nobody saw it run.
+      estimated: whether the times of a measured launch were derived, because nothing saw it run.
     """
 
     kind: Literal["launch", "transfer"]

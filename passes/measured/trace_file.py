@@ -2,7 +2,7 @@
 
 The format is the JSON array of Chrome's trace events, one event per line. Each slice is a process: a row of
 launches, rows of what it sends, and a counter of its live bytes; arrows lead from the launch that makes a
-value over its transfer to the launch that reads it. Slices on several hosts name their hosts, and stand in
+value over its transfer to the launch that reads it. Slices on several hosts name their hosts, and are in
 the order of them. Steps are appended as they come. The closing bracket may be missing, so that the file of a
 process that was killed is a trace all the same.
 """

@@ -45,7 +45,7 @@ class PlanMemory(Pass):
        property of the computation, so such launches get a variant of theirs. A small intermediate is not
        worth one: it is donated where every launch of the computation can do so. The launches that add to
        a sum over microbatches can, so that a sum is one buffer.
-    3. Everything else that the program owns is released behind its last reader, which for transfers
+    3. Everything else that the program owns is released after its last reader, which for transfers
        that follow each other is the last of them: they are issued together.
     4. Each channel gets the capacity that this order needs, and each slice the peak of its live bytes, over
        all its devices: arguments, intermediates, results, and the copies that the caller gets of results
@@ -252,7 +252,7 @@ class _Lifetimes:
             return ()
         operands, slice = list(donatable.items()), op.slice
         arguments = [(k, v) for k, v in operands if v in self.donated]
-        # From behind: pw-accumulate puts sums there, which XLA adds to in place.
+        # From the end: pw-accumulate puts sums there, which XLA adds to in place.
         others = [(k, v) for k, v in reversed(operands) if v not in self.donated]
         large = [(k, v) for k, v in others if self.byte_size(v.type) >= self.donate_bytes]
         small = [(k, v) for k, v in others if self.byte_size(v.type) < self.donate_bytes and k in free]

@@ -56,7 +56,7 @@ class Dce(Pass):
                 if op_has(op, Trait.PURE) or isinstance(op, CarryOp):
                     op.operation.erase()
                 elif isinstance(op, NextOp) and sum(1 for _ in op.operands[0].uses) == 1:
-                    # The carry follows: it stands in front.
+                    # The carry follows: it comes first.
                     op.operation.erase()
         _drop_unused_constants(module, main)
         erase_unused_functions(module)

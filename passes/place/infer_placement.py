@@ -1,4 +1,4 @@
-"""`pw-infer-placement`: gives a slice to all code that stands between placed calls."""
+"""`pw-infer-placement`: gives a slice to all code that is between placed calls."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class InferPlacement(Pass):
        home and is sent from there.
     6. A value of a microbatch costs its bytes once for each microbatch. A batch that the caller passes is
        split where its microbatches are read.
-    7. What the turns of a loop hand on to each other stays on its slice, or is mirrored in all turns.
+    7. What the turns of a loop pass on to each other stays on its slice, or is mirrored in all turns.
 
     Requires: form `imported`.
     Guarantees: every operation, argument and result of `@main` has a slice.

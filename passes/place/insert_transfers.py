@@ -27,7 +27,7 @@ class InsertTransfers(Pass):
     """Inserts a `pw.transfer` wherever a value is read on a slice where it does not live.
 
     A value is moved to a slice once, however many launches read it there, and leaves as soon as it is
-    there: the transfer stands right behind its producer.
+    there: the transfer comes right after its producer.
 
     Requires: no glue in `@main`; placed arguments.
     Guarantees: what a launch, a split or a reduction reads lives on its slice.
@@ -49,7 +49,7 @@ class InsertTransfers(Pass):
             if slices is None or wanted in slices:
                 return value
             if (value, wanted) not in moved:
-                behind = after.get(value, operations[0])
+                following = after.get(value, operations[0])
                 location = operations[0].operation.location if value not in after else value.owner.location
                 moved[value, wanted] = TransferOp.build(
                     [value],
@@ -57,7 +57,7 @@ class InsertTransfers(Pass):
                     slice=wanted,
                     loop=loop_of(value),
                     loc=location,
-                    ip=ir.InsertionPoint(behind),
+                    ip=ir.InsertionPoint(following),
                 ).results[0]
             return moved[value, wanted]
 

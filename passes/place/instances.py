@@ -24,7 +24,7 @@ class Instance:
 
     Attributes:
       op: the operation.
-      position: where it stands in `@main`, from 0.
+      position: where it is in `@main`, from 0.
       slice: where it runs.
       loop: the loop whose microbatches it works on.
       stands_alone: whether it is an operation of `pw`, which stays as it is.
@@ -73,12 +73,12 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
 
     for position, op in enumerate(operations[:-1]):
         if isinstance(op, IndexOp):
-            # At hand on every slice, as arguments are that live there.
+            # Available on every slice, as are arguments that live there.
             continue
         stands_alone, reads, loop = isinstance(op, PwOp), captured(op), loop_of_op(op)
         mirrored = MIRRORED in op.attributes
         has_effect = has_side_effect(op, symbols, effects)
-        # What is done for its effect alone, and on no value, may stand on several slices too.
+        # What is done for its effect alone, and on no value, may be on several slices too.
         places = slices_of_op(op) or ()
         copies = {
             place: Instance(

@@ -20,7 +20,7 @@ _Where = Sequence[Collection[int]]
 def mirrorable(problem: PlacementProblem) -> frozenset[ir.Value]:
     """The values that any slice can work out from small arguments and constants, and the turns of loops.
 
-    A carried value is one of them if it starts from one and is handed on as one, which is assumed of all
+    A carried value is one of them if it starts from one and is passed on as one, which is assumed of all
     small ones until one is found that is not.
     """
     carried = {
@@ -183,18 +183,18 @@ def _handed_up(
     mirrored = _mirrored(problem, homes)
     none: Places = frozenset()
     while True:
-        behind = False
+        outdated = False
         for op in reversed(mirrored):
             places = none.union(*(demand.get(r, none) for r in op.results))
             for value in (*op.results, *op.reads):
                 demand[value] = demand.get(value, none) | places
             if isinstance(op.view, CarryOp):
-                # Where a turn reads it, the turn before hands it on.
+                # Where a turn reads it, the turn before passes it on.
                 assert op.handed_on is not None
                 (last,) = problem.operations[op.handed_on].results
-                behind |= not places <= demand.get(last, none)
+                outdated |= not places <= demand.get(last, none)
                 demand[last] = demand.get(last, none) | places
-        if not behind:
+        if not outdated:
             return demand
 
 

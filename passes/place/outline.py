@@ -83,7 +83,7 @@ class _Unit:
         return bool(self.members) and self.members[0].stands_alone
 
     def contents(self) -> list[Instance]:
-        """All that it does, in order: members and outputs, each behind the mirrored work that it reads."""
+        """All that it does, in order: members and outputs, each after the mirrored work that it reads."""
         if self.stands_alone:
             return self.members
         return list(depth_first([*reversed(self.members), *self.outputs.values()], _mirrored_sources))
@@ -200,7 +200,7 @@ def _repeating(units: Iterable[_Unit]) -> dict[tuple[ir.Value, str], _Unit]:
 def _in_order(
     inputs: dict[_Unit, Sources], unit_of: dict[Instance, _Unit], exporters: dict[tuple[ir.Value, str], _Unit]
 ) -> Iterator[_Unit]:
-    """All units, each behind those that it reads from, otherwise in program order."""
+    """All units, each after those that it reads from, otherwise in program order."""
 
     def producers(unit: _Unit) -> Iterator[_Unit]:
         for value, source in inputs[unit].items():

@@ -60,8 +60,8 @@ class PlacementProblem:
       symbols: the symbols of its module.
       names: the slices.
       mirror_bytes: the size up to which a value is small.
-      operations: all but the return, in their order, and but what is at hand on every slice.
-      turns: the numbers of the turns of loops, which are at hand on every slice.
+      operations: all but the return, in their order, and but what is available on every slice.
+      turns: the numbers of the turns of loops, which are available on every slice.
       arguments: the arguments.
       donated: those that the caller gives up.
       returned: what the return reads.

@@ -1,4 +1,4 @@
-"""`pw-sink-constants`: what depends on no argument is worked out where it is read, and never handed over."""
+"""`pw-sink-constants`: what depends on no argument is worked out where it is read, and never passed on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pathways.passes.util.operations import EXPENSIVE, captured, has_side_effect
 class SinkConstants(Pass):
     """Repeats what a computation works out from nothing in the computations that read it.
 
-    JAX hands masks, counters and scalars that a forward has made to the backward as it does all others: they
+    JAX passes masks, counters and scalars from a forward to its backward like any other residual: they
     would lie in memory in between, and a backward that reads them would differ from one that is fused with
     its forward. An argument goes where all launches of its computation read the same such result; `pw-dce`
     then drops the result. Expensive operations, loops and side effects are not repeated, and a computation

@@ -115,7 +115,7 @@ def _broadcast(op: ir.OpView) -> Iterator[Tie]:
 
 
 def _reshape(op: ir.OpView) -> Iterator[Tie]:
-    """Dimensions that stay as they are: as many elements in front of them, and as many behind."""
+    """Dimensions that stay as they are: as many elements in front of them, and as many after."""
     before, after = _shape(op.operands[0]), _shape(op.results[0])
     places = {(math.prod(after[:n]), size): n for n, size in enumerate(after) if size > 1}
     for dim, size in enumerate(before):

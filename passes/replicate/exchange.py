@@ -32,7 +32,7 @@ class Exchanger:
         self.whole_bytes = whole_bytes
         self.dtype = dtype
         self.loop: str | None = None
-        """The loop of the exchange at hand."""
+        """The loop of the current exchange."""
 
     def places(self, op: Exchange) -> list[str]:
         """The slices between which values are exchanged, in the order of the replicas."""

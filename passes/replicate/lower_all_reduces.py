@@ -99,7 +99,7 @@ class LowerAllReduces(Pass):
 
 
 def _sort(block: ir.Block) -> None:
-    """Moves operations behind what they read, and otherwise members them in their order."""
+    """Moves operations after what they read, and otherwise leaves them in their order."""
     *operations, terminator = block.operations
     number = {result: n for n, op in enumerate(operations) for result in op.results}
     reads = {n: {number[v]: None for v in op.operands if v in number} for n, op in enumerate(operations)}

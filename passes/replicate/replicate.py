@@ -64,7 +64,7 @@ class Replicate(Pass):
        what else reads such a result gets those of all replicas, each of which crosses once to each other.
     4. An exchange, such as `pw.all_reduce`, gets an operand and a result for each replica.
     5. What is done for its effect outside of loops over microbatches, such as a print, is done by replica 0.
-    6. What microbatches hand on to each other goes from replica to replica, in the order of the microbatches:
+    6. What microbatches pass on to each other goes from replica to replica, in the order of the microbatches:
        replica r starts from what replica r - 1 ended with, and all get what the last one ends with. A remark
        says how much waits for that. What is carried `per_replica` is repeated as any other value.
 
@@ -122,7 +122,7 @@ class _Replicator:
         """The computations that stand for those with effects, by their names."""
         self.slices: dict[str, list[str]] = {}
         self.loops: dict[str, list[str]] = {}
-        self.hands_on = False
+        self.passes_on = False
         """Whether something goes from replica to replica within a loop."""
 
     def run(self) -> None:
@@ -138,7 +138,7 @@ class _Replicator:
 
     def declare_slices(self) -> None:
         originals = [op for op in ops_named(self.module, ["pw.slice"]) if isinstance(op, SliceOp)]
-        behind = originals[-1].operation
+        last = originals[-1].operation
         for op in originals:
             op.replicas = None
             op.replica = 0
@@ -147,9 +147,9 @@ class _Replicator:
             for op in originals:
                 name = unique_name(f"{op.sym_name}_r{r}", self.symbols)
                 copy = op.rebuilt(
-                    sym_name=name, replica=r, replica_of=op.sym_name, ip=ir.InsertionPoint.after(behind)
+                    sym_name=name, replica=r, replica_of=op.sym_name, ip=ir.InsertionPoint.after(last)
                 )
-                behind = copy.operation
+                last = copy.operation
                 self.symbols[name] = copy
                 self.layouts.meshes[name] = self.layouts.meshes[op.sym_name]
                 self.slices[op.sym_name].append(name)
@@ -247,7 +247,7 @@ class _Replicator:
             self.repeat_concatenation(op, ip)
             return
         if isinstance(op, NextOp) and op.loop in self.shares.microbatched and not op.carry.per_replica:
-            self.hand_on(op, ip)
+            self.pass_on(op, ip)
             return
         copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or not self.is_for_effect(op)]
         for number, result in enumerate(op.results):
@@ -338,15 +338,15 @@ class _Replicator:
             wholes.append(launch.results[0])
         return wholes
 
-    def hand_on(self, op: NextOp, ip: ir.InsertionPoint) -> None:
-        """Hands what is carried on from replica to replica, and what the last one ends with to all."""
+    def pass_on(self, op: NextOp, ip: ir.InsertionPoint) -> None:
+        """Passes what is carried from replica to replica, and what the last one ends with to all."""
         carry = op.carry
         remark(
             carry,
-            f"of type {carry.results[0].type} is handed on from replica to replica: "
+            f"of type {carry.results[0].type} is passed on from replica to replica: "
             f"{_what_waits(op, self.operations)}",
         )
-        self.hands_on = True
+        self.passes_on = True
         ends = [self.copy(op, r, ip).results[0] for r in self.replicas]
 
         def sent(value: ir.Value, r: int) -> ir.Value:
@@ -427,14 +427,14 @@ class _Replicator:
             op.operation.erase()
         for _ in self.arguments:
             self.block.erase_argument(0)
-        if self.hands_on:
+        if self.passes_on:
             self.sort()
         set_signature(self.main, [a.type for a in self.block.arguments], [v.type for v in returned])
         set_argument_attrs(self.main, self.new_attrs)
         set_result_attrs(self.main, attrs_of_results)
 
     def sort(self) -> None:
-        """Moves what starts from the end of another replica behind that."""
+        """Moves what starts from the end of another replica after that."""
         *operations, terminator = self.block.operations
         makers = {value: n for n, op in enumerate(operations) for value in op.results}
         needs = {
@@ -445,7 +445,7 @@ class _Replicator:
 
 
 def _what_waits(op: NextOp, operations: Sequence[ir.OpView]) -> str:
-    """How much of a replica waits for what it is handed by the one before, and for what of that."""
+    """How much of a replica waits for what it gets from the one before, and for what of that."""
     turn = [each for each in operations if loop_of_op(each) == op.loop]
     launches = [each for each in turn if isinstance(each, LaunchOp)]
     reached = set(op.carry.results)

@@ -27,7 +27,7 @@ Slopes = Mapping[Hashable, float]
 
 
 def slopes_of_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict[NextOp, float]:
-    """The slope of what is handed on in what is carried, of each carried value that nothing else depends on.
+    """The slope of what is passed on in what is carried, of each carried value that nothing else depends on.
 
     Args:
       main: `@main`, in which all work is launches.

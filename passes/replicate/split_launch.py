@@ -28,7 +28,7 @@ class Extent(enum.IntEnum):
     PARTIAL = 0
     """What a reduction makes of its block."""
     STACK = 1
-    """What it makes of the blocks of all replicas, one behind the other."""
+    """What it makes of the blocks of all replicas, one after the other."""
     WHOLE = 2
     BLOCK = 3
 
@@ -197,8 +197,8 @@ class SplitLaunch:
         return [Item(v, Extent.WHOLE) for v in captured(op)]
 
     def pieces(self) -> list[_Segment]:
-        """The computations, one behind the other."""
-        order = _behind(self.wanted, self.reads)
+        """The computations, one after the other."""
+        order = _in_order(self.wanted, self.reads)
         self.needed = set(order)
         levels: dict[Item, int] = {}
         constant: dict[Item, bool] = {}
@@ -218,7 +218,7 @@ class SplitLaunch:
                 return [] if earlier or self.source(item) is not None else self.reads(item)
 
             piece.outputs += [item for item in targets if levels[item] == n and self.source(item) is None]
-            for item in _behind(piece.outputs, reads_here):
+            for item in _in_order(piece.outputs, reads_here):
                 made = computed.get(item, n)
                 if made < n and not constant[item]:
                     if item not in pieces[made].outputs:
@@ -235,7 +235,7 @@ class SplitLaunch:
         return [piece for piece in pieces if piece.outputs]
 
     def position(self, item: Item) -> tuple[int, int, int]:
-        """Where an item stands: arguments first, the number of the replica last."""
+        """The position of an item: arguments first, the number of the replica last."""
         if item.value is None:
             return len(self.positions), 0, 0
         argument = ir.BlockArgument(item.value).arg_number if self.is_argument(item.value) else 0
@@ -317,7 +317,7 @@ class SplitLaunch:
                 *_, terminator = region.blocks[0].operations
                 pairs = zip(terminator.operands, op.results, strict=True)
                 returned = [Item(value, self.extent(result)) for value, result in pairs]
-                order = _behind(returned, reads_inside)
+                order = _in_order(returned, reads_inside)
                 outside += [item for item in order if item.value not in inside]
                 bodies.append(([item for item in order if item.value in inside], returned))
             self._branches[op] = _Branches(list(dict.fromkeys(outside)), bodies)
@@ -399,8 +399,8 @@ def _is_barrier(op: ir.OpView) -> bool:
     return op.operation.name == "stablehlo.optimization_barrier"
 
 
-def _behind(items: Iterable[Item], reads: Callable[[Item], list[Item]]) -> list[Item]:
-    """Items and what they are computed of, each behind what it reads."""
+def _in_order(items: Iterable[Item], reads: Callable[[Item], list[Item]]) -> list[Item]:
+    """Items and what they are computed of, each after what it reads."""
     order: dict[Item, None] = {}
     waiting = [(item, False) for item in reversed(list(items))]
     while waiting:

@@ -232,9 +232,9 @@ class _Graph:
             for other, _ in readers:
                 sources[other].append(key)
                 targets[key].append(other)
-        behind = _reached(targets, map(main_key, self.sums))
+        after = _reached(targets, map(main_key, self.sums))
         front = _reached(sources, map(main_key, self.read_elsewhere))
-        whole = [key for key, made in self.read_whole if key not in behind and not front.isdisjoint(made)]
+        whole = [key for key, made in self.read_whole if key not in after and not front.isdisjoint(made)]
         self.read_elsewhere |= {key.value for key in _reached(sources, whole) if key.launch < 0}
 
     def pass_on(self, source: Occurrence, target: Occurrence) -> None:

@@ -30,14 +30,14 @@ class SumCarries(Pass):
     not depend on `c`, and nothing else does, no replica has to wait for what another one ends with:
 
     1. Each replica starts from zeros: the `pw.carry` is `per_replica`.
-    2. What it ends with is multiplied by `a` to the power of the microbatches of all replicas behind it.
+    2. What it ends with is multiplied by `a` to the power of the microbatches of all replicas after it.
     3. A `pw.all_reduce` sums that, and the first value is added, times `a` to the power of all microbatches.
 
-    It is done with floats, whose sums differ in the order of additions. All else that microbatches hand on
-    stays as it is, and `pw-replicate` hands it from replica to replica. A remark says what was done.
+    It is done with floats, whose sums differ in the order of additions. All else that microbatches pass on
+    stays as it is, and `pw-replicate` passes it from replica to replica. A remark says what was done.
 
     Requires: shardings decided; replicas that work on consecutive microbatches.
-    Guarantees: nothing depends on a value that is carried `per_replica` but what is handed on.
+    Guarantees: nothing depends on a value that is carried `per_replica` but what is passed on.
     """
 
     name: ClassVar[str] = "pw-sum-carries"
@@ -72,7 +72,7 @@ class _Summer:
         carry, (end,), (first,) = op.carry, op.results, op.carry.operands
         remark(
             carry,
-            f"of type {end.type} is summed up by each replica apart, and over replicas behind @{op.loop}: "
+            f"of type {end.type} is summed up by each replica apart, and over replicas after @{op.loop}: "
             "nothing waits for the replica before",
         )
         readers = [(use.owner, use.operand_number) for use in end.uses]
@@ -87,9 +87,9 @@ class _Summer:
             reader.operands[number] = last
 
     def weighted(self, op: NextOp, slope: float, microbatches: int) -> ir.Value:
-        """What a replica ends with, as what those behind it make of that."""
+        """What a replica ends with, as what those after it make of that."""
         (end,) = op.results
-        weights = [slope ** (microbatches * behind) for behind in reversed(range(self.count))]
+        weights = [slope ** (microbatches * after) for after in reversed(range(self.count))]
         element = ir.RankedTensorType(end.type).element_type
         table = ir.DenseElementsAttr.get(
             [ir.FloatAttr.get(element, weight) for weight in weights],

@@ -242,10 +242,10 @@ def _rank(action: Action) -> tuple[int, int, int]:
 
 def _last(actions: set[Action], needs: Needs) -> tuple[Action, ...]:
     """The actions that none of the others waits for."""
-    behind = {
+    later = {
         action for action in actions for other in actions if action != other and _waits(other, action, needs)
     }
-    return tuple(sorted(actions - behind))
+    return tuple(sorted(actions - later))
 
 
 def _waits(action: Action, other: Action, needs: Needs) -> bool:

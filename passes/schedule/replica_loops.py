@@ -12,7 +12,7 @@ from pathways.passes.schedule.unrolled_loops import Loop
 def ranks(loops: Sequence[Loop]) -> list[int]:
     """For each loop its number among those that follow each other.
 
-    Loops of replicas run side by side and are one of them, unless one starts from what another hands on.
+    Loops of replicas run side by side and are one of them, unless one starts from what another passes on.
     """
     chained = {first_replica(loop) for loop in loops if starts_from_replica(loop, loops)}
     group = {
@@ -29,7 +29,7 @@ def ranks(loops: Sequence[Loop]) -> list[int]:
 
 
 def starts_from_replica(loop: Loop, loops: Sequence[Loop]) -> bool:
-    """Whether a loop starts from what that of another replica hands on."""
+    """Whether a loop starts from what that of another replica passes on."""
     return any(
         other.op.sym_name in loop.needs and first_replica(other) == first_replica(loop) for other in loops
     )

@@ -39,7 +39,7 @@ class ScheduleRequest:
       iterations: after how many steps a search ends; 0 for as many as suit the size of the pipeline.
       seed: of the random numbers of a search.
       solver: what else searches: `cp-sat`, or nothing.
-      recompute: whether the half of the weights may repeat cheap work, so that less is handed over.
+      recompute: whether the half of the weights may repeat cheap work, so that less is passed on.
     """
 
     policy: str = PROGRAM

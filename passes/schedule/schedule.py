@@ -72,10 +72,10 @@ class Schedule(Pass):
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
-    before the loops, or behind those whose results they read; those that have nothing to do with any loop run
-    behind all of them. What replicas exchange overlaps with the loop: it runs behind what it reads, sums one
+    before the loops, or after those whose results they read; those that have nothing to do with any loop run
+    after all of them. What replicas exchange overlaps with the loop: it runs after what it reads, sums one
     action later, when the terms of others have arrived. Loops of replicas have one schedule and run side by
-    side; where each starts from what the one before hands on, what leads to that and needs no action runs
+    side; where each starts from what the one before passes on, what leads to that and needs no action runs
     first. Slices that may share devices have one order together. The block of `@main` is sorted
     by the order.
 
@@ -83,7 +83,7 @@ class Schedule(Pass):
     read in the order in which they are sent; a channel's capacity is what that order needs so that no send
     waits for room.
 
-    How long placed calls take by their operations stands in `pw.times` of the module, and which times the
+    How long placed calls take by their operations is in `pw.times` of the module, and which times the
     orders were made with, so that a replay can go by the same.
 
     Requires: loops unrolled.
@@ -175,7 +175,7 @@ class Schedule(Pass):
         except ActionCycleError as error:
             fail(
                 loop.op,
-                f"cannot be scheduled by '{request}', which counts on a forward to read no backward: use "
+                f"cannot be scheduled by '{request}', in which no forward may read a backward: use "
                 f"'{PROGRAM}' or a schedule file; {error.describe(str, work.slices)}",
             )
 
@@ -325,7 +325,7 @@ def _check_stage_order(events: list[Event], loop: Loop) -> None:
         (action, *_) = loop.actions.get(n, (None,))
         if action is None or action.kind != "F":
             continue
-        # What another microbatch handed on may come from any stage.
+        # What another microbatch passed on may come from any stage.
         same = {other for other in before if other.kind == "F" and other.microbatch == action.microbatch}
         stages = {other.stage for other in same} - {action.stage}
         reads.setdefault(action.stage, set()).update(stages)

@@ -153,7 +153,7 @@ def _sections(text: str, loops: Collection[str]) -> dict[str, _Section]:
             raise ScheduleFileError(f"row {number}: there is no loop @{_shown(name)}; there is {named}")
         if name in heads or any(map(any, sections.get(name, {}).values())):
             above = f"in row {heads[name]} already" if name in heads else "above its rows"
-            raise ScheduleFileError(f"row {number}: @{name} stands {above}", name)
+            raise ScheduleFileError(f"row {number}: @{name} is {above}", name)
         heads[name] = number
         sections[name] = {}
     missing = next((name for name in loops if name not in sections), None)
@@ -221,7 +221,7 @@ class _ScheduleReader:
         for action in parts_of(written):
             if action in self.cells:
                 other_row, other_column = self.cells[action]
-                fail(f"stands in row {other_row}, column {other_column} already")
+                fail(f"is in row {other_row}, column {other_column} already")
             self.cells[action] = (row, column)
         return actions
 

@@ -1,14 +1,14 @@
 """Where a schedule puts every event: the actions by their times, and all else around them.
 
-A program is a row of segments: the loops, and what stands before, between and behind them.
+A program is a row of segments: the loops, and what comes before, between and after them.
 
-    before | @l0 | between | @l1 | behind
+    before | @l0 | between | @l1 | after
        0   |  1  |    2    |  3  |    4
 
-Within a loop time goes by in actions. What is no action stands right before the one of its time, or right
-behind it; and around each launch stands what is sent to it, and what is sent from it.
+Within a loop time goes by in actions. What is no action comes right before the one of its time, or right
+after it; and around each launch is what is sent to it, and what is sent from it.
 
-    ... | before, action, behind | before, action, behind | ...      instants of a loop
+    ... | before, action, after | before, action, after | ...      instants of a loop
                     |
           arrives, runs, leaves                                      around one launch
 """
@@ -31,21 +31,21 @@ _ARRIVES, _RUNS, _LEAVES = range(3)
 
 
 class Instant(NamedTuple):
-    """When a launch of a loop runs: the time of an action, and before it, at it or behind it."""
+    """When a launch of a loop runs: the time of an action, and before it, at it or after it."""
 
     time: int
     side: int
 
 
 _OUTSIDE = Instant(0, _AT)
-"""The instant of all that is not of a loop with times: its segment alone says where it stands."""
+"""The instant of all that is not of a loop with times: its segment alone says its position."""
 
 
 class Key(NamedTuple):
     """The place of an event: sorted by keys, events meet all data edges, and so does the order of each slice.
 
     Attributes:
-      segment: the loop, or what stands between loops, that it belongs to.
+      segment: the loop, or what is between loops, that it belongs to.
       instant: when it runs there.
       anchor: the number of the launch that it is, that it sends from, or that it sends to.
       rank: whether it arrives at the anchor, is the anchor, or leaves from it.
@@ -66,8 +66,8 @@ def sequence(
 
     Launches of an action run at its time. Other launches of a loop run right before the action that first
     reads their result if it is on their slice, else as soon as what they read is there. Launches outside of
-    loops run before the first loop, or behind the last one whose results they read; those that have nothing
-    to do with any loop run behind all of them. A value is sent right behind the launch that makes it; an
+    loops run before the first loop, or after the last one whose results they read; those that have nothing
+    to do with any loop run after all of them. A value is sent right after the launch that makes it; an
     argument right before the launch that first reads it.
 
     Args:
@@ -101,7 +101,7 @@ def sequence(
 
 
 def _leading_on(events: Sequence[Event], loop: Loop, loops: Sequence[Loop]) -> set[int]:
-    """What leads to the loop of another replica, which starts from what this one hands on."""
+    """What leads to the loop of another replica, which starts from what this one passes on."""
     name, family = loop.op.sym_name, first_replica(loop)
     leading = {
         n for other in loops if name in other.needs and first_replica(other) == family for n in other.members
@@ -121,7 +121,7 @@ def _overlapping(
 ) -> dict[int, Instant]:
     """The instants of what overlaps with a loop, and of the sends of its results.
 
-    It runs right behind what it reads; what arrives from another slice is given the time of one more action.
+    It runs right after what it reads; what arrives from another slice is given the time of one more action.
     """
     actions: dict[str, list[int]] = {}
     for loop, start in zip(loops, times, strict=True):
@@ -162,7 +162,7 @@ def _inside(loop: int) -> int:
     return 2 * loop + 1
 
 
-def _at_or_behind(segment: int) -> int:
+def _at_or_after(segment: int) -> int:
     """The first segment, not before this one, that is no loop."""
     return segment + segment % 2
 
@@ -186,14 +186,14 @@ def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
             segments.append(last_read)
         elif event.kind == "launch":
             idle = not last_read and n not in needed
-            segments.append(2 * len(set(rank_of)) if idle else _at_or_behind(last_read))
+            segments.append(2 * len(set(rank_of)) if idle else _at_or_after(last_read))
         else:
             segments.append(last_read)
     return segments
 
 
 def _refuse_between(events: Sequence[Event], segments: Sequence[int], n: int, loop: Loop) -> NoReturn:
-    """Fails at the launch behind a loop that a launch of the loop reads from."""
+    """Fails at the launch after a loop that a launch of the loop reads from."""
     segment = segments[n]
     while True:
         n = next(other for other in events[n].waits_for if segments[other] > segment)

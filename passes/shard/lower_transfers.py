@@ -149,7 +149,7 @@ class _Lowering:
         self.cut_values: dict[object, list[ir.Value]] = {}
         self.gathered_values: dict[object, ir.Value] = {}
         self.loop: str | None = None
-        """The loop of the transfer at hand."""
+        """The loop of the current transfer."""
 
     def lower(self, op: TransferOp, arguments: list[tuple[str, ...] | None]) -> None:
         value = op.operands[0]
@@ -380,7 +380,7 @@ def _routes(cut: _Cut, shape: Sequence[int]) -> list[Route]:
 class _Senders:
     """The devices of a source, which take turns.
 
-    The least busy one sends; among equally busy ones that of the same number, then those behind it.
+    The least busy one sends; among equally busy ones that of the same number, then those after it.
     """
 
     def __init__(self, size: int) -> None:

@@ -62,7 +62,7 @@ class PropagateShardings(Pass):
        and concatenations of microbatches those of StableHLO, and Shardy propagates through all of them at
        once: a sharding given on a parameter reaches its optimizer state, activations and
        results. Computations that are called with different shardings become variants.
-    3. A transfer between different meshes hands a sharding on by the names of its axes, as far as they
+    3. A transfer between different meshes passes a sharding on by the names of its axes, as far as they
        exist there and divide, until nothing changes.
     4. Where two shardings meet, the user's is kept and the value is resharded on its slice, with a remark.
     5. Every argument and result of `@main` and of computations is closed; what nothing decides is
@@ -179,7 +179,7 @@ def _separate_meshes(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None
 
 
 def _propagate(module: ir.Module, meshes: Meshes) -> None:
-    """Runs Shardy until transfers between different meshes hand on what they did before."""
+    """Runs Shardy until transfers between different meshes pass on what they did before."""
     hints: dict[int, ir.Attribute] = {}
     before = module.operation.clone()
     for _ in range(_MAX_ROUNDS):

@@ -1,7 +1,7 @@
 """`@main` in terms that Shardy propagates through, and back.
 
 While Shardy runs, launches are calls, transfers between equal meshes and sums over microbatches identities,
-splits and concatenations of microbatches those of StableHLO, and what turns hand on is added to what they
+splits and concatenations of microbatches those of StableHLO, and what turns pass on is added to what they
 were handed. Each carries what it stands for as an attribute.
 Transfers between different meshes stay; Shardy does not look through them.
 """
@@ -145,11 +145,11 @@ class _CarryAsIdentity(_Encoding[CarryOp]):
 
 
 class _NextAsSum(_Encoding[NextOp]):
-    """A sum: what is handed on lies as what is carried, and so does the result."""
+    """A sum: what is passed on lies as what is carried, and so does the result."""
 
     def encode(self, op: NextOp) -> ir.OpView:
         total = stablehlo.AddOp(*op.operands)
-        # Read by nothing it would be erased, and the value not handed on.
+        # Read by nothing it would be erased, and the value not passed on.
         keep = {"call_target_name": ir.StringAttr.get(_KEEP), "has_side_effect": ir.BoolAttr.get(True)}
         ir.Operation.create("stablehlo.custom_call", [], [total.result], keep)
         return total
@@ -202,7 +202,7 @@ def decode(module: ir.Module) -> None:
             del op.attributes["stablehlo.mesh"]
     for op in list(body_block(main_function(module)).operations):
         if op.operation.name == "stablehlo.custom_call":
-            # Of all that stands between launches only what is encoded here is one.
+            # Of all that is between launches only what is encoded here is one.
             op.operation.erase()
         elif _KIND in op.attributes:
             _replace(op, _original(op).results)
@@ -280,7 +280,7 @@ def _plain_constant(op: ir.OpView) -> ir.Operation:
     """StableHLO's constant in front of Shardy's."""
     for name in [name for name in op.attributes if name != "value"]:
         del op.attributes[name]
-    # By way of the text: the bindings cannot hand out complex elements.
+    # By way of the text: the bindings cannot return complex elements.
     text = op.operation.get_asm(print_generic_op_form=True, use_local_scope=True)
     new = ir.Operation.parse(text.replace("sdy.constant", "stablehlo.constant", 1))
     new.location = op.operation.location
@@ -306,7 +306,7 @@ def between_meshes(module: ir.Module) -> Iterator[tuple[int, TransferOp]]:
 
 
 def hint(module: ir.Module, hints: Mapping[int, ir.Attribute]) -> None:
-    """Writes the shardings that transfers between different meshes hand on."""
+    """Writes the shardings that transfers between different meshes pass on."""
     for number, op in between_meshes(module):
         if number in hints:
             op.attributes[SHARDING] = sdy.TensorShardingPerValueAttr.get([hints[number]])

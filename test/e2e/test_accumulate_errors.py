@@ -282,7 +282,7 @@ def test_a_carry_of_another_type(run):
     def mean(w, x, total):
         return total[None], layer(w, x).sum()
 
-    message = "pw.accumulate of 'mean': carry is handed on as float32[1], but carried as float32[]"
+    message = "pw.accumulate of 'mean': carry is passed on as float32[1], but carried as float32[]"
     with refused(TypeError, message):
         run(pw.accumulate(mean, 2, carry_argnums=2), W, X, np.float32(0))
 
@@ -291,7 +291,7 @@ def test_a_carry_of_another_structure(run):
     def mean(w, x, total, key):
         return total, layer(w, x).sum()
 
-    message = "what is handed on must be like what is carried, (*, *), got *"
+    message = "what is passed on must be like what is carried, (*, *), got *"
     with refused(TypeError, message):
         run(pw.accumulate(mean, 2, carry_argnums=(2, 3)), W, X, np.float32(0), np.float32(0))
 

@@ -12,7 +12,7 @@ from pathways.dialect import FORMS
 from pathways.passes.manager import registry
 from pathways.passes.manager.base import options_of
 from pathways.passes.manager.text import item_name
-from pathways.passes.pipeline import Options, phases_behind
+from pathways.passes.pipeline import Options, phases_after
 
 BUILTINS = (
     *("cse", "canonicalize", "symbol-dce", "inline", "sdy-propagation-pipeline", "strip-debuginfo"),
@@ -55,7 +55,7 @@ def random_pipeline(rng: random.Random, text: str, own: tuple[str, ...]) -> tupl
 
 def full_pipeline(text: str) -> tuple[str, ...]:
     """All passes that are left for a text, by the form that it claims."""
-    behind = phases_behind(Options(), _claim(text))
+    behind = phases_after(Options(), _claim(text))
     return tuple(item_name(item) for phase in behind for item in phase.passes)
 
 

@@ -47,7 +47,7 @@ _MESSAGES = {
     "is no action|is communication": "malformed",
     "there is no stage|there is no microbatch|has no backward|is not split|has no forward": "unknown",
     r"stage \d+ is on @": "misplaced",
-    "stands in row .* already": "doubled",
+    "is in row .* already": "doubled",
     "missing": "missing",
     "comes before|deadlock": "order",
     r"expected \d+ rows?, for": "rows",

@@ -412,7 +412,7 @@ def test_programs_may_start_as_mlir(phase, tmp_path):
         (["model.mlir", "--args", "f32[]"], "model.mlir says itself what it takes; it gets no arguments"),
         (
             ["model.mlir", "--compile-to=imported"],
-            "program 'm' is in the form 'placed', which is behind 'imported'",
+            "program 'm' is in the form 'placed', which is after 'imported'",
         ),
         (["none.mlir"], "cannot open input file 'none.mlir'"),
         (["bad.mlir"], "bad.mlir:1:"),

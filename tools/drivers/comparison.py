@@ -11,7 +11,7 @@ from pathways.dialect import form_of, make_context
 from pathways.passes.backward.split_backward import SplitBackward
 from pathways.passes.manager.base import Pass, PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
-from pathways.passes.pipeline import Options, Phase, phases_behind
+from pathways.passes.pipeline import Options, Phase, phases_after
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH
 from pathways.passes.schedule.request import RequestError, read_request
 from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
@@ -132,7 +132,7 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
         except ir.MLIRError:
             return None
     form = form_of(module)
-    if not any(isinstance(each, SplitBackward) for each in _passes(phases_behind(Options(), form))):
+    if not any(isinstance(each, SplitBackward) for each in _passes(phases_after(Options(), form))):
         raise UserError(
             f"'{source.name}' is in the form '{form}', in which backwards are no longer cut in halves; "
             "policies are compared from the form 'placed', which pw-compile --compile-to=placed writes"
@@ -168,7 +168,7 @@ def _scheduled(module: ir.Module, form: str | None, name: str, asked: Options) -
     """
     with Diagnostics(module.context) as seen:
         try:
-            for each in _passes(phases_behind(asked, form)):
+            for each in _passes(phases_after(asked, form)):
                 run_passes(module, [each], verify_each=False)
         except PassFailure:
             message = seen.errors[0].message

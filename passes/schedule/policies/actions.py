@@ -53,7 +53,7 @@ class ActionCycleError(Exception):
 
     Attributes:
       cycle: the actions, each waiting for the next and the last for the first, with whether it reads its
-        result; if not, it stands behind it in the order of their slice.
+        result; if not, it comes after it in the order of their slice.
     """
 
     def __init__(self, cycle: list[tuple[Action, bool]]) -> None:

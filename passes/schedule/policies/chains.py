@@ -11,8 +11,8 @@ def stages_read(needs: Needs) -> dict[int, frozenset[int]]:
     """The earlier stages whose results each stage reads, by what its actions need.
 
     A forward needs the forwards of the stages that it reads, and their backwards need its own. Of a stage
-    whose forward nobody needs, as where only gradients are asked for, there are but backwards. What another
-    microbatch hands on is left out.
+    whose forward nothing needs, as where only gradients are asked for, there are but backwards. What another
+    microbatch passes on is left out.
     """
     forwards = {action.stage for action in needs if action.kind == "F"}
     read: dict[int, set[int]] = {action.stage: set() for action in needs}

@@ -62,11 +62,11 @@ class _Row:
             self.repeat(every, (down, "F"))
             self.repeat(every, (up, "F"))
             return self.actions
-        behind = self.pipeline.width - down
+        after = self.pipeline.width - down
         whole_down, whole_up = ((down, "F"), (down, "I"), (down, "W")), ((up, "F"), (up, "I"), (up, "W"))
-        self.repeat(2 * behind - 1, (down, "F"))
+        self.repeat(2 * after - 1, (down, "F"))
         self.repeat(down, (up, "F"), (down, "F"))
-        self.repeat(behind, *whole_up)
+        self.repeat(after, *whole_up)
         self.repeat(every - self.done[up, "F"], *whole_down, *whole_up)
         self.repeat(down, (down, "I"), (up, "I"))
         self.repeat(every, (down, "I"), (down, "W"))

@@ -51,7 +51,7 @@ def _by_stages(pipeline: Pipeline, numbers: list[tuple[int, int]]) -> Order:
 
 
 def _turns(pipeline: Pipeline, stage: int, ahead: int, pending: int) -> list[Action]:
-    """Some forwards, then I, W and F in turns; W is behind I by `pending` microbatches."""
+    """Some forwards, then I, W and F in turns; W is after I by `pending` microbatches."""
     count = pipeline.microbatches
     if not pipeline.backward:
         return [Action(stage, "F", m) for m in range(count)]

@@ -128,7 +128,7 @@ class _Construction:
         (stage, kind), rules = letter, self.rules
         microbatch = self.problem.actions[n].microbatch
         if rules.far_first:
-            return (-self.problem.behind[n] - self.problem.durations[n], microbatch)
+            return (-self.problem.after[n] - self.problem.durations[n], microbatch)
         turn = {"F": 1 if rules.forward_first else 2, "B": 1.5, "I": 1.5, "W": 3}[kind]
         if kind == "W" and (stage, "I") in self.done:
             waiting = self.done[stage, "I"] - self.done[letter]
@@ -167,7 +167,7 @@ def usual_rules(problem: SearchProblem) -> Mapping[str, Rules]:
 
 
 def _way_back(problem: SearchProblem, stages: list[int]) -> list[float]:
-    """For each stage the time from the end of a forward to when its backward can begin, if nobody waits."""
+    """For each stage the time from the end of a forward to when its backward can begin, if nothing waits."""
     back: list[float] = []
     for stage in stages:
         forward = problem.letters.get((stage, "F"))

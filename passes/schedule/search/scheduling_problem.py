@@ -49,7 +49,7 @@ class Limit:
 class SearchProblem:
     """The actions of a loop, numbered, and what their orders must keep to.
 
-    An action of one stage and kind comes behind that of the microbatch before, so that sums over microbatches
+    An action of one stage and kind comes after that of the microbatch before, so that sums over microbatches
     have one order in every schedule.
 
     Attributes:
@@ -132,8 +132,8 @@ class SearchProblem:
         return longest
 
     @functools.cached_property
-    def behind(self) -> list[float]:
-        """The longest way out of each action: the step ends no sooner behind its end."""
+    def after(self) -> list[float]:
+        """The longest way out of each action: the step ends no sooner after its end."""
         longest = [0.0] * len(self.actions)
         for n in reversed(self.in_order):
             for other, delay in (*self.needs[n], *self.room[n]):
@@ -172,7 +172,7 @@ class SearchProblem:
 
     @functools.cached_property
     def in_order(self) -> list[int]:
-        """All actions, each behind those that it waits for, and those that have to make room for it."""
+        """All actions, each after those that it waits for, and those that have to make room for it."""
         return topological_order(self._waits(self.room))
 
     def lower_bound(self) -> float:
@@ -182,7 +182,7 @@ class SearchProblem:
         a slice needs that may interrupt its actions, each with its way into the slice and out of it; or the
         way into what is held, as much of that at once as its limit lets be, and the way out.
         """
-        ways = (a + d + b for a, d, b in zip(self.before, self.durations, self.behind, strict=True))
+        ways = (a + d + b for a, d, b in zip(self.before, self.durations, self.after, strict=True))
         work = map(self._time_of_slice, self.rows)
         return max((*ways, *work, *map(self._time_held, self.limits)), default=0.0)
 
@@ -201,14 +201,14 @@ class SearchProblem:
                 now = max(now, self.before[coming[-1]])
             while coming and self.before[coming[-1]] <= now:
                 n = coming.pop()
-                heapq.heappush(ready, (-self.behind[n], n))
+                heapq.heappush(ready, (-self.after[n], n))
             n = ready[0][1]
             ends = now + left[n]
             arrives = self.before[coming[-1]] if coming else math.inf
             if ends <= arrives:
                 heapq.heappop(ready)
                 now = ends
-                most = max(most, now + self.behind[n])
+                most = max(most, now + self.after[n])
             else:
                 left[n] -= arrives - now
                 now = arrives
@@ -231,7 +231,7 @@ class SearchProblem:
                     ends[n] = max(before) + self.durations[n]
             total += held.size * max(ends.get(self.number[action], 0.0) for action in held.last)
         into = min(self.before[self.number[held.first]] for held in limit.held)
-        out = min(self.behind[self.number[action]] for held in limit.held for action in held.last)
+        out = min(self.after[self.number[action]] for held in limit.held for action in held.last)
         return into + total / limit.most + out
 
     def numbered(self, orders: Iterable[Iterable[Action]]) -> list[list[int]]:

@@ -121,7 +121,7 @@ func.func @main(%x: tensor<f32>) {
 // Declarations stand in the module.
 sdy.mesh @mesh = <["x"=2]>
 func.func @main() {
-  // expected-error@below {{'pw.slice' op must stand directly in the module}}
+  // expected-error@below {{'pw.slice' op must be directly in the module}}
   "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
   return
 }
@@ -132,7 +132,7 @@ func.func @main() {
 sdy.mesh @mesh = <["x"=2]>
 "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
 func.func private @f()
-// expected-error@below {{'pw.launch' op must stand directly in a function}}
+// expected-error@below {{'pw.launch' op must be directly in a function}}
 "pw.launch"() {callee = @f, slice = @s0} : () -> ()
 
 // -----
@@ -143,7 +143,7 @@ sdy.mesh @mesh = <["x"=2]>
 func.func private @f() -> tensor<f32>
 func.func @main(%p: tensor<i1>) {
   %r = "stablehlo.if"(%p) ({
-    // expected-error@below {{'pw.launch' op must stand directly in a function, not inside 'stablehlo.if'}}
+    // expected-error@below {{'pw.launch' op must be directly in a function, not inside 'stablehlo.if'}}
     %x = "pw.launch"() {callee = @f, slice = @s0} : () -> tensor<f32>
     stablehlo.return %x : tensor<f32>
   }, {

@@ -255,7 +255,7 @@ module attributes {pw.form = "host"} {
   "pw.slice"() {sym_name = "s0", mesh = @mesh, host = 0} : () -> ()
   func.func @host_0(%x: !x {pw.slice = @s0, pw.number = 0}) attributes {pw.host = 0} {
     %y = "pw.launch"(%x) {callee = @f, order = 1, slice = @s0} : (!x) -> !x
-    // expected-error@below {{'pw.launch' op has order 1, but stands behind what has order 1}}
+    // expected-error@below {{'pw.launch' op has order 1, but comes after what has order 1}}
     %z = "pw.launch"(%x) {callee = @f, order = 1, slice = @s0} : (!x) -> !x
     return
   }
@@ -280,7 +280,7 @@ module attributes {pw.form = "host"} {
   }
   func.func @host_1() attributes {pw.host = 1} {
     %x = "pw.recv"() {channel = @c0, index = 1, order = 0, slice = @s1} : () -> !x
-    // expected-error@below {{'pw.recv' op transfer 0 is received behind transfer 1 on @c0}}
+    // expected-error@below {{'pw.recv' op transfer 0 is received after transfer 1 on @c0}}
     %y = "pw.recv"() {channel = @c0, index = 0, order = 1, slice = @s1} : () -> !x
     return
   }
@@ -368,7 +368,7 @@ module attributes {pw.form = "host"} {
   func.func @b() attributes {pw.host = 0} {
     return
   }
-  // expected-error@below {{'func.func' op stands beside functions of hosts}}
+  // expected-error@below {{'func.func' op is not legal beside functions of hosts}}
   func.func @main() {
     // expected-error@below {{'func.call' op refers to @a, which is what a host runs}}
     call @a() : () -> ()

@@ -152,19 +152,19 @@ func.func @main(%x: tensor<4xf32>) -> tensor<2xf32> {
 
 // -----
 
-// A carried value starts outside of its loop, has one type, and is handed on once.
+// A carried value starts outside of its loop, has one type, and is passed on once.
 "pw.loop"() {count = 4, sequential, sym_name = "a"} : () -> ()
 "pw.loop"() {count = 4, sequential, sym_name = "b"} : () -> ()
 func.func @main(%x: tensor<2xf32>) {
-  // expected-error@below {{'pw.carry' op is handed on by 0 pw.nexts, expected 1}}
+  // expected-error@below {{'pw.carry' op is passed on by 0 pw.nexts, expected 1}}
   %0 = "pw.carry"(%x) {loop = @a} : (tensor<2xf32>) -> tensor<2xf32>
   // expected-error@below {{'pw.carry' op starts from a value of a microbatch of @a, which @a is not inside of}}
-  // expected-error@below {{'pw.carry' op is handed on by 2 pw.nexts, expected 1}}
+  // expected-error@below {{'pw.carry' op is passed on by 2 pw.nexts, expected 1}}
   %1 = "pw.carry"(%0) {loop = @a} : (tensor<2xf32>) -> tensor<2xf32>
   %2 = "pw.next"(%1, %x) {loop = @a} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
   %3 = "pw.next"(%1, %0) {loop = @a} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
   %4 = "pw.carry"(%x) {loop = @b} : (tensor<2xf32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.next' op hands on a value that is not of a microbatch of @b}}
+  // expected-error@below {{'pw.next' op passes on a value that is not of a microbatch of @b}}
   %5 = "pw.next"(%4, %0) {loop = @b} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
   return
 }

@@ -80,7 +80,7 @@ module @"" {
 
 // A program is one module: Shardy crashes on those inside of it.
 module attributes {pw.form = "placed"} {
-  // expected-error@below {{'builtin.module' op stands inside of another: a program is one module}}
+  // expected-error@below {{'builtin.module' op is inside another: a program is one module}}
   module @inside {
   }
   func.func @main() {

@@ -129,7 +129,11 @@ def test_passes_of_functions_are_nested_by_themselves():
         ("pw-example{policy=a policy=b}", 21, "option 'policy' of 'pw-example' is given twice"),
         ("pw-example{=a}", 12, "expected option=value, got '=a'"),
         ("pw-example{max-depth=-1}", 12, "'pw-example': max-depth cannot be negative"),
-        ("pw-example(cse)", 11, "'pw-example' is a pass and contains no others; its options stand in braces"),
+        (
+            "pw-example(cse)",
+            11,
+            "'pw-example' is a pass and contains no others; its options follow its name in braces",
+        ),
         (
             "func.func(pw-example)",
             11,

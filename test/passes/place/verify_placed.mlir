@@ -34,7 +34,7 @@ module @glue attributes {pw.form = "outlined"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // expected-error@+1 {{stands between launches; the form 'outlined' holds it in a computation}}
+    // expected-error@+1 {{is outside of a computation, which is not legal in form 'outlined'}}
     %y = stablehlo.negate %x {pw.slice = @s0} : !x
     return %y : !x
   }
@@ -89,7 +89,7 @@ module @nested_launch attributes {pw.form = "outlined"} {
     return %y : !x
   }
   func.func private @f(%x: !x) -> !x {
-    // expected-error@+1 {{stands inside a computation; computations hold no pw operation}}
+    // expected-error@+1 {{is inside a computation; computations hold no pw operation}}
     %y = "pw.launch"(%x) {callee = @g, slice = @s0} : (!x) -> !x
     return %y : !x
   }

@@ -7,7 +7,7 @@ module {
   "pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
   func.func public @main(%state: tensor<2xf32> {pw.slice = @s0}, %x: tensor<8xf32> {pw.slice = @s0})
       -> (tensor<2xf32> {pw.slice = @s0}) {
-    // expected-remark@below {{'pw.carry' op of type tensor<2xf32> is handed on from replica to replica: 1 of 2 launches of each microbatch of @batch wait for the replica before, until it has done its last microbatch}}
+    // expected-remark@below {{'pw.carry' op of type tensor<2xf32> is passed on from replica to replica: 1 of 2 launches of each microbatch of @batch wait for the replica before, until it has done its last microbatch}}
     %c = "pw.carry"(%state) {loop = @batch, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
     %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (tensor<8xf32>) -> tensor<2xf32>
     %h = "pw.launch"(%b) {callee = @f, loop = @batch, origins = [{kind = "fwd", stage = 0}], slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>

@@ -5,7 +5,7 @@ module {
   "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
   "pw.loop"() {count = 4, sym_name = "batch"} : () -> ()
   func.func public @main(%sum: tensor<2xf32> {pw.slice = @s0}) -> (tensor<2xf32> {pw.slice = @s0}) {
-    // expected-remark@below {{'pw.carry' op of type tensor<2xf32> is summed up by each replica apart, and over replicas behind @batch: nothing waits for the replica before}}
+    // expected-remark@below {{'pw.carry' op of type tensor<2xf32> is summed up by each replica apart, and over replicas after @batch: nothing waits for the replica before}}
     %c = "pw.carry"(%sum) {loop = @batch, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
     %n = "pw.launch"(%c) {callee = @f, loop = @batch, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
     %l = "pw.next"(%c, %n) {loop = @batch, slice = @s0} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>

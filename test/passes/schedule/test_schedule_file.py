@@ -108,7 +108,7 @@ def test_layout_does_not_count(text: str):
     [
         ("", "expected 2 rows, for @s0, @s1, got 0"),
         ("0F0", "expected 2 rows, for @s0, @s1, got 1"),
-        ("0F0\n@batch\n1F0", "row 2: @batch stands above its rows"),
+        ("0F0\n@batch\n1F0", "row 2: @batch is above its rows"),
         ("@other\n0F0\n1F0", "row 1: there is no loop @other; there is @batch"),
         ("\n@batch\n0F0\n1F0,0F0", "row 4, column 2, 0F0: stage 0 is on @s0, row 3"),
         ("0F0,0F1,0B0,0B1\n\n", "expected 2 rows, for @s0, @s1, got 1"),
@@ -130,7 +130,7 @@ def test_layout_does_not_count(text: str):
         ("0F0,1F0\n1F0", "row 1, column 2, 1F0: stage 1 is on @s1, row 2"),
         ("0F0\n1F0,,1F2", "row 2, column 3, 1F2: there is no microbatch 2; the last one is 1"),
         ("0F0\n1F0,1I0", "row 2, column 2, 1I0: the backward of stage 1 is not split; write B"),
-        ("0F0,0F1,0F0\n1F0", "row 1, column 3, 0F0: stands in row 1, column 1 already"),
+        ("0F0,0F1,0F0\n1F0", "row 1, column 3, 0F0: is in row 1, column 1 already"),
         ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1", "row 1: 0B1 is missing"),
         ("0F0,0F1,0B0,0B1\n1F0", "row 2: 1B0 and 2 more are missing"),
         (
@@ -225,7 +225,7 @@ def test_several_loops_are_read_back(policies: list[str], microbatches: int):
         ("@first\n0F0\n1F0\n@third", None, "row 4: there is no loop @third; there is @first, @second"),
         ("@first\n0F0\n1F0\n@a\0", None, r"row 4: there is no loop @a\x00; there is @first, @second"),
         ("@first,0F0\n1F0", None, "row 1: expected nothing beside @first"),
-        ("@first\n0F0\n1F0\n@first\n0F0", "first", "row 4: @first stands in row 1 already"),
+        ("@first\n0F0\n1F0\n@first\n0F0", "first", "row 4: @first is in row 1 already"),
         ("@first\n0F0\n@second", "first", "@first, expected 2 rows, for @s0, @s1, got 1"),
         (
             "@second\n0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n\n@first\n0F0\n1F0,1F9",

@@ -112,7 +112,7 @@ def test_what_else_runs_on_all_devices_together(text):
 
 def test_an_argument_that_lies_otherwise_is_refused():
     text = function("f", on_shards(KEEP), held=COLUMNS)
-    refused = r'operand #0 lies over @s0 by \[\{"x"\}, \{\}\], but @f takes \[\{\}, \{"x"\}\]'
+    refused = r'operand #0 has the sharding \[\{"x"\}, \{\}\] on @s0, but @f takes \[\{\}, \{"x"\}\]'
     with pytest.raises(PassFailure, match=refused):
         plan(text, [("y", "f", "x")], "y")
 

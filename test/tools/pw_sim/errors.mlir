@@ -25,7 +25,7 @@
 // OUTPUT: pw-sim: error: cannot write output file '/nowhere/t.json': No such file or directory
 // FLAG: pw-sim: error: unexpected argument '--tmies'; did you mean '--times'?
 // ORDER: <stdin>:{{.*}}: error: 'pw.launch' op has order 0 on @s0
-// SORTED: <stdin>:{{.*}}: error: 'pw.launch' op stands before the launch of @finish on @s0 (order 1), but waits for it; run pw-plan-memory
+// SORTED: <stdin>:{{.*}}: error: 'pw.launch' op comes before the launch of @finish on @s0 (order 1), but waits for it; run pw-plan-memory
 // SYMBOL: error: 'func.func' op refers to @gone, which is not in the module
 // MAIN: <stdin>:1:1: error: 'builtin.module' op has no function @main, the program
 
