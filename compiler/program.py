@@ -139,7 +139,7 @@ class Program[**P, R](OfProcess):
             if reason not in self._warned:
                 self._warned.add(reason)
                 warn(f"program '{self.name}': {reason}")
-        return Lowered(forms, traced.interface, signature, traced.callbacks, traced.keepalive)
+        return Lowered(forms, traced.interface, signature, traced.callbacks, traced.keepalive, schedule)
 
     @boundary
     def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

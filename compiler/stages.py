@@ -44,7 +44,8 @@ _SHOWN_LINES = 1000
 class Lowered(OfProcess):
     """A program in all forms of the IR, ready to be compiled.
 
-    Made by `Program.lower`. `remarks` holds what the passes found worth saying.
+    Made by `Program.lower`. `remarks` holds what the passes found worth saying, `schedule` the policy or the
+    schedule file of all loops; None where each has its own, or none.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class Lowered(OfProcess):
         signature: Signature,
         callbacks: Sequence[Any] = (),
         keepalive: Sequence[Any] = (),
+        schedule: str | None = None,
     ) -> None:
         self.name = forms.name
+        self.schedule = schedule
         self.remarks = forms.remarks
         self._forms = forms
         names = [

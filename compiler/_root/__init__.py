@@ -10,6 +10,7 @@ checkpoint                saves and restores trees of arrays: `save`, `restore`,
 connect, cluster          the devices of this process, or of hosts, until `disconnect`; `release` gives those
                           of a slice back
 trace                     records when what ran
+measure_links             what the network between islands does, for policies that go by times
 status                    what hosts hold, where slices are, which steps are not done
 
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pathways.compiler.api import jit, program
     from pathways.compiler.frontend.accumulate import accumulate
     from pathways.compiler.frontend.notices import PathwaysWarning
+    from pathways.compiler.links import Links, measure_links
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.lower.phases import ProgramError
     from pathways.compiler.prefetch import prefetch
@@ -78,6 +80,7 @@ __all__ = [
     "HostOptions",
     "HostStartError",
     "Island",
+    "Links",
     "LoadedProgram",
     "Lowered",
     "PathwaysError",
@@ -97,6 +100,7 @@ __all__ = [
     "jit",
     "load",
     "make_virtual_device_set",
+    "measure_links",
     "prefetch",
     "program",
     "release",
@@ -120,6 +124,7 @@ _MODULES = {
     "PathwaysError": "dialect.errors",
     "ProgramFailedError": "runtime.control.errors",
     "Island": "runtime.hosts.launch.settings",
+    "Links": "compiler.links",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
     "PathwaysWarning": "compiler.frontend.notices",
@@ -136,6 +141,7 @@ _MODULES = {
     "jit": "compiler.api",
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",
+    "measure_links": "compiler.links",
     "prefetch": "compiler.prefetch",
     "program": "compiler.api",
     "release": "runtime.local.devices",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
+from pathways.compiler.backends.ahead import share, steps_ahead
 from pathways.compiler.backends.backend import Backend, Scheduled
 from pathways.compiler.backends.hosts_executable import HostsExecutable
 from pathways.compiler.backends.relocation import relocate
@@ -17,7 +18,7 @@ from pathways.dialect.attributes.names import HOST
 from pathways.dialect.operations.operation import attribute_of
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.passes.bind.bind_slices import BindSlices
-from pathways.passes.bind.split_hosts import SplitHosts
+from pathways.passes.bind.split_hosts import SplitHosts, make_room
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.util.functions import erase_unused_functions
@@ -63,7 +64,13 @@ class HostsBackend(Backend):
                 )
         islands = {slice: int(binding.island.removeprefix("island")) for slice, binding in bindings.items()}
         gangs = self._controller.islands.current(sorted(set(islands.values())))
-        split = _split(program.module, plan.name, islands, self._controller.settings.options.ahead)
+        split = _split(program.module, plan.name, islands)
+        # Hosts of one island compute together, each waiting for all.
+        together = any(len(gang.hosts) > 1 for gang in gangs)
+        asked = self._controller.settings.options.ahead
+        with split.context:
+            ahead = steps_ahead(asked, split, plan, bindings, together=together)
+            make_room(split, ahead)
         plans = host_plans_of(split, plan.name, program.stored, proved=True)
         working = [gang for gang in gangs if gang.number in plans]
         parts = {
@@ -77,6 +84,7 @@ class HostsBackend(Backend):
             {name: binding.devices for name, binding in bindings.items()},
             crossing=sum(_count(part, Send) for part in plans.values()),
             inner=max((_count(part, Transfer) for part in plans.values()), default=0),
+            share=share(asked, ahead),
         )
         owners = {
             slice: tuple(device.host.index for device in binding.devices)
@@ -116,13 +124,13 @@ def _part(
     )
 
 
-def _split(module: ir.Module, name: str, islands: Mapping[str, int], ahead: int) -> ir.Module:
-    """The program in the form `host`, in which all hosts of an island are one."""
+def _split(module: ir.Module, name: str, islands: Mapping[str, int]) -> ir.Module:
+    """The program in the form `host` with room for one step, in which all hosts of an island are one."""
     copy = ir.Module.parse(bytecode_of(module), module.context)
     hosts = ",".join(f"{slice}:{island}" for slice, island in islands.items())
     with Diagnostics(copy.context) as seen:
         try:
-            run_passes(copy, [BindSlices(hosts=hosts), SplitHosts(ahead=ahead)], verify_each=False)
+            run_passes(copy, [BindSlices(hosts=hosts), SplitHosts()], verify_each=False)
         except PassFailure:
             raise ProgramError(f"program '{name}': {seen.errors[0].message}") from None
     return copy

@@ -71,14 +71,24 @@ class SplitHosts(Pass):
         program = read_program(module)
         assert program is not None
         split = _read(program)
-        _set_capacities(program, split, self.ahead)
+        _set_capacities(program, split)
         for host in sorted(set(split.hosts.values())):
             _HostFunction(program, split, host).write()
         program.main.operation.erase()
         erase_unused_functions(module)
-        peaks = peak_bytes(read_hosts(module), self.ahead)
-        for op in ops_named(module, ["pw.slice"]):
-            op.peak_bytes = peaks.get(op.sym_name, 0)
+        make_room(module, self.ahead)
+
+
+def make_room(module: ir.Module, ahead: int) -> None:
+    """Sets room for so many steps at once in a program that was split with room for one."""
+    hosts = read_hosts(module)
+    crossing = {op.channel for host in hosts for op in host.ops if op_has(op, Trait.SENDS)}
+    for op in ops_named(module, ["pw.channel"]):
+        if op.sym_name in crossing:
+            op.capacity *= ahead
+    peaks = peak_bytes(hosts, ahead)
+    for op in ops_named(module, ["pw.slice"]):
+        op.peak_bytes = peaks.get(op.sym_name, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,13 +127,13 @@ def _read(program: ProgramView) -> _Split:
     return _Split(hosts, {op.results[0]: n for n, op in enumerate(transfers)}, lost, sent)
 
 
-def _set_capacities(program: ProgramView, split: _Split, ahead: int) -> None:
+def _set_capacities(program: ProgramView, split: _Split) -> None:
     counts: dict[str, int] = {}
     for value in split.indices:
         op = value.owner.opview
         counts[op.channel] = counts.get(op.channel, 0) + 1
     for name, count in counts.items():
-        program.symbols[name].capacity = count * ahead
+        program.symbols[name].capacity = count
 
 
 class _HostFunction:

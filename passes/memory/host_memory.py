@@ -28,13 +28,18 @@ def peak_bytes(programs: Sequence[ProgramView], ahead: int) -> dict[str, int]:
       programs: what each host does.
       ahead: how many steps are issued at once.
     """
-    peaks: dict[str, int] = {}
+    return {name: peak + (ahead - 1) * further for name, (peak, further) in step_bytes(programs).items()}
+
+
+def step_bytes(programs: Sequence[ProgramView]) -> dict[str, tuple[int, int]]:
+    """The most bytes alive at once on each slice in one step, and those that each further step takes."""
+    found: dict[str, tuple[int, int]] = {}
     for program in programs:
         memory = _HostMemory(program)
         memory.run()
         for name, peak in memory.live.peak.items():
-            peaks[name] = peak + (ahead - 1) * memory.posted.get(name, 0)
-    return peaks
+            found[name] = peak, memory.posted.get(name, 0)
+    return found
 
 
 class _HostMemory:

@@ -24,6 +24,7 @@ class Step:
       hosts: the hosts that have a part of it.
       loaded: the number of the program.
       began: when it was issued, in seconds.
+      share: for how many steps under way it counts: one of a program of which few may be, for more.
 
     Attributes:
       hosts: the hosts that have a part of it.
@@ -42,15 +43,23 @@ class Step:
         "loaded",
         "number",
         "program",
+        "share",
     )
 
     def __init__(
-        self, program: str, number: int, hosts: Iterable[int], loaded: int = 0, began: float = 0.0
+        self,
+        program: str,
+        number: int,
+        hosts: Iterable[int],
+        loaded: int = 0,
+        began: float = 0.0,
+        share: int = 1,
     ) -> None:
         self.program = program
         self.number = number
         self.loaded = loaded
         self.began = began
+        self.share = share
         self.hosts = frozenset(hosts)
         self._pending = set(self.hosts)
         self._errors: dict[int, Failure] = {}

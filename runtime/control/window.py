@@ -14,29 +14,35 @@ class Window:
     compiled. Steps of other islands do not count: a flood on one delays none on another.
 
     Args:
-      most: how many may be under way.
+      most: how many may be under way; a step may count for several, see `Step.share`.
     """
 
-    __slots__ = ("_most", "_steps")
+    __slots__ = ("_most", "_steps", "_used")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._steps: collections.deque[Step] = collections.deque()
+        self._used = 0
 
     def add(self, step: Step) -> None:
         """Notes that a step is under way; twice changes nothing."""
         if not self._steps or self._steps[-1] is not step:
             self._steps.append(step)
+            self._used += step.share
 
     def unfinished(self) -> list[Step]:
         """The steps that are not done, in their order."""
         return [step for step in [*self._steps] if not step.is_done()]
 
-    def blocker(self) -> Step | None:
-        """The step that has to be done before there is room for another one; None when there is room."""
+    def blocker(self, share: int = 1) -> Step | None:
+        """The step that has to be done before there is room for another one; None when there is room.
+
+        Args:
+          share: for how many the other one counts.
+        """
         steps = self._steps
-        while len(steps) >= self._most:
+        while steps and self._used + share > self._most:
             if not steps[0].is_done():
                 return steps[0]
-            steps.popleft()
+            self._used -= steps.popleft().share
         return None

@@ -8,7 +8,8 @@ The model is that of the proof, with times:
 - a slice (or all slices that overlap together) takes its launches and sends in order and does one thing at
   a time;
 - a send takes no time of its slice, but waits there until its channel has room: until the first reader of
-  the value sent `capacity` places before it has begun;
+  the value sent `capacity` places before has begun. Links with a latency lead between hosts, where channels
+  have room for all that a step sends (`pw-split-hosts`), and no send waits;
 - a link leads from one slice to another, and carries one value at a time, in the order of sending.
 """
 
@@ -112,7 +113,7 @@ class _Replay:
 
     def room(self, n: int, transfer: Transfer) -> tuple[float, int | None] | None:
         """When the channel of a transfer has room for it."""
-        if transfer.channel is None:
+        if transfer.channel is None or self.link.latency:
             return None
         sent = self.sent_on.setdefault(transfer.channel, [])
         sent.append(n)

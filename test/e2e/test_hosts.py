@@ -250,6 +250,51 @@ with refused(HostError, "host 1"):
 """)
 
 
+def test_as_many_steps_are_under_way_as_have_room():
+    """By default; many of a program that sends nothing between hosts."""
+    run("""
+import pathways.compiler.backends.ahead as ahead
+from pathways.runtime.control.window import Window
+
+
+def allowed(program, argument):
+    before = step_shares[:]
+    np.asarray(program(argument))
+    (share,) = set(step_shares[len(before):])
+    return window_sizes[0] // share
+
+
+step_shares, window_sizes = [], []
+add = Window.add
+
+
+def noted(self, step):
+    step_shares.append(step.share)
+    window_sizes[:] = [self._most]
+    add(self, step)
+
+
+Window.add = noted
+small, large = np.zeros(4, np.float32), np.zeros(1 << 23, np.float32)
+for options, expected in ((pw.HostOptions(), [256, 5, 16, 9]), (pw.HostOptions(ahead=3), [3] * 4)):
+    pw.connect(hosts=2, options=options)
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+    a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+    alone, crossing = pw.program(lambda x: a(x)), pw.program(lambda x: b(a(x)))
+    # Each further step takes argument and result, or what is sent, of 256 MiB where nothing is known.
+    found = [allowed(program, x) for program in (alone, crossing) for x in (small, large)]
+    assert found == expected, found
+    if options.ahead == "auto":
+        # One step has 32 bytes on each slice, and each further one 16 that are sent.
+        ahead._memory = lambda binding: 80
+        assert allowed(pw.program(lambda x: b(a(x))), small) == 4
+        ahead._memory = lambda binding: 32
+        assert allowed(pw.program(lambda x: b(a(x))), small) == 1
+    for slice in slices:
+        pw.release(slice)
+""")
+
+
 def test_what_xla_made_of_a_program_is_told():
     """As in one process: its memory, operations and text."""
     run("""

@@ -7,6 +7,7 @@ of all bits of the weights after it, or the error.
   {"do": "touch", "steps": 100}    steps of one host that do next to nothing
   {"do": "fetch"}                  eight results in one `jax.device_get`
   {"do": "move", "size": 1048576}  an array of so many bytes from the first host to the last
+  {"do": "links"}                  `pw.measure_links()`
   {"do": "status"}                 `pw.status()`
   {"do": "addresses"}              the processes of all hosts, and where they listen
 """
@@ -101,6 +102,10 @@ class Hosts:
         began = time.monotonic()
         moved = self.moving(made).block_until_ready()
         return {"took": time.monotonic() - began, "sum": str(moved.shape)}
+
+    def links(self) -> dict[str, Any]:
+        links = pw.measure_links()
+        return {"latency": links.latency, "bandwidth": links.bandwidth, "text": str(links)}
 
     def status(self) -> dict[str, Any]:
         began = time.monotonic()

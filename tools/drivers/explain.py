@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import TransferOp, make_context, ops_named
 from pathways.passes.manager.base import main_function
+from pathways.passes.schedule.request import read_request
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 
@@ -29,6 +30,7 @@ def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
     module = ir.Module.parse(lowered.as_text(), make_context())
     loops = [{"loop": op.sym_name, "microbatches": op.count} for op in ops_named(module, ["pw.loop"])]
     timeline = compiled.timeline() if loops else None
+    link = _link(lowered.schedule) if loops else None
     return {
         "program": lowered.name,
         "arguments": [aval.str_short(short_dtypes=True) for aval in lowered.in_avals],
@@ -39,6 +41,8 @@ def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
         "planned_step_time": timeline and timeline.step_time,
         "planned_unit": timeline and timeline.unit,
         "bubble": timeline and timeline.mean_bubble,
+        "links": link and " ".join(f"{name}={value}" for name, value in link.items()),
+        "planned_step_time_on_links": link and compiled.timeline(**link).step_time,
         "loops": loops,
         "slices": _slices(plan, launches),
         "computations": [
@@ -94,7 +98,22 @@ def _totals(of: Row) -> list[tuple[str, str]]:
             ("planned step time", duration_with_unit(of["planned_step_time"], of["planned_unit"])),
             ("bubble", percent(of["bubble"])),
         ]
+    if of["links"]:
+        taken, unit = of["planned_step_time_on_links"], of["planned_unit"]
+        waited = duration_with_unit(taken - of["planned_step_time"], unit)
+        totals.append(
+            (f"with links of {of['links']}", f"{duration_with_unit(taken, unit)}, {waited} of them for links")
+        )
     return totals
+
+
+def _link(schedule: str | None) -> dict[str, str] | None:
+    """The latency and bandwidth of links that a policy goes by, where it goes by any."""
+    if not schedule or schedule.endswith(".csv"):
+        return None
+    request = read_request(schedule)
+    stated = {"latency": request.latency, "bandwidth": request.bandwidth}
+    return {name: value for name, value in stated.items() if value} or None
 
 
 def _slices(plan: Plan, launches: Sequence[Launch]) -> list[Row]:

@@ -27,7 +27,7 @@ from pathways.runtime.hosts.controller.islands import Islands
 from pathways.runtime.hosts.controller.round_trips import WindowWaits
 from pathways.runtime.hosts.controller.shared_core import SharedCore, ignore
 from pathways.runtime.hosts.controller.starting import Starter
-from pathways.runtime.hosts.launch.options import HostOptions
+from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD, HostOptions
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.describing import HostFacts, facts_of
 from pathways.runtime.hosts.protocol.frames import CHUNK, encode
@@ -159,6 +159,7 @@ class Controller:
         devices: Mapping[str, tuple[resources.Device, ...]],
         crossing: int = 0,
         inner: int = 0,
+        share: int = 1,
     ) -> HostedProgram:
         """Compiles the parts of a program on their hosts, all at the same time, and waits for all.
 
@@ -169,6 +170,7 @@ class Controller:
           devices: those of each slice.
           crossing: how many transfers between islands a run has, on all islands together.
           inner: how many within an island it has at most.
+          share: for how many steps under way each of its steps counts.
 
         Raises:
           HostError: one of them cannot; says which host and why.
@@ -206,6 +208,7 @@ class Controller:
             tuple(gangs),
             {island: part.inputs for island, part in parts.items()},
             {island: part.outputs for island, part in parts.items()},
+            share,
         )
         try:
             for gang, load in loads.items():
@@ -299,11 +302,13 @@ class Controller:
         with self.order:
             for life in program.lives:
                 life.check_open()
-                while (oldest := life.window.blocker()) is not None:
+                while (oldest := life.window.blocker(program.share)) is not None:
                     self._answers.wait(oldest.is_done)
                     self._waits.add(time.monotonic() - oldest.began)
             number = self._core.take_numbers(1 + program.most_outputs)
-            step = Step(program.name, number, program.host_numbers, program.number, time.monotonic())
+            step = Step(
+                program.name, number, program.host_numbers, program.number, time.monotonic(), program.share
+            )
             frames: list[bytes] = []
             try:
                 self._begin(step, program, arguments, made, frames)
@@ -487,7 +492,7 @@ class Controller:
 
 def _limits(options: HostOptions) -> Limits:
     return Limits(
-        options.ahead,
+        MOST_AHEAD if options.ahead == AUTO else options.ahead,
         options.heartbeat,
         options.grace,
         options.stall_report,

@@ -75,6 +75,7 @@ class HostedProgram:
       gangs: the workers that have a part of it, by islands.
       inputs: what the part of each island takes, in order.
       outputs: what the part of each island returns, in order.
+      share: see `control.step.Step`.
     """
 
     number: int
@@ -82,6 +83,7 @@ class HostedProgram:
     gangs: tuple[HostGang, ...]
     inputs: Mapping[int, tuple[HostPort, ...]]
     outputs: Mapping[int, tuple[HostPort, ...]]
+    share: int = 1
 
     def is_there(self) -> bool:
         """Whether all workers that have a part of it are."""

@@ -7,7 +7,12 @@ import difflib
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, Final, Literal, TypedDict
+
+AUTO: Final = "auto"
+
+MOST_AHEAD = 256
+"""How many steps may be under way where nothing else bounds them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +23,8 @@ class HostOptions:
 
     Attributes:
       ahead: how many steps may be issued and not done. Hosts issue steps before their data is there; each
-        one more takes the memory of what a step sends and receives.
+        one more takes the memory of what a step sends and receives. `auto`: 256 of programs that send nothing
+        between hosts, of others as many as fit the memory of devices, 16 at most; fewer of large arguments.
       heartbeat: how long a worker may say nothing to the controller, or to another worker that exchanges
         arrays with it; then it is killed, and what it had is lost.
       grace: how long an island goes on for when a worker of it gets SIGTERM: it takes no new steps, finishes
@@ -41,7 +47,7 @@ class HostOptions:
 
     __module__ = "pathways"
 
-    ahead: int = 4
+    ahead: int | Literal["auto"] = AUTO
     heartbeat: float = 10.0
     grace: float = 20.0
     stall_report: float | None = 60.0
@@ -51,7 +57,10 @@ class HostOptions:
     advertise: str | None = None
 
     def __post_init__(self) -> None:
-        check_count("ahead", self.ahead)
+        if self.ahead != AUTO:
+            if isinstance(self.ahead, str):
+                raise ValueError(f"ahead={self.ahead!r}: expected a number of steps, or 'auto'")
+            check_count("ahead", self.ahead)
         for name in ("stall_report", "step_deadline"):
             seconds = getattr(self, name)
             if seconds is not None and not (_is_number(seconds) and seconds > 0):
@@ -86,7 +95,7 @@ class HostOptions:
 class FormerKeywords(TypedDict, total=False):
     """The keywords of `pathways.connect` that are options now."""
 
-    ahead: int
+    ahead: int | Literal["auto"]
     heartbeat: float
     grace: float
     stall_report: float | None

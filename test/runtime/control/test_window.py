@@ -40,3 +40,18 @@ def test_islands_delay_only_those_that_share_steps_with_them():
     left.add(step(1, 0))
     assert left.blocker() is not None
     assert right.blocker() is None
+
+
+def test_a_step_may_count_for_several():
+    """One of a program of which few may be under way, beside those of a program of which many may."""
+    window = Window(8)
+    large = Step("g", 1, (0,), share=4)
+    small = [step(n) for n in range(2, 6)]
+    window.add(large)
+    for one in small:
+        assert window.blocker() is None
+        window.add(one)
+    assert window.blocker() is large
+    large.done(0, None)
+    assert window.blocker(4) is None
+    assert window.blocker(5) is small[0]

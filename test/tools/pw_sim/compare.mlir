@@ -57,7 +57,7 @@
 // A search knows that links take time, a pattern does not.
 
 // LINKS:      policy
-// LINKS-NEXT: {{search +}}13.5
+// LINKS-NEXT: {{search +}}12
 // LINKS-NEXT: {{1f1b +}}18
 // UNIT: pw-sim: error: {{.*}} cannot be scheduled by 'search(times=units, latency=2us)': latency: is in seconds, but the durations are in time units
 

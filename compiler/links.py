@@ -1,0 +1,137 @@
+"""What the network between islands does: measured by programs that send values there and back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.compiler.api import jit, program
+from pathways.runtime.local.devices import cluster, release
+from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
+from pathways.runtime.timelines.tables import size, table
+from pathways.runtime.xla.tracebacks import boundary
+
+_HOPS = 8
+_TRIES = 5
+_BYTES = 8 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class IslandLink:
+    """The network between two islands.
+
+    Attributes:
+      latency: seconds from the end of a computation on one to the begin of one on the other that takes its
+        result, which is small.
+      bandwidth: bytes of a large array that arrive in a second.
+    """
+
+    latency: float
+    bandwidth: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """The networks between the islands of a cluster. `str` is what policies that go by times take:
+
+        links = pw.measure_links()
+        step = pw.program(train, schedule=f"search(times=times.json, {links})")
+
+    Attributes:
+      pairs: that between each two islands, by their names.
+    """
+
+    __module__ = "pathways"
+
+    pairs: Mapping[tuple[str, str], IslandLink]
+
+    @property
+    def latency(self) -> float:
+        """The longest latency, in seconds; policies know of one for all links."""
+        return max((link.latency for link in self.pairs.values()), default=0.0)
+
+    @property
+    def bandwidth(self) -> float:
+        """The lowest bandwidth, in bytes a second."""
+        return min((link.bandwidth for link in self.pairs.values()), default=float("inf"))
+
+    def __str__(self) -> str:
+        if not self.pairs:
+            return "latency=0us"
+        return f"latency={self.latency * 1e6:.0f}us, bandwidth={self.bandwidth / 1e6:.3g}MB/s"
+
+    def table(self) -> str:
+        """All of them, one in a line."""
+        rows = [
+            (*names, f"{link.latency * 1e3:.3g} ms", f"{size(int(link.bandwidth))}/s")
+            for names, link in self.pairs.items()
+        ]
+        return table([("island", "island", "latency", "bandwidth"), *rows])
+
+
+@boundary
+def measure_links() -> Links:
+    """Measures the network between each two islands; takes about a second for each pair.
+
+    Programs that run at the same time make it slower than it is. The islands of one process have links too.
+
+    Raises:
+      HostError: a host is gone.
+      ResourceError: JAX has no devices here.
+    """
+    names = [island.name for island in cluster().islands]
+    pairs = {pair: _measure(*pair) for pair in itertools.combinations(names, 2)}
+    return Links(pairs)
+
+
+def _measure(one: str, other: str) -> IslandLink:
+    with _slices(one, other) as slices:
+        here, there = (jit(_increment, devices=slice) for slice in slices)
+        alone = _seconds(_chain([here]), np.zeros(1, np.float32))
+        around = _seconds(_chain([here, *[there, here] * (_HOPS // 2)]), np.zeros(1, np.float32))
+        latency = max(0.0, around - alone) / _HOPS
+        large = _chain([here])(np.zeros(_BYTES // 4, np.float32))
+        # Made anew for each call: a copy of an argument would stay there.
+        moved = _seconds(_chain([here, there]), jax.block_until_ready(large))
+        return IslandLink(latency, _BYTES / max(moved - alone - latency, 1e-6))
+
+
+def _increment(x: Any) -> Any:
+    return x + 1
+
+
+def _chain(stages: Sequence[Any]) -> Any:
+    def chain(x: Any) -> Any:
+        for stage in stages:
+            x = stage(x)
+        return x
+
+    return program(chain, fuse=False)
+
+
+def _seconds(work: Any, argument: Any) -> float:
+    """What a call takes until its result is ready: the least of some, of which the first ones are slow."""
+    took = []
+    for _ in range(_TRIES):
+        began = time.perf_counter()
+        jax.block_until_ready(work(argument))
+        took.append(time.perf_counter() - began)
+    return min(took)
+
+
+@contextlib.contextmanager
+def _slices(*islands: str) -> Iterator[list[VirtualSlice]]:
+    devices = make_virtual_device_set()
+    slices = [devices.add_slice((1,), ("x",), island=island) for island in islands]
+    try:
+        yield slices
+    finally:
+        for slice in slices:
+            release(slice)

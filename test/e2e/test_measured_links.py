@@ -1,0 +1,74 @@
+"""What is measured of the network between islands is what policies that go by times take."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+from pathways.compiler.links import IslandLink, Links
+from pathways.passes.schedule.request import read_request
+
+
+@pytest.fixture
+def islands():
+    pw.connect(cpu_devices=4, islands=2)
+    yield
+    pw.connect(cpu_devices=8)
+
+
+def test_each_two_islands_have_a_link(islands):
+    links = pw.measure_links()
+    ((names, link),) = links.pairs.items()
+    assert names == ("island0", "island1")
+    assert link.latency >= 0
+    assert link.bandwidth > 0
+    assert links.table().splitlines()[1].split()[:2] == ["island0", "island1"]
+    # What it took for that is given back.
+    assert not pw.status().slices
+
+
+def test_the_worst_link_counts_for_policies():
+    pairs = {
+        ("a", "b"): IslandLink(20e-3, 1e9),
+        ("a", "c"): IslandLink(1e-3, 2e8),
+        ("b", "c"): IslandLink(0, 1e9),
+    }
+    links = Links(pairs)
+    assert str(links) == "latency=20000us, bandwidth=200MB/s"
+    request = read_request(f"search(times=units, {links})")
+    assert (request.latency, request.bandwidth) == ("20000us", "200MB/s")
+    assert read_request(f"search(times=units, {Links({})})").latency == "0us"
+
+
+def test_a_search_that_knows_links_takes_fewer_hops(tmp_path):
+    """1f1b waits for a hop there and back in each of its turns; with more under way that is hidden."""
+    times = tmp_path / "times.json"
+    times.write_text(json.dumps({"kinds": {"fwd": "0.1ms", "bwd": "0.1ms"}}))
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(4)]
+    layers = [pw.jit(lambda w, x: jnp.tanh(x @ w), devices=slice) for slice in slices[:-1]]
+    last = pw.jit(lambda w, x: jnp.mean((x @ w) ** 2), devices=slices[-1])
+
+    def loss(weights, x):
+        for w, fun in zip(weights[:-1], layers, strict=True):
+            x = fun(w, x)
+        return last(weights[-1], x)
+
+    def step(weights, x):
+        return pw.accumulate(jax.value_and_grad(loss), 8)(weights, x)
+
+    links = Links({("island0", "island1"): IslandLink(20e-3, 1e9)})
+    arguments = [np.zeros((4, 4), np.float32)] * 4, np.zeros((32, 4), np.float32)
+    hops = {}
+    for policy in ("1f1b", f"search(times={times}, {links}, seconds=5)"):
+        compiled = pw.program(step, schedule=policy).lower(*arguments).compile()
+        timeline = compiled.timeline(times, latency="20ms", bandwidth="1GB/s")
+        hops[policy.partition("(")[0]] = round(timeline.step_time / links.latency)
+    assert hops == {"1f1b": 16, "search": 6}
+    for slice in slices:
+        pw.release(slice)
