@@ -12,7 +12,7 @@ ALL_AT_ONCE := -n auto --maxprocesses 8 --dist loadfile
 FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
-.PHONY: help demo test $(STEPS) fuzz bench docs site format lock test-oldest venv type-links clean
+.PHONY: help demo test $(STEPS) fuzz lab bench docs site format lock test-oldest venv type-links clean
 
 help: ## list the targets
 	@echo "make <target>; the first run makes .venv (PYTHON=/path/to/python chooses its Python)"
@@ -59,6 +59,10 @@ fuzz: venv ## random and mutated inputs for hours (SEED=1 for others)
 	    --keep build/fuzz/$$name$$flags || failed="$$failed $$name$$flags"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make fuzz: failed:$$failed; examples are in build/fuzz"; exit 1; fi
+
+lab: venv ## hosts on slow, lossy and cut networks of namespaces, as root (ARGS="-k cut" for some)
+	@mkdir -p build/test
+	@$(BIN)/pytest --junitxml=build/test/lab.xml --timeout=600 -v test/lab/long_networks.py $(ARGS)
 
 bench: venv ## run the benchmarks (ARGS is handed to each)
 	@for bench in $(BENCHES); do echo "--- $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done

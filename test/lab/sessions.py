@@ -36,8 +36,11 @@ class Session:
 
     Attributes:
       expected: the sums of the weights after 1, 2 and 3 steps in one process.
-      seconds: how long connecting took.
+      seconds: how long connecting took, or failing to.
+      pids: room for the processes of the workers.
     """
+
+    pids: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -76,10 +79,11 @@ class Session:
 
     def __enter__(self) -> Session:
         said = self.hear(120)
+        self.seconds: float = said["seconds"]
         if "error" in said:
+            self.__exit__(None, None, None)
             raise AssertionError(said["error"])
         self.expected: list[str] = said["expected"]
-        self.seconds: float = said["seconds"]
         return self
 
     def __exit__(

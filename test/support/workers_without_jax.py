@@ -101,7 +101,7 @@ class ThreadLauncher:
         self._fails = fails
         self.workers: list[ThreadWorker] = []
 
-    def launch(self, configs: Sequence[WorkerConfig]) -> Sequence[ThreadWorker]:
+    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> Sequence[ThreadWorker]:
         """See `Launcher.launch`."""
         started = [ThreadWorker(config, self._seconds, config.host == self._fails) for config in configs]
         self.workers += started
