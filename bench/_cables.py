@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.hosts.controller import connect
 from pathways.runtime.hosts.controller.host import HostProcess
 from pathways.runtime.hosts.controller.starting import Starter
@@ -66,9 +67,11 @@ class CabledStarter(Starter):
 
     cables: dict[int, list[Cable]] = {}
 
-    def start(self, islands: Sequence[int], stop: threading.Event) -> list[list[HostProcess]]:
+    def start(
+        self, islands: Sequence[int], stop: threading.Event, contact: float = START_SECONDS
+    ) -> list[list[HostProcess]]:
         """See `Starter.start`."""
-        gangs = super().start(islands, stop)
+        gangs = super().start(islands, stop, contact)
         for host in (host for gang in gangs for host in gang):
             for cable in self.cables.pop(host.index, []):
                 cable.close()

@@ -6,8 +6,8 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from pathways.runtime.control.effects import AskReports, Bury, Disconnect, Effect, Log
-from pathways.runtime.control.errors import failed
+from pathways.runtime.control.effects import AskReports, Bury, Disconnect, Effect, Log, LookAgain
+from pathways.runtime.control.errors import failed, lost
 from pathways.runtime.control.events import (
     Answered,
     Drained,
@@ -16,12 +16,14 @@ from pathways.runtime.control.events import (
     GangKey,
     HostEnded,
     Overdue,
+    PeerReached,
     PeerUnreachable,
     StartDue,
     Tick,
 )
-from pathways.runtime.control.gang import Draining, Ending, Gang, Pausing, Replaced
+from pathways.runtime.control.gang import Draining, Ending, Gang, Pausing, Replaced, Running
 from pathways.runtime.control.liveness import Liveness
+from pathways.runtime.control.peers import Peer, PeerWords
 from pathways.runtime.control.replies import HostRequest, PendingReplies
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.control.stalls import Stall, Stalls, causes, described
@@ -85,6 +87,7 @@ class ClusterCore:
         self.steps = IssuedSteps(self.is_several)
         self.replies = PendingReplies()
         self._liveness = Liveness(limits.heartbeat, now)
+        self._peers = PeerWords(limits.heartbeat, lambda peer: f"host {peer.host} (island{peer.gang.island})")
         self._stalls = Stalls(limits.stall_report, limits.step_deadline)
         # What is done when hosts have said what they are at.
         self._asked_for: dict[int, Gang | Stall] = {}
@@ -130,7 +133,10 @@ class ClusterCore:
             if gang.is_several:
                 what = error or next(iter(wrong.values()))
                 why = f"step {run} of program {step.program} failed there: {what}"
-                effects = self.handle(HostEnded(gang.key, host, why), now)
+                # That processes end which were told to is no loss; what they make until then may be one.
+                is_ending = isinstance(gang.state, Ending)
+                lost_there = Overdue(gang.key) if is_ending else HostEnded(gang.key, host, why)
+                effects = self.handle(lost_there, now)
             name = gang.named(host)
             is_last = step.done(
                 host,
@@ -157,10 +163,10 @@ class ClusterCore:
             case Tick():
                 return self._tick(now)
             case PeerUnreachable():
-                by = self.gang(event.by)
-                if by is None or by.failure is not None:
-                    return []
-                return self._change(HostEnded(event.gang, event.host, event.why), now)
+                return self._lose_peer(event, now)
+            case PeerReached():
+                self._peers.find(Peer(event.by, event.by_host), Peer(event.gang, event.host))
+                return []
             case _:
                 return self._change(event, now)
 
@@ -182,10 +188,22 @@ class ClusterCore:
             self.gangs[gang.key.island] = gang.successor(now)
         return effects
 
+    def _lose_peer(self, event: PeerUnreachable, now: float) -> list[Effect]:
+        """Notes that a host does not reach another one; when both say so, what needs both is an error."""
+        by, of = self.gang(event.by), self.gang(event.gang)
+        if by is None or of is None or not (_exchanges(by) and _exchanges(of)):
+            return []
+        if not self._peers.lose(Peer(by.key, event.by_host), Peer(of.key, event.host), event.why, now):
+            return []
+        text = f"{by.named(event.by_host)} and {of.named(event.host)} do not reach each other: {event.why}"
+        self.steps.cut((event.by_host, event.host), lost(text))
+        return [Log(logging.WARNING, text), LookAgain()]
+
     def _lose(self, gang: Gang, now: float) -> list[Effect]:
         """Everything that depends on a gang is an error from now on."""
         failure = gang.failure
         assert failure is not None
+        self._peers.forget(gang.key)
         steps = self.steps.lose(gang, failure)
         effects: list[Effect] = [Disconnect(gang.key)]
         for request in self.replies.lose(gang.hosts, failure):
@@ -203,7 +221,7 @@ class ClusterCore:
         for request in self.replies.expire(now):
             effects += self._answered(request, now)
         gone, pings = self._liveness.look(self.gangs, now)
-        for event in gone:
+        for event in (*gone, *self._peers.look(now)):
             effects += self._change(event, now)
         effects += pings
         for stall in self._stalls.look(self.steps.unfinished(), self.gangs, now):
@@ -271,6 +289,11 @@ class ClusterCore:
             gang = next(gang for gang in self.gangs if host in gang.pulses)
             effects += self._change(HostEnded(gang.key, host, why), now)
         return effects
+
+
+def _exchanges(gang: Gang) -> bool:
+    """Whether what its hosts say of others, and others of them, means that the network is cut."""
+    return isinstance(gang.state, Running | Draining)
 
 
 def _is_same(subject: Gang | Stall, other: Gang | Stall) -> bool:

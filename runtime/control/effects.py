@@ -47,6 +47,11 @@ class Disconnect:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Has all look again who wait for steps: some are errors though their hosts are not done."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Bury:
     """Ends the processes of a gang, and tells all others that it is lost; answered by `Buried`.
 
@@ -80,4 +85,4 @@ class Attach:
     gang: GangKey
 
 
-Effect = Log | AskAlive | AskReports | TellToEnd | Disconnect | Bury | StartAnew | Attach
+Effect = Log | AskAlive | AskReports | TellToEnd | Disconnect | LookAgain | Bury | StartAnew | Attach

@@ -119,15 +119,27 @@ class PeerUnreachable:
 
     Attributes:
       by: the workers of which it is one.
+      by_host: its number.
       gang: the workers of which the other is one.
       host: the other host.
       why: how that was seen.
     """
 
     by: GangKey
+    by_host: int
     gang: GangKey
     host: int
     why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerReached:
+    """A host says that it reaches another one again; see `PeerUnreachable`."""
+
+    by: GangKey
+    by_host: int
+    gang: GangKey
+    host: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,4 +164,4 @@ class Tick:
     """Some time has gone by: at least every tenth of a second there is one."""
 
 
-Event = GangEvent | PeerUnreachable | Answered | Tick
+Event = GangEvent | PeerUnreachable | PeerReached | Answered | Tick

@@ -32,6 +32,7 @@ class Step:
 
     __slots__ = (
         "_before",
+        "_cut",
         "_errors",
         "_failed",
         "_lost",
@@ -65,6 +66,8 @@ class Step:
         self._errors: dict[int, Failure] = {}
         # Of single results, by their hosts and positions there.
         self._failed: dict[tuple[int, int], Failure] = {}
+        # Of hosts that may be at it for ever.
+        self._cut: Mapping[int, Failure] = _NOTHING
         self._lost: Failure | None = None
         self._spoiled: Failure | None = None
         self._before: Iterable[Step] = ()
@@ -83,7 +86,7 @@ class Step:
 
     def _is_good(self) -> bool:
         """Whether all hosts are done, and nothing went wrong."""
-        return not self._pending and not self._errors and not self._failed
+        return not self._pending and not self._errors and not self._failed and not self._cut
 
     def done(self, host: int, failure: Failure | None, failed: Mapping[int, Failure] = _NOTHING) -> bool:
         """Notes that a host is done; True when it was the last one. Twice changes nothing.
@@ -112,6 +115,14 @@ class Step:
             return True
         self._lost = self._lost or failure
         return self.done(host, failure) if host in self._pending else False
+
+    def cut(self, hosts: Iterable[int], failure: Failure) -> None:
+        """Notes that what some hosts make is an error, whether they are done with it some time or not."""
+        self._cut = {**dict.fromkeys(hosts, failure), **self._cut}
+
+    def is_cut(self, hosts: Iterable[int] | None = None) -> bool:
+        """Whether what one of some hosts, or of all, makes is an error, so that nobody waits for it."""
+        return bool(self._cut) and (hosts is None or not self._cut.keys().isdisjoint(hosts))
 
     def is_lost(self) -> bool:
         """Whether a host is gone that others waited for."""
@@ -174,13 +185,14 @@ class Step:
           HostError: it failed.
         """
         self.check_spoiled()
-        if not self._errors and not self._failed:
+        if not self._errors and not self._failed and not self._cut:
             return
         which = self.hosts if hosts is None else frozenset(hosts)
         position = None if number is None else number - self.number - 1
         # Copies: answers of other hosts may come in between.
         found = [failure for of, failure in [*self._errors.items()] if of in which]
         failed = [*self._failed.items()]
+        found += [failure for of, failure in [*self._cut.items()] if of in which]
         found += [what for (of, at), what in failed if of in which and position in (None, at)]
         if found:
             raise (self._loss() or found[0]).error(f"program {self.program}")

@@ -69,6 +69,13 @@ class IssuedSteps:
         """The steps that are not done and of which a gang has a part; others may need it for theirs."""
         return gang.window.unfinished()
 
+    def cut(self, hosts: tuple[int, int], failure: Failure) -> None:
+        """Notes that two hosts do not reach each other: who waits for what they make of a step of both gets
+        an error now, though they are not done with it."""
+        for step in self.unfinished():
+            if step.hosts.issuperset(hosts):
+                step.cut(hosts, failure)
+
     def lose(self, gang: Gang, failure: Failure) -> list[Step]:
         """Notes that an island is gone; the steps that it had a part of and that were not done."""
         if gang.is_several:

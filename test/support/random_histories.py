@@ -10,7 +10,8 @@ from simulated_histories import SECONDS, Act, History
 from pathways.runtime.control.core import Limits
 from pathways.runtime.simulate.events import LinkQuality
 
-_WRONG = ("kill", "stop", "cut off", "cut peers", "leave", "fail", "slow", "fail start", "sleep", "late")
+_CUT = ("cut off", "cut peers", "isolate")
+_WRONG = ("kill", "stop", *_CUT, "lie", "leave", "fail", "slow", "fail start", "sleep", "late")
 _CALM = ("leave", "slow", "sleep")
 
 
@@ -96,7 +97,7 @@ def _wrong(chance: random.Random, what: str, *, is_calm: bool) -> Act:
     at = chance.uniform(0, SECONDS)
     on = (chance.getrandbits(16), chance.getrandbits(16))
     longest = 1.0 if is_calm and what == "slow" else 6.0
-    if what in ("cut off", "cut peers"):
+    if what in _CUT:
         longest = chance.choice((6.0, 6.0, 20.0, 40.0))
-    lasts = what in ("stop", "cut off", "cut peers", "slow", "sleep")
+    lasts = what in ("stop", *_CUT, "slow", "sleep")
     return Act(at, what, on, chance.uniform(0.1, longest) if lasts else 0.0)

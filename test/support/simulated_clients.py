@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Generator, Sequence
 
 from simulated_cluster import SimulatedCluster
@@ -220,7 +221,8 @@ class SimulatedClients:
         """Waits for each array, and looks whether what is shown is right."""
         for handle in handles:
             hosts = handle.gang.hosts
-            yield step.is_settled if self.core.is_several else lambda hosts=hosts: step.is_done(hosts)
+            is_done = step.is_settled if self.core.is_several else functools.partial(step.is_done, hosts)
+            yield lambda is_done=is_done, hosts=hosts: is_done() or step.is_cut(hosts)
             try:
                 step.check(hosts, handle.number)
                 handle.gang.check()

@@ -7,7 +7,20 @@ import functools
 import random
 from collections.abc import Callable, Mapping
 
-from simulated_messages import Ask, Cancel, Done, Free, Leave, Leaving, Lost, PeerLost, Ping, Pong, Said
+from simulated_messages import (
+    Ask,
+    Cancel,
+    Done,
+    Free,
+    Leave,
+    Leaving,
+    Lost,
+    PeerFound,
+    PeerLost,
+    Ping,
+    Pong,
+    Said,
+)
 from simulated_network import SimulatedNetwork
 from simulated_worker import SimulatedWorker, Together
 
@@ -20,6 +33,7 @@ from pathways.runtime.control.effects import (
     Disconnect,
     Effect,
     Log,
+    LookAgain,
     StartAnew,
     TellToEnd,
 )
@@ -32,6 +46,7 @@ from pathways.runtime.control.events import (
     HostEnded,
     LeaveAsked,
     NotStarted,
+    PeerReached,
     PeerUnreachable,
     Started,
     Tick,
@@ -79,7 +94,7 @@ class SimulatedCluster:
       ended: how processes ended.
       failing_starts: how many of the next starts of an island fail, by its number.
       gave_up: when starts of islands failed that were not tried again, and when they were lost.
-      blamed: gangs of which hosts were killed, stopped or cut, or failed.
+      network: that between workers.
     """
 
     def __init__(self, shape: ClusterShape) -> None:
@@ -101,7 +116,7 @@ class SimulatedCluster:
         self._gangs: dict[SimulatedWorker, Gang] = {}
         self._to: dict[tuple[SimulatedWorker, str], SimulatedLink[object]] = {}
         self._from: dict[tuple[SimulatedWorker, str], SimulatedLink[object]] = {}
-        self._network = SimulatedNetwork(self.time, shape.links["arrays"], shape.seed, self.say)
+        self.network = SimulatedNetwork(self.time, shape.links["arrays"], shape.seed, self.say)
         self._starting: dict[GangKey, tuple[SimulatedWorker, ...]] = {}
         self._starts = 0
         self._asleep_until = 0.0
@@ -148,6 +163,8 @@ class SimulatedCluster:
             case TellToEnd():
                 for worker in self.of_gang[effect.gang]:
                     self._to[worker, "watch"].send(Leave())
+            case LookAgain():
+                pass
             case Disconnect():
                 self._disconnect(effect.gang)
             case Bury():
@@ -277,8 +294,10 @@ class SimulatedCluster:
                 self.tell(LeaveAsked(gang.key, worker.host))
             case PeerLost(peer, why):
                 assert peer.key is not None
-                why = f"{gang.named(worker.host)} does not reach it: {why}"
-                self.tell(PeerUnreachable(gang.key, peer.key, peer.host, why))
+                self.tell(PeerUnreachable(gang.key, worker.host, peer.key, peer.host, why))
+            case PeerFound(peer):
+                assert peer.key is not None
+                self.tell(PeerReached(gang.key, worker.host, peer.key, peer.host))
             case HostEnded():
                 self.tell(message)
             case Pong():
@@ -298,12 +317,12 @@ class SimulatedCluster:
             self.time.after(self._some(0.0, 0.3), functools.partial(self.say, worker, channel, event))
         for peer in self.workers.values():
             if peer is not worker:
-                miss = functools.partial(self._network.miss, peer, worker)
+                miss = functools.partial(self.network.miss, peer, worker)
                 self.time.after(self._some(0.0, 0.3), miss)
 
     def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, turn: int) -> None:
         """A worker asks another one for what a turn has made."""
-        self._network.pull(worker, peer, run, turn)
+        self.network.pull(worker, peer, run, turn)
 
     # What goes wrong.
 
@@ -346,7 +365,17 @@ class SimulatedCluster:
         """Cuts the network between two hosts for some time; if that is long, both say so."""
         if first != second:
             worker, peer = self.workers[first], self.workers[second]
-            self._network.cut(worker, peer, seconds, self.shape.limits.heartbeat)
+            self.network.cut(worker, peer, seconds, self.shape.limits.heartbeat)
+
+    def isolate(self, host: int, seconds: float) -> None:
+        """Cuts a host off from all others for some time, but not from the controller."""
+        for other in self.workers:
+            self.cut_peers(host, other, seconds)
+
+    def lie(self, host: int, other: int) -> None:
+        """Has a host say of a later one that it does not reach it, which is not so."""
+        if host < other and self.workers[host].is_alive:
+            self.say(self.workers[host], "watch", PeerLost(self.workers[other], "of a lie"))
 
     def sleep(self, seconds: float) -> None:
         """Stops the controller for some time, as by Ctrl-Z."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 
 from simulated_clients import SimulatedClients, verdict
@@ -15,6 +16,8 @@ from pathways.runtime.control.reports import HostReport
 
 SECONDS = 8.0
 """In which all of a history begins."""
+
+_UNREACHED = re.compile(r"host (\d+) \(island\d+\) is lost: host (\d+) \(island\d+\) does not reach it")
 
 PATIENCE = 120.0
 """How many seconds later everything has to have come to its end."""
@@ -138,6 +141,10 @@ class HistoryPlayer:
             if "is lost: its process has ended" in text:
                 how = text.partition("its process has ended (")[2].partition(")")[0]
                 assert how in self.cluster.ended_how.values(), text
+            if named := _UNREACHED.search(text):
+                # Not for the word of one alone.
+                pair = frozenset(map(int, named.groups()))
+                assert pair in self.cluster.network.were_cut, text
             if self.history.is_calm:
                 assert "is lost" not in text, text
 
@@ -193,6 +200,14 @@ def _cut_peers(player: HistoryPlayer, act: Act) -> None:
     player.cluster.cut_peers(act.on[0] % count, act.on[1] % count, act.seconds)
 
 
+def _isolate(player: HistoryPlayer, act: Act) -> None:
+    player.cluster.isolate(_worker(player, act).host, act.seconds)
+
+
+def _lie(player: HistoryPlayer, act: Act) -> None:
+    player.cluster.lie(_worker(player, act).host, act.on[1] % len(player.cluster.workers))
+
+
 def _leave(player: HistoryPlayer, act: Act) -> None:
     player.cluster.ask_to_leave(_worker(player, act).host)
 
@@ -233,8 +248,9 @@ def _late(player: HistoryPlayer, act: Act) -> None:
         old = GangKey(key.island, start)
         cluster.tell(HostEnded(old, host, "its process has ended (of a test)"))
         cluster.tell(LeaveAsked(old, host))
-        cluster.tell(PeerUnreachable(key, old, host, "late"))
-        cluster.tell(PeerUnreachable(old, key, host, "late"))
+        other = (host + 1) % len(cluster.workers)
+        cluster.tell(PeerUnreachable(key, host, old, other, "late"))
+        cluster.tell(PeerUnreachable(old, host, key, other, "late"))
 
 
 def _worker(player: HistoryPlayer, act: Act):
@@ -251,6 +267,8 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "stop": _stop,
     "cut off": _cut_off,
     "cut peers": _cut_peers,
+    "isolate": _isolate,
+    "lie": _lie,
     "leave": _leave,
     "fail": _fail,
     "slow": _slow,

@@ -127,6 +127,11 @@ class PeerLost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PeerFound:
+    peer: SimulatedWorker
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Poison:
     """What stands for an array that a failed step should have made."""
 

@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Callable
 
-from simulated_messages import PeerLost, Poison
+from simulated_messages import PeerFound, PeerLost, Poison
 from simulated_worker import SimulatedWorker
 
 from pathways.runtime.simulate.events import LinkQuality, SimulatedLink, SimulatedTime
@@ -22,6 +22,9 @@ class SimulatedNetwork:
       quality: that of all links.
       seed: of all chance in it.
       say: has a worker tell the controller something, on a channel.
+
+    Attributes:
+      were_cut: the pairs of hosts that were ever cut for so long that they said so.
     """
 
     def __init__(self, time: SimulatedTime, quality: LinkQuality, seed: int, say: Say) -> None:
@@ -32,6 +35,7 @@ class SimulatedNetwork:
         self._chance = random.Random(f"{seed} network")
         self._links: dict[tuple[SimulatedWorker, SimulatedWorker], SimulatedLink[Callable[[], None]]] = {}
         self._cut: set[frozenset[int]] = set()
+        self.were_cut: set[frozenset[int]] = set()
 
     def pull(self, worker: SimulatedWorker, peer: SimulatedWorker, run: int, turn: int) -> None:
         """A worker asks another one for what a turn has made."""
@@ -62,12 +66,19 @@ class SimulatedNetwork:
         for link in self._between(pair):
             link.cut()
         both = ((worker, peer), (peer, worker))
+        complained: set[SimulatedWorker] = set()
 
         def complain(one: SimulatedWorker, other: SimulatedWorker) -> None:
-            if one.is_alive and not one.is_stopped:
+            if one.is_alive and not one.is_stopped and pair in self._cut:
+                complained.add(one)
                 self._say(one, "watch", PeerLost(other, "timed out"))
 
+        def find(one: SimulatedWorker, other: SimulatedWorker) -> None:
+            if one.is_alive and other.is_alive:
+                self._say(one, "watch", PeerFound(other))
+
         if seconds > patience:
+            self.were_cut.add(pair)
             for one, other in both:
                 delay = patience + self._chance.uniform(0.0, 0.5)
                 self._time.after(delay, functools.partial(complain, one, other))
@@ -79,6 +90,8 @@ class SimulatedNetwork:
             for one, other in both:
                 if not other.is_alive:
                     self.miss(one, other)
+                elif one in complained:
+                    self._time.after(self._chance.uniform(0.0, 0.5), functools.partial(find, one, other))
 
         self._time.after(seconds, heal)
 

@@ -17,6 +17,7 @@ from pathways.runtime.control.effects import (
     Disconnect,
     Effect,
     Log,
+    LookAgain,
     StartAnew,
     TellToEnd,
 )
@@ -90,6 +91,8 @@ class Acting:
                     self._watch(effect.gang, Leave())
                 case Disconnect():
                     self._disconnect(self._islands.get(effect.gang))
+                case LookAgain():
+                    self._hearing.answers.wake()
                 case Bury():
                     self._begin(functools.partial(self._bury, effect))
                 case StartAnew():

@@ -401,7 +401,7 @@ class Controller:
           HostError: the array failed, or a host is gone.
         """
         hosts = None if location is None else [host.index for host in location.holders]
-        self._answers.wait(step.is_settled if self._is_several else functools.partial(step.is_done, hosts))
+        self._answers.wait(self._is_known(step, hosts))
         step.check(hosts, number)
         if location is not None:
             location.gang.life.check()
@@ -419,10 +419,15 @@ class Controller:
     def is_done(self, step: Step, location: Location) -> bool:
         """Whether the hosts of a location are done with a step; see `wait`."""
         hosts = [host.index for host in location.holders]
-        is_done = step.is_settled if self._is_several else functools.partial(step.is_done, hosts)
+        is_done = self._is_known(step, hosts)
         if not is_done():
             self._answers.poll()
         return is_done()
+
+    def _is_known(self, step: Step, hosts: Sequence[int] | None) -> Callable[[], bool]:
+        """Says whether it is known what became of what some hosts, or all, make of a step."""
+        is_done = step.is_settled if self._is_several else functools.partial(step.is_done, hosts)
+        return lambda: is_done() or step.is_cut(hosts)
 
     def forget(self, location: Location, number: int) -> None:
         """Notes that nobody holds an array any more; may be called by finalizers."""

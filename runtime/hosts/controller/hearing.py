@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from pathways.runtime.control.errors import failed
-from pathways.runtime.control.events import Answered, HostEnded, LeaveAsked, PeerUnreachable
+from pathways.runtime.control.events import Answered, HostEnded, LeaveAsked, PeerReached, PeerUnreachable
 from pathways.runtime.hosts.controller.answers import Answers
 from pathways.runtime.hosts.controller.fetching import Fetched
 from pathways.runtime.hosts.controller.host import HostGang, HostProcess
@@ -22,6 +22,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Leaving,
     LoadDone,
     MessageError,
+    PeerFound,
     PeerLost,
     Pong,
     Report,
@@ -139,7 +140,7 @@ class Hearing:
                 self._core.tell(Answered(host.index, message.request, message.report))
             case Described():
                 self._core.tell(Answered(host.index, message.request, message, message.last))
-            case PeerLost():
+            case PeerLost() | PeerFound():
                 self._hear_of_peer(host, message)
             case Leaving():
                 self._core.tell(LeaveAsked(host.gang.life.key, host.index))
@@ -155,8 +156,8 @@ class Hearing:
             self.find_ended(_END_SECONDS if len(step.hosts) > 1 and not step.is_lost() else 0.0)
         self._core.failed(host.gang.life, host.index, done.run, done.error, done.failed)
 
-    def _hear_of_peer(self, host: HostProcess, said: PeerLost) -> None:
-        """Hears of a worker that another one does not reach.
+    def _hear_of_peer(self, host: HostProcess, said: PeerLost | PeerFound) -> None:
+        """Hears of a worker that another one does not reach, or does again.
 
         Raises:
           MessageError: there is no such worker.
@@ -165,13 +166,13 @@ class Hearing:
             raise MessageError(f"it does not reach host {said.host}, which it has no need to")
         peer = self._islands.hosts[said.host]
         # Another one may have taken the place of the one that is meant.
-        if peer.ready.probe_address == said.address:
-            start_thread(functools.partial(self._explain, host, peer, said.error), "peer lost")
-
-    def _explain(self, host: HostProcess, peer: HostProcess, error: str) -> None:
-        # Waits a little: that a process has ended is seen later than that its connections have.
-        why = peer.ending() or f"{host} does not reach it: {error}"
-        self._core.tell(PeerUnreachable(host.gang.life.key, peer.gang.life.key, peer.index, why))
+        if peer.ready.probe_address != said.address:
+            return
+        by, of = host.gang.life.key, peer.gang.life.key
+        if isinstance(said, PeerFound):
+            self._core.tell(PeerReached(by, host.index, of, peer.index))
+        else:
+            self._core.tell(PeerUnreachable(by, host.index, of, peer.index, said.error))
 
     def _fetched(self, host: HostProcess, number: int) -> Fetched | None:
         request = self._core.core.replies.get(number)

@@ -112,15 +112,28 @@ def keep(connection: Connection[Any], keeper: Keeper) -> None:
     connection.unbound()
 
 
-def call(sock: socket.socket, secret: bytes, purpose: Purpose, decode: Decode) -> Connection[Any]:
+def call(
+    sock: socket.socket,
+    secret: bytes,
+    purpose: Purpose,
+    decode: Decode,
+    seconds: float = HANDSHAKE_SECONDS,
+) -> Connection[Any]:
     """The side of the handshake that opens a connection, on a socket that is connected.
+
+    Args:
+      sock: the socket.
+      secret: what all processes of the cluster know.
+      purpose: what the connection is for.
+      decode: reads what the other side sends.
+      seconds: how long the other side may take in all.
 
     Raises:
       MessageError: the other side does not know the secret, or says something else.
       ConnectionEnded: it went away, or took too long.
     """
     connection: Connection[Any] = Connection(sock, decode)
-    connection.bound(HANDSHAKE_SECONDS, HANDSHAKE_BYTES)
+    connection.bound(seconds, HANDSHAKE_BYTES)
     opener = Opener(secret, purpose, secrets.token_bytes(NONCE_BYTES))
     try:
         connection.send(opener.first)

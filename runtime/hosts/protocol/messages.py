@@ -14,7 +14,7 @@ import msgspec
 
 from pathways.runtime.control.reports import HostReport
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -354,6 +354,13 @@ class PeerLost(Message, frozen=True):
     error: str
 
 
+class PeerFound(Message, frozen=True):
+    """Another host of which this one has said that it does not answer does again."""
+
+    host: int
+    address: str
+
+
 class Leaving(Message, frozen=True):
     """The process was asked to end; it goes on until the controller says `Leave`."""
 
@@ -504,6 +511,7 @@ ToController = (
     | FromTracing
     | Report
     | PeerLost
+    | PeerFound
     | Described
     | Leaving
 )

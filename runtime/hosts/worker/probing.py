@@ -27,6 +27,9 @@ from pathways.runtime.resources.threads import start_thread
 _PAUSE = 0.5
 """The most seconds from one question to the next."""
 
+_TRY = 2.0
+"""How long a peer may take to answer at all, until it is tried again."""
+
 
 class Probes:
     """The connections of a worker to those that it exchanges arrays with.
@@ -36,7 +39,8 @@ class Probes:
       secret: what all workers of the cluster know.
       host: the number of this worker.
       epoch: how often workers were started before it.
-      lost: is called when a peer does not answer, with its number, its address and why; once for each.
+      lost: is called when a peer does not answer, with its number, its address and why.
+      found: is called when one that did not answer does again, with its number and its address.
       deadline: seconds that a peer may say nothing.
     """
 
@@ -47,14 +51,17 @@ class Probes:
         host: int,
         epoch: int,
         lost: Callable[[int, str, str], None],
+        found: Callable[[int, str], None],
         deadline: float,
     ) -> None:
         self._secret = secret
         self._host = host
         self._epoch = epoch
         self._lost = lost
+        self._found = found
         self._deadline = deadline
-        self._known: set[tuple[int, str]] = set()
+        self._pause = min(_PAUSE, deadline / 4)
+        self._known: dict[int, str] = {}
         self._lock = threading.Lock()
         address, port = server.getsockname()[:2]
         self.address = f"{address}:{port}"
@@ -67,7 +74,7 @@ class Probes:
           peers: the addresses of their `Probes`, by the number of the host.
         """
         with self._lock:
-            new = peers.items() - self._known
+            new = peers.items() - self._known.items()
             self._known.update(new)
         for host, address in new:
             # Each side asks on a connection of its own: what one hears does not tell that the other is heard.
@@ -84,12 +91,20 @@ class Probes:
         connection.close()
 
     def _ask(self, host: int, address: str) -> None:
-        """Asks a peer whether it lives until it does not answer."""
-        try:
-            with contextlib.closing(self._called(host, address)) as connection:
-                self._keep_asking(connection)
-        except (OSError, MessageError) as error:
-            self._lost(host, address, str(error))
+        """Asks a peer whether it lives until another one takes its place."""
+        is_lost = False
+        while self._known[host] == address:
+            try:
+                with contextlib.closing(self._called(host, address)) as connection:
+                    if is_lost:
+                        is_lost = False
+                        self._found(host, address)
+                    self._keep_asking(connection)
+            except (OSError, MessageError) as error:
+                if not is_lost:
+                    is_lost = True
+                    self._lost(host, address, str(error))
+                time.sleep(self._pause)
 
     def _called(self, host: int, address: str) -> Connection[Any]:
         """A connection to a peer.
@@ -102,11 +117,11 @@ class Probes:
         purpose = Purpose(PEER, "worker", self._host, self._epoch, f"host {host}")
         deadline = time.monotonic() + self._deadline
         while True:
-            sock = socket.create_connection((name, int(port)), timeout=self._deadline)
             try:
-                return call(sock, self._secret, purpose, decode_for_controller)
-            except ConnectionEnded:
-                # Too many others are at its door.
+                sock = socket.create_connection((name, int(port)), timeout=min(_TRY, self._deadline))
+                return call(sock, self._secret, purpose, decode_for_controller, self._deadline)
+            except (ConnectionEnded, TimeoutError):
+                # Too many others are at its door, or nothing gets there.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE * random.random())
@@ -116,4 +131,4 @@ class Probes:
         for number in itertools.count():
             connection.send(Ping(number))
             connection.receive()
-            time.sleep(min(_PAUSE, self._deadline / 4))
+            time.sleep(self._pause)

@@ -57,6 +57,7 @@ from pathways.runtime.hosts.protocol.messages import (
     LoadDone,
     Lost,
     MessageError,
+    PeerFound,
     PeerLost,
     Ping,
     Pong,
@@ -230,6 +231,11 @@ class Worker:
         """Tells the controller that another host does not answer."""
         with contextlib.suppress(ConnectionEnded):
             self.connections["watch"].send(PeerLost(host, address, why))
+
+    def find_peer(self, host: int, address: str) -> None:
+        """Tells the controller that another host answers again."""
+        with contextlib.suppress(ConnectionEnded):
+            self.connections["watch"].send(PeerFound(host, address))
 
     def ask_to_leave(self) -> None:
         """Tells the controller that this process was asked to end."""
@@ -519,7 +525,13 @@ def main() -> int:
         print(f"pathways worker: {error}", file=sys.stderr)
         return 1
     probes = Probes(
-        server, secret, config.host, config.epoch, lambda *lost: worker.lose_peer(*lost), config.heartbeat
+        server,
+        secret,
+        config.host,
+        config.epoch,
+        lambda *lost: worker.lose_peer(*lost),
+        lambda *found: worker.find_peer(*found),
+        config.heartbeat,
     )
     own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
     worker = Worker(config, connections, peers, cluster.devices, probes)

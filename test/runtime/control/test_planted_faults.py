@@ -12,8 +12,9 @@ from random_histories import random_history
 from pathways.runtime.control import core as cores
 from pathways.runtime.control.core import ClusterCore
 from pathways.runtime.control.errors import Failure
-from pathways.runtime.control.events import GangKey, HostEnded
-from pathways.runtime.control.gang import TRANSITIONS, Draining, Ending, Gang
+from pathways.runtime.control.events import GangKey, HostEnded, NotStarted
+from pathways.runtime.control.gang import TRANSITIONS, Draining, Ending, Gang, Restarting
+from pathways.runtime.control.peers import PeerWords
 from pathways.runtime.control.replies import HostRequest, PendingReplies
 from pathways.runtime.control.step import Step
 from pathways.runtime.control.steps import IssuedSteps
@@ -123,7 +124,20 @@ def an_island_that_holds_arrays_may_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterCore, "_drained", drained)
 
 
+def the_word_of_one_alone_ends_another(patch: pytest.MonkeyPatch) -> None:
+    def look(self: PeerWords, now: float) -> list[HostEnded]:
+        return [HostEnded(of.gang, of.host, f"{self._named(by)} does not reach it") for by, of in self._words]
+
+    patch.setattr(PeerWords, "look", look)
+
+
+def starts_are_tried_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(TRANSITIONS, (Restarting, NotStarted), lambda gang, s, e, now: gang._give_up(s, e.why))
+
+
 PLANTS: list[Plant] = [
+    the_word_of_one_alone_ends_another,
+    starts_are_tried_once,
     loss_ends_no_requests,
     late_answers_go_to_the_next_request,
     requests_never_expire,

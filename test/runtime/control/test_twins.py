@@ -13,7 +13,7 @@ from simulated_messages import SimulatedProgram
 from pathways.runtime.control.core import Limits
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.events import Closed, HostEnded, LeaveAsked, PeerUnreachable
-from pathways.runtime.control.gang import Draining, Ending, Running
+from pathways.runtime.control.gang import Draining, Ending, Restarting, Running
 from pathways.runtime.control.step import Step
 from pathways.runtime.simulate.events import LinkQuality
 
@@ -217,29 +217,83 @@ def test_hosts_that_are_killed_or_stopped(victim: int, how: str):
 
 
 def test_a_network_that_is_cut_between_two_hosts():
-    """Both answer the controller, and neither hears that the other one is gone: one of them ends."""
+    """Both answer the controller, and neither hears that the other one is gone: both end, and come back."""
     twin = Twin(1, 1, 1)
     (kept, far) = twin.run(1, 2)
     twin.go_on()
     twin.cluster.cut_peers(0, 1, 9.0)
     lost = twin.run(0, 1)
-    twin.go_on(6)
-    (said,) = twin.said("is lost")
-    assert "does not reach it" in said
-    assert all("does not reach it" in error(handle) for handle in lost)
+    twin.go_on(2.7)
+    # Who waits for it knows before it is decided who ends.
+    assert all(handle.step.is_cut(handle.gang.hosts) for handle in lost)
+    with pytest.raises(
+        HostError, match=r"host \d \(island\d\) and host \d \(island\d\) do not reach each other"
+    ):
+        lost[0].step.check()
+    assert twin.said("is lost") == []
+    twin.go_on(4)
+    said = twin.said("is lost")
+    assert [text[:6] for text in sorted(said)] == ["host 0", "host 1"]
+    assert all("does not reach it: timed out" in text for text in said)
+    assert all("reach" in error(handle) for handle in lost)
     assert error(far) == ""
+    assert "does not reach it" in error(kept)
     twin.go_on(6)
     again = twin.run(0, 1)
     twin.go_on()
     assert [error(handle) for handle in again] == ["", ""]
-    assert (error(kept) == "") == (twin.core.gangs[1].key.start == 0)
+
+
+def test_a_machine_that_is_cut_off_from_all_others():
+    """The controller reaches all: the one that more others name ends alone."""
+    twin = Twin(1, 1, 2)
+    kept = [handle for island in range(3) for handle in twin.run(island)]
+    twin.go_on()
+    twin.cluster.isolate(1, 9.0)
+    twin.go_on(6)
+    (said,) = twin.said("is lost")
+    assert said.startswith("host 1 (island1) is lost: host ")
+    assert [error(handle) == "" for handle in kept] == [True, False, True]
+
+
+def test_the_word_of_one_alone():
+    """It ends nobody else. Who says it waits for what may not come, and ends when nobody else says so."""
+    twin = Twin(1, 1)
+    kept = [*twin.run(0), *twin.run(1)]
+    twin.go_on()
+    twin.cluster.lie(0, 1)
+    twin.go_on(2.5)
+    assert twin.said("is lost") == []
+    twin.go_on(2)
+    assert twin.said("is lost") == [
+        "host 0 (island0) is lost: it does not reach host 1 (island1), which does not say the same: of a lie"
+    ]
+    assert [error(handle) == "" for handle in kept] == [False, True]
+
+
+def test_a_launch_that_fails_while_its_island_ends():
+    """What the others make of it is as wrong as at any other time."""
+    twin = Twin(2, 1, grace=0.2)
+    kept = twin.run(0)
+    twin.go_on()
+    for host in (0, 1):
+        twin.cluster.workers[host].pace = 100.0
+    later = [handle for _ in range(2) for handle in twin.run(0)]
+    gang = twin.core.gangs[0]
+    twin.cluster.workers[0].stop()
+    twin.cluster.tell(LeaveAsked(gang.key, 0))
+    twin.go_on(0.5)
+    assert isinstance(gang.state, Ending)
+    twin.cluster.do("failed", [*twin.core.done(gang, 1, later[0].step.number, "out of memory", {}, 1.0)])
+    assert isinstance(gang.state, Restarting)
+    assert all("has left" in error(handle) for handle in [*later, *kept])
 
 
 def test_a_host_that_is_lost_itself_accuses_nobody():
     twin = Twin(1, 1)
     first, second = (gang.key for gang in twin.core.gangs)
     twin.cluster.tell(HostEnded(first, 0, "of a test"))
-    twin.cluster.tell(PeerUnreachable(first, second, 1, "its connection has ended"))
+    twin.cluster.tell(PeerUnreachable(first, 0, second, 1, "its connection has ended"))
     assert isinstance(twin.core.gangs[1].state, Running)
 
 

@@ -18,6 +18,7 @@ class Lost:
     def __init__(self) -> None:
         self.peers: list[tuple[int, str]] = []
         self.said = threading.Event()
+        self.found = threading.Event()
 
     def __call__(self, host: int, address: str, why: str) -> None:
         self.peers.append((host, why))
@@ -36,8 +37,11 @@ class Cable:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
-        with self._server:
+        while True:
             sock, _ = self._server.accept()
+            threading.Thread(target=self._join, args=(sock,), daemon=True).start()
+
+    def _join(self, sock: socket.socket) -> None:
         far = socket.create_connection(self._target)
         for source, target in ((sock, far), (far, sock)):
             threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
@@ -50,7 +54,9 @@ class Cable:
 
 
 def probes(lost: Lost, host: int = 7, secret: bytes = SECRET) -> Probes:
-    return Probes(socket.create_server(("127.0.0.1", 0)), secret, host, 0, lost, deadline=1.0)
+    return Probes(
+        socket.create_server(("127.0.0.1", 0)), secret, host, 0, lost, lambda *_: lost.found.set(), 1.0
+    )
 
 
 def test_a_peer_that_is_cut_off_is_noticed():
@@ -62,6 +68,19 @@ def test_a_peer_that_is_cut_off_is_noticed():
     cable.cut = True
     assert lost.said.wait(5)
     assert lost.peers == [(3, "the connection has ended: nothing was heard in time")]
+
+
+def test_a_peer_that_is_reached_again():
+    """It is said once that it was lost, and once that it is found."""
+    lost = Lost()
+    cable = Cable(probes(Lost(), 3).address)
+    probes(lost).watch({3: cable.address})
+    cable.cut = True
+    assert lost.said.wait(5)
+    assert not lost.found.is_set()
+    cable.cut = False
+    assert lost.found.wait(5)
+    assert len(lost.peers) == 1
 
 
 def test_a_peer_is_watched_once():

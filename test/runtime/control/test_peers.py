@@ -1,0 +1,82 @@
+"""Who has to go when hosts do not reach each other: never one for the word of another one alone."""
+
+from __future__ import annotations
+
+from pathways.runtime.control.events import GangKey, HostEnded
+from pathways.runtime.control.peers import SETTLE_SECONDS, Peer, PeerWords
+
+A, B, C, D = (Peer(GangKey(island, 0), island) for island in range(4))
+HEARTBEAT = 10.0
+LATER = 5.0 + SETTLE_SECONDS
+
+
+def peers() -> PeerWords:
+    return PeerWords(HEARTBEAT, lambda peer: f"host {peer.host}")
+
+
+def cut(all_peers: PeerWords, *pairs: tuple[Peer, Peer], now: float = 5.0) -> None:
+    for one, other in pairs:
+        assert not all_peers.lose(one, other, "timed out", now)
+        assert all_peers.lose(other, one, "timed out", now)
+
+
+def going(all_peers: PeerWords, now: float = LATER) -> list[int]:
+    return sorted(event.host for event in all_peers.look(now))
+
+
+def test_two_that_say_it_of_each_other_go_both():
+    """As soon as others had time to say the same; said again it is nothing new."""
+    two = peers()
+    cut(two, (A, B))
+    assert not two.lose(A, B, "timed out", 5.1)
+    assert going(two, 5.5) == []
+    assert sorted(two.look(LATER), key=lambda event: event.host) == [
+        HostEnded(A.gang, 0, "host 1 does not reach it: timed out", is_cut=True),
+        HostEnded(B.gang, 1, "host 0 does not reach it: timed out", is_cut=True),
+    ]
+
+
+def test_the_one_that_more_others_name_goes_alone():
+    several = peers()
+    cut(several, (A, B), (C, B))
+    cut(several, (B, D), now=5.4)
+    assert going(several) == [1]
+    several.forget(B.gang)
+    assert going(several, 100.0) == []
+
+
+def test_who_says_it_alone_goes_himself_if_it_stays_so():
+    """He waits for what may never come; nobody else is ended for his word."""
+    one = peers()
+    assert not one.lose(A, B, "timed out", 0.0)
+    assert not one.lose(A, C, "timed out", 0.0)
+    assert going(one, HEARTBEAT) == []
+    (event,) = one.look(HEARTBEAT + SETTLE_SECONDS)
+    assert (event.host, event.is_cut) == (0, True)
+    assert event.why == "it does not reach host 1, which does not say the same: timed out"
+
+
+def test_the_word_of_one_alone_tips_no_scales():
+    """A says of B what C and B say of each other: C goes as B does."""
+    three = peers()
+    cut(three, (B, C))
+    three.lose(A, B, "timed out", 5.0)
+    assert going(three) == [1, 2]
+
+
+def test_a_word_that_is_taken_back_is_forgotten():
+    healed = peers()
+    cut(healed, (A, B))
+    healed.find(A, B)
+    assert going(healed, LATER) == []
+    healed.find(B, A)
+    assert going(healed, 1000.0) == []
+    assert not healed.lose(B, A, "timed out", 1000.0)
+
+
+def test_who_takes_the_place_of_another_one_is_not_named_by_what_was_said_of_that():
+    anew = peers()
+    cut(anew, (A, B))
+    anew.forget(A.gang)
+    assert not anew.lose(B, Peer(GangKey(0, 1), 0), "timed out", 6.0)
+    assert going(anew, 7.0) == []
