@@ -132,3 +132,22 @@ os.kill(process.pid, 0)
 process.stdin.close()
 assert process.wait(10) == 0
 """)
+
+
+def test_nodes_of_slurm(tmp_path: Path):
+    """A script stands in for srun, and finds the options that it is to find."""
+    srun = tmp_path / "srun"
+    srun.write_text(f"""#!/bin/sh
+echo "$*" >> {tmp_path}/log
+test "$1 $2 $4 $5" = "--overlap -w -N1 -n1" || exit 2
+shift 5; exec "$@"
+""")
+    srun.chmod(0o755)
+    run(f"""
+os.environ.update(SLURM_JOB_NODELIST="n[08-09]", PATH="{tmp_path}:" + os.environ["PATH"])
+cluster = pw.connect("slurm", bind="127.0.0.1", devices_per_host=2)
+assert [len(island.devices) for island in cluster.islands] == [2, 2]
+assert pw.connect("slurm", bind="127.0.0.1", devices_per_host=2) is cluster
+lines = sorted(open("{tmp_path}/log").read().splitlines())
+assert [line.split()[:5] for line in lines] == [f"--overlap -w {{n}} -N1 -n1".split() for n in ("n08", "n09")]
+""")

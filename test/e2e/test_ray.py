@@ -132,8 +132,8 @@ for number in (signal.SIGKILL, signal.SIGTERM):
 def test_what_is_wrong_is_said_at_once():
     import pathways as pw
 
-    with pytest.raises(ValueError, match=r"connect\('slurm'\): expected 'ray'"):
-        pw.connect("slurm", islands=[pw.Island()])
+    with pytest.raises(ValueError, match=r"connect\('mpi'\): expected 'ray', 'slurm'"):
+        pw.connect("mpi", islands=[pw.Island()])
     with pytest.raises(ValueError, match=r"expected islands=\[pathways.Island"):
         pw.connect("ray", hosts=2)
     with pytest.raises(ValueError, match="address= is that of a Ray cluster"):

@@ -17,6 +17,7 @@ from pathways.runtime.hosts.launch.launching import Launcher
 from pathways.runtime.hosts.launch.options import FormerKeywords, HostOptions, with_former
 from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
 from pathways.runtime.hosts.launch.settings import Island, Settings, islands_of
+from pathways.runtime.hosts.launch.slurm import SLURM_START, islands_on, nodes_of, own_address
 from pathways.runtime.local import devices, stalls, tracing
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.xla.tracebacks import boundary
@@ -49,7 +50,9 @@ def connect(
 
     Args:
       launcher: `"ray"` lets Ray start the workers of `islands`, on the machines of its cluster; it needs the
-        extra `pathways-mlir[ray]`. By default this process starts them on its own machine.
+        extra `pathways-mlir[ray]`. `"slurm"` has `srun` start one on each node of the allocation that this
+        process runs in, each an island, or those of `islands`. By default this process starts them on its
+        own machine.
       hosts: start this number of worker processes on this machine, each with its own JAX, and use their
         devices: each is an island. They end with this process, or when it connects to other devices, or
         at `disconnect`. Or names of machines, as in `["a", "b"]`, on each of which `start` starts one; they
@@ -61,7 +64,7 @@ def connect(
         default Ray starts one of its own here, which ends with this process.
       bind: the IPv4 address on which this process listens for workers, which connect over TCP and listen at
         the address from which they reach it. By default a socket in a folder that only this user may enter;
-        with Ray 127.0.0.1.
+        with Ray 127.0.0.1, with Slurm that of this node.
       start: the command that starts a worker on a machine with a name, `"ssh {host} {command}"` by default.
         It is split as by a shell, but no shell sees it: `{host}` is replaced by the name, and the word
         `{command}` by the words that run a worker. It has the environment of this process; what the worker
@@ -89,8 +92,18 @@ def connect(
     """
     with _lock:
         options = with_former(options, former)
-        if launcher not in (None, "ray"):
-            raise ValueError(f"connect({launcher!r}): expected 'ray', or nothing")
+        if launcher not in (None, "ray", "slurm"):
+            raise ValueError(f"connect({launcher!r}): expected 'ray', 'slurm', or nothing")
+        if launcher == "slurm":
+            if hosts is not None:
+                raise ValueError(
+                    "connect('slurm'): hosts are the nodes of the allocation; say islands=, or nothing"
+                )
+            nodes = nodes_of(os.environ)
+            islands = islands_on(nodes, islands, devices_per_host)
+            start = SLURM_START if start is None else start
+            bind = own_address(os.environ, len(nodes)) if bind is None else bind
+            launcher = None
         if launcher is not None and not isinstance(islands, Sequence):
             raise ValueError(f"connect({launcher!r}): expected islands=[pathways.Island(...), ...]")
         if launcher is None and address is not None:
