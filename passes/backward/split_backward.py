@@ -57,6 +57,16 @@ class SplitBackward(Pass):
 
     Where a forward is repeated (`jax.checkpoint`), a remark says how many bytes wait for W.
 
+    ```mlir
+    // before
+    %3:2 = pw.launch @b(%arg1, %1, %2) on @s1 [bwd 1] in @l
+    %4 = pw.transfer %3#1 to @s0 in @l
+    // after
+    %3:2 = pw.launch @b_input(%arg1, %2) on @s1 [bwd.input 1] in @l
+    %4 = pw.launch @b_weight(%1, %3#1) on @s1 [bwd.weight 1] in @l
+    %5 = pw.transfer %3#0 to @s0 in @l
+    ```
+
     Requires: transfers inserted.
     Guarantees: the same values; `origins` say which `part` of a backward a launch is.
     """

@@ -21,6 +21,15 @@ class BindSlices(Pass):
     of their declaration; slices that may share devices go to one host together. On different hosts they share
     none, so that `hosts` may name one for each.
 
+    ```mlir
+    // before
+    pw.slice @s0 mesh @mesh
+    pw.slice @s1 mesh @mesh
+    // after
+    pw.slice @s0 mesh @mesh host 1
+    pw.slice @s1 mesh @mesh host 0
+    ```
+
     Requires: a scheduled program.
     Guarantees: each `pw.slice` has a `host`.
     """

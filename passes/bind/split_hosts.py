@@ -51,6 +51,18 @@ class SplitHosts(Pass):
        beginning, since a host may issue all of a step before any of it runs. It counts both once more for
        each further step that runs ahead.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0) on @s0 order 0
+    %1 = pw.transfer %0 to @s1 over @c0 order 1
+    %3 = pw.launch @g(%1, %arg1) on @s1 order 0
+    // after
+    %0 = pw.launch @f(%arg0) on @s0 order 0
+    pw.send %0 from @s0 over @c0 index 0 order 1
+    %0 = pw.recv on @s1 over @c0 index 0 order 0
+    %1 = pw.launch @g(%0, %arg0) on @s1 order 1
+    ```
+
     Requires: a `host` for each slice.
     Guarantees: every send has one receive; all hosts together are free of deadlock, even if they did wait at
     every step.

@@ -47,6 +47,15 @@ class Import(Pass):
        together; forward launches that read through one are marked `recompute`.
     6. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
 
+    ```mlir
+    // before
+    %0 = call @xla_metadata_call(%arg0) {mhlo.frontend_attributes = {pw.call = "0", pw.kind = ...
+    %1 = call @xla_metadata_call_0(%arg0, %0) {mhlo.frontend_attributes = {pw.call = "0", pw.kind = ...
+    // after
+    %0 = pw.launch @square(%arg0) on @s0 [fwd 0]
+    %1 = pw.launch @square_bwd(%arg0, %0) on @s0 [bwd 0]
+    ```
+
     Requires: a public `@main`; `pw.slice` and `pw.loop` ops for all that the metadata names.
     Guarantees: form `imported`; every placed call is a launch, no other call is in `@main`.
     """

@@ -40,6 +40,18 @@ class Accumulate(Pass):
     Where the computation is large, the first takes zeros and is like the others: XLA compiles one version of
     it. The zeros of a slice are one launch, which comes before all others of the loop.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0) on @s0 [bwd 0 #2] in @batch #2 order 0
+    %1 = pw.launch @f(%arg0) on @s0 [bwd 0 #1] in @batch #1 order 1
+    %2 = pw.launch @f(%arg0) on @s0 [bwd 0 #0] in @batch #0 order 2
+    %3 = pw.reduce sum %2, %1, %0 in @batch on @s0
+    // after
+    %0 = pw.launch @f(%arg0) on @s0 [bwd 0 #2] in @batch #2 order 0
+    %1 = pw.launch @f_add(%arg0, %0) on @s0 [bwd 0 #1] in @batch #1 order 1
+    %2 = pw.launch @f_add(%arg0, %1) on @s0 [bwd 0 #0] in @batch #0 order 2
+    ```
+
     Requires: launches with `order`; sums from `pw-unroll-microbatches`.
     Guarantees: no `pw.reduce` is left.
     """

@@ -57,6 +57,16 @@ class FuseLaunches(Pass):
     its own loop and microbatch, so that all its launches run one computation, which is compiled once. Outside
     of loops, such as the update of equal stages, it is fused with what all its launches are, or with nothing.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0) on @s0 [fwd 0] order 0
+    %1 = pw.launch @glue(%0) on @s0 order 1
+    %2 = pw.launch @f(%1) on @s0 [fwd 0] order 2
+    // after
+    %0 = pw.launch @f_fused(%arg0) on @s0 [fwd 0] order 0
+    %1 = pw.launch @f(%0) on @s0 [fwd 0] order 1
+    ```
+
     Requires: launches with `order`, and a block that is sorted by it, from `pw-schedule`.
     Guarantees: the same values; `order` counts the launches and sends that are left.
     """

@@ -36,6 +36,20 @@ class ShareLoops(Pass):
     Loops are the same when they are the same code on operands of the same types and shardings.
     Computations with side effects are left whole.
 
+    ```mlir
+    // before
+    %0 = pw.launch @first(%arg0) on @s0 [fwd 0] order 0
+    %1 = pw.transfer %0 to @s1 over @c0 order 1
+    %2 = pw.launch @last(%arg1, %1) on @s1 [fwd 1] order 0
+    // after
+    %0 = pw.launch @first_part(%arg0) on @s0 [fwd 0] order 0
+    %1 = pw.launch @first_loop(%0) on @s0 [fwd 0] order 1
+    %2 = pw.launch @first_part_1(%0, %1) on @s0 [fwd 0] order 2
+    %3 = pw.transfer %2 to @s1 over @c0 order 3
+    %4 = pw.launch @first_loop(%3) on @s1 [fwd 1] order 0
+    %5 = pw.launch @last_part(%4, %arg1) on @s1 [fwd 1] order 1
+    ```
+
     Requires: launches with `order`, after `pw-fuse-launches`.
     Guarantees: the same values; `order` counts the launches and sends that are there now.
     """

@@ -54,6 +54,19 @@ class UnrollMicrobatches(Pass):
        up by launches. A concatenation is one launch.
     4. What is carried is the value that the turn before passed on. The number of a turn is a hidden argument.
 
+    ```mlir
+    // before
+    %1 = pw.split %arg1 in @batch on @s0
+    %2 = pw.launch @front(%0, %1) on @s0 [fwd 0] in @batch
+    %7 = pw.reduce sum %6 in @batch on @s0
+    // after
+    %1 = pw.launch @block(%arg1, %arg2) on @s0 in @batch #0
+    %2 = pw.launch @front(%0, %1) on @s0 [fwd 0 #0] in @batch #0
+    %8 = pw.launch @block(%arg1, %arg3) on @s0 in @batch #1
+    %9 = pw.launch @front(%0, %8) on @s0 [fwd 0 #1] in @batch #1
+    %22 = pw.reduce sum %7, %14, %21 in @batch on @s0
+    ```
+
     Requires: shardings decided, transfers cut into pieces.
     Guarantees: no split, carry or index; what is of a loop has a `microbatch`; the same values, sums in the
     order of the microbatches.

@@ -51,6 +51,16 @@ class PlanMemory(Pass):
        all its devices: arguments, intermediates, results, and the copies that the caller gets of results
        that are also another result or an argument that was not donated.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0) on @s0 order 0
+    %1 = pw.launch @f(%0) on @s0 order 1
+    // after
+    %0 = pw.launch @f(%arg0) on @s0 order 0
+    %1 = pw.launch @f(%0) on @s0 order 1
+    pw.release %0
+    ```
+
     Requires: launches and transfers with `order` and channels.
     Guarantees: no value is read after its release or donation; every owned value ends exactly once.
     """

@@ -25,6 +25,17 @@ class Cse(Pass):
     `jax.checkpoint` repeats is not merged with the forward launch that it repeats, and a computation with
     side effects is never merged.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0) on @s0
+    %1 = pw.launch @f(%arg0) on @s0
+    %2 = pw.transfer %0 to @s1
+    %3 = pw.transfer %1 to @s1
+    // after
+    %0 = pw.launch @f(%arg0) on @s0
+    %1 = pw.transfer %0 to @s1
+    ```
+
     Requires: no glue in `@main`.
     Guarantees: a value moves to a slice once.
     """

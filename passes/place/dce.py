@@ -40,6 +40,17 @@ class Dce(Pass):
 
     The arguments that callers pass are kept, read or not.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0) on @s0
+    %1 = pw.launch @f(%arg1) on @s0
+    %2 = pw.transfer %1 to @s1
+    pw.launch @prints(%arg0) on @s0
+    // after
+    %0 = pw.launch @f(%arg0) on @s0
+    pw.launch @prints(%arg0) on @s0
+    ```
+
     Requires: no glue in `@main`.
     """
 

@@ -54,6 +54,19 @@ class InferPlacement(Pass):
        split where its microbatches are read.
     7. What the turns of a loop pass on to each other stays on its slice, or is mirrored in all turns.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0) on @s0 [fwd]
+    %1 = stablehlo.tanh %0
+    %3 = pw.launch @f(%1) on @s1 [fwd]
+    %5 = stablehlo.subtract %0, %2
+    // after
+    %0 = pw.launch @f(%arg0) on @s0 [fwd]
+    %1 = stablehlo.tanh %0 {pw.slice = @s0}
+    %3 = pw.launch @f(%1) on @s1 [fwd]
+    %5 = stablehlo.subtract %0, %2 {pw.slice = @s0}
+    ```
+
     Requires: form `imported`.
     Guarantees: every operation, argument and result of `@main` has a slice.
     """

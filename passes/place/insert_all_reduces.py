@@ -22,6 +22,16 @@ class InsertAllReduces(Pass):
     Each replica works on a part of the microbatches. Until `pw-replicate` makes a program of each, the
     code is that of any of them, and the sum stands for the sums of all.
 
+    ```mlir
+    // before
+    %1 = pw.reduce sum %0 in @batch on @s0
+    %2 = pw.reduce concat %0 in @batch on @s0
+    // after
+    %1 = pw.reduce sum %0 in @batch on @s0
+    %2 = pw.all_reduce %1 on @s0
+    %3 = pw.reduce concat %0 in @batch on @s0
+    ```
+
     Requires: placement from `pw-infer-placement`; one number of replicas for all slices.
     Guarantees: what reads a sum over microbatches reads the sum over all replicas.
     """

@@ -29,6 +29,16 @@ class InsertTransfers(Pass):
     A value is moved to a slice once, however many launches read it there, and leaves as soon as it is
     there: the transfer comes right after its producer.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0, %arg1) on @s0
+    %1 = pw.launch @f(%0, %arg1) on @s1
+    // after
+    %1 = pw.launch @f(%arg0, %arg1) on @s0
+    %2 = pw.transfer %1 to @s1
+    %3 = pw.launch @f(%2, %arg1) on @s1
+    ```
+
     Requires: no glue in `@main`; placed arguments.
     Guarantees: what a launch, a split or a reduction reads lives on its slice.
     """

@@ -32,6 +32,20 @@ class Outline(Pass):
     loop is kept apart from what is done once. Work marked `pw.mirrored` is
     repeated in each computation that reads it. Structurally equal computations are merged.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0) on @s0
+    %1 = stablehlo.negate %0 {pw.slice = @s0}
+    %2 = stablehlo.tanh %1 {pw.slice = @s0}
+    %3 = pw.launch @f(%0) on @s0
+    %4 = stablehlo.exponential %3 {pw.slice = @s0}
+    // after
+    %0 = pw.launch @f(%arg0) on @s0
+    %1 = pw.launch @glue(%0) on @s0
+    %2 = pw.launch @f(%0) on @s0
+    %3 = pw.launch @glue_1(%2) on @s0
+    ```
+
     Requires: every operation placed by `pw-infer-placement`.
     Guarantees: `@main` holds only `pw` operations and its return; launches of glue have no origins.
     """

@@ -33,6 +33,15 @@ class SinkConstants(Pass):
     then drops the result. Expensive operations, loops and side effects are not repeated, and a computation
     that makes nothing but constants stays the one that makes them.
 
+    ```mlir
+    // before
+    %0:2 = pw.launch @front(%arg0) on @s0 [fwd]
+    %1 = pw.launch @back(%0#0, %0#1) on @s0 [bwd]
+    // after
+    %0:2 = pw.launch @front(%arg0) on @s0 [fwd]
+    %1 = pw.launch @back(%0#0) on @s0 [bwd]
+    ```
+
     Requires: no glue in `@main`.
     """
 

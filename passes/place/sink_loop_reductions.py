@@ -28,6 +28,20 @@ class SinkLoopReductions(Pass):
     sent. The sum passes through additions, subtractions, transposes and reshapes on its way, and only where
     something crosses: elsewhere the order of additions, and with it the rounding, stays.
 
+    ```mlir
+    // before
+    %1 = pw.launch @f(%0) on @s0 in @batch
+    %2 = pw.launch @f(%0) on @s1 in @batch
+    %3 = stablehlo.add %2, %1 {pw.loop = @batch, pw.slice = @s0}
+    %4 = pw.reduce sum %3 in @batch on @s0
+    // after
+    %1 = pw.launch @f(%0) on @s0 in @batch
+    %2 = pw.launch @f(%0) on @s1 in @batch
+    %3 = pw.reduce sum %2 in @batch on @s1
+    %4 = pw.reduce sum %1 in @batch on @s0
+    %5 = stablehlo.add %3, %4 {pw.slice = @s0}
+    ```
+
     Requires: placement from `pw-infer-placement`.
     Guarantees: the same value up to rounding; what crosses does so once for each loop.
     """

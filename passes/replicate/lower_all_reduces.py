@@ -61,6 +61,19 @@ class LowerAllReduces(Pass):
     All replicas run the same computations, and have the same sums bit by bit. What leads to a transfer is to
     overlap with the loop: it runs while other stages of the slice still work.
 
+    ```mlir
+    // before
+    %0:2 = pw.all_reduce %arg0, %arg1
+    %1:2 = pw.all_reduce %arg2, %arg3
+    // after
+    %0 = pw.launch @bucket(%arg0, %arg2) on @s0 {overlap_with_loop}
+    %1 = pw.launch @bucket(%arg1, %arg3) on @s1 {overlap_with_loop}
+    %2 = pw.transfer %1 to @s0
+    %3 = pw.transfer %0 to @s1
+    %4:2 = pw.launch @bucket_total(%0, %2) on @s0
+    %5:2 = pw.launch @bucket_total(%3, %1) on @s1
+    ```
+
     Requires: `pw-replicate`.
     Guarantees: no exchange is left.
     """

@@ -68,6 +68,19 @@ class Replicate(Pass):
        replica r starts from what replica r - 1 ended with, and all get what the last one ends with. A remark
        says how much waits for that. What is carried `per_replica` is repeated as any other value.
 
+    ```mlir
+    // before
+    %0 = pw.split %arg1 in @batch on @s0
+    %1 = pw.launch @f(%arg0, %0) on @s0 in @batch
+    %4 = pw.all_reduce %3 on @s1
+    // after
+    %0 = pw.split %arg2 in @batch on @s0
+    %1 = pw.split %arg3 in @batch_r1 on @s0_r1
+    %2 = pw.launch @f(%arg0, %0) on @s0 in @batch
+    %3 = pw.launch @f(%arg1, %1) on @s0_r1 in @batch_r1
+    %8:2 = pw.all_reduce %6, %7
+    ```
+
     Requires: shardings decided, transfers cut into pieces; all slices with one number of replicas, which
     divides the microbatches.
     Guarantees: a slice stands for itself alone; computations are shared by all replicas.

@@ -49,6 +49,17 @@ class SplitUpdates(Pass):
 
     What does not divide by the number of replicas stays whole on each of them, and a remark says so.
 
+    ```mlir
+    // before
+    %3 = pw.all_reduce %2 on @s0
+    %4:2 = pw.launch @update(%arg0, %arg1, %3) on @s0
+    // after
+    %0 = pw.replica on @s0
+    %4 = pw.reduce_scatter %3 along 0 on @s0
+    %5:2 = pw.launch @update_blocks(%arg0, %arg1, %4, %0) on @s0
+    %6 = pw.all_gather %5#0 along 0 on @s0
+    ```
+
     Requires: shardings decided.
     Guarantees: an argument with `pw.block` is read by launches on blocks of it.
     """

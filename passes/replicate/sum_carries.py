@@ -36,6 +36,19 @@ class SumCarries(Pass):
     It is done with floats, whose sums differ in the order of additions. All else that microbatches pass on
     stays as it is, and `pw-replicate` passes it from replica to replica. A remark says what was done.
 
+    ```mlir
+    // before
+    %0 = pw.carry %arg0 in @batch on @s0
+    %5 = pw.next %0, %2#0 in @batch on @s0
+    // after
+    %1 = pw.launch @zeros() on @s0
+    %2 = pw.carry %1 in @batch on @s0 {per_replica}
+    %7 = pw.next %2, %4#0 in @batch on @s0
+    %8 = pw.launch @weighted(%7, %0) on @s0
+    %9 = pw.all_reduce %8 on @s0
+    %10 = pw.launch @with_first(%arg0, %9) on @s0
+    ```
+
     Requires: shardings decided; replicas that work on consecutive microbatches.
     Guarantees: nothing depends on a value that is carried `per_replica` but what is passed on.
     """

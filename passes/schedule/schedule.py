@@ -86,6 +86,19 @@ class Schedule(Pass):
     How long placed calls take by their operations is in `pw.times` of the module, and which times the
     orders were made with, so that a replay can go by the same.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0) on @s0
+    %1 = pw.transfer %0 to @s1
+    %2 = pw.launch @f(%0) on @s0
+    %3 = pw.launch @f(%1) on @s1
+    // after
+    %0 = pw.launch @f(%arg0) on @s0 order 0
+    %1 = pw.transfer %0 to @s1 over @c0 order 1
+    %2 = pw.launch @f(%0) on @s0 order 2
+    %3 = pw.launch @f(%1) on @s1 order 0
+    ```
+
     Requires: loops unrolled.
     Guarantees: every launch and transfer has an `order`, every transfer a `channel`; the order can be met.
     """

@@ -54,6 +54,15 @@ class LowerTransfers(Pass):
 
     A remark says what each such transfer brings over.
 
+    ```mlir
+    // before
+    %1 = pw.transfer %arg1 to @s1 {sharding = #sdy.sharding<@mesh_4, [{"x"}, {}]>}
+    // after
+    %1:2 = pw.launch @cut(%arg1) on @s0
+    %2:2 = pw.transfer %1#0, %1#1 to @s1 {routes = array<i64: 0, 0, 1, 0, 0, 2, 1, 2, 0, 1, 1, 1, ...
+    %3 = pw.launch @join(%2#0, %2#1) on @s1
+    ```
+
     Requires: placed form; shardings from `pw-propagate-shardings`; what they split divides evenly.
     Guarantees: a transfer without `routes` copies shards as they are.
     """

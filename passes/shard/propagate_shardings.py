@@ -69,6 +69,15 @@ class PropagateShardings(Pass):
        replicated, and so are rows of a batch of which microbatches do not divide, unless the user wants them
        split. A remark names large values that end up so.
 
+    ```mlir
+    // before
+    %0 = pw.launch @f(%arg0, %arg2) on @s0
+    %1 = pw.transfer %0 to @s1
+    // after
+    %0 = pw.launch @f(%arg0, %arg2) on @s0
+    %1 = pw.transfer %0 to @s1 {sharding = #sdy.sharding<@mesh, [{"data"}, {"model"}]>}
+    ```
+
     Requires: placed form.
     Guarantees: on slices of several devices every value has one sharding; operands of a launch have those
     of the computation's arguments. Programs whose slices have one device each are left alone.
