@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ from jaxlib.mlir import ir
 import pathways
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import LaunchOp, make_context, symbol_table
+from pathways.passes.backward import split_loops
 from pathways.passes.manager.driver import run_passes
 from pathways.passes.measured.durations import measured_durations
 from pathways.passes.measured.events import EventLog
@@ -172,23 +174,29 @@ def halves(steps: int) -> Iterator[Row]:
         stage = stage_of(scanned, remat)
         flops: dict[str, float] = {}
         programs: dict[str, Compiled] = {}
-        handed = kept = 0
+        passed = kept = 0
         for schedule in ("1f1b", "zb-h1"):
             lowered = lower_pipeline(stage, 3, 1, schedule, params, batch)
             module = ir.Module.parse(lowered.as_text("sharded"), make_context())
             flops[schedule] = work_of_backward(module, 1)
             programs[schedule] = lowered.compile()
             if schedule == "zb-h1":
-                handed = handed_over(module, 1)
+                passed = passed_on(module, 1)
             else:
                 kept = read_by_backward(module, 1)
+        if scanned:
+            # What it gives to do all turns of the loop of W at once.
+            with mock.patch.object(split_loops, "can_be_batched", return_value=False):
+                turn_by_turn = lower_pipeline(stage, 3, 1, "zb-h1", params, batch).compile()
+            programs["turn by turn"] = turn_by_turn
         seconds = seconds_alone(programs, 1, steps)
         yield {
             "case": f"I + W / B: {'scan' if scanned else 'unrolled'}{', remat' if remat else ''}",
             "flops": flops["zb-h1"] / flops["1f1b"],
             "time": seconds["zb-h1"] / seconds["1f1b"],
+            **({"turn by turn": seconds["turn by turn"] / seconds["1f1b"]} if scanned else {}),
             "ms": seconds["1f1b"] * 1e3,
-            "handed MiB": handed / 2**20,
+            "passed MiB": passed / 2**20,
             "kept by B MiB": kept / 2**20,
             "target": "flops equal, time 1.05",
         }
@@ -209,7 +217,7 @@ def work_of_backward(module: ir.Module, stage: int) -> float:
     return float(sum(work.of(op.callee) for op in _backward_launches(module, stage)))
 
 
-def handed_over(module: ir.Module, stage: int) -> int:
+def passed_on(module: ir.Module, stage: int) -> int:
     """The bytes that the first half of a backward gives to the second one."""
     first, second = _backward_launches(module, stage)
     return sum(byte_size(v.type) for v in dict.fromkeys(second.operands) if v in set(first.results))

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from jaxlib.mlir import ir
 
@@ -209,8 +209,7 @@ def symbol_table(module: ir.Module) -> dict[str, ir.OpView]:
     return {name: op for name, op in named if name is not None}
 
 
-@functools.cache
-def only_computes(kind: type[ir.OpView]) -> bool:
+def _only_computes(kind: type[ir.OpView]) -> bool:
     """Whether all operations of a kind do nothing but compute their results, by themselves.
 
     These are the operations of StableHLO that have no regions, call nothing and communicate with nothing:
@@ -219,6 +218,10 @@ def only_computes(kind: type[ir.OpView]) -> bool:
     name = getattr(kind, "OPERATION_NAME", "")
     has_no_regions = getattr(kind, "_ODS_REGIONS", None) == (0, True)
     return has_no_regions and name.startswith(("stablehlo.", "chlo.")) and name not in _DOES_MORE
+
+
+# To mypy a class of the bindings is not hashable.
+only_computes = cast(Callable[[type[ir.OpView]], bool], functools.cache(_only_computes))
 
 
 _DOES_MORE = frozenset(
