@@ -14,7 +14,17 @@ from pathways.runtime.hosts.launch.launching import WorkerConfig
 from pathways.runtime.hosts.launch.listening import connect_to
 from pathways.runtime.hosts.protocol.doors import call
 from pathways.runtime.hosts.protocol.frames import decode_for_worker
-from pathways.runtime.hosts.protocol.messages import CHANNELS, Done, Ping, Pong, Purpose, Ready, Run
+from pathways.runtime.hosts.protocol.messages import (
+    CHANNELS,
+    Done,
+    Load,
+    LoadDone,
+    Ping,
+    Pong,
+    Purpose,
+    Ready,
+    Run,
+)
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
 
@@ -80,6 +90,8 @@ class ThreadWorker:
                         connection.send(Pong(number))
                     case Run() as run:
                         connection.send(Done(run.run, None, {}))
+                    case Load() as load:
+                        connection.send(LoadDone(load.request, None))
                     case _:
                         pass
         self._ended.set()

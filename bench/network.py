@@ -1,0 +1,376 @@
+"""What a network between hosts costs, against what no program can do without: delays, round trips, bare TCP.
+
+  python bench/network.py [--json PATH] [--rounds N] [--only TEXT]
+
+Machines are network namespaces of this one (`test/lab`), so it needs root; rows without them run anywhere.
+A row gives the median of our side, the floor, their ratio, and the largest ratio, or the largest figure, that
+is meant to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import _lab
+import jax
+import jaxlib
+from _bare_hosts import bare
+from hosts import Hosts, Idle, clocked, empty_part, in_turn
+from lab import Lab, why_not
+from sessions import Session
+from workers_without_jax import ThreadLauncher, ThreadWorker
+
+from pathways.runtime.hosts.controller.controller import Controller
+from pathways.runtime.hosts.controller.hosted import HostedProgram, HostPart
+from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.launch.launching import WorkerConfig
+from pathways.runtime.hosts.launch.settings import Island, Settings
+
+DELAY = 20e-3
+STEPS = 2000
+BYTES = 32 << 20
+CUT_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+      case: what is done.
+      versus: the floor.
+      ours: our figure.
+      floor: that of the floor; None where there is none.
+      target: the largest ratio of both; without a floor the largest figure. None where it is only reported.
+      unit: of the figures.
+    """
+
+    case: str
+    versus: str
+    ours: float
+    floor: float | None
+    target: float | None
+    unit: str = "ms"
+
+    @property
+    def ratio(self) -> float | None:
+        """Of ours to the floor."""
+        return None if not self.floor else self.ours / self.floor
+
+    def __str__(self) -> str:
+        measured = self.ours if self.ratio is None else self.ratio
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
+        floor = "" if self.floor is None else f"{self.floor:.4g}"
+        target = "report" if self.target is None else f"{self.target:g}"
+        over = "  over" if self.target is not None and measured > self.target else ""
+        figures = f"{target:>7}{ratio:>7}{self.ours:>10.4g}{floor:>9} {self.unit}{over}"
+        return f"{self.case:<46}{self.versus:<26}{figures}"
+
+
+@contextlib.contextmanager
+def machines(count: int, **settings: Any) -> Iterator[Session]:
+    """A controller and so many hosts on machines of their own, that are ready."""
+    with Lab(machines=1 + count) as lab, Session(lab, **settings) as session:
+        yield session
+
+
+def median(measure: Callable[[], float], rounds: int, warm_up: int = 1) -> float:
+    """Of some measurements after the first ones."""
+    return statistics.median([measure() for _ in range(rounds + warm_up)][warm_up:])
+
+
+def step_seconds(session: Session) -> float:
+    """What a training step adds to those before it."""
+    long, short = (session.ask("train", steps=steps)["seconds"] for steps in (6, 1))
+    return (long - short) / 5
+
+
+def hops(rounds: int) -> Iterator[Row]:
+    """A value from host to host, and pipelines of it."""
+    with machines(2) as session:
+        session.lab.delay(DELAY)
+        hop = median(lambda: session.ask("links")["latency"], max(1, rounds // 4), 0)
+        yield Row("hop, 20 ms", "delay", hop * 1e3, DELAY * 1e3, 1.15)
+    for schedule, count, target in (("1f1b", 16, 1.10), ("search", 6, 1.25)):
+        with machines(4, schedule=schedule) as session:
+            session.lab.delay(DELAY)
+            step = median(lambda session=session: step_seconds(session), rounds)
+            name = f"step of {schedule}, S=4 M=8, 20 ms"
+            yield Row(name, f"{count} hops", step * 1e3, count * DELAY * 1e3, target)
+
+
+def rounds_trips(rounds: int) -> Iterator[Row]:
+    """What waits for answers."""
+    with machines(2) as session:
+
+        def touch() -> float:
+            return session.ask("touch", steps=STEPS)["seconds"] / STEPS
+
+        near = median(touch, rounds)
+        session.lab.delay(DELAY)
+        far = median(touch, rounds)
+        yield Row("step with no work, 20 ms to the controller", "no delay", far * 1e3, near * 1e3, 1.5)
+        fetched = median(lambda: session.ask("fetch")["took"], rounds)
+        yield Row("device_get of 8 results, 20 ms", "round trip", fetched * 1e3, 2 * DELAY * 1e3, 1.25)
+
+
+SERVE = """
+import socket
+server = socket.create_server(("0.0.0.0", 5000))
+print("ready", flush=True)
+while True:
+    sock, _ = server.accept()
+    while sock.recv(1 << 20):
+        pass
+    sock.close()
+"""
+SEND = """
+import socket, sys, time
+began = time.perf_counter()
+sock = socket.create_connection((sys.argv[1], 5000))
+sock.sendall(bytes(int(sys.argv[2])))
+sock.shutdown(socket.SHUT_WR)
+sock.recv(1)
+print(time.perf_counter() - began)
+"""
+
+
+def bare_tcp(lab: Lab, size: int) -> float:
+    """Seconds in which bytes go from machine 1 to machine 2 over a connection of their own."""
+    serve = lab.popen(2, [sys.executable, "-Ic", SERVE], stdout=subprocess.PIPE, text=True)
+    assert serve.stdout is not None
+    serve.stdout.readline()
+    took = float(lab.run(1, [sys.executable, "-Ic", SEND, lab.address(2), str(size)]).stdout)
+    lab.kill(serve)
+    return took
+
+
+def moves(rounds: int) -> Iterator[Row]:
+    """Many bytes from host to host."""
+    first, third, floors = [], [], []
+    for _ in range(max(3, rounds // 2)):
+        with machines(2) as session:
+            session.lab.delay(DELAY)
+            took = [session.ask("move", size=BYTES)["took"] for _ in range(3)]
+            first.append(took[0])
+            third.append(took[2])
+            floors.append(bare_tcp(session.lab, BYTES))
+    floor = statistics.median(floors) * 1e3
+    for name, figures, target in (("first", first, 1.5), ("third", third, 1.0)):
+        yield Row(
+            f"32 MB between hosts, 20 ms, {name}", "bare TCP", statistics.median(figures) * 1e3, floor, target
+        )
+
+
+def cuts(rounds: int) -> Iterator[Row]:
+    """The time from the end of a cut until values are right; once, since it takes minutes."""
+    del rounds
+    with machines(2, heartbeat=5) as session:
+        session.check()
+        session.lab.isolate(2)
+        healing = threading.Timer(CUT_SECONDS, session.lab.heal)
+        healing.start()
+        began = time.monotonic()
+        while True:
+            session.tell("train", steps=3)
+            answer = session.hear(CUT_SECONDS + 120)
+            if "error" not in answer or time.monotonic() - began > CUT_SECONDS + 60:
+                break
+            time.sleep(0.1)
+        healing.join()
+        is_right = answer.get("sum") == session.expected[2]
+        right = time.monotonic() - began - CUT_SECONDS if is_right else math.inf
+        yield Row("right after a cut of 60 s heals", "", right, None, 10, "s")
+
+
+def started(count: int, seconds: float) -> float:
+    """Seconds in which so many hosts without JAX start that take so long to say whether they live."""
+    launcher = ThreadLauncher(seconds)
+    began = time.perf_counter()
+    gangs = Starter(Settings((Island(),) * count), launcher).start(range(count), threading.Event())
+    took = time.perf_counter() - began
+    for host in (host for gang in gangs for host in gang):
+        host.close()
+    for worker in launcher.workers:
+        worker.kill()
+    return took
+
+
+def starts(rounds: int) -> Iterator[Row]:
+    """Many hosts, each question to which takes a round trip."""
+    slow, fast = (median(lambda s=seconds: started(32, s), rounds) for seconds in (0.04, 0.0))
+    yield Row("start of 32 hosts, liveness 40 ms", "", slow, None, 2, "s")
+    yield Row("the same, liveness free", "", fast, None, None, "s")
+
+
+class Elsewhere:
+    """A `Launcher` of workers without JAX in another process, whose time is not that of the controller."""
+
+    def __init__(self) -> None:
+        script = "import network; network.serve()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, text=True, cwd=_lab.TESTS.parent / "bench"
+        )
+
+    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> list[Elsewhere]:
+        """See `Launcher.launch`."""
+        del seconds
+        assert self._process.stdin is not None
+        for config in configs:
+            self._process.stdin.write(config.to_json() + "\n")
+        self._process.stdin.flush()
+        return [self for _ in configs]
+
+    pid = 0
+
+    def ending(self, seconds: float) -> str | None:
+        """See `WorkerProcess.ending`."""
+        return None if self._process.poll() is None else f"exit code {self._process.wait(seconds)}"
+
+    def kill(self) -> None:
+        """See `WorkerProcess.kill`."""
+        self._process.kill()
+
+    def last_lines(self) -> tuple[str, ...]:
+        """See `WorkerProcess.last_lines`."""
+        return ()
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        self._process.kill()
+        self._process.wait()
+
+
+def serve() -> None:
+    """Workers without JAX, one for each line of standard input."""
+    workers = [ThreadWorker(WorkerConfig.from_json(line), 0.0) for line in sys.stdin]
+    assert workers
+
+
+def busy(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of this process's CPU, and all seconds, that something takes."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def run_steps(controller: Controller, program: HostedProgram, count: int) -> None:
+    """Steps of a program without arguments, as far ahead as may be."""
+    arguments: dict[int, tuple[int, ...]] = dict.fromkeys(program.outputs, ())
+    for _ in range(count):
+        last = controller.run(program, arguments)
+    controller.wait(last)
+
+
+def controllers(rounds: int) -> Iterator[Row]:
+    """The controller's own time, for many hosts."""
+    for count in (64, 512):
+        settings = Settings((Island(),) * count)
+        controller = Controller(Starter(settings, Elsewhere()), settings)
+        parts = {n: HostPart(empty_part(n), (), (), (), (), {}, {}) for n in range(count)}
+        program = controller.load("idle", controller.islands.gangs, parts, {})
+        steps = rounds * 20
+        run_steps(controller, program, 10)
+        # It asks hosts whether they live all the time; those of one process answer steps slowly.
+        resting = busy(functools.partial(time.sleep, 2))
+        working = busy(functools.partial(run_steps, controller, program, steps))
+        used = (working[0] - resting[0] / resting[1] * working[1]) / steps / count
+        controller.close()
+        yield Row(f"controller CPU a host and step, {count} hosts", "", used * 1e6, None, 14.2, "us")
+
+
+def idle(rounds: int) -> Iterator[Row]:
+    """A step without work, until all hosts say that they have issued it."""
+    for count in (2, 4):
+        with Hosts(count), bare(count) as processes:
+            ours, floor = in_turn(clocked(Idle(count).step), clocked(processes.fan_out), rounds * 20)
+        yield Row(
+            f"step with no work, {count} hosts", "fan-out over sockets", ours * 1e6, floor * 1e6, 2.0, "us"
+        )
+
+
+CLAIM = """
+import socket, struct, sys, time
+host, _, port = sys.argv[1].rpartition(":")
+socks = [socket.create_connection((host, int(port))) for _ in range(2)]
+for sock in socks:
+    sock.sendall(bytes.fromhex(sys.argv[2]))
+time.sleep(1)
+"""
+
+
+def strangers(rounds: int) -> Iterator[Row]:
+    """What a worker's memory grows by when a stranger claims to send a gigabyte."""
+    del rounds
+    with machines(2) as session:
+        at = session.ask("addresses")
+
+        def resident() -> int:
+            said = session.lab.run(0, ["grep", "VmHWM", f"/proc/{at['pids'][0]}/status"]).stdout
+            return int(said.split()[1]) << 10
+
+        session.check()
+        before = resident()
+        # The header of a frame with a message of 1 GiB.
+        header = "505706003fffffff00000000"
+        session.lab.run(2, [sys.executable, "-Ic", CLAIM, at["probe"][0], header])
+        yield Row("12 bytes from a stranger", "", (resident() - before) / 1e6, None, 1, "MB")
+
+
+GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
+    "hops": hops,
+    "round trips": rounds_trips,
+    "moves": moves,
+    "start": starts,
+    "controller": controllers,
+    "idle": idle,
+    "strangers": strangers,
+    "cut": cuts,
+}
+NEED_LAB = {"hops", "round trips", "moves", "strangers", "cut"}
+
+
+def main() -> None:
+    """Prints the table, and writes it as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure")
+    parser.add_argument(
+        "--only", default="", help=f"only groups with this text in their names: {', '.join(GROUPS)}"
+    )
+    options = parser.parse_args()
+    print(f"command: {' '.join(['python', *sys.argv])}")
+    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
+    print(f"{'case':<46}{'floor':<26}{'target':>7}{'ratio':>7}{'ours':>10}{'floor':>9}")
+    rows = []
+    for name, group in GROUPS.items():
+        if options.only not in name:
+            continue
+        if name in NEED_LAB and why_not() is not None:
+            print(f"{name}: left out: {why_not()}")
+            continue
+        for row in group(options.rounds):
+            rows.append(row)
+            print(row, flush=True)
+    if options.json:
+        cases = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
+        document = {"jax": jax.__version__, "command": sys.argv, "cases": cases}
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
