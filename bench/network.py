@@ -82,10 +82,16 @@ class Row:
 
 
 @contextlib.contextmanager
-def machines(count: int, **settings: Any) -> Iterator[Session]:
-    """A controller and so many hosts on machines of their own, that are ready."""
-    with Lab(machines=1 + count) as lab, Session(lab, **settings) as session:
-        yield session
+def machines(count: int, *, delay: float = 0.0, **settings: Any) -> Iterator[Session]:
+    """A controller and so many hosts on machines of their own, that are ready.
+
+    The delay is there from the start: TCP with BBR believes the shortest round trip of the last ten seconds,
+    and is slow where that was shorter.
+    """
+    with Lab(machines=1 + count) as lab:
+        lab.delay(delay)
+        with Session(lab, **settings) as session:
+            yield session
 
 
 def median(measure: Callable[[], float], rounds: int, warm_up: int = 1) -> float:
@@ -101,13 +107,11 @@ def step_seconds(session: Session) -> float:
 
 def hops(rounds: int) -> Iterator[Row]:
     """A value from host to host, and pipelines of it."""
-    with machines(2) as session:
-        session.lab.delay(DELAY)
+    with machines(2, delay=DELAY) as session:
         hop = median(lambda: session.ask("links")["latency"], max(1, rounds // 4), 0)
         yield Row("hop, 20 ms", "delay", hop * 1e3, DELAY * 1e3, 1.15)
     for schedule, count, target in (("1f1b", 16, 1.10), ("search", 6, 1.25)):
-        with machines(4, schedule=schedule) as session:
-            session.lab.delay(DELAY)
+        with machines(4, delay=DELAY, schedule=schedule) as session:
             step = median(lambda session=session: step_seconds(session), rounds)
             name = f"step of {schedule}, S=4 M=8, 20 ms"
             yield Row(name, f"{count} hops", step * 1e3, count * DELAY * 1e3, target)
@@ -163,8 +167,7 @@ def moves(rounds: int) -> Iterator[Row]:
     """Many bytes from host to host."""
     first, third, floors = [], [], []
     for _ in range(max(3, rounds // 2)):
-        with machines(2) as session:
-            session.lab.delay(DELAY)
+        with machines(2, delay=DELAY) as session:
             took = [session.ask("move", size=BYTES)["took"] for _ in range(3)]
             first.append(took[0])
             third.append(took[2])

@@ -345,9 +345,14 @@ class Controller:
     ) -> list[bytes]:
         """What each host of a step is told."""
         frames: list[bytes] = []
+        # Islands that take and free nothing are told the same.
+        plain: bytes | None = None
         for gang in program.gangs:
-            own = tuple(arguments[gang.number])
-            frame = encode(Run(program.number, step.number, own, gang.life.unused.take()))
+            own, unused = tuple(arguments[gang.number]), gang.life.unused.take()
+            if own or unused:
+                frame = encode(Run(program.number, step.number, own, unused))
+            else:
+                frame = plain = plain or encode(Run(program.number, step.number, ()))
             frames += [frame] * len(gang.hosts)
         return frames
 
