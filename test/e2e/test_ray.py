@@ -82,7 +82,7 @@ import ray
 launcher = ray_launcher.RayLauncher(None, "127.0.0.1", 1)
 configs = [ray_launcher.WorkerConfig("/nowhere", "", 7 + rank, 0, rank, 2, 1, 2.0, 20.0) for rank in range(2)]
 with refused(HostError, "host 7: Ray has no place for an island of 2 hosts"):
-    launcher.launch(configs, 2.0)
+    launcher.launch(configs, 2.0, threading.Event())
 
 for slice in (wide, narrow):
     pw.release(slice)

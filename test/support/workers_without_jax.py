@@ -113,7 +113,9 @@ class ThreadLauncher:
         self._fails = fails
         self.workers: list[ThreadWorker] = []
 
-    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> Sequence[ThreadWorker]:
+    def launch(
+        self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
+    ) -> Sequence[ThreadWorker]:
         """See `Launcher.launch`."""
         started = [ThreadWorker(config, self._seconds, config.host == self._fails) for config in configs]
         self.workers += started

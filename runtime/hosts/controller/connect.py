@@ -13,6 +13,7 @@ from pathways.runtime.hosts.controller.controller import Controller
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.children import Spawner
 from pathways.runtime.hosts.launch.commands import DEFAULT_START, StartCommand
+from pathways.runtime.hosts.launch.joining import JoinLauncher, secret_of
 from pathways.runtime.hosts.launch.launching import Launcher
 from pathways.runtime.hosts.launch.options import FormerKeywords, HostOptions, with_former
 from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
@@ -38,6 +39,7 @@ def connect(
     bind: str | None = None,
     start: str | None = None,
     python: str | None = None,
+    secret_file: str | None = None,
     cpu_devices: int | None = None,
     platform: str | None = None,
     device_memory: int | None = None,
@@ -51,8 +53,9 @@ def connect(
     Args:
       launcher: `"ray"` lets Ray start the workers of `islands`, on the machines of its cluster; it needs the
         extra `pathways-mlir[ray]`. `"slurm"` has `srun` start one on each node of the allocation that this
-        process runs in, each an island, or those of `islands`. By default this process starts them on its
-        own machine.
+        process runs in, each an island, or those of `islands`. `"join"` waits
+        for as many `pw-worker --join` as there are hosts, at the first of `ports`. By default this process
+        starts them on its own machine.
       hosts: start this number of worker processes on this machine, each with its own JAX, and use their
         devices: each is an island. They end with this process, or when it connects to other devices, or
         at `disconnect`. Or names of machines, as in `["a", "b"]`, on each of which `start` starts one; they
@@ -71,6 +74,8 @@ def connect(
         has to know, with the secret of the cluster, goes to its standard input; when it ends, so has the
         worker.
       python: the Python of workers on machines with names; by default the path of that of this process.
+      secret_file: with `"join"` a file with random bytes that only this user may read; those who join need a
+        copy.
       cpu_devices: use this number of CPU devices of this process. JAX makes as many when it has not started
         yet.
       platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given or on
@@ -92,8 +97,8 @@ def connect(
     """
     with _lock:
         options = with_former(options, former)
-        if launcher not in (None, "ray", "slurm"):
-            raise ValueError(f"connect({launcher!r}): expected 'ray', 'slurm', or nothing")
+        if launcher not in (None, "ray", "slurm", "join"):
+            raise ValueError(f"connect({launcher!r}): expected 'ray', 'slurm', 'join', or nothing")
         if launcher == "slurm":
             if hosts is not None:
                 raise ValueError(
@@ -104,11 +109,11 @@ def connect(
             start = SLURM_START if start is None else start
             bind = own_address(os.environ, len(nodes)) if bind is None else bind
             launcher = None
-        if launcher is not None and not isinstance(islands, Sequence):
+        if launcher == "ray" and not isinstance(islands, Sequence):
             raise ValueError(f"connect({launcher!r}): expected islands=[pathways.Island(...), ...]")
-        if launcher is None and address is not None:
+        if launcher != "ray" and address is not None:
             raise ValueError("connect: address= is that of a Ray cluster: say connect('ray', address=...)")
-        if hosts is None and (islands is None or isinstance(islands, int)):
+        if launcher is None and hosts is None and (islands is None or isinstance(islands, int)):
             found = devices.connect(
                 cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
             )
@@ -123,12 +128,14 @@ def connect(
                 "process; with hosts= say devices_per_host=, or islands=[pathways.Island(...)] alone"
             )
         asked = islands_of(islands, hosts, devices_per_host)
-        bind = bind or ("127.0.0.1" if launcher else None)
+        bind = bind or ("127.0.0.1" if launcher == "ray" else None)
         named = any(machine is not None for island in asked for machine in island.machines)
         command = None
         if named or start is not None or python is not None:
             command = StartCommand(DEFAULT_START if start is None else start, python)
-        return _connect_hosts(Settings(asked, options, bind, command, platform or "cpu", launcher, address))
+        return _connect_hosts(
+            Settings(asked, options, bind, command, platform or "cpu", launcher, address, secret_file)
+        )
 
 
 @boundary
@@ -152,6 +159,8 @@ def _launcher(settings: Settings) -> Launcher:
     if settings.launcher is None:
         return Spawner(settings.start)
     assert settings.bind is not None
+    if settings.secret_file is not None:
+        return JoinLauncher(settings.endpoints, secret_of(settings.secret_file), settings.hosts)
     return RayLauncher(settings.address, settings.bind, settings.cores)
 
 
@@ -165,11 +174,18 @@ def _connect_hosts(settings: Settings) -> Cluster:
             "pathways.release(slice), or connect first"
         )
     _close()
-    by = " with Ray" if settings.launcher else ""
-    print(f"pathways: starting {settings.hosts} hosts{by} ...", file=sys.stderr, flush=True)
     launcher = _launcher(settings)
+    match launcher:
+        case RayLauncher():
+            doing = f"starting {settings.hosts} hosts with Ray"
+        case JoinLauncher():
+            doing = f"waiting for {settings.hosts} hosts to join at {launcher.address}"
+        case _:
+            doing = f"starting {settings.hosts} hosts"
+    print(f"pathways: {doing} ...", file=sys.stderr, flush=True)
     try:
-        started = Controller(Starter(settings, launcher), settings)
+        secret = launcher.secret if isinstance(launcher, JoinLauncher) else None
+        started = Controller(Starter(settings, launcher, secret), settings)
     except BaseException:
         launcher.close()
         raise

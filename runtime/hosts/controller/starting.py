@@ -44,12 +44,13 @@ class Starter:
     Args:
       settings: what the user says of them.
       launcher: gets them to run.
+      secret: what they know; by default random bytes.
     """
 
-    def __init__(self, settings: Settings, launcher: Launcher) -> None:
+    def __init__(self, settings: Settings, launcher: Launcher, secret: bytes | None = None) -> None:
         self._settings = settings
         self._launcher = launcher
-        self._secret = secrets.token_bytes(32)
+        self._secret = secrets.token_bytes(32) if secret is None else secret
         self._epochs = itertools.count()
         firsts = itertools.accumulate((len(island.machines) for island in settings.islands), initial=0)
         self._numbers = [
@@ -88,7 +89,7 @@ class Starter:
                     for island in islands:
                         configs = self._configs(island, address, start.epoch)
                         start.configs.update({config.host: config for config in configs})
-                        started = self._launcher.launch(configs, contact)
+                        started = self._launcher.launch(configs, contact, stop)
                         processes.update(zip(self._numbers[island], started, strict=True))
                     channels = start.greet_all(self._settings.options.heartbeat)
                 finally:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import IO
 
@@ -115,7 +116,9 @@ class Spawner:
         self._start = start
         self._cores = CoreShares()
 
-    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> Sequence[Child]:
+    def launch(
+        self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
+    ) -> Sequence[Child]:
         """See `Launcher.launch`."""
         started: list[Child] = []
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -86,12 +87,15 @@ class WorkerProcess(Protocol):
 class Launcher(Protocol):
     """Starts workers."""
 
-    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> Sequence[WorkerProcess]:
+    def launch(
+        self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
+    ) -> Sequence[WorkerProcess]:
         """Starts the workers of an island, all of them or none.
 
         Args:
           configs: what they have to know.
           seconds: how long it may take to find places for them.
+          stop: is set when they are not wanted any more.
 
         Raises:
           HostError: there is no place for them.

@@ -152,7 +152,9 @@ class RayLauncher:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise HostStartError(f"connect('ray', address={address!r}): {error}") from None
 
-    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> Sequence[RayWorker]:
+    def launch(
+        self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
+    ) -> Sequence[RayWorker]:
         """See `Launcher.launch`."""
         had_place = configs[0].host in self._groups
         group = self._group(configs, seconds)
@@ -163,8 +165,7 @@ class RayLauncher:
             except self._ray.exceptions.RayError as error:
                 # For some seconds Ray gives out places on a machine that is gone, then it looks for others.
                 is_gone = isinstance(error, self._ray.exceptions.RayActorError)
-                if had_place and is_gone and time.monotonic() < deadline:
-                    time.sleep(_AGAIN_SECONDS)
+                if had_place and is_gone and time.monotonic() < deadline and not stop.wait(_AGAIN_SECONDS):
                     continue
                 why = str(error).partition("\n")[0]
                 raise HostStartError(f"host {configs[0].host}: Ray does not start it: {why}") from None

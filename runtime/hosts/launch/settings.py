@@ -89,8 +89,9 @@ class Settings:
       bind: see `Endpoints`.
       start: the command that starts a worker on its machine; None where machines have no names.
       platform: the JAX platform of the workers.
-      launcher: who starts workers: `ray`, or None for this process.
-      address: that of the cluster of the launcher; None for one of its own.
+      launcher: who starts workers: `ray`, `join` for those who join, or None for this process.
+      address: that of the cluster of Ray; None for one of its own.
+      secret_file: the path of the file with what those who join have to know.
 
     Raises:
       ValueError: one of them cannot be.
@@ -103,6 +104,7 @@ class Settings:
     platform: str = "cpu"
     launcher: str | None = None
     address: str | None = None
+    secret_file: str | None = None
 
     def __post_init__(self) -> None:
         if not self.islands:
@@ -121,6 +123,14 @@ class Settings:
             )
         if self.start is not None and not named:
             raise ValueError("start= and python= are for machines that have names, as in hosts=['a', 'b']")
+        if (self.launcher == "join") != (self.secret_file is not None):
+            raise ValueError("connect('join') and secret_file= go together")
+        ports = self.options.ports
+        if self.launcher == "join" and (self.bind is None or ports is None or ports[0] == ports[1]):
+            raise ValueError(
+                "connect('join'): expected bind= and options=pathways.HostOptions(ports=(first, last)): "
+                "workers join at the first of some ports"
+            )
         for island in self.islands if self.platform != "cpu" else ():
             if island.devices_per_host != 1:
                 raise ValueError(

@@ -63,7 +63,7 @@ def decode_for_worker(body: bytes | bytearray) -> ToWorker:
     Raises:
       MessageError: it is none.
     """
-    return _decoded(_to_worker, body)
+    return decoded(_to_worker, body)
 
 
 def decode_for_controller(body: bytes | bytearray) -> ToController:
@@ -72,10 +72,15 @@ def decode_for_controller(body: bytes | bytearray) -> ToController:
     Raises:
       MessageError: it is none.
     """
-    return _decoded(_to_controller, body)
+    return decoded(_to_controller, body)
 
 
-def _decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> T:
+def decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> T:
+    """Reads a message of those that a decoder knows.
+
+    Raises:
+      MessageError: it is none.
+    """
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

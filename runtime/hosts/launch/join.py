@@ -1,0 +1,179 @@
+"""Joins a controller, and runs a worker of it here: for launchers that start all at once.
+
+  pw-worker --join 10.0.0.5:7000 --secret-file F [--host N] [--wait SECONDS]
+
+The controller says `pathways.connect("join", hosts=..., bind="10.0.0.5", secret_file="F", options=...)`, with
+7000 the first of its `ports`. It may come later: it is tried again for some seconds. When a worker is lost,
+the one that takes its place runs here, too. This ends when the controller does, or cannot be reached for so
+long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import secrets
+import signal
+import sys
+import time
+from typing import Any
+
+from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.hosts.launch.children import Child
+from pathways.runtime.hosts.launch.joining import secret_of
+from pathways.runtime.hosts.launch.launching import WorkerConfig
+from pathways.runtime.hosts.launch.listening import connect_to
+from pathways.runtime.hosts.protocol.doors import call
+from pathways.runtime.hosts.protocol.joining import (
+    ANY_HOST,
+    JOIN,
+    Dismissed,
+    KillWorker,
+    StartWorker,
+    WorkerEnded,
+    WorkerStarted,
+    decode_for_joined,
+)
+from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.threads import start_thread
+
+_AGAIN_SECONDS = 1.0
+_HEARTBEAT = 10.0
+
+
+class Joined:
+    """One who joins.
+
+    Args:
+      address: where the controller listens.
+      secret: what both know.
+      host: the number of the host that it is to be; `ANY_HOST` for any.
+      wait: how many seconds the controller may not be reached.
+    """
+
+    def __init__(self, address: tuple[str, int], secret: bytes, host: int, wait: float) -> None:
+        self._address = address
+        self._secret = secret
+        self._host = host
+        self._wait = wait
+        self._child: Child | None = None
+        self._leaves = False
+
+    def leave(self, number: int, frame: object) -> None:
+        """Passes on a signal that asks to end; the worker ends with its island, and this with it."""
+        self._leaves = True
+        if self._child is None:
+            os._exit(128 + number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._child.pid, number)
+
+    def serve(self) -> int:
+        """Runs workers, one after the other; returns an exit code."""
+        while not self._leaves:
+            connection = self._connection()
+            if connection is None:
+                return 1
+            try:
+                while (message := connection.receive()) is not None:
+                    match message:
+                        case StartWorker():
+                            self._start(connection, message)
+                        case KillWorker():
+                            self._kill()
+                        case Dismissed(error=error):
+                            if error is not None:
+                                _say(error)
+                            return 0 if error is None else 1
+            except (ConnectionEnded, MessageError):
+                pass
+            finally:
+                connection.close()
+                self._kill()
+        return 0
+
+    def _connection(self) -> Connection[Any] | None:
+        """A connection to the controller; None when there is none in time."""
+        deadline = time.monotonic() + self._wait
+        purpose = Purpose(JOIN, "worker", self._host, secrets.randbelow(1 << 31), "controller")
+        is_told = False
+        while True:
+            try:
+                sock = connect_to(self._address, _HEARTBEAT)
+                return call(sock, self._secret, purpose, decode_for_joined)
+            except (OSError, MessageError) as error:
+                where = ":".join(map(str, self._address))
+                if time.monotonic() > deadline:
+                    _say(f"cannot join {where}: {error}")
+                    return None
+                if not is_told:
+                    is_told = True
+                    _say(f"cannot join {where} yet, and tries for {self._wait:.0f} seconds: {error}")
+                    if isinstance(error, ConnectionEnded):
+                        _say("is the secret that of the controller?")
+                time.sleep(_AGAIN_SECONDS)
+
+    def _start(self, connection: Connection[Any], message: StartWorker) -> None:
+        config = dataclasses.replace(WorkerConfig.from_json(message.config), secret=self._secret.hex())
+        connection.keep_alive(config.heartbeat)
+        # The next worker here is to take the place of this one.
+        self._host = config.host
+        try:
+            self._child = child = Child(config, dies_with_parent=True)
+        except HostStartError as error:
+            connection.send(WorkerStarted(None, str(error)))
+            return
+        connection.send(WorkerStarted(child.pid))
+        start_thread(lambda: self._watch(connection, child), "worker")
+
+    def _watch(self, connection: Connection[Any], child: Child) -> None:
+        while (how := child.ending(60.0)) is None:
+            pass
+        with contextlib.suppress(ConnectionEnded):
+            connection.send(WorkerEnded(how, tuple(child.last_lines())))
+        if self._leaves:
+            # Whoever receives from it sees that.
+            connection.close()
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.ending(_HEARTBEAT)
+            self._child = None
+
+
+def _say(text: str) -> None:
+    print(f"pw-worker: {text}", file=sys.stderr, flush=True)
+
+
+def _address(text: str) -> tuple[str, int]:
+    name, _, port = text.rpartition(":")
+    if not name or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an address and a port, as in 10.0.0.5:7000")
+    return name, int(port)
+
+
+def main() -> int:
+    """See above."""
+    parser = argparse.ArgumentParser(
+        prog="pw-worker", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--join", type=_address, required=True, metavar="ADDRESS", help="of the controller")
+    parser.add_argument("--secret-file", required=True, metavar="F", help="that of the controller, or a copy")
+    parser.add_argument("--host", type=int, default=ANY_HOST, metavar="N", help="the host that it is to be")
+    parser.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="to try (300)")
+    options = parser.parse_args()
+    try:
+        secret = secret_of(options.secret_file)
+    except (OSError, ValueError) as error:
+        _say(str(error))
+        return 2
+    joined = Joined(options.join, secret, options.host, options.wait)
+    signal.signal(signal.SIGTERM, joined.leave)
+    return joined.serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

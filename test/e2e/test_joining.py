@@ -1,0 +1,107 @@
+"""Workers that join, as under mpirun: they may come before the controller, and again when one is lost."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_hosts import run
+
+import pathways as pw
+from pathways.runtime.hosts.launch.joining import secret_of
+
+JOIN = [sys.executable, "-P", "-m", "pathways.runtime.hosts.launch.join"]
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef0123456789abcdef\n")
+    path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    return path
+
+
+def test_workers_that_join(secret: Path):
+    """Two come before the controller, one of which wants to be host 1; they end with it."""
+    command = [*JOIN, "--join", "127.0.0.1:20500", "--secret-file", str(secret)]
+    early = [
+        subprocess.Popen([*command, *which], stderr=subprocess.PIPE, text=True)
+        for which in (["--host=1"], [])
+    ]
+    try:
+        run(f"""
+options = pw.HostOptions(ports=(20500, 20599), heartbeat=5)
+pw.connect("join", hosts=2, bind="127.0.0.1", options=options, secret_file="{secret}")
+f, g = (pw.jit(lambda x: x + 1, devices=devices.add_slice(1, "x", island=f"island{{k}}")) for k in range(2))
+program = pw.program(lambda x: g(f(x)))
+x = np.arange(4, dtype=np.float32)
+assert_equal(program(x), x + 2)
+hosts = [host.pid for host in pw.status().hosts]
+parents = [int(open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[1]) for pid in hosts]
+assert parents[1] == {early[0].pid} and parents[0] == {early[1].pid}
+held = pw.program(f)(x).block_until_ready()
+os.kill(hosts[0], signal.SIGKILL)
+with refused(HostError, "host 0 (island0) is lost: its process has ended (killed by signal 9)"):
+    while True:
+        held.block_until_ready()
+assert_equal(program(x), x + 2)
+assert [host.pid for host in pw.status().hosts][1] == hosts[1]
+held = pw.program(g)(x)
+os.kill({early[0].pid}, signal.SIGKILL)
+with refused(HostError, "host 1 (island1) is lost"):
+    while True:
+        held.block_until_ready()
+
+
+def lives(pid):
+    try:
+        return bool(open(f"/proc/{{pid}}/cmdline").read())
+    except OSError:
+        return False
+
+
+while lives(hosts[1]):
+    time.sleep(0.05)
+""")
+        assert early[1].wait(20) == 0
+    finally:
+        for process in early:
+            process.kill()
+            process.communicate()
+
+
+def test_a_secret_that_others_may_read(secret: Path):
+    assert secret_of(str(secret)) == b"0123456789abcdef0123456789abcdef"
+    secret.chmod(0o640)
+    message = rf"secret_file='{secret}' may be read by others \(mode 0640\): chmod 600"
+    settings = {"hosts": 1, "bind": "127.0.0.1", "options": pw.HostOptions(ports=(20500, 20599))}
+    with pytest.raises(ValueError, match=message):
+        pw.connect("join", secret_file=str(secret), **settings)
+    done = subprocess.run(
+        [*JOIN, "--join", "127.0.0.1:1", "--secret-file", str(secret)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "may be read by others (mode 0640)" in done.stderr
+    secret.chmod(0o600)
+    secret.write_text("short")
+    with pytest.raises(ValueError, match="has 5 bytes; expected at least 16 random ones"):
+        pw.connect("join", secret_file=str(secret), **settings)
+
+
+def test_what_is_wrong_with_those_who_join(secret: Path):
+    with pytest.raises(ValueError, match=r"connect\('join'\) and secret_file= go together"):
+        pw.connect("join", hosts=1, bind="127.0.0.1")
+    with pytest.raises(ValueError, match="workers join at the first of some ports"):
+        pw.connect("join", hosts=1, bind="127.0.0.1", secret_file=str(secret))
+    join = [*JOIN, "--secret-file", str(secret), "--wait=0", "--join"]
+    done = subprocess.run([*join, "127.0.0.1"], capture_output=True, text=True, check=False)
+    assert "'127.0.0.1': expected an address and a port, as in 10.0.0.5:7000" in done.stderr
+    done = subprocess.run([*join, "127.0.0.1:1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("pw-worker: cannot join 127.0.0.1:1: ")
