@@ -97,6 +97,8 @@ def test_a_secret_that_others_may_read(secret: Path):
 def test_what_is_wrong_with_those_who_join(secret: Path):
     with pytest.raises(ValueError, match=r"connect\('join'\) and secret_file= go together"):
         pw.connect("join", hosts=1, bind="127.0.0.1")
+    with pytest.raises(ValueError, match=r"connect\('join'\): expected hosts=, or islands="):
+        pw.connect("join", bind="127.0.0.1", secret_file=str(secret))
     with pytest.raises(ValueError, match="workers join at the first of some ports"):
         pw.connect("join", hosts=1, bind="127.0.0.1", secret_file=str(secret))
     join = [*JOIN, "--secret-file", str(secret), "--wait=0", "--join"]

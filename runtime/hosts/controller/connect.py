@@ -111,6 +111,8 @@ def connect(
             launcher = None
         if launcher == "ray" and not isinstance(islands, Sequence):
             raise ValueError(f"connect({launcher!r}): expected islands=[pathways.Island(...), ...]")
+        if launcher == "join" and hosts is None and not isinstance(islands, Sequence):
+            raise ValueError("connect('join'): expected hosts=, or islands=[pathways.Island(...), ...]")
         if launcher != "ray" and address is not None:
             raise ValueError("connect: address= is that of a Ray cluster: say connect('ray', address=...)")
         if launcher is None and hosts is None and (islands is None or isinstance(islands, int)):
