@@ -229,9 +229,8 @@ class Elsewhere:
             [sys.executable, "-c", script], stdin=subprocess.PIPE, text=True, cwd=_lab.TESTS.parent / "bench"
         )
 
-    def launch(self, configs: Sequence[WorkerConfig], seconds: float) -> list[Elsewhere]:
+    def launch(self, configs: Sequence[WorkerConfig], *_: object) -> list[Elsewhere]:
         """See `Launcher.launch`."""
-        del seconds
         assert self._process.stdin is not None
         for config in configs:
             self._process.stdin.write(config.to_json() + "\n")
@@ -260,8 +259,9 @@ class Elsewhere:
 
 def serve() -> None:
     """Workers without JAX, one for each line of standard input."""
-    workers = [ThreadWorker(WorkerConfig.from_json(line), 0.0) for line in sys.stdin]
-    assert workers
+    workers = []
+    for line in sys.stdin:
+        workers.append(ThreadWorker(WorkerConfig.from_json(line), 0.0))
 
 
 def busy(work: Callable[[], object]) -> tuple[float, float]:
