@@ -957,9 +957,9 @@ def test_a_worker_that_does_not_start():
 from pathways.runtime.hosts.launch import children
 
 class Broken(children.Child):
-    def __init__(self, config):
+    def __init__(self, config, start):
         object.__setattr__(config, "cpu_devices", "two")
-        super().__init__(config)
+        super().__init__(config, start)
 
 children.Child = Broken
 with refused(HostError, "host 0 did not start (exit code 1)", "| TypeError"):

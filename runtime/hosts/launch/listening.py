@@ -79,7 +79,8 @@ def connect_to(address: Address, heartbeat: float) -> socket.socket:
         return sock
     sock = socket.create_connection(address, timeout=_CONNECT_SECONDS)
     sock.settimeout(None)
-    keep_alive(sock, heartbeat)
+    # A worker that is cut off is gone before the controller starts another one in its place.
+    keep_alive(sock, 0.9 * heartbeat)
     return sock
 
 
