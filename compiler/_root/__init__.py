@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pathways.runtime.hosts.launch.options import HostOptions
     from pathways.runtime.hosts.launch.settings import Island
     from pathways.runtime.local.devices import cluster, release
-    from pathways.runtime.local.tracing import trace
+    from pathways.runtime.local.recording import trace
     from pathways.runtime.resources.manager import ResourceError
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
     from pathways.runtime.xla.compile_cache import CompileError
@@ -145,8 +145,8 @@ _MODULES = {
     "prefetch": "compiler.prefetch",
     "program": "compiler.api",
     "release": "runtime.local.devices",
-    "status": "runtime.hosts.controller.status",
-    "trace": "runtime.local.tracing",
+    "status": "runtime.hosts.controller.cluster_status",
+    "trace": "runtime.local.recording",
 }
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 from jax.sharding import NamedSharding
 
-from pathways.runtime.local import codegen, memory, stalls, tracing
+from pathways.runtime.local import codegen, memory, recording, stalls
 from pathways.runtime.local.devices import devices_of, is_here, mesh_of
+from pathways.runtime.local.local_target import LocalTarget
 from pathways.runtime.local.recorder import ProgramTrace, Recorder
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
-from pathways.runtime.local.target import LocalTarget
 from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.xla import pjrt
@@ -95,7 +95,7 @@ class Executable:
     def __post_init__(self) -> None:
         self._untraced = self.run
         _loaded.add(self)
-        tracing.register(self)
+        recording.register(self)
 
     def observe(self, recorder: Recorder | None) -> None:
         """Reports every call from now on, or none any more."""

@@ -21,7 +21,7 @@ import pathways as pw
 from pathways.passes.measured.trace_file import read_trace
 from pathways.runtime.local import recorder
 from pathways.runtime.local.recorder import Recorder
-from pathways.runtime.local.tracing import FileSink
+from pathways.runtime.local.recording import FileSink
 from pathways.runtime.plan.plan import Launch, Transfer
 
 COUNT = 4

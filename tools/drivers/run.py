@@ -200,7 +200,7 @@ def _tracing(path: str | None) -> contextlib.AbstractContextManager[None]:
     """Records all steps in a file, if there is one."""
     if path is None:
         return contextlib.nullcontext()
-    from pathways.runtime.local.tracing import trace
+    from pathways.runtime.local.recording import trace
 
     try:
         with Path(path).open("ab"):

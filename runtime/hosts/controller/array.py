@@ -28,7 +28,7 @@ SMALL = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class _Coming:
+class _PendingFetch:
     """What one location was asked for.
 
     Attributes:
@@ -88,7 +88,7 @@ class Array:
         self._deleted = False
         self._value: np.ndarray[Any, Any] | None = None
         # What of it is on its way, or is here.
-        self._coming: list[_Coming] | None = None
+        self._fetches: list[_PendingFetch] | None = None
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
@@ -183,7 +183,7 @@ class Array:
         with self._controller.order, self._controller.asking:
             self._deleted = True
             self._value = None
-            self._coming = None
+            self._fetches = None
             self.__del__()
             self._copies = {}
 
@@ -237,10 +237,10 @@ class Array:
         """
         with self._lock:
             self._check_alive()
-            if self._value is None and self._coming is None:
+            if self._value is None and self._fetches is None:
                 # A host that is gone now may not be the only one that has it later.
                 with contextlib.suppress(HostError):
-                    self._coming = self._ask()
+                    self._fetches = self._ask()
 
     def fetch(self) -> np.ndarray[Any, Any]:
         """Its value; of typed PRNG keys that of their data.
@@ -252,11 +252,11 @@ class Array:
         with self._lock:
             self._check_alive()
             if self._value is None:
-                coming, self._coming = self._coming, None
-                self._value = self._fetched(self._ask() if coming is None else coming)
+                fetches, self._fetches = self._fetches, None
+                self._value = self._fetched(self._ask() if fetches is None else fetches)
             return self._value
 
-    def _ask(self) -> list[_Coming]:
+    def _ask(self) -> list[_PendingFetch]:
         """Asks its hosts for all of it."""
         self._check_alive()
         shape = self._data().shape
@@ -273,7 +273,7 @@ class Array:
             if (part.count, part.dim) == (first.count, first.dim)
         ]
 
-    def _ask_for(self, shape: Sequence[int], location: Location) -> _Coming:
+    def _ask_for(self, shape: Sequence[int], location: Location) -> _PendingFetch:
         """Asks for what one of its locations has."""
         parts = dict(different_shards(shape, location.placement))
         itemsize = self._data().dtype.itemsize
@@ -292,17 +292,17 @@ class Array:
         except HostError:
             self._explain(step, location, number)
             raise
-        return _Coming(location, number, step, asked)
+        return _PendingFetch(location, number, step, asked)
 
-    def _fetched(self, coming: list[_Coming]) -> np.ndarray[Any, Any]:
+    def _fetched(self, fetches: list[_PendingFetch]) -> np.ndarray[Any, Any]:
         data = self._data()
         whole = np.empty(data.shape, data.dtype)
-        for piece in coming:
+        for piece in fetches:
             self._fill(piece.location.part.of(whole), piece)
         whole.flags.writeable = False
         return whole
 
-    def _fill(self, whole: np.ndarray[Any, Any], piece: _Coming) -> None:
+    def _fill(self, whole: np.ndarray[Any, Any], piece: _PendingFetch) -> None:
         """Fills in what one of its locations has, when it is here."""
         try:
             for parts, request in piece.asked:

@@ -19,7 +19,7 @@ from pathways.runtime.hosts.launch.options import FormerKeywords, HostOptions, w
 from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
 from pathways.runtime.hosts.launch.settings import Island, Settings, islands_of
 from pathways.runtime.hosts.launch.slurm import SLURM_START, islands_on, nodes_of, own_address
-from pathways.runtime.local import devices, stalls, tracing
+from pathways.runtime.local import devices, recording, stalls
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -192,7 +192,7 @@ def _connect_hosts(settings: Settings) -> Cluster:
         launcher.close()
         raise
     try:
-        tracing.register(started.traces)
+        recording.register(started.traces)
         cluster = devices.session.connect(lambda: started.cluster)
     except BaseException:
         started.close()

@@ -18,12 +18,12 @@ from pathways.runtime.control.events import Closed, Tick
 from pathways.runtime.control.replies import HostRequest
 from pathways.runtime.control.step import Step
 from pathways.runtime.control.unused import Unused
-from pathways.runtime.hosts.controller.acting import Acting
+from pathways.runtime.hosts.controller.effect_runner import EffectRunner
 from pathways.runtime.hosts.controller.fetching import Fetched
-from pathways.runtime.hosts.controller.hearing import Hearing
 from pathways.runtime.hosts.controller.host import HostGang, HostProcess, Location
 from pathways.runtime.hosts.controller.hosted import HostedProgram, HostPart
 from pathways.runtime.hosts.controller.islands import Islands
+from pathways.runtime.hosts.controller.listener import Listener
 from pathways.runtime.hosts.controller.round_trips import WindowWaits
 from pathways.runtime.hosts.controller.shared_core import SharedCore, ignore
 from pathways.runtime.hosts.controller.starting import Starter
@@ -31,7 +31,7 @@ from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD, HostOptions
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.describing import HostFacts, facts_of
 from pathways.runtime.hosts.protocol.frames import CHUNK, encode
-from pathways.runtime.hosts.protocol.interrupts import Whole
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import (
     Chunk,
     Describe,
@@ -57,8 +57,8 @@ _FREE_SECONDS = 0.05
 class Controller:
     """All workers of a cluster.
 
-    What becomes of them is decided by a core (`runtime.control`); `Hearing` tells it what they say, and
-    `Acting` does what it wants.
+    What becomes of them is decided by a core (`runtime.control`); `Listener` tells it what they say, and
+    `EffectRunner` carries out its effects.
 
     Args:
       starter: starts the workers.
@@ -96,14 +96,14 @@ class Controller:
         self.hosts = self.islands.hosts
         self.cluster = self.islands.cluster
         self.traces = HostTraces(self.hosts, self.tell_all)
-        hearing = Hearing(self._core, self.islands, self.traces)
-        self._hearing, self._answers = hearing, hearing.answers
-        self._acting = Acting(
-            self._core, self.islands, hearing, self.traces, starter, self.order, self._closed
+        listener = Listener(self._core, self.islands, self.traces)
+        self._listener, self._answers = listener, listener.answers
+        self._effect_runner = EffectRunner(
+            self._core, self.islands, listener, self.traces, starter, self.order, self._closed
         )
-        self._core.act = self._acting.act
+        self._core.act = self._effect_runner.run
         for gang in self.islands.gangs:
-            hearing.attach(gang)
+            listener.attach(gang)
         start_thread(self._keep_time, "clock")
         # Apart: a worker that is stopped takes nothing, and only the clock finds that out.
         start_thread(self._free, "free")
@@ -116,7 +116,7 @@ class Controller:
         self._closed.set()
         # Not with a message, which a worker that is stopped would not take: it hears that this side is gone.
         self._core.tell(*(Closed(gang.life.key, "is closed") for gang in self.islands.gangs))
-        self._acting.close()
+        self._effect_runner.close()
 
     def leave(self) -> None:
         """Lets go of the workers in a process that was forked from the one that they belong to.
@@ -316,7 +316,7 @@ class Controller:
                 raise
             except BaseException:
                 # A step that only some hosts have would wait for ever; a worker knows those that it has had.
-                with Whole():
+                with uninterrupted():
                     self._begin(step, program, arguments, made, frames)
                 raise
         return step
@@ -338,7 +338,7 @@ class Controller:
             try:
                 host.steps.send_frames(frame)
             except ConnectionEnded as error:
-                self._hearing.lose(host, error)
+                self._listener.lose(host, error)
 
     def _frames(
         self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
@@ -454,10 +454,10 @@ class Controller:
         """
         host.gang.life.check()
         try:
-            with Whole():
+            with uninterrupted():
                 send(*what)
         except ConnectionEnded as error:
-            self._hearing.lose(host, error)
+            self._listener.lose(host, error)
             host.gang.life.check_open()
             raise HostLostError(f"{host}: {error}") from None
 

@@ -13,7 +13,7 @@ from pathways.runtime.control.events import Event
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.replies import HostRequest
 from pathways.runtime.control.step import Step
-from pathways.runtime.hosts.protocol.interrupts import Whole
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 
 _NOTHING: Mapping[int, str] = {}
 
@@ -102,7 +102,7 @@ class SharedCore:
 
     def _change(self, change: Callable[[float], Sequence[Effect]]) -> None:
         # Ctrl-C in between would leave undone what nobody asks for again.
-        with Whole():
+        with uninterrupted():
             with self._lock:
                 effects = change(time.monotonic())
             self.act(effects)

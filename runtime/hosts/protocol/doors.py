@@ -107,7 +107,7 @@ def keep(connection: Connection[Any], keeper: Keeper) -> None:
     connection.bound(HANDSHAKE_SECONDS, HANDSHAKE_BYTES)
     answer = None
     while not isinstance(answer, Welcome):
-        answer = keeper.hear(connection.receive())
+        answer = keeper.on_message(connection.receive())
         connection.send(answer)
     connection.unbound()
 
@@ -137,7 +137,7 @@ def call(
     opener = Opener(secret, purpose, secrets.token_bytes(NONCE_BYTES))
     try:
         connection.send(opener.first)
-        while (answer := opener.hear(connection.receive())) is not None:
+        while (answer := opener.on_message(connection.receive())) is not None:
             connection.send(answer)
     except BaseException:
         connection.close()

@@ -58,7 +58,7 @@ class Opener:
         self._secret = secret
         self._transcript = b""
 
-    def hear(self, message: object) -> Message | None:
+    def on_message(self, message: object) -> Message | None:
         """Takes what the keeper says; what to answer, None when all is proved.
 
         Raises:
@@ -97,7 +97,7 @@ class Keeper:
         self.purpose: Purpose | None = None
         self.versions = ("", "", "")
 
-    def hear(self, message: object) -> Message:
+    def on_message(self, message: object) -> Message:
         """Takes what the opener says; what to answer. With a `Welcome` all is proved.
 
         Raises:

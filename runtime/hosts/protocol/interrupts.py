@@ -1,4 +1,4 @@
-"""What Ctrl-C must not cut in two."""
+"""Code that Ctrl-C must not interrupt."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import threading
 from types import FrameType, TracebackType
 
 
-class Whole:
-    """A context that a KeyboardInterrupt ends only at its end.
+class uninterrupted:
+    """A context that postpones KeyboardInterrupt until its end.
 
-    Half a message would break a connection, and a step that was handed to some of its hosts would wait for
+    Half a message would break a connection, and a step that was sent to some of its hosts would wait for
     ever.
     """
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from pathways.runtime.hosts.protocol.frames import HEADER_BYTES, MOST_BYTES, encode, lengths
-from pathways.runtime.hosts.protocol.interrupts import Whole
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Message, MessageError
 
 _AT_ONCE = 1 << 16
@@ -136,7 +136,7 @@ class Connection[Received]:
         received, end = self._whole(size)
         if not end and size >= HEADER_BYTES and lengths(self._buffer)[0] > _LONG:
             # More than the system may keep of what nobody has taken: it would never be there whole.
-            with Whole():
+            with uninterrupted():
                 act(self.receive())
             return
         for message in received:

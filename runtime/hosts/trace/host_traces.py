@@ -102,11 +102,11 @@ class HostTraces:
         recorder.wait_for(lambda: self._wait(trace))
         trace.start()
 
-    def hear(self, host: int, message: FromTracing) -> None:
-        """Takes what a worker says; in the thread that hears it, at once."""
+    def on_message(self, host: int, message: FromTracing) -> None:
+        """Takes a message of a worker, in the thread that receives it."""
         trace = self._trace
         if trace is not None:
-            trace.hear(host, message)
+            trace.on_message(host, message)
 
     def lose(self, host: int) -> None:
         """Expects nothing more of a host."""
@@ -114,11 +114,11 @@ class HostTraces:
         if trace is not None:
             trace.lose(host)
 
-    def attend(self, host: TracedHost) -> None:
+    def attach(self, host: TracedHost) -> None:
         """Lets a worker that was started anew take part, before it is told anything else."""
         trace = self._trace
         if trace is not None:
-            trace.attend(host)
+            trace.attach(host)
 
     def close(self) -> None:
         """Ends the trace, if there is one, while the workers can still say what they recorded."""
@@ -194,7 +194,7 @@ class _HostTrace:
         with self._changed:
             self._changed.wait_for(lambda: self._all_in(self._started), _START_SECONDS)
 
-    def attend(self, host: TracedHost) -> None:
+    def attach(self, host: TracedHost) -> None:
         """Has a worker record that was started anew."""
         with self._changed:
             if self._stopping.is_set():
@@ -240,7 +240,7 @@ class _HostTrace:
             self._lost.add(host)
             self._changed.notify_all()
 
-    def hear(self, host: int, message: FromTracing) -> None:
+    def on_message(self, host: int, message: FromTracing) -> None:
         """Takes what a worker says."""
         now = time.monotonic_ns()
         with self._changed:

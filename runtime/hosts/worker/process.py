@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 if __name__ == "__main__":
-    # The libraries that follow make threads, of which none may get it: `Farewell` waits for it.
+    # The libraries that follow make threads, of which none may get it: `SigtermHandler` waits for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 import jax
@@ -72,12 +72,12 @@ from pathways.runtime.hosts.protocol.messages import (
     Unload,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
-from pathways.runtime.hosts.trace.worker_tracing import WorkerTracing
-from pathways.runtime.hosts.worker.leaving import Farewell
+from pathways.runtime.hosts.trace.worker_recording import WorkerRecording
 from pathways.runtime.hosts.worker.probing import Probes
+from pathways.runtime.hosts.worker.sigterm import SigtermHandler
 from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Store
-from pathways.runtime.hosts.worker.target import Numbers, Peers, WorkerTarget
 from pathways.runtime.hosts.worker.underway import StepsUnderway
+from pathways.runtime.hosts.worker.worker_target import Numbers, Peers, WorkerTarget
 from pathways.runtime.local.devices import discover
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.local.slots import aval_of
@@ -155,7 +155,7 @@ class Worker:
         self.unneeded: set[int] = set()
         self.last = 0
         self.underway = StepsUnderway()
-        self.tracing = WorkerTracing(connections["watch"])
+        self.recording = WorkerRecording(connections["watch"])
         self.waiting: queue.SimpleQueue[tuple[int, Hosted, list[Any], list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -209,7 +209,7 @@ class Worker:
                 case Ping():
                     connection.send(Pong(message.number))
                 case ReadClock():
-                    self.tracing.tell_time(message)
+                    self.recording.tell_time(message)
                 case Ask():
                     connection.send(Report(message.request, self.report()))
                 case Describe():
@@ -270,9 +270,9 @@ class Worker:
                     if program in self.programs:
                         self.programs[program].target.cancel(run, message.hosts)
             case StartTrace():
-                self.tracing.start(message)
+                self.recording.start(message)
             case StopTrace():
-                self.tracing.stop(message)
+                self.recording.stop(message)
             case _:
                 raise _unexpected(message)
 
@@ -375,7 +375,7 @@ class Worker:
             if isinstance(array, Poison):
                 wrong = array.error
                 break
-        self.tracing.run = message
+        self.recording.run = message
         program.target.begin(message.run, self.underway.begin(program.name, message.run))
         results: list[Any] = []
         if wrong is None:
@@ -508,7 +508,7 @@ def main() -> int:
     start_thread(_end_with_input, "standard input")
     jax.config.update("jax_platforms", config.platform)
     secret = bytes.fromhex(config.secret)
-    farewell = Farewell(config.grace, _end)
+    sigterm = SigtermHandler(config.grace, _end)
 
     try:
         if config.cores is not None:
@@ -549,7 +549,7 @@ def main() -> int:
         mark.remove()
         worker.ask_to_leave()
 
-    farewell.ask = ask_to_leave
+    sigterm.ask = ask_to_leave
     worker.serve()
     return 0
 

@@ -44,9 +44,9 @@ def talk(one: Opener, other: Keeper) -> list[Message]:
     said: list[Message] = []
     message: Message | None = one.first
     while message is not None:
-        answer = other.hear(message)
+        answer = other.on_message(message)
         said += [message, answer]
-        message = one.hear(answer)
+        message = one.on_message(answer)
     return said
 
 
@@ -61,17 +61,17 @@ def test_the_opener_proves_first():
     """Who does not know the secret gets nothing that another one could use."""
     other = controller()
     one = opener(OTHER)
-    proof = one.hear(other.hear(one.first))
+    proof = one.on_message(other.on_message(one.first))
     with pytest.raises(MessageError, match="a stranger tried to connect: it does not know the secret"):
-        other.hear(proof)
+        other.on_message(proof)
     assert other.purpose is None
 
 
 def test_a_controller_that_does_not_know_the_secret_is_refused():
     one = opener()
-    one.hear(Challenge(b"b" * 32))
+    one.on_message(Challenge(b"b" * 32))
     with pytest.raises(MessageError, match="controller does not know the secret of this cluster"):
-        one.hear(Welcome(b"x" * 32))
+        one.on_message(Welcome(b"x" * 32))
 
 
 def test_nobody_is_let_in_for_what_is_not_his():
@@ -83,14 +83,14 @@ def test_nobody_is_let_in_for_what_is_not_his():
 def test_a_stranger_that_relays_to_a_probe_port_does_not_become_a_host():
     """A probe port says nothing of use at the controller, and nothing to who does not prove first."""
     at_controller, at_probe = controller(), probe_port(1)
-    challenge = at_controller.hear(Open(STEPS, b"a" * 32))
+    challenge = at_controller.on_message(Open(STEPS, b"a" * 32))
     assert isinstance(challenge, Challenge)
     # The port is asked for the answer to that challenge, in all ways in which it can be asked.
     for asked in (challenge, Open(STEPS, challenge.nonce), Open(STEPS, b"a" * 32)):
         answers: list[Message] = []
         try:
-            answers.append(at_probe.hear(asked))
-            answers.append(at_probe.hear(Proof(b"x" * 32, versions())))
+            answers.append(at_probe.on_message(asked))
+            answers.append(at_probe.on_message(Proof(b"x" * 32, versions())))
         except MessageError:
             pass
         assert not any(isinstance(answer, Proof | Welcome) for answer in answers)
@@ -103,17 +103,17 @@ def test_a_real_host_that_calls_a_stranger_does_not_help_him():
     victims = (controller, lambda: probe_port(3))
     for make_victim, purpose in itertools.product(victims, (honest.first.purpose, STEPS)):
         victim = make_victim()
-        challenge = victim.hear(Open(purpose, honest.first.nonce))
-        proof = opener(purpose=honest.first.purpose).hear(challenge)
+        challenge = victim.on_message(Open(purpose, honest.first.nonce))
+        proof = opener(purpose=honest.first.purpose).on_message(challenge)
         assert isinstance(proof, Proof)
         with pytest.raises(MessageError, match=r"a stranger|nobody here"):
-            victim.hear(proof)
+            victim.on_message(proof)
 
 
 def test_a_proof_is_of_one_connection():
     """Of its nonces, its channel, its host, its epoch, and whom it calls."""
     first = Challenge(b"b" * 32)
-    proof = opener().hear(first)
+    proof = opener().on_message(first)
     for changed in (
         Open(STEPS, b"z" * 32),
         *(
@@ -122,17 +122,17 @@ def test_a_proof_is_of_one_connection():
         ),
     ):
         other = controller()
-        other.hear(changed)
+        other.on_message(changed)
         with pytest.raises(MessageError, match="a stranger tried to connect"):
-            other.hear(proof)
+            other.on_message(proof)
     again = controller(nonce=b"y" * 32)
-    again.hear(opener().first)
+    again.on_message(opener().first)
     with pytest.raises(MessageError, match="a stranger tried to connect"):
-        again.hear(proof)
+        again.on_message(proof)
     lying = controller()
-    lying.hear(opener().first)
+    lying.on_message(opener().first)
     with pytest.raises(MessageError, match="a stranger tried to connect"):
-        lying.hear(Proof(proof.code, ("9", "9", "9")))
+        lying.on_message(Proof(proof.code, ("9", "9", "9")))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -157,11 +157,11 @@ def test_mutated_greetings_let_nobody_in(seed: int):
         try:
             message = frames.decode_for_controller(body)
             if at == 2:
-                other.hear(said[0])
-                other.hear(message)
+                other.on_message(said[0])
+                other.on_message(message)
             else:
-                other.hear(message)
-                other.hear(said[2])
+                other.on_message(message)
+                other.on_message(said[2])
         except MessageError:
             assert other.purpose is None
             continue

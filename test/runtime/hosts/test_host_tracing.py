@@ -19,7 +19,7 @@ from pathways.runtime.hosts.protocol.messages import (
     TraceStarted,
 )
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
-from pathways.runtime.hosts.trace import host_traces as tracing
+from pathways.runtime.hosts.trace import host_traces
 from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.local.recorder import Recorder
 from pathways.runtime.plan import plan
@@ -74,7 +74,7 @@ class Worker:
 
     def say(self, message) -> None:
         # From another thread, as what is heard is.
-        threading.Thread(target=self.traces[0].hear, args=(self.index, message)).start()
+        threading.Thread(target=self.traces[0].on_message, args=(self.index, message)).start()
         time.sleep(0.001)
 
     def die(self) -> None:
@@ -151,7 +151,7 @@ def test_runs_of_all_hosts_come_in_order_on_one_clock(workers, program):
 
 
 def test_runs_are_written_while_the_trace_goes_on(workers, program, monkeypatch):
-    monkeypatch.setattr(tracing, "_PAUSE", 0.01)
+    monkeypatch.setattr(host_traces, "_PAUSE", 0.01)
     recorder = record(workers)
     workers[0].say(part(0, 11))
     workers[1].say(part(1, 11))
@@ -185,7 +185,7 @@ def test_a_lost_host_is_named_and_not_waited_for(workers, program, caplog):
 
 
 def test_a_cluster_that_is_closed_does_not_wait_for_long(workers, program, monkeypatch, caplog):
-    monkeypatch.setattr(tracing, "_CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(host_traces, "_CLOSE_SECONDS", 0.05)
     recorder = record(workers)
     workers[0].at_the_end = [part(0, 11)]
     workers[1].say = lambda message: None

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.passes.manager.driver import run_passes
 from pathways.passes.manager.text import parse_pipeline
-from pathways.runtime.local import tracing
+from pathways.runtime.local import recording
 from pathways.runtime.local.devices import bind
 from pathways.runtime.local.load import load
 from pathways.runtime.plan.lower import plan_of
@@ -131,7 +131,7 @@ def test_a_trace_waits_for_pieces(late, tmp_path):
     """Nothing of the move ends before the value is there."""
     double, tell = late
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
-    with tracing.trace(tmp_path / "run.json"):
+    with recording.trace(tmp_path / "run.json"):
         program(double(program.ready()))
         time.sleep(0.05)
         tell()

@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from pathways.runtime.hosts.launch.listening import free_port
 from pathways.runtime.hosts.worker.underway import Asked
 from pathways.runtime.local.codegen import Arrays, Kernel
-from pathways.runtime.local.target import LocalTarget
+from pathways.runtime.local.local_target import LocalTarget
 from pathways.runtime.plan.own_part import Owners, routes_of
 from pathways.runtime.plan.plan import Launch, Receive, Send, Slot
 from pathways.runtime.xla import transfer

@@ -15,7 +15,7 @@ _MARGIN = 5.0
 """For how many seconds more than the controller should need a worker waits for it."""
 
 
-class Farewell:
+class SigtermHandler:
     """Waits for SIGTERM, which the process has to have blocked since it started.
 
     Args:
@@ -30,7 +30,7 @@ class Farewell:
         self._grace = grace
         self._end = end
         self.ask: Callable[[], None] | None = None
-        start_thread(self._wait, "farewell")
+        start_thread(self._wait, "sigterm")
 
     def _wait(self) -> None:
         signal.sigwait({signal.SIGTERM})
@@ -38,7 +38,7 @@ class Farewell:
             self._end(128 + signal.SIGTERM)
             return
         self.ask()
-        start_thread(self._end_late, "farewell ends")
+        start_thread(self._end_late, "sigterm ends")
         # Who asks again does not want to wait.
         signal.sigwait({signal.SIGTERM})
         self._end(0)

@@ -19,7 +19,7 @@ from pathways.runtime.hosts.protocol.messages import (
     TraceStarted,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
-from pathways.runtime.local import tracing
+from pathways.runtime.local import recording
 from pathways.runtime.local.call_trace import RecordedCall
 from pathways.runtime.local.recorder import Recorder
 from pathways.runtime.resources.threads import start_thread
@@ -28,7 +28,7 @@ _STEPS = 10_000
 """How many steps one message tells of, in some 40 bytes each."""
 
 
-class WorkerTracing:
+class WorkerRecording:
     """Records what a worker runs while the controller asks for it.
 
     Args:
@@ -49,13 +49,13 @@ class WorkerTracing:
 
     def start(self, message: StartTrace) -> None:
         """Records all runs that are issued from now on."""
-        self._recorder = tracing.start(lambda: _MessageSink(self, self._connection, message.trace))
+        self._recorder = recording.start(lambda: _MessageSink(self, self._connection, message.trace))
         self._connection.send(TraceStarted(message.trace))
 
     def stop(self, message: StopTrace) -> None:
         """Records no run that is issued from now on; what was recorded is told when it is done."""
         if self._recorder is not None:
-            tracing.end(self._recorder)
+            recording.end(self._recorder)
             # Apart: later runs need not wait for those before to be done.
             start_thread(self._recorder.close, "trace ends")
             self._recorder = None
@@ -64,7 +64,7 @@ class WorkerTracing:
 class _MessageSink:
     """Tells the controller of each run that is done."""
 
-    def __init__(self, worker: WorkerTracing, connection: Connection[Any], trace: int) -> None:
+    def __init__(self, worker: WorkerRecording, connection: Connection[Any], trace: int) -> None:
         self._worker = worker
         self._connection = connection
         self._trace = trace

@@ -1,4 +1,4 @@
-"""What the core of a cluster wants to be done, done: with connections, processes and threads."""
+"""Carries out the effects of the core of a cluster with connections, processes and threads."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from pathways.runtime.control.effects import (
 )
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.events import Buried, GangKey, NotStarted, Started
-from pathways.runtime.hosts.controller.hearing import Hearing
 from pathways.runtime.hosts.controller.host import HostGang, HostProcess
 from pathways.runtime.hosts.controller.islands import Islands
+from pathways.runtime.hosts.controller.listener import Listener
 from pathways.runtime.hosts.controller.shared_core import SharedCore
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.endings import end_all
@@ -40,13 +40,13 @@ _END_SECONDS = 2.0
 log = logging.getLogger("pathways")
 
 
-class Acting:
-    """Does what a core wants.
+class EffectRunner:
+    """Carries out the effects of a core.
 
     Args:
       core: the core; is told what became of it.
       islands: the workers.
-      hearing: listens to them.
+      listener: listens to them.
       traces: those that they take part in.
       starter: starts them.
       order: held while messages are sent that have an order among steps.
@@ -57,7 +57,7 @@ class Acting:
         self,
         core: SharedCore,
         islands: Islands,
-        hearing: Hearing,
+        listener: Listener,
         traces: HostTraces,
         starter: Starter,
         order: threading.RLock,
@@ -65,17 +65,17 @@ class Acting:
     ) -> None:
         self._core = core
         self._islands = islands
-        self._hearing = hearing
+        self._listener = listener
         self._traces = traces
         self._starter = starter
         self._order = order
         self._closed = closed
         self._lock = threading.Lock()
         self._restarting: list[RunningThread] = []
-        # Workers that were started, by the island that they are to stand for.
+        # New workers that are not attached yet, by their island.
         self._new: dict[int, Sequence[HostProcess]] = {}
 
-    def act(self, effects: Sequence[Effect]) -> None:
+    def run(self, effects: Sequence[Effect]) -> None:
         """Does all of it, in its order; what takes long in a thread of its own."""
         for effect in effects:
             match effect:
@@ -86,13 +86,13 @@ class Acting:
                     self._ping(effect.gang, effect.number)
                 case AskReports():
                     for number in effect.hosts:
-                        _say(self._islands.hosts[number].watch, Ask(effect.request))
+                        _try_to_send(self._islands.hosts[number].watch, Ask(effect.request))
                 case TellToEnd():
-                    self._watch(effect.gang, Leave())
+                    self._send_to_gang(effect.gang, Leave())
                 case Disconnect():
                     self._disconnect(self._islands.get(effect.gang))
                 case LookAgain():
-                    self._hearing.answers.wake()
+                    self._listener.answers.wake()
                 case Bury():
                     self._begin(functools.partial(self._bury, effect))
                 case StartAnew():
@@ -114,17 +114,17 @@ class Acting:
         gang = self._islands.get(key)
         for host in () if gang is None else gang.hosts:
             host.round_trip.asked(number, time.monotonic())
-            _say(host.watch, Ping(number))
+            _try_to_send(host.watch, Ping(number))
 
     def _begin(self, work: Callable[[], None]) -> None:
         with self._lock:
             self._restarting = [thread for thread in self._restarting if not thread.join(0)]
             self._restarting.append(start_thread(work, "restart"))
 
-    def _watch(self, key: GangKey, message: Message) -> None:
+    def _send_to_gang(self, key: GangKey, message: Message) -> None:
         gang = self._islands.get(key)
         for host in () if gang is None else gang.hosts:
-            _say(host.watch, message)
+            _try_to_send(host.watch, message)
 
     def _disconnect(self, gang: HostGang | None) -> None:
         # None: one that is closed before it was attached, and is disconnected then.
@@ -133,7 +133,7 @@ class Acting:
         for host in gang.hosts:
             self._traces.lose(host.index)
             host.close()
-        self._hearing.detach(gang)
+        self._listener.detach(gang)
         self._islands.wake()
 
     def _bury(self, effect: Bury) -> None:
@@ -142,24 +142,24 @@ class Acting:
         # At once: the others of an island may still tell each other what is wrong.
         for host in gang.hosts:
             host.process.kill()
-        self._announce(gang, effect.cancelled)
+        self._announce_loss(gang, effect.cancelled)
         for host in gang.hosts:
             host.process.ending(_END_SECONDS)
         self._core.tell(Buried(effect.gang))
         self._islands.wake()
 
-    def _announce(self, gang: HostGang, cancelled: Mapping[int, tuple[tuple[int, int], ...]]) -> None:
+    def _announce_loss(self, gang: HostGang, cancelled: Mapping[int, tuple[tuple[int, int], ...]]) -> None:
         """Tells all other hosts that an island is lost."""
         addresses = tuple(host.ready.data_address for host in gang.hosts)
         numbers = tuple(host.index for host in gang.hosts)
         others = [host for host in [*self._islands.hosts] if not host.gang.is_lost()]
         for host in others:
-            _say(host.watch, Lost(addresses))
+            _try_to_send(host.watch, Lost(addresses))
         # After all steps that it has a part of.
         with self._order:
             for host in others:
                 if host.index in cancelled:
-                    _say(host.steps, Cancel(numbers, cancelled[host.index]))
+                    _try_to_send(host.steps, Cancel(numbers, cancelled[host.index]))
 
     def _start_anew(self, effect: StartAnew) -> None:
         key = effect.gang
@@ -177,21 +177,21 @@ class Acting:
             return
         self._new[key.island] = hosts
         self._core.tell(Started(key))
-        # Closed in the meantime: nobody wants them.
+        # Closed in the meantime: they are not needed.
         _end(self._new.pop(key.island, ()))
 
     def _attach(self, key: GangKey) -> None:
         gang = HostGang(self._core.core.gangs[key.island], self._new.pop(key.island))
-        self._hearing.attach(gang)
+        self._listener.attach(gang)
         for host in gang.hosts:
-            self._traces.attend(host)
+            self._traces.attach(host)
         self._islands.replace(gang)
         if gang.is_lost():
             self._disconnect(gang)
 
 
-def _say(connection: Connection[object], message: Message) -> None:
-    """Says something to a worker that may be gone, of which the core hears in another way."""
+def _try_to_send(connection: Connection[object], message: Message) -> None:
+    """Sends a message to a worker that may be gone, which the core learns in another way."""
     with contextlib.suppress(ConnectionEnded):
         connection.send(message)
 

@@ -1,4 +1,4 @@
-"""What workers say, and how they end, told to the core as events."""
+"""Turns messages of workers, and their ends, into events for the core."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ _END_SECONDS = 0.1
 """How long a process may take to end after its connections."""
 
 
-class Hearing:
+class Listener:
     """Listens to the workers of a cluster.
 
     Args:
       core: is told.
       islands: the workers.
-      traces: takes what they say of traces.
+      traces: takes what they say about traces.
 
     Attributes:
-      answers: what they say of steps, which those read who wait for it.
+      answers: what they say about steps; read by those who wait for it.
     """
 
     def __init__(self, core: SharedCore, islands: Islands, traces: HostTraces) -> None:
         self._core = core
         self._islands = islands
         self._traces = traces
-        self.answers = Answers(self._hear_some)
+        self.answers = Answers(self._on_step_messages)
 
     def attach(self, gang: HostGang) -> None:
         """Listens to some workers from now on."""
@@ -65,7 +65,7 @@ class Hearing:
                 start_thread(functools.partial(self._listen, host, connection), "listen")
 
     def detach(self, gang: HostGang) -> None:
-        """Listens to some workers no more, and has all look again who wait for what they say."""
+        """Stops listening to some workers, and wakes all who wait for them."""
         for host in gang.hosts:
             self.answers.forget(host)
         self.answers.wake()
@@ -99,33 +99,33 @@ class Hearing:
                 return
             time.sleep(0.005)
 
-    def _hear_some(self, host: HostProcess) -> None:
-        """Hears what a worker has said of steps."""
+    def _on_step_messages(self, host: HostProcess) -> None:
+        """Handles what a worker has sent about steps."""
         try:
-            host.steps.act_on_some(functools.partial(self._hear, host))
+            host.steps.act_on_some(functools.partial(self._on_message, host))
         except ConnectionEnded as error:
             self.lose(host, error)
         except MessageError as error:
             self._core.tell(HostEnded(host.gang.life.key, host.index, str(error)))
 
     def _listen(self, host: HostProcess, connection: Connection[Any]) -> None:
-        """Hears what a worker says besides."""
+        """Handles all other messages of a worker."""
         try:
             while True:
-                self._hear(host, connection.receive())
+                self._on_message(host, connection.receive())
         except ConnectionEnded as error:
             self.lose(host, error)
         except MessageError as error:
             self._core.tell(HostEnded(host.gang.life.key, host.index, str(error)))
 
-    def _hear(self, host: HostProcess, message: object) -> None:
+    def _on_message(self, host: HostProcess, message: object) -> None:
         now = host.pulse.heard = time.monotonic()
         match message:
             case Done():
                 if message.error is None and not message.failed:
                     self._core.done(host.gang.life, host.index, message.run, now)
                 else:
-                    self._hear_failure(host, message)
+                    self._on_failure(host, message)
             case LoadDone():
                 what = None if message.error is None else failed(message.error)
                 self._core.tell(Answered(host.index, message.request, what))
@@ -141,23 +141,23 @@ class Hearing:
             case Described():
                 self._core.tell(Answered(host.index, message.request, message, message.last))
             case PeerLost() | PeerFound():
-                self._hear_of_peer(host, message)
+                self._on_peer(host, message)
             case Leaving():
                 self._core.tell(LeaveAsked(host.gang.life.key, host.index))
             case TraceStarted() | RunTimes() | TraceDone() | ClockTime():
-                self._traces.hear(host.index, message)
+                self._traces.on_message(host.index, message)
             case _:
                 raise MessageError(f"a worker does not say {type(message).__name__}")
 
-    def _hear_failure(self, host: HostProcess, done: Done) -> None:
-        """Hears of a step that failed; that another worker has ended may be why, and is told first."""
+    def _on_failure(self, host: HostProcess, done: Done) -> None:
+        """Handles a failed step. The end of another worker may be the cause, and is reported first."""
         step = self._core.core.steps.get(done.run)
         if step is not None:
             self.find_ended(_END_SECONDS if len(step.hosts) > 1 and not step.is_lost() else 0.0)
         self._core.failed(host.gang.life, host.index, done.run, done.error, done.failed)
 
-    def _hear_of_peer(self, host: HostProcess, said: PeerLost | PeerFound) -> None:
-        """Hears of a worker that another one does not reach, or does again.
+    def _on_peer(self, host: HostProcess, said: PeerLost | PeerFound) -> None:
+        """Handles the report of a worker that another one cannot be reached, or can be again.
 
         Raises:
           MessageError: there is no such worker.
@@ -189,7 +189,7 @@ class Hearing:
         if not isinstance(message, Chunk):
             raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
         fetched = self._fetched(host, message.number)
-        # Nobody may wait for it any more.
+        # It may no longer be wanted.
         return memoryview(bytearray(size)) if fetched is None else fetched.reassembly.place(message, size)
 
     def _take(self, host: HostProcess, chunk: Chunk) -> None:
