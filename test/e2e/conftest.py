@@ -1,4 +1,4 @@
-"""Runs of the examples, each made once however many tests look at it."""
+"""Runs of the examples, each made once however many tests look at it, and workers that tests share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+import pathways as pw
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -37,3 +39,28 @@ def run_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Examp
         return ExampleRun(done.stdout, forms)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def shared_workers() -> Iterator[None]:
+    """Tests of a module that connect to the same hosts have the same workers, which its last test ends."""
+    pw.disconnect()
+    yield
+    pw.disconnect()
+
+
+@pytest.fixture
+def own_workers() -> Iterator[None]:
+    """The test starts workers that no other one gets, so that it may kill them."""
+    pw.disconnect()
+    yield
+    pw.disconnect()
+
+
+@pytest.fixture
+def devices() -> Iterator[pw.VirtualDeviceSet]:
+    """Slices of the test, which give their devices back."""
+    made = pw.make_virtual_device_set()
+    yield made
+    for slice in made.slices:
+        pw.release(slice)

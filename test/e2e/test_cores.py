@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from test_hosts import run
+from on_hosts import run
 
 from pathways.runtime.hosts.launch.cores import CoreShares
 

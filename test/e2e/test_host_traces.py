@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from test_hosts import run
+from on_hosts import run
 
 from pathways.passes.measured.trace_file import read_trace
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_hosts import run
+from on_hosts import run
 
 ISLANDS = """
 import itertools

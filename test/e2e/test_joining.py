@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_hosts import run
+from on_hosts import run
 
 import pathways as pw
 from pathways.runtime.hosts.launch.joining import secret_of

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from test_hosts import PREPARE, run
+from on_hosts import PREPARE, run
 
 LEAVING = """
 import logging

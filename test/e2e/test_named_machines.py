@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from test_hosts import run
+from on_hosts import run
 
 STAND_IN = """#!/bin/sh
 # As ssh: the name of a machine, and a command, which runs there when there is such a machine.

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from test_hosts import PREPARE
+from on_hosts import PREPARE
 
 _ALONE = ["unshare", "-n", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-c"]
 

@@ -82,6 +82,9 @@ class Child:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> None:

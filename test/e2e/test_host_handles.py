@@ -1,0 +1,217 @@
+"""Arrays of programs on hosts are handles, which behave like arrays of JAX."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from on_hosts import X, assert_equal, refused
+
+import pathways as pw
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.controller.connect import controller
+
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
+
+def test_handles_are_arrays_to_those_who_read_them(devices):
+    pw.connect(hosts=2)
+    double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+    program = pw.program(lambda x: double(x))
+    h = program(np.float32([1, 2, 3]))
+    assert isinstance(h, pw.Array)
+    assert h.block_until_ready() is h
+    assert h.is_ready()
+    assert (h.shape, h.ndim, h.size, h.nbytes, len(h), h.dtype) == ((3,), 1, 3, 12, 3, np.float32)
+    assert_equal((h + 1, 1 - h, h[0], h @ h, -h), ([3, 5, 7], [-1, -3, -5], 2, 56, [-2, -4, -6]))
+    assert jax.device_get({"h": h})["h"].tolist() == [2, 4, 6]
+    assert jax.eval_shape(lambda x: x + 1, h).shape == (3,)
+    assert float(program(2.0)) == 4
+    assert f"{program(2.0):.1f}" == "4.0"
+    assert bool(program(2.0) > 3)
+    large = program(np.zeros(1 << 19, np.float32))
+    with refused(TypeError, "would fetch 2097152 bytes", "put this under pw.program"):
+        large + 1
+    h.delete()
+    with refused(RuntimeError, "Array has been deleted"):
+        np.asarray(h)
+
+
+def test_handles_behave_like_arrays_of_jax(devices):
+    pw.connect(hosts=2)
+    double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",)))
+    program = pw.program(lambda x: double(x))
+    h = program(np.float32([1, 2, 3]))
+    assert [float(x) for x in h] == [2, 4, 6]
+    assert 4 in h
+    assert 5 not in h
+    first, *_, last = h
+    assert (float(first), float(last), [float(x) for x in reversed(h)]) == (2, 6, [6, 4, 2])
+    assert_equal((h.sum(), h.T, h.reshape(3, 1), h.at[0].set(1)), (12, [2, 4, 6], [[2], [4], [6]], [1, 4, 6]))
+    assert (h.tolist(), h.itemsize, float(round(program(1.26), 1))) == ([2, 4, 6], 4, 2.5)
+    assert_equal((divmod(h, 4), 2**h), (([0, 1, 1], [2, 0, 2]), [4, 16, 64]))
+    large = program(np.zeros(1 << 19, np.float32))
+    assert (h is None, large is None, large is not None, None in [large]) == (False, False, True, False)
+    with refused(TypeError, "unhashable"):
+        hash(h)
+    for other in (copy.copy(h), copy.deepcopy(h), pickle.loads(pickle.dumps(h))):
+        assert isinstance(other, jax.Array)
+        assert other.tolist() == [2, 4, 6]
+    h.delete()
+    assert other.tolist() == [2, 4, 6]
+    weak = program(2.0)
+    assert weak.weak_type
+    assert (weak + jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+    with jax.enable_x64(True):
+        wide = program(np.float64([1e-12]))
+    assert wide.dtype == np.float64
+    assert wide.tolist() == [2e-12]
+    keys = pw.program(lambda x, key: (double(x), jax.random.split(key)))(1.0, jax.random.key(0))[1]
+    assert_equal(jax.random.key_data(keys[1]), jax.random.key_data(jax.random.split(jax.random.key(0))[1]))
+
+
+def test_what_is_donated_is_deleted(devices):
+    pw.connect(hosts=2)
+    f = pw.jit(lambda x, y: x + y, devices=devices.add_slice((1,), ("x",)))
+    program = pw.program(lambda x, y: f(x, y), donate_argnums=0)
+    x, y = jnp.ones(2), jnp.ones(2)
+    with refused(ValueError, "arguments x and y are the same array, and one of them is donated"):
+        program(x, x)
+    assert_equal(program(x, y), [2, 2])
+    assert x.is_deleted()
+    assert not y.is_deleted()
+    with refused(RuntimeError, "argument x has been deleted"):
+        program(x, y)
+
+
+def test_a_tree_of_handles_is_asked_for_before_any_is_waited_for(devices, own_workers, monkeypatch):
+    """One round trip in all, not one each."""
+    pw.connect(hosts=2)
+    a, b = (pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+    program = pw.program(lambda x: (a(x), b(x), a(x + 1)))
+    tree = program(np.float32([1, 2]))
+    seen = []
+    here = controller()
+
+    def note(name, do):
+        def noted(*args):
+            seen.append(name)
+            return do(*args)
+
+        monkeypatch.setattr(here, name, noted)
+
+    note("ask", here.ask)
+    note("fetch", here.fetch)
+    assert_equal(jax.device_get(tree), ([2, 4], [2, 4], [4, 6]))
+    assert seen == ["ask"] * 3 + ["fetch"] * 3
+    # Asking again, or reading it, asks no host.
+    tree[0].copy_to_host_async()
+    np.asarray(tree[0])
+    assert len(seen) == 6
+    other = program(np.float32([1, 2]))[0]
+    other.copy_to_host_async()
+    other.copy_to_host_async()
+    other.delete()
+    with refused(RuntimeError, "Array has been deleted"):
+        other.copy_to_host_async()
+    assert seen[6:] == ["ask"]
+    # What goes wrong is said by whoever reads it.
+    last = program(np.float32([1, 2]))[1]
+    os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+    last.copy_to_host_async()
+    with refused(HostError, "host 1"):
+        np.asarray(last)
+
+
+def test_types_of_handles_on_different_meshes_go_together(devices):
+    pw.connect(hosts=2, devices_per_host=2)
+    a = pw.jit(lambda x: x + 1, devices=devices.add_slice((2,), ("x",)), out_shardings=P("x"))
+    b = pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("y",)))
+    x, y = pw.program(lambda v: (a(v), b(v)))(np.zeros(4, np.float32))
+    assert x.sharding.shard_shape(x.shape) == (2,)
+    assert jax.eval_shape(lambda x, y: x + y, x, y).shape == (4,)
+
+
+def test_handles_of_earlier_workers(devices, own_workers):
+    """Numbers of arrays begin anew: a handle must not be taken for one of the new workers."""
+    pw.connect(hosts=1)
+    slice = devices.add_slice((1,), ("x",))
+    program = pw.program(pw.jit(lambda x: x + 1, devices=slice))
+    lost, kept = program(np.float32(10)), program(np.float32(20))
+    assert float(kept) == 21
+    pw.release(slice)
+    pw.connect(hosts=1, devices_per_host=2)
+    [program(np.float32(n)) for n in range(5)]
+    with refused(HostError, "host 0 (island0) is closed"):
+        program(lost)
+    assert float(program(kept)) == 22
+
+
+def test_results_go_from_host_to_host(devices, own_workers):
+    """What one program leaves on a host and another wants on a second one never passes the controller."""
+    pw.connect(hosts=3, devices_per_host=2)
+    s0 = devices.add_slice((2,), ("x",), island="island0")
+    s1 = devices.add_slice((1, 2), ("u", "v"), island="island1")
+    s2 = devices.add_slice((1,), ("x",), island="island2")
+
+    def make():
+        return jax.random.key(3), X * 2, jnp.ones(3, jnp.bfloat16), jnp.array([True, False])
+
+    def use(key, x, ones, flags):
+        return jax.random.normal(key, (4,)) + x, ones * 2, ~flags
+
+    make_it = pw.program(pw.jit(make, devices=s0, out_shardings=(None, P("x"), None, None)))
+    users = [
+        pw.program(pw.jit(use, devices=s1, in_shardings=(None, P("v"), None, None))),
+        pw.program(pw.jit(use, devices=s2)),
+    ]
+    expected = jax.jit(use)(*make())
+    here = controller()
+    here.put = here.ask = None  # neither fetched nor sent
+    state = make_it()
+    results = [user(*state) for user in users]
+    assert state[1].hosts == (0, 1, 2)
+    state[1].block_until_ready()
+    del here.put, here.ask
+    for result in results:
+        assert_equal(result, expected)
+
+    # A copy ends with its handle; one that another program took is gone everywhere.
+    taker = pw.program(pw.jit(lambda x: x + 1, devices=s2), donate_argnums=0)
+    assert_equal(taker(state[1]), X * 2 + 1)
+    assert state[1].is_deleted()
+
+    # The host that has it dies before it can be moved.
+    state = make_it()
+    jax.block_until_ready(state)
+    os.kill(here.hosts[0].process.pid, signal.SIGKILL)
+    with refused(HostError, "host 0 (island0)"):
+        jax.block_until_ready(users[1](*state))
+
+
+def test_programs_find_other_devices_after_disconnect(devices, own_workers):
+    pw.connect(hosts=2)
+    a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+    program = pw.program(lambda x: b(a(x)))
+    lost = program(np.float32(0))
+    assert float(lost) == 2
+    pids = [host.pid for host in pw.status().hosts]
+    pw.disconnect()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with refused(HostError, "host 1 (island1) is closed"):
+        lost.block_until_ready()
+    pw.connect(cpu_devices=2)
+    assert isinstance(program(np.float32(0)), jax.Array)
+    assert float(program(np.float32(1))) == 3
+    pw.disconnect()
+    pw.connect(hosts=3)
+    assert isinstance(program(np.float32(0)), pw.Array)
+    assert float(program(np.float32(2))) == 4

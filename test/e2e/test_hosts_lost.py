@@ -1,0 +1,229 @@
+"""Workers that are killed, stop, or do not start: each test has its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import signal
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from on_hosts import assert_equal, back, front, refused
+
+import pathways as pw
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.launch import children
+
+pytestmark = pytest.mark.usefixtures("own_workers")
+
+
+def test_a_worker_that_is_killed(devices):
+    """All that it had is an error that names it; the others live, and its island comes back."""
+    pw.connect(hosts=2)
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+    a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+    program = pw.program(lambda x: (a(x), b(a(x))))
+    compiled = program.lower(np.float32(0)).compile()
+    kept, lost = program(np.float32(0))
+    lost.block_until_ready()
+    os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with refused(HostError, "host 1 (island1) is lost: its process has ended (killed by signal 9)"):
+        np.asarray(lost)
+    assert time.monotonic() - began < 10
+    with refused(HostError, "host 1 (island1) is lost"):
+        jax.block_until_ready(compiled(np.float32(0)))
+    with refused(HostError, "host 1 (island1) is lost"):
+        program(lost)
+    assert_equal(program(kept), (2, 3))
+    assert float(kept) == 1
+    assert controller().is_whole()
+    while [host.arrays for host in pw.status().hosts] != [1, 0]:
+        time.sleep(0.05)
+
+
+def test_an_island_that_is_lost_again_and_again(devices):
+    """It is given up; what the others can do is done."""
+    pw.connect(hosts=2)
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+    a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+    for _ in range(4):
+        while not controller().is_whole():
+            time.sleep(0.05)
+        os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+        while controller().is_whole():
+            time.sleep(0.05)
+    with refused(HostError, "island1", "for 3 times it was lost before it had done a step"):
+        pw.program(lambda x: b(a(x)))(1.0)
+    assert_equal(pw.program(lambda x: a(x))(1.0), 2)
+    for slice in slices:
+        pw.release(slice)
+    pw.connect(hosts=2)
+    assert_equal(pw.program(lambda x: b(a(x)))(1.0), 3)
+
+
+def test_a_worker_that_is_stopped(devices):
+    """It does not answer, and is given up in the middle of a step."""
+    pw.connect(hosts=2, options=pw.HostOptions(heartbeat=2))
+    a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+    program = pw.program(lambda x: a(b(a(x))))
+    assert float(program(np.float32(0))) == 3
+    os.kill(controller().hosts[1].process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with refused(HostError, "host 1 (island1) is lost: it has said nothing for"):
+        program(np.float32(0)).block_until_ready()
+    assert time.monotonic() - began < 30
+
+
+def test_a_step_that_does_not_end_is_reported_and_ended(devices, caplog):
+    pw.connect(hosts=2, options=pw.HostOptions(stall_report=1, step_deadline=2))
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+
+    @functools.partial(pw.jit, devices=slices[0])
+    def first(x):
+        return jax.lax.while_loop(lambda v: v[0] > 0, lambda v: 1 + jnp.sin(v) ** 2, x)
+
+    second = pw.jit(lambda x: x + 1, devices=slices[1])
+    program = pw.program(lambda x: (lambda y: (y, second(y)))(first(x)))
+    np.asarray(program(np.float32([0, 0]))[1])
+    other = pw.program(lambda x: second(x))
+    kept = other(np.float32([1, 1]))
+    np.asarray(kept)
+    lost = program(np.float32([1, 1]))
+    with refused(HostError, "host 0 (island0) is lost: step", "made no progress in"):
+        lost[1].block_until_ready()
+    assert_equal(kept, [2, 2])
+    # The numbers are what has passed: at least what was asked for.
+    assert re.search(
+        r"has made no progress for \d+ seconds\n  host 0: issues it since \d+ s\n"
+        "  host 1: computes, or waits for",
+        caplog.text,
+    )
+
+
+def stopped(devices, **options):
+    """A program whose only worker is stopped, and an argument that does not fit into its buffers."""
+    pw.connect(hosts=1, options=pw.HostOptions(**options))
+    program = pw.program(pw.jit(jnp.sum, devices=devices.add_slice((1,), ("x",))))
+    large = np.ones(1 << 23, np.float32)
+    float(program(large))
+    os.kill(controller().hosts[0].process.pid, signal.SIGSTOP)
+    return program, large
+
+
+def test_a_worker_that_is_stopped_while_it_is_sent_something_large(devices):
+    """Its buffers are full, so that whoever sends waits; it is given up nevertheless, and can be closed."""
+    program, large = stopped(devices, heartbeat=2)
+    with refused(HostError, "host 0 (island0) is lost: it has said nothing for"):
+        while True:
+            program(large)
+
+
+def test_closing_does_not_wait_for_a_worker_that_is_stopped(devices):
+    program, large = stopped(devices)
+
+    def send():
+        with contextlib.suppress(HostError):
+            for _ in range(9):
+                program(large)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    time.sleep(1)
+    began = time.monotonic()
+    controller().close()
+    assert time.monotonic() - began < 8
+    thread.join()
+
+
+def test_what_a_worker_wrote_last_is_in_the_error(devices):
+    pw.connect(hosts=1)
+    program = pw.program(pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))))
+    h = program(np.float32(1))
+    float(h)
+    controller().hosts[0].steps.send_frames(b"this is no message" * 10)
+    with refused(HostError, "host 0 (island0) is lost", "| pathways worker: these bytes are no message"):
+        while True:
+            program(h).block_until_ready()
+
+
+def test_a_worker_that_does_not_start(monkeypatch):
+    class Broken(children.Child):
+        def __init__(self, config, start):
+            object.__setattr__(config, "cpu_devices", "two")
+            super().__init__(config, start)
+
+    monkeypatch.setattr(children, "Child", Broken)
+    with refused(HostError, "host 0 did not start (exit code 1)", "| TypeError"):
+        pw.connect(hosts=2)
+
+
+def test_status_of_hosts(devices):
+    pw.connect(hosts=2, devices_per_host=2)
+    slices = [devices.add_slice((2,), ("x",)) for _ in range(2)]
+    a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+    program = pw.program(lambda x: b(a(x)))
+    (x,) = program.place(np.zeros(4, np.float32))
+    y = program(x)
+    np.asarray(y)
+    while (status := pw.status()).steps:
+        time.sleep(0.01)
+    assert status.backend == "hosts"
+    assert [(host.devices, host.arrays, host.programs) for host in status.hosts] == [
+        (2, 1, ("lambda",)),
+        (2, 1, ("lambda",)),
+    ]
+    # The argument, and the result on both devices of its slice.
+    assert [host.bytes for host in status.hosts] == [32, 32]
+    assert [(slice.name, slice.island, slice.devices) for slice in status.slices] == [
+        (slices[0].name, "island0", (0, 1)),
+        (slices[1].name, "island1", (2, 3)),
+    ]
+    os.kill(status.hosts[1].pid, signal.SIGKILL)
+    while controller().is_whole():
+        time.sleep(0.01)
+    assert "killed by signal 9" in pw.status().hosts[1].error
+
+
+def test_what_xla_made_of_a_program_is_told(devices):
+    """As in one process: its memory, operations and text."""
+
+    def compiled():
+        a, b = (
+            pw.jit(f, devices=devices.add_slice((2,), ("x",)), in_shardings=(None, P("x")))
+            for f in (front, back)
+        )
+        program = pw.program(lambda w, x: b(w, a(w, x)))
+        return program.lower(np.zeros((256, 256), np.float32), np.zeros((64, 256), np.float32)).compile()
+
+    pw.connect(cpu_devices=4)
+    local = compiled()
+    expected = local.memory_analysis(), local.cost_analysis(), local.as_text("device")
+    for slice in local.slices.values():
+        pw.release(slice)
+    pw.connect(hosts=2, devices_per_host=2)
+    remote = compiled()
+    memory, cost = remote.memory_analysis(), remote.cost_analysis()
+    assert cost == expected[1]
+    assert cost["flops"] > 0
+    for ours, theirs in zip(memory.values(), expected[0].values(), strict=True):
+        assert ours.argument_size_in_bytes == theirs.argument_size_in_bytes
+        assert ours.temp_size_in_bytes == theirs.temp_size_in_bytes
+        assert ours.generated_code_size_in_bytes == theirs.generated_code_size_in_bytes
+        assert ours.peak_memory_in_bytes >= theirs.peak_memory_in_bytes
+    text = remote.as_text("device")
+    assert text.count("// computation") == expected[2].count("// computation") == 2
+    assert text.count("ENTRY") == 2
+    os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+    with refused(HostError, "host 1 (island1) is lost"):
+        while True:
+            remote.as_text("device")
+    assert remote.memory_analysis() == memory

@@ -1,0 +1,122 @@
+"""What tests of programs on hosts share: arrays and functions, and processes that are controllers alone."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+X = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
+W = np.linspace(-1, 1, 4 * 4, dtype=np.float32).reshape(4, 4)
+
+PREPARE = """
+import os
+import signal
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from on_hosts import W, X, assert_equal, back, front, refused, training
+
+import pathways as pw
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.controller.connect import controller
+
+devices = pw.make_virtual_device_set()
+"""
+
+
+def front(w: Any, h: Any) -> Any:
+    return jnp.tanh(h @ w)
+
+
+def back(w: Any, h: Any) -> Any:
+    return h + jnp.sin(h @ w)
+
+
+def training(a: Callable[..., Any], b: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that goes through b, a, and b again: weights that are read twice."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return (b(w[1], a(w[0], b(w[1], x))) ** 2).mean()
+
+    def step(w: Any, x: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(w, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+    return step
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    """Trees of arrays are equal, up to rounding."""
+
+    def check(a: Any, b: Any) -> None:
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-5, atol=1e-6)
+
+    jax.tree.map(check, ours, theirs)
+
+
+@contextlib.contextmanager
+def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
+    """What is done here raises an error that says all of the words."""
+    said = None
+    try:
+        yield
+    except kind as error:
+        said = str(error)
+    assert said is not None, f"no {kind.__name__} that says {words}"
+    assert all(word in said for word in words), said
+
+
+def run(script: str, timeout: float = 100) -> str:
+    """Runs a script after `PREPARE`; it and its workers end within the time. Returns what it prints."""
+    done = _python(PREPARE + script, timeout)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout
+
+
+def run_alone(function: Callable[[], None], timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    """Calls a function of a module of tests in a process of its own, which ends within the time."""
+    folder = str(Path(function.__code__.co_filename).parent)
+    module, name = function.__module__, function.__name__
+    return _python(
+        f"import sys; sys.path.insert(0, {folder!r}); import {module} as m; "
+        f"getattr(m.{name}, '__wrapped__', m.{name})()",
+        timeout,
+    )
+
+
+def alone(test: Callable[[], None]) -> Callable[[], None]:
+    """A test that runs in a process of its own."""
+
+    @functools.wraps(test)
+    def run_test() -> None:
+        done = run_alone(test)
+        assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+    return run_test
+
+
+def _python(code: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        env=environment,
+    )
