@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pathways.passes.backward.merge_residuals import MergeResiduals
 from pathways.passes.backward.split_backward import SplitBackward
 from pathways.passes.import_.import_ import Import
 from pathways.passes.loops.accumulate import Accumulate
@@ -74,6 +75,8 @@ def phases(options: Options) -> list[Phase]:
                 Outline(),
                 # Outlining has merged equal glue, so that equal launches now look equal.
                 Cse(),
+                # Before constants: what small helpers make of nothing is in the computation itself after it.
+                MergeResiduals(),
                 # It leaves results that nothing reads.
                 SinkConstants(),
                 # Before transfers: a launch that nothing needs must not pull its operands over.

@@ -23,6 +23,7 @@ MODULES = {
     "pw-sink-loop-reductions": "place.sink_loop_reductions",
     "pw-outline": "place.outline",
     "pw-cse": "place.cse",
+    "pw-merge-residuals": "backward.merge_residuals",
     "pw-sink-constants": "place.sink_constants",
     "pw-dce": "place.dce",
     "pw-insert-transfers": "place.insert_transfers",

@@ -15,6 +15,7 @@ from pathways.dialect import (
     TransferOp,
     argument_attrs,
     nested_ops,
+    only_computes,
     result_attrs,
     set_argument_attrs,
     set_result_attrs,
@@ -101,6 +102,7 @@ def _launches(
             continue
         if op.callee not in flat:
             flat[op.callee] = _flattened(op.callee, symbols, computations)
+            _unshare_constants(body_block(flat[op.callee]))
         launches[op] = OuterLaunch(len(launches), op, body_block(flat[op.callee]))
     return launches
 
@@ -114,6 +116,29 @@ def _flattened(name: str, symbols: dict[str, ir.OpView], computations: Computati
         for op in calls:
             inline_call(op, symbols[op.callee.value])
     return function
+
+
+def _unshare_constants(block: ir.Block) -> None:
+    """Gives each reader of an array that is made of scalars alone one of its own.
+
+    Updates that share one would have to be split alike.
+    """
+    of_scalars: set[ir.Value] = set()
+    made: list[ir.OpView] = []
+    for op in block.operations:
+        if only_computes(type(op)) and all(v in of_scalars or _is_scalar(v) for v in op.operands):
+            of_scalars.update(op.results)
+            if len(op.results) == 1 and not _is_scalar(op.results[0]):
+                made.append(op)
+    # Last first: a copy is one more reader of what it is made of.
+    for op in reversed(made):
+        for use in list(op.results[0].uses)[1:]:
+            copy = op.operation.clone(ir.InsertionPoint(op))
+            use.owner.operation.operands[use.operand_number] = copy.results[0]
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.RankedTensorType) and value.type.rank == 0
 
 
 class _UpdateSplitter:

@@ -1,0 +1,198 @@
+"""`pw-merge-residuals`: of equal results that a computation hands to others, one is handed over, once."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import (
+    LaunchOp,
+    argument_attrs,
+    nested_ops,
+    only_computes,
+    referenced_symbols,
+    set_argument_attrs,
+    symbol_table,
+)
+from pathways.dialect.operations.operation import attributes_of
+from pathways.dialect.verification.forms import OUTLINED
+from pathways.passes.manager.base import Pass, main_function
+from pathways.passes.util.functions import body_block, inline_call, set_signature
+from pathways.passes.util.operations import has_side_effect
+
+_SMALL = 64
+"""The number of operations up to which a function is inlined where residuals come from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeResiduals(Pass):
+    """Hands over one of the equal results of a computation, and hands it over once.
+
+    A forward that normalises its input for the queries, and again for the keys and values, saves what that
+    makes for its backward twice. XLA computes equal values once, but keeps each result in memory of its own
+    until the backward of the microbatch. Here the launches that read one of them read the first, and an
+    argument that always has the value of another goes; `pw-dce` then drops the results that are left over.
+
+    Values are equal when the same operations make them of the same values. Small functions that the
+    computation calls are inlined, so that what they return is compared as well, and `pw-sink-constants` sees
+    what they make of nothing. What the caller gets stays as it is.
+
+    ```mlir
+    // before
+    %0:4 = pw.launch @f(%arg0) on @s0
+    %1 = pw.launch @f_bwd(%0#0, %0#1, %0#2, %0#3) on @s0
+    // after
+    %0:4 = pw.launch @f(%arg0) on @s0
+    %1 = pw.launch @f_bwd(%0#0, %0#3) on @s0
+    ```
+
+    Requires: no glue in `@main`.
+    """
+
+    name: ClassVar[str] = "pw-merge-residuals"
+    takes = (OUTLINED,)
+
+    def run(self, module: ir.Module) -> None:
+        symbols = symbol_table(module)
+        launches: dict[str, list[LaunchOp]] = collections.defaultdict(list)
+        for op in body_block(main_function(module)).operations:
+            if isinstance(op, LaunchOp):
+                launches[op.callee].append(op)
+        called = {
+            name
+            for function in module.body.operations
+            for op in nested_ops(function)
+            if not only_computes(type(op)) and not isinstance(op, LaunchOp)
+            for name in referenced_symbols(op)
+        }
+        effects: dict[str, bool] = {}
+        # In program order: arguments that became one may make results equal.
+        for name, group in launches.items():
+            function = symbols[name]
+            if not function.regions[0].blocks:
+                continue
+            if name not in called:
+                group = _merge_arguments(function, group)
+            _merge_results(function, group, symbols, effects)
+
+
+def _merge_arguments(function: ir.OpView, launches: Sequence[LaunchOp]) -> Sequence[LaunchOp]:
+    """Takes from a computation the arguments that are another one in all its launches; returns these anew."""
+    first: dict[object, int] = {}
+    attrs = argument_attrs(function)
+    columns = zip(*(list(launch.operands) for launch in launches), strict=True)
+    same = [first.setdefault((column, frozenset(attrs[n].items())), n) for n, column in enumerate(columns)]
+    merged = [n for n, kept in enumerate(same) if n != kept]
+    if not merged:
+        return launches
+    block = body_block(function)
+    for n in reversed(merged):
+        block.arguments[n].replace_all_uses_with(block.arguments[same[n]])
+        block.erase_argument(n)
+    set_signature(function, [a.type for a in block.arguments], function.type.results)
+    kept = [n for n in range(len(same)) if same[n] == n]
+    set_argument_attrs(function, [attrs[n] for n in kept])
+    renewed = []
+    for launch in launches:
+        new = launch.rebuilt([launch.operands[n] for n in kept])
+        for old, value in zip(launch.results, new.results, strict=True):
+            old.replace_all_uses_with(value)
+        launch.operation.erase()
+        renewed.append(new)
+    return renewed
+
+
+def _merge_results(
+    function: ir.OpView,
+    launches: Sequence[LaunchOp],
+    symbols: Mapping[str, ir.OpView],
+    effects: dict[str, bool],
+) -> None:
+    """Lets launches that read a result of these read the first one that is equal."""
+    handed = {
+        n
+        for launch in launches
+        for n, result in enumerate(launch.results)
+        if any(isinstance(use.owner, LaunchOp) for use in result.uses)
+    }
+    if len(handed) < 2:
+        return
+    _inline_helpers(function, symbols)
+    numbers = _value_numbers(function, symbols, effects)
+    first: dict[int, int] = {}
+    for n, value in enumerate(body_block(function).operations[-1].operands):
+        kept = first.setdefault(numbers[value], n) if n in handed else n
+        if kept == n:
+            continue
+        for launch in launches:
+            for use in list(launch.results[n].uses):
+                if isinstance(use.owner, LaunchOp):
+                    use.owner.operands[use.operand_number] = launch.results[kept]
+
+
+def _inline_helpers(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
+    """Inlines the small functions that a function calls, after those that they call themselves."""
+    for op in list(body_block(function).operations):
+        # A call that says more than whom it calls is left alone.
+        if op.operation.name != "func.call" or len(op.attributes) > 1:
+            continue
+        callee = symbols[op.attributes["callee"].value]
+        if not callee.regions[0].blocks:
+            continue
+        if len(body_block(callee).operations) <= _SMALL:
+            _inline_helpers(callee, symbols)
+        if len(body_block(callee).operations) <= _SMALL:
+            inline_call(op, callee)
+
+
+def _value_numbers(
+    function: ir.OpView, symbols: Mapping[str, ir.OpView], effects: dict[str, bool]
+) -> Mapping[ir.Value, int]:
+    """A number for each value of a computation; equal values have equal numbers."""
+    block = body_block(function)
+    numbers: dict[ir.Value, int] = {argument: n for n, argument in enumerate(block.arguments)}
+    known: dict[Hashable, int] = {}
+    for op in block.operations:
+        own = len(numbers)
+        is_function = op.operation.name != "stablehlo.rng" and not has_side_effect(op, symbols, effects)
+        key = _key(op, numbers) if is_function else None
+        number = own if key is None else known.setdefault(key, own)
+        numbers.update((result, number + n) for n, result in enumerate(op.results))
+    return numbers
+
+
+def _key(op: ir.OpView, numbers: Mapping[ir.Value, int]) -> Hashable | None:
+    """What operations that do the same to the same values have in common; None for one without equals."""
+    said = attributes_of(op)
+    if any(attribute is None for attribute in said.values()) or any(
+        value not in numbers for value in op.operands
+    ):
+        return None
+    code = [_code(region) for region in op.regions]
+    if any(one is None for one in code):
+        return None
+    read = tuple(numbers[value] for value in op.operands)
+    types = tuple(result.type for result in op.results)
+    return op.operation.name, read, tuple(said.items()), types, tuple(code)
+
+
+def _code(region: ir.Region) -> Hashable | None:
+    """The code of a region that reads nothing from outside; None for one that does."""
+    numbers: dict[ir.Value, int] = {}
+    code: list[Hashable] = []
+    for block in region.blocks:
+        for argument in block.arguments:
+            code.append(argument.type)
+            numbers[argument] = len(numbers)
+        for op in block.operations:
+            key = _key(op, numbers)
+            if key is None:
+                return None
+            code.append(key)
+            for result in op.results:
+                numbers[result] = len(numbers)
+    return tuple(code)
