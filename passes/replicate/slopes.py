@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import CarryOp, LaunchOp, NextOp
+from pathways.dialect import CarryOp, LaunchOp, NextOp, TransferOp
 from pathways.dialect.operations.operation import attribute_of
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured
@@ -90,7 +90,7 @@ class _Follower:
                 self.constants[op.results[0]] = constant
         elif isinstance(op, LaunchOp) or name == "func.call":
             self.read_call(op)
-        elif name in _SAME:
+        elif name in _SAME and not (isinstance(op, TransferOp) and op.routes is not None):
             for value, result in zip(operands, op.results, strict=True):
                 self.add_up({value: 1.0}, result)
         elif (factors := self.factors(op)) is not None:

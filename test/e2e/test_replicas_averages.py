@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
@@ -108,3 +109,34 @@ def test_only_what_comes_of_the_batch_is_rounded_where_replicas_exchange_few_bit
     zeros = np.zeros((ROWS, WIDTH), np.float32)
     _, _, ours = program(params, stats, zeros)
     np.testing.assert_allclose(ours[0]["mean"], 3 * MOMENTUM**MICROBATCHES, rtol=1e-6)
+
+
+def test_a_sum_that_is_resharded_on_its_way_to_the_next_turn_is_that_of_jit() -> None:
+    devices = pw.make_virtual_device_set(replicas=2)
+    front, back = (devices.add_slice((size,), ("x",)) for size in (2, 1))
+
+    def step_with(double: Layer, halve: Layer) -> Callable[..., Any]:
+        def step(total: jax.Array, x: jax.Array) -> Any:
+            def of_microbatch(total: jax.Array, x: jax.Array) -> Any:
+                return halve(double(total)) + x.mean(0), x.sum()
+
+            return pw.accumulate(of_microbatch, MICROBATCHES, carry_argnums=0)(total, x)
+
+        return step
+
+    def double(total: jax.Array) -> jax.Array:
+        return 2 * total
+
+    def halve(total: jax.Array) -> jax.Array:
+        return total / 4
+
+    placed = [
+        pw.jit(fun, devices=slice_, in_shardings=P("x"), out_shardings=P("x"))
+        for fun, slice_ in ((double, front), (halve, back))
+    ]
+    x = np.random.default_rng(0).normal(size=(ROWS, 8)).astype(np.float32)
+    total = np.ones(8, np.float32)
+    got = pw.program(step_with(*placed))(total, x)
+    want = jax.jit(step_with(double, halve))(total, x)
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
