@@ -1,6 +1,6 @@
 """Writes docs/pw_ops.md, pw_forms.md and pw_passes.md from what operations, forms and passes declare,
-docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md, and passes/manager/summaries.json, which
-`pw-opt` lists.
+docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md, docs/schedules.svg, the picture of README, and
+passes/manager/summaries.json, which `pw-opt` lists.
 
 With `--check` it writes nothing, and fails when one of them is stale.
 """
@@ -8,8 +8,11 @@ With `--check` it writes nothing, and fails when one of them is stale.
 import dataclasses
 import inspect
 import json
+import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -29,6 +32,7 @@ def main(check: bool) -> int:
         DOCS / "pw_forms.md": forms_page(),
         DOCS / "pw_passes.md": passes_page(),
         DOCS / "ten_minutes.ipynb": notebook(DOCS / "ten_minutes.md"),
+        DOCS / "schedules.svg": picture(DOCS.parent / "README.md"),
         registry.SUMMARIES: summaries(),
     }
     stale = [path for path, text in pages.items() if read(path) != text]
@@ -75,6 +79,22 @@ def notebook(page: Path) -> str:
         json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}, indent=1)
         + "\n"
     )
+
+
+def picture(page: Path) -> str:
+    """The pipeline of a page under two schedules, as `pw-viz` draws it."""
+    programs = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+    (program,) = (text for text in programs if "schedule=" in text)
+    environment = {**os.environ, "PW_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "step.py").write_text(program)
+        for words in (
+            ("pw_compile", "step.py:step", "--compile-to=placed", "-o", "placed.mlir"),
+            ("pw_viz", "placed.mlir", "--policy", "1f1b", "--policy", "zb-h1", "-o", "schedules.svg"),
+        ):
+            command = [sys.executable, "-m", f"pathways.tools.{words[0]}", *words[1:]]
+            subprocess.run(command, cwd=folder, env=environment, check=True, stderr=subprocess.PIPE)
+        return (Path(folder) / "schedules.svg").read_text()
 
 
 def ops_page() -> str:

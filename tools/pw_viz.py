@@ -14,7 +14,8 @@ _DESCRIPTION = """\
 Draws slices by time, with the memory of each slice below it, on one page that needs nothing else. FILE is a
 program in scheduled form: it is drawn as planned, with one unit for each placed call, and as simulated when
 durations or links are given. Or it is one in placed form, which policies schedule: they are drawn under one
-another. Traces of measured runs, from PW_TRACE or pw.trace, are drawn below it.
+another. Traces of measured runs, from PW_TRACE or pw.trace, are drawn below it. With
+-o FILE.svg only launches are drawn, as a picture for documents.
 """
 
 
@@ -57,7 +58,13 @@ def make_parser() -> FlagParser:
         help="also draw a measured run; may be given several times",
     )
     add("--step", default="last", metavar="N", help="which step of a trace: a number, last or all")
-    add("-o", dest="output", default="-", metavar="FILE", help="default: standard output")
+    add(
+        "-o",
+        dest="output",
+        default="-",
+        metavar="FILE",
+        help="a page, or FILE.svg: a picture of the launches alone; default: a page on standard output",
+    )
     return parser
 
 

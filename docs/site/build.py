@@ -22,6 +22,8 @@ PAGES = BUILD / "pages"
 PICTURES = ("gpipe", "1f1b", "eager", "zb-h1")
 AT_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+DEFINITION = re.compile(r"^\[(\w+)\]: (docs/)", re.MULTILINE)
+"""Where links of a table lead that are pages of the manual."""
 
 
 def with_links_of_the_site(text: str, folder: Path) -> str:
@@ -39,13 +41,13 @@ def with_links_of_the_site(text: str, folder: Path) -> str:
         path = (folder / target).resolve().relative_to(ROOT)
         if str(path) in AT_ROOT:
             page = AT_ROOT[str(path)]
-        elif path.parent == Path("docs") and path.suffix in (".md", ".ipynb"):
+        elif path.parent == Path("docs") and path.suffix in (".md", ".ipynb", ".svg"):
             page = path.name
         else:
             return text
         return f"[{title(path) if text == target and path.suffix == '.md' else text}]({page}{anchor})"
 
-    return LINK.sub(replaced, text)
+    return DEFINITION.sub(r"[\1]: ", LINK.sub(replaced, text))
 
 
 def title(path: Path) -> str:
@@ -63,7 +65,8 @@ def write_pages() -> None:
         (PAGES / page).write_text(with_links_of_the_site((ROOT / name).read_text(), ROOT))
     for path in (ROOT / "docs").glob("*.md"):
         (PAGES / path.name).write_text(with_links_of_the_site(path.read_text(), path.parent))
-    shutil.copy(ROOT / "docs" / "ten_minutes.ipynb", PAGES)
+    for name in ("ten_minutes.ipynb", "schedules.svg"):
+        shutil.copy(ROOT / "docs" / name, PAGES)
 
 
 def write_api() -> None:

@@ -104,7 +104,7 @@ def _summary(timelines: Sequence[EventLog]) -> Iterator[str]:
 def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
     present = {"idle"}
     for timeline in timelines:
-        present |= {_kind(origin) for event in timeline.launches for origin, _ in event.parts}
+        present |= {kind_of(origin) for event in timeline.launches for origin, _ in event.parts}
         present |= {f"sent {_sender(event, timeline)}" for event in timeline.transfers}
         present |= {"estimated"} if any(event.estimated for event in timeline.launches) else set()
         present |= {"memory"} if any(timeline.memory.values()) else set()
@@ -180,7 +180,7 @@ def _boxes(timeline: EventLog, rows: Sequence[str], scale: float) -> Iterator[st
         for n, (origin, name) in enumerate(event.parts):
             left = _number(event.start * scale + n * width)
             yield (
-                f'<rect class="launch {_kind(origin)} shade{shade}{estimated}" x="{left}" y="{top}" '
+                f'<rect class="launch {kind_of(origin)} shade{shade}{estimated}" x="{left}" y="{top}" '
                 f'width="{_number(width)}" height="{_LANE}" data-event="{number}" data-name="{escape(name)}" '
                 f'data-tip="{tip}"/>'
             )
@@ -236,7 +236,7 @@ def _steps(curve: Iterable[tuple[float, int]]) -> Iterator[tuple[float, int]]:
         yield time, last
 
 
-def _kind(origin: Origin | None) -> str:
+def kind_of(origin: Origin | None) -> str:
     """The colour of a placed call; of glue where there is none."""
     if origin is None:
         return "glue"
@@ -264,7 +264,7 @@ def _tip(event: TimelineEvent, timeline: EventLog) -> str:
     if event.stage is not None:
         lines.append(f"stage {event.stage}")
     if event.kind == "launch":
-        kinds = [_KINDS[_kind(origin)] for origin, _ in event.parts]
+        kinds = [_KINDS[kind_of(origin)] for origin, _ in event.parts]
         lines.append(", ".join(kinds))
     if event.microbatch is not None:
         lines.append(f"microbatch {event.microbatch}")

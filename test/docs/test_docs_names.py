@@ -12,6 +12,7 @@ import pytest
 
 from pathways.dialect import OPERATIONS
 from pathways.dialect.attributes import names
+from pathways.passes.schedule.policies.registry import NAMES
 
 MODULES = {"jax": "jax", "jnp": "jax.numpy", "np": "numpy", "optax": "optax", "pw": "pathways"}
 NAME = re.compile(rf"(?<![\w./-])(?:{'|'.join(MODULES)})(?:\.[A-Za-z_]\w*)+")
@@ -64,3 +65,10 @@ def test_names_of_ray() -> None:
     assert "_max_inflight_executions" in inspect.signature(dag.DAGNode.experimental_compile).parameters
     assert callable(compiled.execute)
     assert callable(compiled.teardown)
+
+
+def test_readme_names_every_schedule() -> None:
+    text = pages.read("README.md")
+    _, _, named = text.partition("The schedule is ")
+    sentence = named.partition("docs/schedules.md")[0]
+    assert set(re.findall(r"`([\w-]+)`", sentence)) == set(NAMES)

@@ -7,6 +7,7 @@ import argparse
 from pathways.passes.measured.events import EventLog
 from pathways.passes.schedule.policies.registry import NAMES
 from pathways.runtime.timelines.page import page_of
+from pathways.runtime.timelines.picture import picture_of
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import check_extension, write_output
 from pathways.tools.drivers.comparison import Candidates, compare
@@ -31,6 +32,9 @@ def run(options: argparse.Namespace) -> int:
         timelines += replays
     for path in options.traces:
         timelines += _steps_of(read_timelines(path), options.step, path)
+    if options.output.endswith(".svg"):
+        write_output(options.output, picture_of(timelines).encode())
+        return 0
     check_extension("pw-viz", options.output, "a page of HTML", ".html", ".htm")
     write_output(options.output, page_of(timelines).encode())
     return 0
