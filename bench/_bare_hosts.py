@@ -155,7 +155,7 @@ class _Process:
         return "ok"
 
     def behind(self, run: str, large: str, small: str) -> str:
-        """As `move`, of a small array on a connection of its own behind a large one."""
+        """As `move`, of a small array on a connection of its own after a large one."""
         uuid = int(run) * 1000
         if self.index == 0:
             self.server.await_pull(uuid, [self.value(int(large))])

@@ -79,7 +79,7 @@ def parameters(size: Size) -> list[Params]:
 
 
 def layer(x: jax.Array, params: Params) -> jax.Array:
-    """Attention and a feed-forward network, each behind a normalisation."""
+    """Attention and a feed-forward network, each after a normalisation."""
 
     def norm(v: jax.Array) -> jax.Array:
         return (v - v.mean(-1, keepdims=True)) * jax.lax.rsqrt(v.var(-1, keepdims=True) + 1e-6)

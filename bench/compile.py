@@ -3,7 +3,7 @@
   python bench/compile.py [--json PATH] [--rounds N]
 
 A pipeline runs microbatches forward and backward through four slices, with code between the stages and an
-update at the end. An update is code of the program alone, one operation behind the other, of as many
+update at the end. An update is code of the program alone, one operation after the other, of as many
 parameters as fit. Both are written as StableHLO, as JAX lowers them, so that only the passes are timed. The
 floor is parsing and verifying the same text once by MLIR: what any MLIR tool pays before it does anything.
 """

@@ -321,7 +321,7 @@ def prefetched() -> Iterator[Case]:
         return value, state
 
     # The first reads while steps run, as ours does; the second needs an input that is always ready.
-    for versus, by_hand in (("a thread and a queue", in_a_thread), ("the next put behind a step", in_turn)):
+    for versus, by_hand in (("a thread and a queue", in_a_thread), ("the next put after a step", in_turn)):
         yield Case("32 batches, pw.prefetch", versus, 1.02, ours, by_hand, is_return_timed=False)
 
 

@@ -176,7 +176,7 @@ def hurt(seed: str, end: float, counts: Counts, acts: Sequence[Act]) -> None:
 
 
 def check_once(program: Any, functions: Sequence[Callable[[Any], Any]]) -> None:
-    """Runs a program; a machine that has too much to do may lose a host that nobody has hurt."""
+    """Runs a program; an overloaded machine may lose a host that nothing has harmed."""
     value = np.arange(8, dtype=np.int32)
     deadline = time.monotonic() + MOST_SECONDS
     while True:

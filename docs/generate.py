@@ -113,7 +113,7 @@ def forms_page() -> str:
     parts = [
         NOTICE.format(source="`dialect/verification/forms.py`"),
         "# Forms of the IR\n",
-        "In the order in which a program takes them. In every form, what stands in the module can be read: "
+        "In the order in which a program takes them. In every form, the contents of the module can be read: "
         "attributes are of their kinds, symbols are there, functions end with `func.return`, numbers are "
         "bounded. Computations hold StableHLO.\n",
         contents(FORMS),
@@ -127,10 +127,10 @@ def describe_form(form: Form) -> str:
     passes = [(name, registry.load(name)) for name in registry.names()]
     rows = [
         (
-            f"stands in {'functions of hosts' if form.hosts else '`@main`'}",
+            f"allowed in {'functions of hosts' if form.hosts else '`@main`'}",
             ", ".join([*names_of(form.main), *["other dialects"] * form.glue]),
         ),
-        ("stands in the module", ", ".join(names_of(form.symbols))),
+        ("allowed in the module", ", ".join(names_of(form.symbols))),
         ("must have", attributes_of(form.needs)),
         ("has not yet", attributes_of(form.lacks)),
         (

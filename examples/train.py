@@ -142,7 +142,7 @@ def main() -> int:
 
 
 class Metrics:
-    """A file of JSON lines, one for each step. Steps behind the checkpoint are taken again, and so are lines.
+    """A file of JSON lines, one for each step. Steps after the checkpoint are taken again, and so are lines.
 
     Args:
       path: the file.

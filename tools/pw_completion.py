@@ -16,7 +16,7 @@ _DESCRIPTION = """\
 Writes a script that lets a shell complete the flags of all tools, passes and phases among them.
 
   bash    eval "$(pw-completion bash)"       in ~/.bashrc
-  zsh     source <(pw-completion zsh)        in ~/.zshrc, behind compinit
+  zsh     source <(pw-completion zsh)        in ~/.zshrc, after compinit
   fish    pw-completion fish | source        in ~/.config/fish/config.fish
 """
 

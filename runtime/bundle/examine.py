@@ -26,7 +26,7 @@ def allowance(bundle: Bundle) -> tuple[float, int]:
 
 
 def examine(bundle: Bundle) -> Plan:
-    """Checks all that an untrusted bundle hands to MLIR and XLA, in this process; returns its plan.
+    """Checks all that an untrusted bundle passes to MLIR and XLA, in this process; returns its plan.
 
     Raises:
       BundleError: says what is wrong.

@@ -217,7 +217,7 @@ def _read_json(data: memoryview, member: str) -> Any:
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) < len(pairs):
-            raise ValueError("a key stands twice in one object")
+            raise ValueError("a key occurs twice in one object")
         return members
 
     def no_constant(text: str) -> Any:
@@ -394,7 +394,7 @@ def _manifest_from_json(value: Any) -> Manifest:
         ("result", [leaf.name for leaf in manifest.results]),
     ):
         if len(set(names)) < len(names):
-            raise BundleError(f"{MANIFEST}: a name of a {what} stands there twice")
+            raise BundleError(f"{MANIFEST}: a name of a {what} occurs twice")
     for slice in manifest.slices:
         if not slice.shape or not len(slice.shape) == len(slice.axis_names) == len(set(slice.axis_names)):
             raise BundleError(

@@ -1,4 +1,4 @@
-"""Zip files of one layout: stored members one behind the other, then listed, all with the same fields.
+"""Zip files of one layout: stored members one after the other, then listed, all with the same fields.
 
 Such a file is a function of its members, and any zip tool can read it. The reader refuses any other layout.
 The format is that of PKWARE's APPNOTE.TXT without any extension.
@@ -93,7 +93,7 @@ def unpack(data: memoryview, check: Callable[[str, int], None]) -> dict[str, mem
       StoredZipError: it is none, or damaged.
     """
     if len(data) < _END.size or data[-_END.size :][:4] != b"PK\5\6":
-        raise StoredZipError("truncated, or something stands behind its end")
+        raise StoredZipError("truncated, or something follows its end")
     _, _, _, _, count, size, position, _ = _END.unpack(data[-_END.size :])
     first, end = position, len(data) - _END.size
     if position + size != end:

@@ -31,7 +31,7 @@ class TreeError(ValueError):
 
 
 def step(key: str | int) -> str:
-    """How a key or a position stands in a name, with the dot before it."""
+    """How a key or a position is written in a name, with the dot before it."""
     if isinstance(key, str) and not _WORD.fullmatch(key):
         return f".{json.dumps(key)}"
     return f".{key}"

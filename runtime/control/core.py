@@ -66,7 +66,7 @@ class ClusterCore:
       now: the time, in seconds of any clock that does not go back.
 
     Attributes:
-      gangs: the gang that stands for each island now.
+      gangs: the current gang of each island.
       steps: what was issued.
       replies: what was asked.
     """
@@ -150,7 +150,7 @@ class ClusterCore:
     # All else.
 
     def gang(self, key: GangKey) -> Gang | None:
-        """The gang that stands for an island, unless the key is that of an earlier one."""
+        """The current gang of an island, unless the key is that of an earlier one."""
         gang = self.gangs[key.island]
         return gang if gang.key == key else None
 
@@ -267,7 +267,7 @@ class ClusterCore:
         return []
 
     def _drained(self, gang: Gang, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
-        """Lets a gang end of which nobody holds anything."""
+        """Lets a gang end of which nothing is held."""
         holds_nothing = all(host in reports and not reports[host].arrays for host in gang.hosts)
         if not isinstance(gang.state, Draining) or not holds_nothing or self.steps.of(gang):
             return []

@@ -80,7 +80,7 @@ class StartAnew:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attach:
-    """From now on this gang stands for its island."""
+    """From now on this gang is that of its island."""
 
     gang: GangKey
 

@@ -1,6 +1,6 @@
 """The life of a gang: the workers of an island, started together and lost together.
 
-When one of several is lost, or fails at what the others do with it, nobody can say what the others have
+When one of several is lost, or fails at what the others do with it, it is unknown what the others have
 computed: so all of them are. Those that take their place are another gang.
 
 A gang is in one of seven states. `Running` takes whatever is new. One that was asked to end is `Draining`: it
@@ -188,7 +188,7 @@ class Gang:
       state: what it is at.
       pulses: when each host was heard of.
       window: the steps under way.
-      unused: the numbers of the arrays that nobody holds.
+      unused: the numbers of the arrays that are no longer held.
       grace: seconds that it may take to end.
     """
 
@@ -285,7 +285,7 @@ class Gang:
         return isinstance(self.state, Dead)
 
     def is_closed(self) -> bool:
-        """Whether this process has let go of it: nobody has to know."""
+        """Whether this process has let go of it: no one has to know."""
         failure = self.failure
         return failure is not None and failure.kind is ClusterClosedError
 
@@ -423,5 +423,5 @@ TRANSITIONS: Mapping[tuple[type[State], type[GangEvent]], _Act] = {
     (Dead, NotStarted): Gang._stay,
     (Dead, Closed): Gang._stay,
 }
-"""What an event makes of a state. An event that has no row cannot be: `Replaced` takes none, since nobody
+"""What an event makes of a state. An event that has no row cannot be: `Replaced` takes none, since nothing
 listens to workers that were replaced."""

@@ -32,7 +32,7 @@ class Liveness:
         """The hosts that are gone, and the questions for all others, if it is time for them."""
         gone: list[HostEnded] = []
         pings: list[AskAlive] = []
-        # When this process did not run, as after Ctrl-Z, nobody could be heard.
+        # When this process did not run, as after Ctrl-Z, nothing could be heard.
         late = max(0.0, now - self._looked - self._pause)
         self._looked = now
         if late:

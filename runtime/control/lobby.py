@@ -14,7 +14,7 @@ class Lobby[Guest: Hashable]:
     """Whom a server has let in and not yet greeted.
 
     When there are too many, those go that came first: who knows the secret has proved it within
-    milliseconds, and is nearly always behind them. One that is sent away all the same tries again.
+    milliseconds, and is nearly always greeted by then. One that is sent away all the same tries again.
 
     Args:
       most: how many there may be.

@@ -3,8 +3,8 @@
 A host says when it does not reach another one, and when it does again. One's word alone says nothing of the
 other one: it is believed when that one says the same. Then one of the two has to go, because what they have
 sent to each other is lost: the one that more others name, as when a machine is cut off from all of them; at a
-tie both. Who is named by one that it reaches itself is left alone; when the word stands for as long as a host
-may be silent, the one that gives it has to go, because it waits for what may never come.
+tie both. Who is named by one that it reaches itself is left alone; when the report holds for as long as a
+host may be silent, the one that gives it has to go, because it waits for what may never come.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class HostRequest:
 class PendingReplies:
     """All requests that are not done.
 
-    What is late, or comes twice, or was asked by nobody, changes nothing: an answer carries the number of the
+    What is late, or comes twice, or was not asked for, changes nothing: an answer carries the number of the
     request, and numbers are not used again.
     """
 
@@ -104,7 +104,7 @@ class PendingReplies:
         return self._drop(done)
 
     def drop(self, request: HostRequest) -> None:
-        """Forgets a request whose answer nobody wants any more."""
+        """Forgets a request whose answer is no longer wanted."""
         self._drop([request])
 
     def _drop(self, requests: list[HostRequest]) -> list[HostRequest]:

@@ -16,7 +16,7 @@ class Waiting:
       dst: the slice that they go to.
       index: the number of the transfer.
       seconds: since when they were asked for.
-      is_sure: whether they are known not to be there; else they have been handed on to XLA, which may wait.
+      is_sure: whether they are known not to be there; else they have been passed on to XLA, which may wait.
     """
 
     host: int

@@ -87,7 +87,7 @@ class Stalls:
 
 
 def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:
-    """The hosts that others wait for and that wait for nobody; all that are not done when there is none."""
+    """The hosts that others wait for and that wait for none; all that are not done when there is none."""
     pending = step.pending()
     for is_sure in (False, True):
         waiting = {

@@ -121,7 +121,7 @@ class Step:
         self._cut = {**dict.fromkeys(hosts, failure), **self._cut}
 
     def is_cut(self, hosts: Iterable[int] | None = None) -> bool:
-        """Whether what one of some hosts, or of all, makes is an error, so that nobody waits for it."""
+        """Whether what one of some hosts, or of all, makes is an error, so that nothing waits for it."""
         return bool(self._cut) and (hosts is None or not self._cut.keys().isdisjoint(hosts))
 
     def is_lost(self) -> bool:
@@ -129,7 +129,7 @@ class Step:
         return self._lost is not None
 
     def spoil(self, failure: Failure) -> None:
-        """Notes that nobody can say what any host has made of it."""
+        """Notes that it is unknown what any host has made of it."""
         self._spoiled = self._spoiled or failure
 
     def is_done(self, hosts: Iterable[int] | None = None) -> bool:
@@ -168,7 +168,7 @@ class Step:
         """Checks that what it made is what it should be.
 
         Raises:
-          HostError: nobody can say.
+          HostError: it is unknown.
         """
         verdict = self._verdict()
         if verdict is not None and verdict is not _GOOD:

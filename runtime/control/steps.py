@@ -12,7 +12,7 @@ from pathways.runtime.control.step import Step
 class IssuedSteps:
     """The steps of a cluster.
 
-    A step is either refused, or known when it has to be lost. Else nobody would ever answer for the island.
+    A step is either refused, or known when it has to be lost. Else no answer would ever come for the island.
 
     Args:
       is_several: whether any island has several hosts, so that steps may be spoiled.
@@ -98,7 +98,7 @@ class IssuedSteps:
         self._unsettled.append(step)
 
     def _spoil(self, gang: Gang, failure: Failure) -> None:
-        """Spoils all steps that may have had something of an island of which nobody can say what it did."""
+        """Spoils all steps that may have had something of an island of which it is unknown what it did."""
         hosts = set(gang.hosts)
         for step in self._unsettled:
             if not step.is_settled() and not hosts.isdisjoint(step.hosts):

@@ -1,4 +1,4 @@
-"""What nobody holds any more of what hosts have.
+"""What is no longer held of what hosts have.
 
 Finalizers say so, which may run anywhere and at any time, also while their thread holds a lock: all that they
 do is to append to a queue. What is in the queues is told to hosts later, along with steps or by a thread.
@@ -11,17 +11,17 @@ import contextlib
 
 
 class Unused[T]:
-    """Things that nobody holds any more, until somebody takes note of them."""
+    """Things that are no longer held, until they are taken note of."""
 
     def __init__(self) -> None:
         self._queue: collections.deque[T] = collections.deque()
 
     def add(self, thing: T) -> None:
-        """Notes that nobody holds something."""
+        """Notes that something is no longer held."""
         self._queue.append(thing)
 
     def take(self) -> tuple[T, ...]:
-        """All that nobody holds, once."""
+        """All that is no longer held, once."""
         if not self._queue:
             return ()
         taken = []

@@ -19,7 +19,7 @@ class Seen:
     """What was seen of one launch or transfer, in nanoseconds of one clock.
 
     Attributes:
-      dispatched: when it was handed to XLA.
+      dispatched: when it was passed to XLA.
       done: when it was seen to be done, maybe late; None for what could not be waited for.
       before: when the launch or transfer was done that the same thread watched before.
     """

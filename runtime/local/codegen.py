@@ -24,7 +24,7 @@ SOURCE_NAME = "<pathways program "
 """With what the names of generated functions begin in tracebacks."""
 
 _NOTES = 256
-"""How many notes are handed over at once: it wakes threads, which hold up the one that issues steps."""
+"""How many notes are passed on at once: it wakes threads, which hold up the one that issues steps."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Line:
       label: what it does.
       reads: the slots that it reads.
       places: the names of the variables that these are in.
-      step: the launch, the send, the receive, or the first of the transfers; None for what comes behind all
+      step: the launch, the send, the receive, or the first of the transfers; None for what comes after all
         steps.
     """
 
@@ -118,7 +118,7 @@ class CallObserver(Protocol):
         """Takes the number of a step, when it was dispatched, and tokens or arrays to wait for."""
 
     def hand_over(self) -> None:
-        """Comes behind some of the notes, and behind the last."""
+        """Comes after some of the notes, and after the last."""
 
 
 class StepObserver(Protocol):
@@ -201,7 +201,7 @@ def _generate(writer: _Writer, profiled: Callable[[Arrays], Arrays] | None = Non
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
-    """Launches, sends, receives alone; transfers that follow each other together, with the releases behind.
+    """Launches, sends, receives alone; transfers that follow each other together, with their releases.
 
     A transfer of what another one brought starts a new group: one call makes all transfers of a group.
     """
@@ -274,10 +274,10 @@ class _Writer:
         """Writes what comes before all steps."""
 
     def end(self) -> None:
-        """Writes what comes behind all steps."""
+        """Writes what comes after all steps."""
 
     def fail(self) -> None:
-        """Writes what comes first behind a step that failed."""
+        """Writes what comes first after a step that failed."""
 
     def arguments(self) -> None:
         passed = [
@@ -325,7 +325,7 @@ class _Writer:
         """Writes what comes before a launch, or before transfers, with that name."""
 
     def after(self, steps: Sequence[Launch | Transfer | Send | Receive]) -> None:
-        """Writes what comes behind a launch or transfers, of which these have no token."""
+        """Writes what comes after a launch or transfers, of which these have no token."""
 
     def transfers(self, transfers: Sequence[Transfer], copy: str) -> None:
         if not transfers:

@@ -1,7 +1,7 @@
 """Records what programs do, step by step, without waiting for it.
 
 While a trace is recorded, programs run by other generated functions, which note when each launch and transfer
-was dispatched and hand what can be waited for (the token of an execution, an array that arrives) to threads,
+was dispatched and pass what can be waited for (the token of an execution, an array that arrives) to threads,
 one for each slice and link, which note when it was done. A program that is not traced runs by the function
 that it has always had.
 
@@ -47,7 +47,7 @@ class Sink(Protocol):
         """Takes calls that are done."""
 
     def close(self) -> None:
-        """Comes behind the last call."""
+        """Comes after the last call."""
 
 
 _Note = tuple[int, int, tuple[Any, ...]]

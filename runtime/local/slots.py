@@ -65,7 +65,7 @@ def _shardings(plan: Plan, meshes: Mapping[str, Mesh]) -> dict[Slot, NamedShardi
 def _avals(plan: Plan, result_avals: Sequence[pjrt.Aval]) -> list[pjrt.Aval]:
     """The aval of each slot; a launch makes that of a result of the program at once, where it can.
 
-    Not for extended dtypes: a later step could not take such an array. A transfer hands its source's aval on.
+    Not for extended dtypes: a later step could not take such an array. A transfer keeps its source's aval.
     """
     avals = [aval_of(type_) for type_ in plan.slot_types]
     of_results = {

@@ -113,7 +113,7 @@ class _Watch:
         self._changed.set()
 
     def start(self) -> None:
-        """Starts to look, if nobody does."""
+        """Starts to look, unless another thread does."""
         with self._lock:
             if not self._is_started:
                 self._is_started = True

@@ -2,5 +2,5 @@
 
 Imports the dialect and the passes; never jax, which the rooms of the runtime up to `simulate` do without.
 From left to right these are plan, timelines, bundle, resources, simulate, xla, local; each imports only what
-stands to its left.
+is to its left.
 """

@@ -38,7 +38,7 @@ class ArrayType:
 class SliceSpec:
     """A virtual slice: the mesh that it needs, named axes in major-to-minor order.
 
-    Slices with `overlap` may share devices, so that their work stands in one queue.
+    Slices with `overlap` may share devices, so that their work is in one queue.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Release:
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Gives arrays on slice `src` to the host that `dst` is on. It waits for nobody.
+    """Gives arrays on slice `src` to the host that `dst` is on. It does not wait.
 
     The arrays may still be computed, and the other host may have asked for them already. What is sent lives
     at least until the end of the step: nothing tells when the other host has it.
@@ -175,7 +175,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Receive:
-    """Asks for arrays of another host, which fill slots on slice `dst`. It waits for nobody.
+    """Asks for arrays of another host, which fill slots on slice `dst`. It does not wait.
 
     The slots hold arrays at once that are filled when the other host has sent them: their memory counts from
     the beginning of the step, since what issues the steps may be far ahead of what runs them.

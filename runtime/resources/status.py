@@ -80,7 +80,7 @@ class Status:
       backend: `local` for the devices of this process, `hosts` for those of workers.
       hosts: the hosts.
       slices: the slices that have devices.
-      steps: the steps that are not done. Nobody counts those of this process.
+      steps: the steps that are not done. Those of this process are not counted.
       waits_for_network: whether steps have waited of late for the longest round trip to a host, rather than
         for what they compute. More of them under way (`ahead`) would hide it.
     """

@@ -100,7 +100,7 @@ class SimulatedLink[T]:
         self._is_closed = False
 
     def send(self, message: T) -> None:
-        """Sends a message. While the link is cut, it is kept: nobody is told, and it is sent again later."""
+        """Sends a message. While the link is cut, it is kept without an error, and sent again later."""
         if self._is_closed:
             return
         if self._kept is not None:

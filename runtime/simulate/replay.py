@@ -1,6 +1,6 @@
 """Replays a plan: when would every launch and transfer run, given how long each takes?
 
-The steps of a plan stand in an order that was proved free of deadlock, so all that a step waits for stands
+The steps of a plan are in an order that was proved free of deadlock, so all that a step waits for comes
 before it and one pass in that order gives every time exactly: no event queue is needed.
 
 The model is that of the proof, with times:

@@ -27,7 +27,7 @@ class StepSpan:
       start: when it began.
       end: when it was done.
       after: the number of the step that it waited for last, None for none.
-      estimated: whether this was derived, because nobody saw it run.
+      estimated: whether this was derived, because it was not seen to run.
     """
 
     start: float
@@ -48,7 +48,7 @@ def timeline_of(
     Args:
       plan: the plan.
       spans: for each launch, transfer and receive, by the number of its step, when it ran. Where one is
-        missing, because nobody saw it, the memory of its slice is not known.
+        missing, because it was not seen, the memory of its slice is not known.
       unit: the unit of the times.
       title: the title of the timeline.
       hosts: the host of each slice, where the program runs on several.

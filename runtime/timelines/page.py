@@ -273,7 +273,7 @@ def _tip(event: TimelineEvent, timeline: EventLog) -> str:
     lines.append(f"{_time(event.start, timeline)} to {_time(event.end, timeline)}")
     lines.append(f"takes {_time(event.duration, timeline)}")
     if event.estimated:
-        lines.append("estimated: nobody saw it run")
+        lines.append("estimated: it was not seen to run")
     return escape("\n".join(lines)).replace("\n", "&#10;")
 
 

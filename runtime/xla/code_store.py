@@ -1,7 +1,7 @@
 """Compiled code in a folder of the user's, so that another process need not compile it again.
 
 Executables are native code, and a file with one flipped bit may kill the process that loads it or make it
-compute something else. So only files that belong to the user and that nobody else can write are trusted, and
+compute something else. So only files that belong to the user and that only they can write are trusted, and
 only with a checksum that is right; anything else counts as missing.
 """
 
@@ -99,7 +99,7 @@ class CodeStore:
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             if not _belongs_to_user(os.fstat(folder)):
-                raise OSError(errno.EPERM, "it must be yours, and nobody else may write to it")
+                raise OSError(errno.EPERM, "it must be yours, and no one else may write to it")
             yield folder
         finally:
             os.close(folder)
@@ -146,7 +146,7 @@ def _size(text: str) -> int:
 
 
 def _header(key: str, code: bytes) -> bytes:
-    """What stands before the code; it holds the key, so that a file under another name is refused."""
+    """What precedes the code; it holds the key, so that a file under another name is refused."""
     return _MAGIC + hashlib.sha256(key.encode() + code).digest()
 
 

@@ -175,7 +175,7 @@ class LoadStored:
 
 @dataclasses.dataclass(frozen=True)
 class Compile:
-    """Nobody has it."""
+    """It is not there."""
 
 
 @dataclasses.dataclass(frozen=True)

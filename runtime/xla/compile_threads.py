@@ -129,7 +129,7 @@ def _finish_before_exit() -> None:
     busy = tuple(_workers)
     if busy and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        with contextlib.suppress(OSError, ValueError):  # Nobody may read them any more.
+        with contextlib.suppress(OSError, ValueError):  # Their reader may be gone.
             sys.stdout.flush()
             line = "pathways: waiting for XLA to finish what it compiles; Ctrl-C ends the process at once"
             print(line, file=sys.stderr, flush=True)

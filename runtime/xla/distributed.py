@@ -22,7 +22,7 @@ def join(
     `process_index` `rank`.
 
     Args:
-      coordinator: address and port on which the first of them listens; nobody else may reach it.
+      coordinator: address and port on which the first of them listens; no one else may reach it.
       address: that of this process, on which CPU collectives listen: by default they take what the name of
         the machine stands for.
       rank: the number of this process.

@@ -49,7 +49,7 @@ def poison(connection: Any) -> None:
 def cancel(server: Any, number: int) -> None:
     """Keeps nothing any more that was to be pulled under a number.
 
-    The server frees what it holds under a number when it gets something else for it, and that, which nobody
+    The server frees what it holds under a number when it gets something else for it, and that, which nothing
     pulls either, some time later.
     """
     until = datetime.datetime.now() + datetime.timedelta(seconds=1)

@@ -34,7 +34,7 @@ for core, host in zip(usable, controller().hosts):
 for slice in slices:
     pw.release(slice)
 most = len(usable)
-with refused(HostError, f"cores={most}: it is to have {most} cores behind 1", f"may use {most}"):
+with refused(HostError, f"cores={most}: it is to have {most} cores after 1", f"may use {most}"):
     pw.connect(islands=[pw.Island(cores=1), pw.Island(cores=most)])
 with refused(ValueError, "cores=0: expected at least 1"):
     pw.Island(cores=0)

@@ -40,7 +40,7 @@ def error_of(*arguments, **kwargs):
     assert result.returncode == 1, result
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    note = r"(?:pw-compile: note: importing .*, which runs what stands at its top level\n)?"
+    note = r"(?:pw-compile: note: importing .*, which runs its top level\n)?"
     text = re.sub(rf"\A{note}(?:importing regression\n)?", "", result.stderr)
     assert text.startswith("pw-compile: error: "), text
     return text.removeprefix("pw-compile: error: ").removesuffix("\n")
@@ -149,7 +149,7 @@ def test_arguments(text, value):
         ("(f32[8] i32[])", 9, "expected ',' or ')', got 'i'"),
         ("{w: f32[8]}", 2, "expected a key in quotes, or '}', got 'w'"),
         ('{"w" f32[8]}', 6, "expected ':', got 'f'"),
-        ('{"w": 1, "w": 2}', 10, "key 'w' stands here twice"),
+        ('{"w": 1, "w": 2}', 10, "key 'w' occurs here twice"),
         ('{"w: 1}', 2, "this string has no end"),
         (r'"\x"', 2, "unknown escape in a string"),
         ("-1e999", 1, "a number that no float can hold"),
@@ -376,7 +376,7 @@ def test_what_a_file_does_is_said_and_what_it_prints_kept_apart(tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("module @")
     lines = result.stderr.splitlines()
-    assert lines[0] == "pw-compile: note: importing loud.py, which runs what stands at its top level"
+    assert lines[0] == "pw-compile: note: importing loud.py, which runs its top level"
     assert sorted(lines[1:]) == ["descriptor", "original", "process", "python"]
 
 

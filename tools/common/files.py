@@ -45,7 +45,7 @@ def write_output(path: str, data: bytes) -> None:
 
     Raises:
       UserError: when it cannot be written.
-      BrokenPipeError: when nobody reads standard output any more.
+      BrokenPipeError: when standard output is no longer read.
     """
     try:
         if path == "-":

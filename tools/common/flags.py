@@ -33,7 +33,7 @@ class FlagParser(argparse.ArgumentParser):
       tool: the name of the tool.
       usage: how to call it.
       description: what it does.
-      more_help: gives what `--help` says behind the flags.
+      more_help: gives what `--help` says after the flags.
       library: the package whose version `--version` names beside ours.
     """
 

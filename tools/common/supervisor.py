@@ -38,7 +38,7 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
     The child ends with this process, however that ends, and when it takes more memory than `memory_limit`.
     """
     global _activity, _kept
-    # What XLA and MLIR log would stand before the one line of ours that says the same.
+    # What XLA and MLIR log would precede the one line of ours that says the same.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         limit = memory_limit()
@@ -122,7 +122,7 @@ def pending(path: str, process: int | None = None) -> Path:
 
 
 def keep_after_crash(path: str) -> None:
-    """Lets a crash from now on move what stands in `pending(path)` to a path; to none when it is empty."""
+    """Lets a crash from now on move what is in `pending(path)` to a path; to none when it is empty."""
     if _kept is not None:
         _kept[:] = os.fsencode(path)[:_SIZE].ljust(_SIZE, b"\0")
 
@@ -157,7 +157,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def _interrupt_once(*_: object) -> None:
-    """Lets nobody be interrupted while tidying up: Ctrl-C reaches a child twice, by its parent too."""
+    """Puts off interrupts while tidying up: Ctrl-C reaches a child twice, by its parent too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 

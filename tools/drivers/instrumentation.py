@@ -29,7 +29,7 @@ class Dumps:
 
     Attributes:
       before_all, after_all: around every pass.
-      after_change: behind those that changed it.
+      after_change: after those that changed it.
       before, after: around the passes of these names.
     """
 

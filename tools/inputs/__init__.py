@@ -1,1 +1,1 @@
-"""What users hand to the tools: programs, bundles and schedules, and arguments as text and in files."""
+"""What users give to the tools: programs, bundles and schedules, and arguments as text and in files."""

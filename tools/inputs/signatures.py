@@ -8,7 +8,7 @@
     literal = "None" | "True" | "False" | integer | number with a fraction or an exponent | string
     dtype  = a short name of MLIR, JAX or HLO, or numpy's name; "key" is a typed PRNG key
 
-Strings stand between single or double quotes with the escapes of JSON. Reading never evaluates anything.
+Strings are in single or double quotes with the escapes of JSON. Reading never evaluates anything.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _ValueReader:
         self.depth = 0
 
     def fail(self, message: str, position: int | None = None) -> Any:
-        """Raises an error, by default about what stands at the present position."""
+        """Raises an error, by default about what is at the present position."""
         if position is None:
             character = self.text[self.position : self.position + 1]
             message += f", got {character!r}" if character else ", got the end"
@@ -200,7 +200,7 @@ class _ValueReader:
         return self.items("]")[0]
 
     def items(self, end: str) -> tuple[list[Any], bool]:
-        """The values up to a bracket, and whether a comma stands before it."""
+        """The values up to a bracket, and whether a comma precedes it."""
         values: list[Any] = []
         comma = True
         while not self.accept(end):
@@ -221,7 +221,7 @@ class _ValueReader:
                 self.fail("expected a key in quotes, or '}'")
             key = self.string()
             if key in values:
-                self.fail(f"key {key!r} stands here twice", at)
+                self.fail(f"key {key!r} occurs here twice", at)
             if not self.accept(":"):
                 self.fail("expected ':'")
             values[key] = self.value()

@@ -80,7 +80,7 @@ class PythonTarget:
     program: Program
 
     def example_args(self) -> tuple[Any, ...]:
-        """The arguments that stand beside the program; none where there are no examples.
+        """The arguments given beside the program; none where there are no examples.
 
         Raises:
           UserError: they are no tuple, or making them failed.

@@ -60,7 +60,7 @@ def import_module(name: str) -> types.ModuleType:
 
 def _import[T](name: str, run: Callable[[], T]) -> T:
     """Runs the user's module, which may do anything; one line tells what went wrong."""
-    print(f"pw-compile: note: importing {name}, which runs what stands at its top level", file=sys.stderr)
+    print(f"pw-compile: note: importing {name}, which runs its top level", file=sys.stderr)
     arguments, sys.argv = sys.argv, [name]
     try:
         return run()

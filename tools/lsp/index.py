@@ -24,7 +24,7 @@ class Token(NamedTuple):
     """A word of a text.
 
     Attributes:
-      line, start, end: where it stands.
+      line, start, end: where it is.
       text: the word.
     """
 

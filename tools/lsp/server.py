@@ -102,7 +102,7 @@ class _Features:
             self._server.feature(method)(functools.partial(answer))
 
     async def changed(self, params: lsp.DidOpenTextDocumentParams | lsp.DidChangeTextDocumentParams) -> None:
-        """Takes a text, and parses it as soon as nobody types."""
+        """Takes a text, and parses it as soon as typing stops."""
         uri = params.text_document.uri
         document = self._documents[uri] = _Document(self._server.workspace.get_text_document(uri).source)
         check = asyncio.create_task(self._check(uri, document, params.text_document.version))
@@ -205,7 +205,7 @@ class _Features:
         return self._place(params.text_document.uri, place[0], found.token) if place and found else None
 
     def references(self, params: lsp.ReferenceParams) -> list[lsp.Location]:
-        """Where a value or a symbol stands."""
+        """Where a value or a symbol is."""
         place = self._at(params)
         token = place and place[0].index.at(*place[1:])
         if not place or not token:

@@ -1,6 +1,6 @@
 """The process that parses and verifies for `pw-lsp`: what MLIR does to it is a diagnostic in the editor.
 
-Reads texts from standard input and writes what it finds to standard output, as JSON, each behind its length
+Reads texts from standard input and writes what it finds to standard output, as JSON, each after its length
 in bytes (8 bytes, big endian).
 """
 

@@ -36,7 +36,7 @@ class Answers:
             self._poll.register(host.steps.fileno(), select.POLLIN)
 
     def forget_threads(self) -> None:
-        """Makes locks anew in a forked process, where nobody would release them."""
+        """Makes locks anew in a forked process, where no thread would release them."""
         self._reading = threading.Lock()
         self._changing = threading.Lock()
         self._followers = 0
@@ -61,7 +61,7 @@ class Answers:
                     self._followers -= 1
 
     def poll(self) -> None:
-        """Reads what is there, if nobody else does, without waiting."""
+        """Reads what is there, unless another thread does, without waiting."""
         if self._reading.acquire(blocking=False):
             try:
                 self._look(0)

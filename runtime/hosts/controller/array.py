@@ -178,7 +178,7 @@ class Array:
         return self
 
     def delete(self) -> None:
-        """Frees it on all hosts; nobody may use it any more."""
+        """Frees it on all hosts; it must not be used any more."""
         # Not between the look of another thread at its number and what that thread sends.
         with self._controller.order, self._controller.asking:
             self._deleted = True

@@ -72,7 +72,7 @@ class Controller:
       order: held from the look at the numbers of arrays until the step that takes them is issued, and while
         arrays are deleted: a worker would wait for ever for what it has freed. `run` waits under it until
         there is room.
-      asking: the same for numbers that are sent to fetch an array. Nobody waits under it.
+      asking: the same for numbers that are sent to fetch an array. Nothing waits while it is held.
       traces: those that the workers take part in.
 
     Raises:
@@ -176,7 +176,7 @@ class Controller:
           HostError: one of them cannot; says which host and why.
         """
         number = self._core.take_numbers()
-        # Nobody can guess what is sent under which number.
+        # What is sent under which number cannot be guessed.
         base = secrets.randbelow(1 << 61)
         hosts = [host for gang in gangs for host in gang.hosts]
         request = self._core.ask([host.index for host in hosts])
@@ -248,7 +248,7 @@ class Controller:
         return facts_of(pieces)
 
     def unload(self, program: HostedProgram) -> None:
-        """Notes that nobody runs a program any more; may be called by finalizers."""
+        """Notes that a program is no longer run; may be called by finalizers."""
         self._unneeded.add(program)
 
     def put(self, value: np.ndarray[Any, Any], location: Location) -> int:
@@ -293,7 +293,7 @@ class Controller:
           made: the steps that made these arrays.
 
         Returns:
-          The step. The first array that a part makes has the number behind that of the step on its hosts, and
+          The step. The first array that a part makes has the number after that of the step on its hosts, and
           others follow it.
 
         Raises:
@@ -329,7 +329,7 @@ class Controller:
         made: Sequence[Step | None],
         frames: list[bytes],
     ) -> None:
-        """Hands a step to its hosts; nothing is wrong when that is done twice, with the same `frames`."""
+        """Sends a step to its hosts; doing that twice is harmless, with the same `frames`."""
         self._core.issue(step, program.lives, made)
         if not frames:
             frames += self._frames(step, program, arguments)
@@ -435,7 +435,7 @@ class Controller:
         return lambda: is_done() or step.is_cut(hosts)
 
     def forget(self, location: Location, number: int) -> None:
-        """Notes that nobody holds an array any more; may be called by finalizers."""
+        """Notes that an array is no longer held; may be called by finalizers."""
         location.gang.life.unused.add(number)
 
     def _send(self, host: HostProcess, *messages: Message) -> None:
@@ -486,7 +486,7 @@ class Controller:
         return self._waits.is_network(max(known, default=None))
 
     def _free(self) -> None:
-        """Frees what nobody holds, in batches, where no step does so."""
+        """Frees what is no longer held, in batches, where no step does so."""
         while not self._closed.wait(_FREE_SECONDS):
             for gang in [*self.islands.gangs]:
                 unused = gang.life.unused.take()

@@ -30,11 +30,11 @@ class Islands:
         self.forget_threads()
 
     def forget_threads(self) -> None:
-        """Makes the condition anew in a forked process, where nobody would release it."""
+        """Makes the condition anew in a forked process, where no thread would release it."""
         self._changed = threading.Condition()
 
     def get(self, key: GangKey) -> HostGang | None:
-        """The workers that stand for an island, unless they are others than those of the key."""
+        """The current workers of an island, unless the key is of earlier ones."""
         gang = self.gangs[key.island]
         return gang if gang.life.key == key else None
 
@@ -56,7 +56,7 @@ class Islands:
         return gangs
 
     def replace(self, gang: HostGang) -> None:
-        """Lets other workers stand for their island."""
+        """Replaces the workers of an island."""
         with self._changed:
             self.gangs[gang.number] = gang
             for host in gang.hosts:

@@ -42,7 +42,7 @@ class SharedCore:
         self.forget_threads()
 
     def forget_threads(self) -> None:
-        """Makes locks anew in a forked process, where nobody would release them."""
+        """Makes locks anew in a forked process, where no thread would release them."""
         self._lock = threading.Lock()
         self._changed = threading.Condition()
 
@@ -87,7 +87,7 @@ class SharedCore:
         return requests[0]
 
     def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:
-        """Waits until nothing more comes of a request, or for some seconds; nobody wants what is later."""
+        """Waits until nothing more comes of a request, or for some seconds; what comes later is dropped."""
         try:
             with self._changed:
                 self._changed.wait_for(request.is_done, seconds)
@@ -96,12 +96,12 @@ class SharedCore:
                 self.drop(request)
 
     def drop(self, request: HostRequest) -> None:
-        """Forgets a request whose answer nobody wants any more."""
+        """Forgets a request whose answer is no longer wanted."""
         with self._lock:
             self.core.replies.drop(request)
 
     def _change(self, change: Callable[[float], Sequence[Effect]]) -> None:
-        # Ctrl-C in between would leave undone what nobody asks for again.
+        # Ctrl-C in between would leave undone what is not asked for again.
         with uninterrupted():
             with self._lock:
                 effects = change(time.monotonic())

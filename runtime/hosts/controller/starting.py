@@ -1,4 +1,4 @@
-"""Starts the workers of islands, and lets nobody else in."""
+"""Starts the workers of islands, and refuses all other connections."""
 
 from __future__ import annotations
 

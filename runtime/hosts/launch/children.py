@@ -103,7 +103,7 @@ class Child:
             for line in pipe:
                 text = line.decode(errors="replace")
                 self._lines.append(text.rstrip("\n"))
-                # Nobody may be there to read it.
+                # Its reader may be gone.
                 with contextlib.suppress(OSError, ValueError):
                     sys.stderr.write(self._prefix + text)
 

@@ -41,7 +41,7 @@ def pin(first: int, count: int) -> None:
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < first + count:
         raise OSError(
-            f"cores={count}: it is to have {count} cores behind {first} of other hosts, but it may use "
+            f"cores={count}: it is to have {count} cores after {first} of other hosts, but it may use "
             f"{len(usable)} on its machine"
         )
     # Libraries have made threads when they were imported.

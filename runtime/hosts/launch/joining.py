@@ -203,7 +203,7 @@ class JoinLauncher:
         """Somebody who has joined for a host, or for any.
 
         Raises:
-          HostStartError: there is nobody in time.
+          HostStartError: none joins in time.
         """
         with self._changed:
             while True:
@@ -217,7 +217,7 @@ class JoinLauncher:
                             return guest.connection
                 if time.monotonic() > deadline or stop.is_set():
                     raise HostStartError(
-                        f"{config} did not start: nobody joined at {self.address} in {seconds:.0f} seconds"
+                        f"{config} did not start: no worker joined at {self.address} in {seconds:.0f} seconds"
                     )
                 self._changed.wait(0.2)
 

@@ -30,7 +30,7 @@ class WorkerConfig:
       cores: how many cores it has for itself; None for any, together with others.
       first_core: the position of the first of them among those that it may use; its launcher knows.
       platform: the JAX platform of its devices.
-      machine: the name of the machine where it is to run; None where nobody has named one.
+      machine: the name of the machine where it is to run; None where none is named.
     """
 
     controller: str | tuple[str, int]

@@ -33,7 +33,7 @@ def controller_socket(endpoints: Endpoints) -> Iterator[tuple[socket.socket, Add
             yield server, (endpoints.advertise or endpoints.bind, server.getsockname()[1])
         return
     remove_left(Path("/tmp"))
-    # A folder that nobody else may enter: faster than a port, and less open. Paths of sockets are short, and
+    # A folder that only the user may enter: faster than a port, and safer. Paths of sockets are short, and
     # the folder that the user chose for temporary files may be deep.
     with (
         tempfile.TemporaryDirectory(prefix=_PREFIX, dir="/tmp") as folder,
@@ -71,7 +71,7 @@ def connect_to(address: Address, heartbeat: float) -> socket.socket:
         process that is stopped is not meant: its machine answers for it.
 
     Raises:
-      OSError: nobody listens there, or the machine does not answer.
+      OSError: nothing listens there, or the machine does not answer.
     """
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX)
@@ -105,7 +105,7 @@ def server_socket(address: str, ports: tuple[int, int] | None) -> socket.socket:
 
 
 def free_port(address: str, ports: tuple[int, int] | None) -> int:
-    """A port that nobody listens on now, for a server that does not say which one it has taken.
+    """A port that nothing listens on now, for a server that does not say which one it has taken.
 
     Raises:
       OSError: all of them are taken.

@@ -28,7 +28,7 @@ class HostOptions:
       heartbeat: how long a worker may say nothing to the controller, or to another worker that exchanges
         arrays with it; then it is killed, and what it had is lost.
       grace: how long an island goes on for when a worker of it gets SIGTERM: it takes no new steps, finishes
-        those that it has, and what it has can be read. It ends sooner when nobody holds anything of it. Then
+        those that it has, and what it has can be read. It ends sooner when nothing of it is held. Then
         it starts anew, as one that is lost.
       stall_report: after how long without progress a step on hosts, or an array of this process, is reported
         in the log, with what each host waits for and since when; again whenever that time has doubled. None

@@ -48,7 +48,7 @@ class Mark:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.write(str(os.getpid()))
         self._file.flush()
-        # Nobody sees it before it is locked.
+        # No one sees it before it is locked.
         self._path = new.rename(Path(folder, name))
 
     def remove(self) -> None:

@@ -41,7 +41,7 @@ class Island:
 
     @property
     def machines(self) -> tuple[str | None, ...]:
-        """Where each of its hosts runs; None where nobody has said."""
+        """Where each of its hosts runs; None where it is not given."""
         return (None,) * self.hosts if isinstance(self.hosts, int) else tuple(self.hosts)
 
 

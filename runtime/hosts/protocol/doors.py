@@ -37,7 +37,7 @@ Greeted = Callable[[Connection[Any], Keeper], None]
 
 
 class Door:
-    """Greets whoever connects to a socket, each in a thread: one that says nothing holds up nobody else.
+    """Greets whoever connects to a socket, each in a thread: one that says nothing holds up no other.
 
     Args:
       server: the socket; who shuts it down closes the door.

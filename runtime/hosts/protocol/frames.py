@@ -27,7 +27,7 @@ _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _to_controller = msgspec.msgpack.Decoder(ToController)
 
 
-def encode(message: Message, behind: int = 0) -> bytes:
+def encode(message: Message, trailing: int = 0) -> bytes:
     """The frame of a message, without the bytes of an array that are to follow it.
 
     Raises:
@@ -36,25 +36,25 @@ def encode(message: Message, behind: int = 0) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MOST_BYTES:
         raise MessageError(f"a message of {len(body)} bytes is longer than {MOST_BYTES}")
-    return _HEADER.pack(_MAGIC, PROTOCOL, len(body), behind) + body
+    return _HEADER.pack(_MAGIC, PROTOCOL, len(body), trailing) + body
 
 
 def lengths(data: bytearray, at: int = 0, most: int = MOST_BYTES) -> tuple[int, int]:
-    """The lengths of the message behind a header, and of the bytes of an array behind it.
+    """The lengths of the message after a header, and of the bytes of an array after it.
 
     Raises:
       MessageError: these bytes do not begin a frame.
     """
-    magic, protocol, length, behind = _HEADER.unpack_from(data, at)
+    magic, protocol, length, trailing = _HEADER.unpack_from(data, at)
     if magic != _MAGIC:
         raise MessageError("these bytes are no message of pathways")
     if protocol != PROTOCOL:
         raise MessageError(f"the other side speaks version {protocol} of the protocol, this one {PROTOCOL}")
     if length > most:
         raise MessageError(f"a message of {length} bytes is longer than {most}")
-    if behind > CHUNK:
-        raise MessageError(f"{behind} bytes behind a message are more than {CHUNK}")
-    return length, behind
+    if trailing > CHUNK:
+        raise MessageError(f"{trailing} bytes after a message are more than {CHUNK}")
+    return length, trailing
 
 
 def decode_for_worker(body: bytes | bytearray) -> ToWorker:

@@ -12,8 +12,8 @@ same:
 
 A code is the HMAC-SHA256 (RFC 2104) of all that was said: the purpose, which has the channel, the role, the
 host, its epoch and whom it calls, both nonces, and the versions; and of the side that it is of. So a code is
-good for one connection, in one direction, for one purpose. A keeper's code is no opener's, and it is given to
-nobody who has not proved himself: who relays what he hears gets no word of anybody that helps him with
+good for one connection, in one direction, for one purpose. A keeper's code is no opener's, and it is given
+only to an opener that has proved itself: one that relays what it receives learns nothing that helps it with
 another connection. What follows is not encrypted.
 """
 
@@ -101,7 +101,7 @@ class Keeper:
         """Takes what the opener says; what to answer. With a `Welcome` all is proved.
 
         Raises:
-          MessageError: it does not know the secret, wants what nobody may, or says something else.
+          MessageError: it does not know the secret, wants what is not allowed, or says something else.
         """
         match message:
             case Open() if self._open is None:
@@ -114,7 +114,7 @@ class Keeper:
                 if not hmac.compare_digest(message.code, _code(self._secret, b"opener", transcript)):
                     raise MessageError(f"{_STRANGER}: it does not know the secret of this cluster")
                 if not self._admits(self._open.purpose):
-                    raise MessageError(f"nobody here is called for {self._open.purpose}")
+                    raise MessageError(f"nothing here answers for {self._open.purpose}")
                 self.purpose, self.versions = self._open.purpose, message.versions
                 return Welcome(_code(self._secret, b"keeper", transcript))
         raise MessageError(f"{_STRANGER}: it says {type(message).__name__} while it is greeted")

@@ -1,6 +1,6 @@
 """What controller and workers say to each other: messages of plain data, each with its types.
 
-Each worker has three connections, so that nothing waits behind what is slower: `steps` has everything that
+Each worker has three connections, so that nothing queues behind what is slower: `steps` has everything that
 has an order, `arrays` the bytes of arrays, and `watch` what both sides ask of each other in the meantime.
 """
 
@@ -220,7 +220,7 @@ class Put(Message, frozen=True):
 class Chunk(Message, frozen=True):
     """Some bytes of a shard: of an array that was announced, or as the answer to `Fetch`.
 
-    They stand behind the message.
+    They follow the message.
 
     Attributes:
       number: that of the array that was announced, or of the request that is answered.
@@ -240,9 +240,9 @@ class Run(Message, frozen=True):
 
     Attributes:
       program: its number.
-      run: the number of the step; the arrays that its part makes have the numbers behind it.
+      run: the number of the step; the arrays that its part makes have the numbers after it.
       arguments: the numbers of the arrays that its part takes, in order.
-      free: the numbers of arrays that nobody holds any more.
+      free: the numbers of arrays that are no longer held.
     """
 
     program: int
@@ -410,7 +410,7 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
       step: its number among those of the host's plan.
-      dispatched: when it was handed to XLA.
+      dispatched: when it was passed to XLA.
       done: when it was seen to be done, None for what cannot be waited for.
       before: when what was watched before it was done, 0 for nothing.
       ran: from when to when a launch ran, None where no profile says so.

@@ -19,7 +19,7 @@ class Reassembly:
         self._missing = sum(map(len, shards))
 
     def place(self, chunk: Chunk, size: int) -> memoryview:
-        """Where the bytes behind a message go.
+        """Where the bytes after a message go.
 
         Raises:
           MessageError: they are not of this array.

@@ -20,7 +20,7 @@ _LONG = _AT_ONCE // 4
 """The longest message, in bytes, that is sure to be there whole some time."""
 
 type Place[Received] = Callable[[Received, int], memoryview]
-"""Gives the memory for the bytes of an array behind a message, of their number."""
+"""Gives the memory for the bytes of an array after a message, of their number."""
 
 
 class ConnectionEnded(ConnectionError):
@@ -55,7 +55,7 @@ class Connection[Received]:
         return self._socket.fileno()
 
     def send(self, *messages: Message) -> None:
-        """Sends messages, one behind the other.
+        """Sends messages, one after the other.
 
         Raises:
           ConnectionEnded: the other side is gone.
@@ -84,14 +84,14 @@ class Connection[Received]:
         """
         header = bytearray(HEADER_BYTES)
         self._fill(memoryview(header))
-        length, behind = lengths(header, most=self._most)
+        length, trailing = lengths(header, most=self._most)
         body = bytearray(length)
         self._fill(memoryview(body))
         message = self._decode(body)
-        if behind:
+        if trailing:
             if self.place is None:
-                raise MessageError(f"{type(message).__name__} comes with {behind} bytes of an array")
-            self._fill(self.place(message, behind))
+                raise MessageError(f"{type(message).__name__} comes with {trailing} bytes of an array")
+            self._fill(self.place(message, trailing))
         return message
 
     def receive_some(self) -> list[Received]:
@@ -135,7 +135,7 @@ class Connection[Received]:
         size = self._read(self._buffer, socket.MSG_PEEK)
         received, end = self._whole(size)
         if not end and size >= HEADER_BYTES and lengths(self._buffer)[0] > _LONG:
-            # More than the system may keep of what nobody has taken: it would never be there whole.
+            # More than the system may keep of what has not been taken: it would never be there whole.
             with uninterrupted():
                 act(self.receive())
             return
@@ -150,9 +150,9 @@ class Connection[Received]:
         at = 0
         while size - at >= HEADER_BYTES:
             body = at + HEADER_BYTES
-            length, behind = lengths(self._buffer, at)
-            if behind:
-                raise MessageError(f"a message comes with {behind} bytes of an array")
+            length, trailing = lengths(self._buffer, at)
+            if trailing:
+                raise MessageError(f"a message comes with {trailing} bytes of an array")
             if size - body < length:
                 break
             at = body + length

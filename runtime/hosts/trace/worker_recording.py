@@ -88,7 +88,7 @@ class _MessageSink:
         self._send(TraceDone(self._trace))
 
     def _send(self, message: RunTimes | TraceDone) -> None:
-        # The worker is about to end when nobody hears it.
+        # The worker is about to end when the connection is gone.
         with contextlib.suppress(ConnectionEnded):
             self._connection.send(message)
 

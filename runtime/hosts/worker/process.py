@@ -569,7 +569,7 @@ def _connected(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Conne
     """A connection to the controller, and the address of this machine on it.
 
     Raises:
-      OSError: nobody listens there, or it is not reached until the start has had its time.
+      OSError: nothing listens there, or it is not reached until the start has had its time.
       MessageError: who listens there does not know the secret.
     """
     purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")

@@ -120,7 +120,7 @@ class Store:
         self._finish_if_complete(put.array)
 
     def place(self, message: object, size: int) -> memoryview:
-        """Where the bytes behind a message go.
+        """Where the bytes after a message go.
 
         Raises:
           MessageError: they are of no array.

@@ -50,7 +50,7 @@ class Asked:
 
 
 def _is_there(array: Any) -> bool | None:
-    """Whether an array is there; None when nobody knows any more."""
+    """Whether an array is there; None when it is no longer known."""
     if array is None:
         return None
     # Another thread may donate it in between.

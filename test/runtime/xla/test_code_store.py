@@ -94,7 +94,7 @@ def test_nothing_is_written_where_others_can_write(store: CodeStore, capsys) -> 
     store.write(OTHER, b"code")
     assert not list(store.folder.iterdir())
     assert capsys.readouterr().err == (
-        f"pathways: compiled code is not kept in {store.folder}: it must be yours, and nobody else may write "
+        f"pathways: compiled code is not kept in {store.folder}: it must be yours, and no one else may write "
         "to it (PW_CACHE_DIR= turns this off)\n"
     )
 

@@ -16,7 +16,7 @@
 // CHECK-COUNT-4: "pw.launch"
 // CHECK: return
 
-// ERR: pw-compile: note: importing {{.*}}figure2.py, which runs what stands at its top level
+// ERR: pw-compile: note: importing {{.*}}figure2.py, which runs its top level
 // ERR-NOT: f([1. 2.]) =
 
 // EXPLAIN: {{^}}program f(f32[2])
