@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import lower_examples
@@ -29,8 +30,10 @@ module @moves_from_two_slices attributes {pw.form = "sharded"} {
 """
 
 
-def run(seed: str, *command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"}
+def run(
+    seed: str, *command: str | Path, more: Mapping[str, str] = {}, **options: object
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", **more}
     return subprocess.run(
         [sys.executable, *map(str, command)],
         capture_output=True,
@@ -45,9 +48,14 @@ def run(seed: str, *command: str | Path, **options: object) -> subprocess.Comple
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, bytes]]:
     """What each seed gives, by the names of the files."""
+    # What examples compute with JAX itself, such as their parameters, is compiled once for all seeds.
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("cache_of_jax")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     folders = [tmp_path_factory.mktemp(f"seed{seed}") for seed in SEEDS]
     for seed, folder in zip(SEEDS, folders, strict=True):
-        result = run(seed, lower_examples.__file__, folder)
+        result = run(seed, lower_examples.__file__, folder, more=cache)
         assert result.returncode == 0, result.stderr
     return [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders]
 
