@@ -1,0 +1,35 @@
+"""A cable between two processes that a test can cut."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class Cable:
+    """What goes from a port of its own to an address, until it is cut: then nothing does."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._target = host, int(port)
+        self.address = "127.0.0.1:" + str(self._server.getsockname()[1])
+        self.cut = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            sock, _ = self._server.accept()
+            threading.Thread(target=self._join, args=(sock,), daemon=True).start()
+
+    def _join(self, sock: socket.socket) -> None:
+        far = socket.create_connection(self._target)
+        for source, target in ((sock, far), (far, sock)):
+            threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError), target:
+            while data := source.recv(4096):
+                if not self.cut:
+                    target.sendall(data)
