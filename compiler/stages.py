@@ -257,7 +257,7 @@ class Bound(OfProcess):
         if tree.children() != wanted:
             raise TypeError(
                 f"program '{self.executable.name}' takes arguments of structure {whole}, of which {tree} "
-                "is no beginning"
+                "is not a prefix"
             )
         return tree.unflatten(self.executable.place(dict(enumerate(leaves))).values())
 

@@ -119,7 +119,7 @@ def _refuse_callbacks(computation: Computation) -> None:
         targets = custom_calls(ir.Module.parse(computation.module, make_context()))
         named = ", ".join(sorted(target for target in targets if "callback" in target))
         raise BundleError(
-            f"computation '{computation.name}' calls back into Python ({named}), which has no place in a "
+            f"computation '{computation.name}' calls back into Python ({named}), which cannot be in a "
             "file; remove jax.debug.print, jax.pure_callback and the like from it"
         )
 

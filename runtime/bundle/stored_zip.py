@@ -109,7 +109,7 @@ def unpack(data: memoryview, check: Callable[[str, int], None]) -> dict[str, mem
         name = encoded.decode("ascii", "replace")
         check(name, size)
         if name in members:
-            raise StoredZipError(f"member {name} is there twice")
+            raise StoredZipError(f"member {name} occurs twice")
         if method != _STORED or flags != _FLAGS:
             raise StoredZipError(f"member {name} is compressed or encrypted")
         start = offset + _LOCAL.size + length

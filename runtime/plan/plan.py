@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
 
+from pathways.dialect.attributes.blocks import block_shape
 from pathways.dialect.attributes.call_times import CallTimes
 from pathways.dialect.attributes.origins import Origin
 
@@ -227,7 +228,7 @@ class Replicas:
 
     def part(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of what one replica has of an array."""
-        return tuple(n // self.count if dim == self.split else n for dim, n in enumerate(shape))
+        return block_shape(shape, self.split, self.count)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathways.dialect import argument_attrs, set_argument_attrs, set_result_attr
 from pathways.dialect.attributes.names import ALIASING, DONOR
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.passes.manager.driver import position_of
-from pathways.passes.util.functions import inlined, set_signature
+from pathways.passes.util.functions import inline_call, set_signature
 from pathways.runtime.plan.plan import Computation
 from pathways.runtime.xla import pjrt
 
@@ -77,11 +77,7 @@ def _inline_calls(block: ir.Block, symbols: ir.SymbolTable) -> None:
     while calls:
         for call in calls:
             callee = symbols[ir.FlatSymbolRefAttr(call.attributes["callee"]).value]
-            with ir.InsertionPoint(call):
-                results = inlined(callee, list(call.operands))
-            for old, new in zip(call.results, results, strict=True):
-                old.replace_all_uses_with(new)
-            call.operation.erase()
+            inline_call(call, callee)
         calls = [op for op in block.operations if op.operation.name == "func.call"]
 
 

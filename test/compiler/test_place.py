@@ -69,9 +69,9 @@ def test_place_refuses_what_no_call_would_take(evaluate: pw.Program) -> None:
     compiled = evaluate.lower(WEIGHTS, BATCH).compile()
     with pytest.raises(TypeError, match=r"compiled for weights\[1\] of type float32\[512,512\], got int32"):
         compiled.place([WEIGHTS[0], np.ones((WIDTH, WIDTH), np.int32)])
-    with pytest.raises(TypeError, match="is no beginning"):
+    with pytest.raises(TypeError, match="is not a prefix"):
         compiled.place(WEIGHTS[0])
-    with pytest.raises(TypeError, match="is no beginning"):
+    with pytest.raises(TypeError, match="is not a prefix"):
         compiled.place(WEIGHTS, BATCH, BATCH)
 
 

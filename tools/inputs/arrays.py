@@ -55,7 +55,7 @@ def _members(path: str, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         if not name.isprintable():
             raise UserError(f"{path}: the program has no argument {name!r}; see pw-bundle inspect")
         if name in members:
-            raise UserError(f"{path}: {name} is there twice")
+            raise UserError(f"{path}: {name} occurs twice")
         members[name] = member
     return members
 

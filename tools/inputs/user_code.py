@@ -41,7 +41,7 @@ def import_file(path: str) -> types.ModuleType:
     name = file.stem if file.stem not in sys.modules else f"_{file.stem}_of_pw_compile"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise UserError(f"cannot import {path}: it is no Python file")
+        raise UserError(f"cannot import {path}: it is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     _import(path, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]

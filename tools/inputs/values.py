@@ -92,7 +92,7 @@ def _converted(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
         try:
             values.append(read(word))
         except (ValueError, KeyError, OverflowError):
-            raise ValueError(f"'{word}' is no value of dtype {dtype}") from None
+            raise ValueError(f"'{word}' is not a value of dtype {dtype}") from None
     return np.array(values, object).astype(dtype) if dtype.kind in "biu" else np.array(values).astype(dtype)
 
 

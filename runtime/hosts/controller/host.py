@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways.dialect.attributes.blocks import block_bounds, block_shape
 from pathways.runtime.control.gang import Gang, Pulse
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.hosts.controller.round_trips import HostRoundTrip
@@ -120,13 +121,12 @@ class ReplicaPart:
         """It, of an array."""
         if self.count == 1:
             return value
-        size = value.shape[self.dim] // self.count
-        block = slice(self.number * size, (self.number + 1) * size)
+        block = slice(*block_bounds(value.shape[self.dim], self.number, self.count))
         return value[(*(slice(None),) * self.dim, block)]
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
         """Its shape, of an array of some shape."""
-        return tuple(n // self.count if d == self.dim else n for d, n in enumerate(whole))
+        return block_shape(whole, self.dim, self.count)
 
 
 WHOLE = ReplicaPart(0, 1, 0)

@@ -163,7 +163,7 @@ class Listener:
           MessageError: there is no such worker.
         """
         if not 0 <= said.host < len(self._islands.hosts) or said.host == host.index:
-            raise MessageError(f"it does not reach host {said.host}, which it has no need to")
+            raise MessageError(f"it reports on host {said.host}, which it is not connected to")
         peer = self._islands.hosts[said.host]
         # Another one may have taken the place of the one that is meant.
         if peer.ready.probe_address != said.address:

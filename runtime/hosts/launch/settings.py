@@ -177,14 +177,14 @@ def machines_of(names: Sequence[str]) -> tuple[str, ...]:
     """Names of machines, checked.
 
     Raises:
-      ValueError: there is none, one is no name, or is there twice.
+      ValueError: there is none, one is not a name, or occurs twice.
     """
     if isinstance(names, str) or not names:
         raise ValueError(f"hosts={names!r}: expected a number, or a list of names of machines")
     for name in names:
         # One that begins so is an option for whatever starts workers.
         if not isinstance(name, str) or len(name.split()) != 1 or name != name.strip() or name[0] == "-":
-            raise ValueError(f"hosts: {name!r} is no name of a machine")
+            raise ValueError(f"hosts: {name!r} is not the name of a machine")
         if names.count(name) > 1:
-            raise ValueError(f"hosts: {name!r} is there more than once; expected one host on each machine")
+            raise ValueError(f"hosts: {name!r} is named more than once; expected one host on each machine")
     return tuple(names)

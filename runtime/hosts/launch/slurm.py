@@ -70,7 +70,7 @@ def islands_on(nodes: Sequence[str], islands: object, devices_per_host: int) -> 
         )
     for machine in (machine for island in islands for machine in island.machines):
         if machine is not None and machine not in nodes:
-            raise ValueError(f"islands=: {machine!r} is no node of this allocation: {', '.join(nodes)}")
+            raise ValueError(f"islands=: {machine!r} is not a node of this allocation: {', '.join(nodes)}")
     return tuple(_placed(islands, nodes))
 
 

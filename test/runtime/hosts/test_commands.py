@@ -29,9 +29,9 @@ def test_the_words_of_a_command():
         ({"python": "/opt/my python"}, "python='/opt/my python': expected a path without spaces"),
         ({"hosts": []}, r"hosts=\[\]: expected a number, or a list of names"),
         ({"hosts": "ab"}, "hosts='ab': expected a number, or a list of names"),
-        ({"hosts": ["a", ""]}, "hosts: '' is no name of a machine"),
-        ({"hosts": ["-oProxyCommand=x"]}, "hosts: '-oProxyCommand=x' is no name of a machine"),
-        ({"hosts": ["a", "b", "a"]}, "hosts: 'a' is there more than once"),
+        ({"hosts": ["a", ""]}, "hosts: '' is not the name of a machine"),
+        ({"hosts": ["-oProxyCommand=x"]}, "hosts: '-oProxyCommand=x' is not the name of a machine"),
+        ({"hosts": ["a", "b", "a"]}, "hosts: 'a' is named more than once"),
         ({"hosts": 2}, "start= and python= are for machines that have names"),
         ({"bind": None}, r"hosts=\['a'\]: expected bind=, the address of this machine"),
         ({"platform": "cuda", "devices_per_host": 2}, "devices_per_host=2 is a number of CPU devices"),
@@ -44,7 +44,7 @@ def test_what_is_wrong_with_a_command(settings: dict[str, Any], message: str):
 
 
 def test_what_is_wrong_with_islands_of_machines():
-    with pytest.raises(ValueError, match="'a' is there more than once"):
+    with pytest.raises(ValueError, match="'a' is named more than once"):
         pw.connect(islands=[pw.Island(hosts=["a", "b"]), pw.Island(hosts=["a"])], bind="127.0.0.1")
     with pytest.raises(ValueError, match="expected names of machines in all of them, or in none"):
         pw.connect(islands=[pw.Island(hosts=["a", "b"]), pw.Island()], bind="127.0.0.1")

@@ -37,7 +37,7 @@ def test_islands_take_nodes_in_their_order():
     assert islands_on(nodes, asked, 1) == (pw.Island(hosts=["a", "b"], cores=4), pw.Island(hosts=["c"]))
     with pytest.raises(ValueError, match="islands=: 4 hosts, but this allocation has 3 nodes"):
         islands_on(nodes, [pw.Island(hosts=2), pw.Island(hosts=2)], 1)
-    with pytest.raises(ValueError, match="islands=: 'd' is no node of this allocation: a, b, c"):
+    with pytest.raises(ValueError, match="islands=: 'd' is not a node of this allocation: a, b, c"):
         islands_on(nodes, [pw.Island(hosts=["d"])], 1)
 
 
