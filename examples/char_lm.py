@@ -1,7 +1,7 @@
 """Trains a small language model, pipelined over four slices, to write Python; `make demo` runs it.
 
 The model is plain JAX: four functions, its stages, placed on a slice each. `pw.accumulate` cuts every batch
-into microbatches, which go through the stages at the same time in the order of the schedule. The loss behind
+into microbatches, which go through the stages at the same time in the order of the schedule. The loss after
 the last stage, the gradients and the optimizer are ordinary code that the compiler places. A train step is
 one program.
 The text is Python's own standard library, so there is nothing to download.

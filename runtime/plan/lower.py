@@ -493,7 +493,7 @@ class _Flattener:
 
             for op in list(nested_ops(copy)):
                 if op.operation.name == "stablehlo.while" and SHARDING in op.attributes:
-                    _say_behind(op.operation)
+                    _constrain_results(op.operation)
             copy.operation.walk(visit)
         with ir.InsertionPoint.at_block_begin(extracted.body):
             for mesh in sorted(meshes):
@@ -506,7 +506,7 @@ def _must_not_say(op: ir.Operation) -> bool:
     return op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == "ApproxTopK"
 
 
-def _say_behind(loop: ir.Operation) -> None:
+def _constrain_results(loop: ir.Operation) -> None:
     """Makes constraints of the shardings of a loop.
 
     XLA removes operands that the body returns as they are, but leaves the list of shardings too long. Where

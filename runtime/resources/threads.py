@@ -53,7 +53,7 @@ def start_thread(work: Callable[[], object], name: str) -> RunningThread:
 
     Args:
       work: the function.
-      name: what to call the thread, behind `pathways`.
+      name: what to call the thread, after `pathways`.
 
     Raises:
       RuntimeError: the system gives no thread, or it does not begin.
