@@ -124,7 +124,7 @@ def _chain(stages: Sequence[Any]) -> Any:
 
 def _seconds(work: Any, argument: Any) -> float:
     """What a call takes until its result is ready: the least of some, of which the first ones are slow."""
-    took = []
+    took: list[float] = []
     while len(took) < _TRIES and (len(took) < 2 or sum(took[1:]) < _ENOUGH_SECONDS):
         began = time.perf_counter()
         jax.block_until_ready(work(argument))
