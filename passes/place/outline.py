@@ -205,7 +205,8 @@ def _repeating(units: Iterable[_Unit]) -> dict[tuple[ir.Value, str], _Unit]:
     """For each mirrored value and slice the first of the units that work it out there."""
     repeating: dict[tuple[ir.Value, str], _Unit] = {}
     for unit in dict.fromkeys(units):
-        mirrored = (instance for instance in unit.contents() if instance.mirrored)
+        # What is done in each turn of a loop returns a value of each turn.
+        mirrored = (i for i in unit.contents() if i.mirrored and i.loop == unit.loop)
         for value in (result for instance in mirrored for result in instance.op.results):
             repeating.setdefault((value, unit.slice), unit)
     return repeating

@@ -188,3 +188,27 @@ module @what_names_equal_functions attributes {pw.form = "located"} {
     stablehlo.return %c : tensor<i1>
   }
 }
+
+// -----
+
+// A constant that each turn of a loop works out for itself, and the caller gets: a turn returns values of that turn, so
+// that it is made once more, outside of the loop.
+
+!x = tensor<8xf32>
+!w = tensor<4xf32>
+// CHECK-LABEL: module @constant_of_a_loop_and_the_caller
+module @constant_of_a_loop_and_the_caller attributes {pw.form = "located"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!w {pw.slice = @s0}, !w {pw.slice = @s0}) {
+    // CHECK: "pw.launch"(%{{.*}}) {callee = @{{.*}}, loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    // CHECK: %[[C:.*]] = "pw.launch"() {callee = @{{.*}}, slice = @s0} : () -> tensor<4xf32>
+    // CHECK: return %{{.*}}, %[[C]]
+    %c = stablehlo.constant {pw.mirrored, pw.slice = @s0} dense<2.0> : !w
+    %a = "pw.split"(%x) {loop = @batch, slice = @s0} : (!x) -> !w
+    %d = stablehlo.multiply %a, %c {pw.loop = @batch, pw.slice = @s0} : !w
+    %s = "pw.reduce"(%d) {kind = "sum", loop = @batch, slice = @s0} : (!w) -> !w
+    return %s, %c : !w, !w
+  }
+}
