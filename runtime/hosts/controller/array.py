@@ -258,12 +258,14 @@ class Array:
 
     def _ask(self) -> list[_PendingFetch]:
         """Asks its hosts for all of it."""
+        # In this order: when there is none any more it has been deleted, perhaps by another thread just now.
+        copies = list(self._copies)
         self._check_alive()
         shape = self._data().shape
         # What replicas share lies in blocks; of what is in several places any will do.
         blocks: dict[ReplicaPart, Location] = {}
         # Those of hosts that are there first.
-        for location in sorted(self._copies, key=lambda where: where.gang.is_lost()):
+        for location in sorted(copies, key=lambda where: where.gang.is_lost()):
             blocks.setdefault(location.part, location)
         # There may be copies that are cut otherwise.
         first = WHOLE if WHOLE in blocks else next(iter(blocks))
