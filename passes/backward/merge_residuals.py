@@ -80,7 +80,7 @@ class MergeResiduals(Pass):
             _merge_results(function, group, symbols, effects)
 
 
-def _merge_arguments(function: ir.OpView, launches: Sequence[LaunchOp]) -> Sequence[LaunchOp]:
+def _merge_arguments(function: ir.OpView, launches: list[LaunchOp]) -> list[LaunchOp]:
     """Takes from a computation the arguments that are another one in all its launches; returns these anew."""
     first: dict[object, int] = {}
     attrs = argument_attrs(function)
