@@ -131,9 +131,6 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
     numbers = {key: n for n, key in enumerate(keys)}
     counted = _with_gradients(placed)
     stages: dict[tuple[str, str], list[int]] = {}
-    in_loop = {call.identity for call, _ in levels if call.launch.loop is not None}
-    # A part of a call of a loop that reads nothing of its microbatches is of the stage of that call.
-    levels = [(call, level) for call, level in levels if call.launch.loop or call.identity not in in_loop]
     for call, level in levels:
         call.set_stage(numbers[level], anew=call.launch.loop in counted)
         stages.setdefault(call.identity, []).append(call.stage or 0)
@@ -284,7 +281,10 @@ def _sorted_by(level: _Level) -> tuple[int, str, bool, int]:
 def _with_readers(
     main: ir.OpView, forward: list[tuple[PlacedCall, _Level]]
 ) -> list[tuple[PlacedCall, _Level]]:
-    """Gives calls in front of a loop the level of its first call on their slice that reads them."""
+    """Gives calls in front of a loop the level of its first call on their slice that reads them.
+
+    What no call of a level reads has none if it is a part of a call of the loop: it is of the stage of that.
+    """
     levels = {
         call.launch.results[0]: level for call, level in forward if call.launch.loop and call.launch.results
     }
@@ -299,9 +299,17 @@ def _with_readers(
         for value in captured(op) if before else ():
             read_at[value] = read_at.get(value, frozenset()) | before
 
-    def moved(launch: LaunchOp, level: _Level) -> _Level:
+    in_loop = {call.identity for call, _ in forward if call.launch.loop is not None}
+
+    def moved(call: PlacedCall, level: _Level) -> _Level | None:
+        launch = call.launch
+        if launch.loop is not None:
+            return level
         readers = frozenset().union(*(read_at.get(r, frozenset()) for r in launch.results))
         here = [reader for reader in readers if reader.slice == launch.slice]
-        return min(here, key=_sorted_by) if launch.loop is None and here else level
+        if here:
+            return min(here, key=_sorted_by)
+        return None if call.identity in in_loop else level
 
-    return [(call, moved(call.launch, level)) for call, level in forward]
+    levels_now = ((call, moved(call, level)) for call, level in forward)
+    return [(call, level) for call, level in levels_now if level is not None]
