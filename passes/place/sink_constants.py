@@ -22,6 +22,11 @@ from pathways.passes.manager.base import Pass, main_function
 from pathways.passes.util.functions import body_block, referenced_functions, set_signature
 from pathways.passes.util.operations import EXPENSIVE, captured, has_side_effect, replace_operands
 
+_CONSTRAINT = "sdy.sharding_constraint"
+
+_KEPT = EXPENSIVE | {"stablehlo.while"}
+"""Operations that are not repeated."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SinkConstants(Pass):
@@ -31,7 +36,8 @@ class SinkConstants(Pass):
     would lie in memory in between, and a backward that reads them would differ from one that is fused with
     its forward. An argument goes where all launches of its computation read the same such result; `pw-dce`
     then drops the result. Expensive operations, loops and side effects are not repeated, and a computation
-    that makes nothing but constants stays the one that makes them.
+    that makes nothing but constants stays the one that makes them. A sharding constraint is left out of what
+    is repeated, since it names the mesh of the slice that the constant is taken from.
 
     ```mlir
     // before
@@ -106,6 +112,10 @@ class _Constants:
         for value in reversed(needed):
             if value not in mapping:
                 op = self._operations[value]
+                if op.operation.name == _CONSTRAINT:
+                    # It names the mesh of the slice that this is taken from.
+                    mapping[value] = mapping[op.operands[0]]
+                    continue
                 copy = op.operation.clone().opview
                 replace_operands(copy, mapping)
                 mapping.update(zip(op.results, copy.results, strict=True))
@@ -114,8 +124,10 @@ class _Constants:
 
 def _is_cheap(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> bool:
     """Whether nothing that an operation does, itself or in what it calls, takes long."""
-    names = {inner.operation.name for inner in (op, *nested_ops(op))}
-    if not names.isdisjoint(EXPENSIVE | {"stablehlo.while"}):
+    if op.operation.name == _CONSTRAINT:
+        return True
+    inside = (op, *nested_ops(op))
+    if any(inner.operation.name in _KEPT or inner.operation.name.startswith("sdy.") for inner in inside):
         return False
     called = [f for inner in (op, *nested_ops(op)) for f in referenced_functions(inner, symbols)]
     return all(_is_cheap(function, symbols) for function in called)

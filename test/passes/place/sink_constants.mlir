@@ -127,3 +127,36 @@ module @only_constants attributes {pw.form = "outlined"} {
     return %y : !x
   }
 }
+
+// -----
+
+// A constant with a constraint is taken to another slice without it: it names the mesh of the first.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @constraint
+module @constraint attributes {pw.form = "outlined"} {
+  sdy.mesh @mesh = <["x"=4]>
+  sdy.mesh @other = <["x"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @other} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
+    %y, %c = "pw.launch"(%x) {callee = @front, slice = @s0, origins = [{kind = "fwd"}]} : (!x) -> (!x, !x)
+    %z = "pw.launch"(%y, %c) {callee = @back, slice = @s1, origins = [{kind = "bwd"}]} : (!x, !x) -> !x
+    return %z : !x
+  }
+  func.func private @front(%x: !x) -> (!x, !x) {
+    %y = stablehlo.negate %x : !x
+    %one = stablehlo.constant dense<1.0> : !x
+    %c = sdy.sharding_constraint %one <@mesh, [{"x"}]> : !x
+    %d = stablehlo.negate %c : !x
+    return %y, %d : !x, !x
+  }
+  // CHECK: func.func private @back(%arg0: tensor<4xf32>)
+  // CHECK-NEXT: %[[ONE:.*]] = stablehlo.constant
+  // CHECK-NEXT: %[[C:.*]] = stablehlo.negate %[[ONE]]
+  // CHECK-NEXT: stablehlo.add %arg0, %[[C]]
+  func.func private @back(%y: !x, %c: !x) -> !x {
+    %z = stablehlo.add %y, %c : !x
+    return %z : !x
+  }
+}
