@@ -73,7 +73,7 @@ while lives(hosts[1]):
             process.communicate()
 
 
-def test_a_secret_that_others_may_read(secret: Path):
+def test_a_secret_that_others_may_read(own_workers, secret: Path):
     assert secret_of(str(secret)) == b"0123456789abcdef0123456789abcdef"
     secret.chmod(0o640)
     message = rf"secret_file='{secret}' may be read by others \(mode 0640\): chmod 600"

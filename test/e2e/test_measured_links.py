@@ -15,7 +15,7 @@ from pathways.passes.schedule.request import read_request
 
 
 @pytest.fixture
-def islands():
+def islands(own_workers):
     pw.connect(cpu_devices=4, islands=2)
     yield
     pw.connect(cpu_devices=8)

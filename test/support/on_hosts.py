@@ -18,10 +18,13 @@ import numpy as np
 X = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
 W = np.linspace(-1, 1, 4 * 4, dtype=np.float32).reshape(4, 4)
 
-PREPARE = """
+PREPARE = f"""
 import os
 import signal
 import sys
+
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+
 import threading
 import time
 
