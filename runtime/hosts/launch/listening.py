@@ -17,6 +17,9 @@ from pathways.runtime.hosts.protocol.wire import keep_alive
 Address = str | tuple[str, int]
 """The path of a socket, or address and port."""
 
+_chance = random.Random()
+"""Its own: the numbers of the user's `random.seed` are not ours to draw."""
+
 _BACKLOG = 64
 _CONNECT_SECONDS = 2.0
 """How long a machine may take to answer; who tries again gets there soon after the network has healed."""
@@ -98,7 +101,7 @@ def server_socket(address: str, ports: tuple[int, int] | None) -> socket.socket:
     if ports is None:
         return socket.create_server((address, 0))
     first, last = ports
-    for port in random.sample(range(first, last + 1), last + 1 - first):
+    for port in _chance.sample(range(first, last + 1), last + 1 - first):
         with contextlib.suppress(OSError):
             return socket.create_server((address, port))
     raise OSError(f"no port from {first} to {last} is free on {address}")

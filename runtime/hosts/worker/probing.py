@@ -24,6 +24,9 @@ from pathways.runtime.hosts.protocol.messages import PEER, MessageError, Ping, P
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.threads import start_thread
 
+_chance = random.Random()
+"""Its own: the numbers of the user's `random.seed` are not ours to draw."""
+
 _PAUSE = 0.5
 """The most seconds from one question to the next."""
 
@@ -124,7 +127,7 @@ class Probes:
                 # Too many others are at its door, or nothing gets there.
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(_PAUSE * random.random())
+                time.sleep(_PAUSE * _chance.random())
 
     def _keep_asking(self, connection: Connection[Any]) -> None:
         connection.limit(self._deadline)

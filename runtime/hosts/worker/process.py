@@ -90,6 +90,9 @@ from pathways.runtime.xla import distributed, pjrt
 
 _NOTHING: dict[int, str] = {}
 
+_chance = random.Random()
+"""Its own: the numbers of the user's `random.seed` are not ours to draw."""
+
 _AGAIN_SECONDS = 0.5
 """How long a worker that was turned away waits at most before it tries again."""
 
@@ -591,7 +594,7 @@ def _connected(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Conne
                 print(
                     f"pathways worker: it does not reach {where}, and tries again: {error}", file=sys.stderr
                 )
-            time.sleep(_AGAIN_SECONDS * random.random())
+            time.sleep(_AGAIN_SECONDS * _chance.random())
 
 
 def _devices(config: WorkerConfig, address: str, watch: Connection[Any]) -> Cluster:
