@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
@@ -15,13 +14,12 @@ from pathways.dialect import (
     nested_ops,
     only_computes,
     referenced_symbols,
-    set_argument_attrs,
     symbol_table,
 )
 from pathways.dialect.operations.operation import attributes_of
 from pathways.dialect.verification.forms import OUTLINED
 from pathways.passes.manager.base import Pass, main_function
-from pathways.passes.util.functions import body_block, inline_call, set_signature
+from pathways.passes.util.functions import body_block, drop_arguments, inline_call, launches_by_callee
 from pathways.passes.util.operations import has_side_effect
 
 _SMALL = 64
@@ -58,10 +56,7 @@ class MergeResiduals(Pass):
 
     def run(self, module: ir.Module) -> None:
         symbols = symbol_table(module)
-        launches: dict[str, list[LaunchOp]] = collections.defaultdict(list)
-        for op in body_block(main_function(module)).operations:
-            if isinstance(op, LaunchOp):
-                launches[op.callee].append(op)
+        launches = launches_by_callee(main_function(module))
         called = {
             name
             for function in module.body.operations
@@ -89,21 +84,10 @@ def _merge_arguments(function: ir.OpView, launches: list[LaunchOp]) -> list[Laun
     merged = [n for n, kept in enumerate(same) if n != kept]
     if not merged:
         return launches
-    block = body_block(function)
-    for n in reversed(merged):
-        block.arguments[n].replace_all_uses_with(block.arguments[same[n]])
-        block.erase_argument(n)
-    set_signature(function, [a.type for a in block.arguments], function.type.results)
-    kept = [n for n in range(len(same)) if same[n] == n]
-    set_argument_attrs(function, [attrs[n] for n in kept])
-    renewed = []
-    for launch in launches:
-        new = launch.rebuilt([launch.operands[n] for n in kept])
-        for old, value in zip(launch.results, new.results, strict=True):
-            old.replace_all_uses_with(value)
-        launch.operation.erase()
-        renewed.append(new)
-    return renewed
+    arguments = body_block(function).arguments
+    for n in merged:
+        arguments[n].replace_all_uses_with(arguments[same[n]])
+    return drop_arguments(function, launches, merged)
 
 
 def _merge_results(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -11,15 +10,18 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import (
     LaunchOp,
-    argument_attrs,
     nested_ops,
     referenced_symbols,
-    set_argument_attrs,
     symbol_table,
 )
 from pathways.dialect.verification.forms import OUTLINED
 from pathways.passes.manager.base import Pass, main_function
-from pathways.passes.util.functions import body_block, referenced_functions, set_signature
+from pathways.passes.util.functions import (
+    body_block,
+    drop_arguments,
+    launches_by_callee,
+    referenced_functions,
+)
 from pathways.passes.util.operations import EXPENSIVE, captured, has_side_effect, replace_operands
 
 _CONSTRAINT = "sdy.sharding_constraint"
@@ -56,11 +58,7 @@ class SinkConstants(Pass):
 
     def run(self, module: ir.Module) -> None:
         symbols = symbol_table(module)
-        operations = body_block(main_function(module)).operations
-        launches: dict[str, list[LaunchOp]] = collections.defaultdict(list)
-        for op in operations:
-            if isinstance(op, LaunchOp):
-                launches[op.callee].append(op)
+        launches = launches_by_callee(main_function(module))
         called = {name for op in module.body.operations for o in nested_ops(op) for name in _called(o)}
         effects: dict[str, bool] = {}
         made: dict[str, _Constants] = {}
@@ -143,23 +141,11 @@ def _sink(
     constant = {n: s for n, (s, *others) in enumerate(sources) if s is not None and not others}
     if not constant:
         return list(launches)
-    block, attrs = body_block(function), argument_attrs(function)
+    block = body_block(function)
     with ir.InsertionPoint.at_block_begin(block), function.operation.location:
         for n, (callee, number) in constant.items():
             block.arguments[n].replace_all_uses_with(made[callee].repeated(number))
-    for n in reversed(constant):
-        block.erase_argument(n)
-    set_signature(function, [a.type for a in block.arguments], function.type.results)
-    kept = [n for n in range(len(sources)) if n not in constant]
-    set_argument_attrs(function, [attrs[n] for n in kept])
-    renewed = []
-    for launch in launches:
-        new = launch.rebuilt([launch.operands[n] for n in kept])
-        for old, value in zip(launch.results, new.results, strict=True):
-            old.replace_all_uses_with(value)
-        launch.operation.erase()
-        renewed.append(new)
-    return renewed
+    return drop_arguments(function, launches, constant)
 
 
 def _source(value: ir.Value, made: Mapping[str, _Constants]) -> tuple[str, int] | None:

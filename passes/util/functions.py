@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect import (
+    LaunchOp,
     argument_attrs,
     inlined_func_call,
     nested_ops,
@@ -57,6 +58,35 @@ def add_arguments(
     set_signature(function, [*function.type.inputs, *types], function.type.results)
     set_argument_attrs(function, all_attrs)
     return values
+
+
+def launches_by_callee(main: ir.OpView) -> dict[str, list[LaunchOp]]:
+    """The launches of each computation, in program order."""
+    launches: dict[str, list[LaunchOp]] = {}
+    for op in body_block(main).operations:
+        if isinstance(op, LaunchOp):
+            launches.setdefault(op.callee, []).append(op)
+    return launches
+
+
+def drop_arguments(
+    function: ir.OpView, launches: Sequence[LaunchOp], dropped: Collection[int]
+) -> list[LaunchOp]:
+    """Drops arguments that nothing reads from a computation and all its launches; returns these anew."""
+    block, attrs = body_block(function), argument_attrs(function)
+    kept = [n for n in range(len(attrs)) if n not in dropped]
+    for n in sorted(dropped, reverse=True):
+        block.erase_argument(n)
+    set_signature(function, [a.type for a in block.arguments], function.type.results)
+    set_argument_attrs(function, [attrs[n] for n in kept])
+    renewed = []
+    for launch in launches:
+        new = launch.rebuilt([launch.operands[n] for n in kept])
+        for old, value in zip(launch.results, new.results, strict=True):
+            old.replace_all_uses_with(value)
+        launch.operation.erase()
+        renewed.append(new)
+    return renewed
 
 
 def inlined(function: ir.OpView, operands: Sequence[ir.Value]) -> list[ir.Value]:
