@@ -98,15 +98,20 @@ def test_a_step_that_does_not_end_is_reported_and_ended(devices, caplog):
     kept = other(np.float32([1, 1]))
     np.asarray(kept)
     lost = program(np.float32([1, 1]))
-    with refused(HostError, "host 0 (island0) is lost: step", "made no progress in"):
+    with pytest.raises(HostError, match=r"host 0 \(island0\) is lost: step") as error:
         lost[1].block_until_ready()
     assert_equal(kept, [2, 2])
-    # The numbers are what has passed: at least what was asked for.
-    assert re.search(
-        r"has made no progress for \d+ seconds\n  host 0: issues it since \d+ s\n"
+    # The numbers are what has passed, which is more where the machine is slow.
+    ended = re.search(r"made no progress in (\d+) seconds", str(error.value))
+    reported = re.search(
+        r"has made no progress for (\d+) seconds\n  host 0: issues it since (\d+) s\n"
         "  host 1: computes, or waits for",
         caplog.text,
     )
+    assert ended is not None
+    assert int(ended[1]) >= 2
+    assert reported is not None
+    assert int(reported[1]) >= int(reported[2]) >= 1
 
 
 def stopped(devices, **options):
