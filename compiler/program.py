@@ -123,9 +123,7 @@ class Program[**P, R](OfProcess):
         Raises:
           ProgramError: when a pass refuses the program; names the place in the user's code.
         """
-        signature = self._signature(args, kwargs)
-        with outside_meshes():
-            traced = self._trace(signature, args, kwargs)
+        signature, traced = self.traced(*args, **kwargs)
         if not traced.interface.out_avals and not traced.callbacks:
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
         forms = run_phases(traced.module, self.name, self._options)
@@ -140,6 +138,12 @@ class Program[**P, R](OfProcess):
                 self._warned.add(reason)
                 warn(f"program '{self.name}': {reason}")
         return Lowered(forms, traced.interface, signature, traced.callbacks, traced.keepalive, schedule)
+
+    def traced(self, *args: Any, **kwargs: Any) -> tuple[Signature, Traced]:
+        """The program before all passes, for arguments as `lower` takes them, and their signature."""
+        signature = self._signature(args, kwargs)
+        with outside_meshes():
+            return signature, self._trace(signature, args, kwargs)
 
     @boundary
     def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ make_virtual_device_set   the slices that a program asks for: `.add_slice(shape,
 jit                       places a function on a slice
 program                   makes a program of a function that calls placed functions
 accumulate                runs a function on microbatches, which go through the stages as a pipeline
+auto                      cuts a loss into stages on slices, where a simulated step is shortest
 load                      runs a program that was saved: `program.lower(*args).save(path)`
 prefetch                  puts batches where a program reads them, while the step before runs
 checkpoint                saves and restores trees of arrays: `save`, `restore`, `latest`
@@ -38,6 +39,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathways.compiler import checkpoint
     from pathways.compiler.api import jit, program
+    from pathways.compiler.auto.auto import auto
+    from pathways.compiler.auto.auto_plan import AutoPlan
     from pathways.compiler.frontend.accumulate import accumulate
     from pathways.compiler.frontend.notices import PathwaysWarning
     from pathways.compiler.links import Links, measure_links
@@ -70,6 +73,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array",
+    "AutoPlan",
     "BundleError",
     "ClusterClosedError",
     "CompileError",
@@ -93,6 +97,7 @@ __all__ = [
     "VirtualSlice",
     "__version__",
     "accumulate",
+    "auto",
     "checkpoint",
     "cluster",
     "connect",
@@ -112,6 +117,7 @@ __all__ = [
 # no tracing start fast.
 _MODULES = {
     "Array": "runtime.hosts.controller.array",
+    "AutoPlan": "compiler.auto.auto_plan",
     "BundleError": "runtime.bundle.manifest",
     "CompileError": "runtime.xla.compile_cache",
     "Compiled": "compiler.stages",
@@ -134,6 +140,7 @@ _MODULES = {
     "VirtualDeviceSet": "runtime.resources.virtual",
     "VirtualSlice": "runtime.resources.virtual",
     "accumulate": "compiler.frontend.accumulate",
+    "auto": "compiler.auto.auto",
     "checkpoint": "compiler.checkpoint",
     "cluster": "runtime.local.devices",
     "connect": "runtime.hosts.controller.connect",

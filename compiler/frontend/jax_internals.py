@@ -187,6 +187,53 @@ def references_from_outside(jaxpr: Any) -> Iterator[str]:
                 yield _line(equation)
 
 
+def needed_part(closed: Any) -> Any:
+    """A traced function without what no result of it needs; its arguments stay."""
+    keep = [False] * len(closed.jaxpr.constvars) + [True] * len(closed.jaxpr.invars)
+    needed, _, _ = pe.dce_jaxpr_consts(closed.jaxpr, [True] * len(closed.jaxpr.outvars), keep)
+    return needed
+
+
+def fresh_variable(aval: Any) -> Any:
+    """A variable of a traced function that is equal to no other."""
+    return core.Var(aval)
+
+
+def scan_operands(equation: Any) -> tuple[int, int, int]:
+    """How many operands of a `jax.lax.scan` are constants, carried, and cut along their leading axis."""
+    if "num_consts" in equation.params:
+        constants, carried = equation.params["num_consts"], equation.params["num_carry"]
+        return constants, carried, len(equation.invars) - constants - carried
+    constants, carried, cut = (len(list(group)) for group in equation.params["ft_in"].unpack())
+    return constants, carried, cut
+
+
+def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
+    """The results of an equation for operands, traced where those are; `params` in place of its own.
+
+    As `core.eval_jaxpr` does it for each of its equations, with the line that the equation is from.
+    """
+    bound = equation.primitive.get_bind_params(equation.params if params is None else params)
+    functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+    names = source_info_util.current_name_stack() + equation.source_info.name_stack
+    with (
+        source_info_util.user_context(equation.source_info.traceback, name_stack=names),
+        equation.ctx.manager,
+    ):
+        results = equation.primitive.bind(*functions, *operands, **bound)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def jaxprs_within(equation: Any) -> list[Any]:
+    """The traced functions that an equation holds."""
+    return [getattr(inner, "jaxpr", inner) for inner in core.jaxprs_in_params(equation.params)]
+
+
+def line_of(equation: Any) -> str:
+    """The line of the user that an equation is from, with its function."""
+    return _line(equation)
+
+
 def line_of_user() -> str:
     """The line of the user that is running, with its function."""
     return source_info_util.summarize(source_info_util.current())

@@ -34,7 +34,7 @@ class Forms:
 
     Attributes:
       name: the name of the program.
-      scheduled: the module in its last form.
+      scheduled: the module in its last form, that of a program as a whole the scheduled one.
       bytecode: the module after each phase, from the one that it started in.
       remarks: what the passes found worth saying.
     """
@@ -61,8 +61,8 @@ class Forms:
         return str(ir.Module.parse(self.bytecode[phase], self.scheduled.context))
 
 
-def run_phases(module: ir.Module, name: str, options: Options) -> Forms:
-    """Takes a module through all phases after its form; changes the module.
+def run_phases(module: ir.Module, name: str, options: Options, until: str = PHASES[-1]) -> Forms:
+    """Takes a module through all phases after its form, up to one; changes the module.
 
     Writes each form to the folder `PW_DUMP_TO` of the environment, where that is set.
 
@@ -70,6 +70,7 @@ def run_phases(module: ir.Module, name: str, options: Options) -> Forms:
       module: the module, in any form.
       name: what to call the program in messages and files.
       options: of the compiler.
+      until: the last phase.
 
     Raises:
       ProgramError: a pass refuses the program.
@@ -94,6 +95,8 @@ def run_phases(module: ir.Module, name: str, options: Options) -> Forms:
                 shown = "\n".join(map(_shown, seen.errors))
                 raise ProgramError(f"program '{name}': {shown}") from None
             keep(phase.name)
+            if phase.name == until:
+                break
     return Forms(name, module, bytecode, tuple(d for d in seen.all if d.severity == "remark"))
 
 

@@ -1,0 +1,212 @@
+"""What `pw.auto` returns: a loss cut in stages, its parameters, its schedule, and what was considered."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from pathways.compiler.api import jit, program
+from pathways.compiler.auto.cut_loss import CutLoss
+from pathways.compiler.frontend.names import symbol_of
+from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.timelines.tables import duration_with_unit, html_table, percent, size, table
+from pathways.runtime.timelines.timeline import Timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class TriedCut:
+    """A cut that was simulated, or dropped.
+
+    Attributes:
+      kind: `even`, `contiguous`, or `v`.
+      positions: the first unit of each stage but the first.
+      loads: how long each stage takes, in the unit of the plan.
+      crossing: the bytes alive at each cut.
+      bound: the closed estimate of the step.
+      schedule: the best schedule of it; empty if it was dropped because no schedule could be the best.
+      step: how long its step takes; infinite if it was dropped.
+      bubble: how much of it slices idle.
+      peak: the most bytes alive on a slice.
+    """
+
+    kind: str
+    positions: tuple[int, ...]
+    loads: tuple[float, ...]
+    crossing: tuple[int, ...]
+    bound: float
+    schedule: str = ""
+    step: float = float("inf")
+    bubble: float = 0.0
+    peak: int = 0
+
+
+class AutoPlan(OfProcess):
+    """A loss cut for slices; made by `pw.auto`. `print` shows what was considered.
+
+    Attributes:
+      loss: the loss, to be called in a program with parameters of the plan and a microbatch.
+      schedule: the schedule for `pw.program`.
+      microbatches: how many a step has.
+      tried: the cuts that were considered, the chosen one first.
+      unit: of the times in them: `flops`, or `s`.
+    """
+
+    def __init__(
+        self,
+        loss: CutLoss,
+        schedule: str,
+        microbatches: int,
+        tried: Sequence[TriedCut],
+        timeline: Callable[[], Timeline],
+        unit: str,
+    ) -> None:
+        self.loss = loss
+        self.schedule = schedule
+        self.microbatches = microbatches
+        self.tried = tuple(tried)
+        self.unit = unit
+        self._timeline = timeline
+
+    @property
+    def params(self) -> Any:
+        """The parameters: a tree of `jax.ShapeDtypeStruct`s, where a stacked leaf that is cut is a tuple."""
+        return self.loss.params
+
+    def __repr__(self) -> str:
+        return f"<pw.auto plan of {self.loss.flat.name}, {len(self.loss.parts)} stages, {self.schedule}>"
+
+    def __str__(self) -> str:
+        count = len(self.loss.flat.nodes)
+        best = self.tried[0]
+        lines = [
+            f"pw.auto of '{self.loss.flat.name}': {count} units, {self.microbatches} microbatches, "
+            f"schedule '{self.schedule}'",
+            table([_HEADS, *(_row(cut, self.unit) for cut in self.tried)]),
+            "",
+            "stages",
+            table([("stage", "slice", "units", "work", "bytes to it", "begins at"), *self._stages(best)]),
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html_table([_HEADS, *(_row(cut, self.unit) for cut in self.tried)])
+
+    def _stages(self, best: TriedCut) -> list[tuple[str, ...]]:
+        nodes = self.loss.flat.nodes
+        edges = [0, *best.positions, len(nodes)]
+        crossing = [0, *best.crossing]
+        return [
+            (
+                str(n),
+                slice.name,
+                f"{edges[n]} to {edges[n + 1] - 1}",
+                duration_with_unit(best.loads[n], self.unit),
+                size(crossing[n]),
+                nodes[edges[n]].line,
+            )
+            for n, slice in enumerate(self.loss.slices)
+        ]
+
+    def split(self, tree: Any) -> Any:
+        """Makes parameters of the plan of those of the user, of each that are in a tree.
+
+        Args:
+          tree: arrays, or `jax.ShapeDtypeStruct`s: parameters, or the state of an optimizer.
+
+        Raises:
+          TypeError: there are none in it.
+        """
+        return self.loss.blocks.split(tree)
+
+    def merge(self, tree: Any) -> Any:
+        """The opposite of `split`, for checkpoints and other cuts; leaves that were cut come to the host.
+
+        Raises:
+          TypeError: there are no parameters of the plan in it.
+        """
+        return self.loss.blocks.merge(tree)
+
+    def init(self, init: Callable[..., Any], *args: Any) -> Any:
+        """Makes the parameters of the plan, each on the slice of the first stage that reads it.
+
+        Args:
+          init: a function that returns the parameters of the user.
+          *args: its arguments, such as a key.
+
+        Raises:
+          TypeError: it returns others than those that the plan is for.
+        """
+        wanted = self.loss.args[0]
+        made = jax.eval_shape(init, *args)
+        structure: Any = jax.tree.structure(wanted)
+        if structure != jax.tree.structure(made):
+            raise TypeError(
+                f"'{symbol_of(init)}' returns {jax.tree.structure(made)}, but the plan is for parameters of "
+                f"structure {structure}"
+            )
+        pairs = jax.tree_util.tree_leaves_with_path(made)
+        for (path, leaf), like in zip(pairs, jax.tree.leaves(wanted), strict=True):
+            if (leaf.shape, leaf.dtype) != (tuple(like.shape), like.dtype):
+                raise TypeError(
+                    f"'{symbol_of(init)}' returns {leaf.dtype}{list(leaf.shape)} at "
+                    f"{jax.tree_util.keystr(path)}, but the plan is for {like.dtype}{list(like.shape)}"
+                )
+        blocks = self.loss.blocks
+        homes = [self.loss.slices[stage] for stage in blocks.homes]
+        numbers = {
+            slice: [n for n, home in enumerate(homes) if home is slice] for slice in dict.fromkeys(homes)
+        }
+
+        def of_slice(slice: Any) -> Callable[..., list[Any]]:
+            def initial(*args: Any) -> list[Any]:
+                leaves = blocks.cut_structure.flatten_up_to(blocks.split(init(*args)))
+                return [leaves[n] for n in numbers[slice]]
+
+            return jit(initial, devices=slice)
+
+        placed = {slice: of_slice(slice) for slice in numbers}
+
+        @program
+        def initial(*args: Any) -> list[list[Any]]:
+            return [placed[slice](*args) for slice in numbers]
+
+        leaves: list[Any] = [None] * len(homes)
+        for slice, of_its in zip(numbers, initial(*args), strict=True):
+            for n, leaf in zip(numbers[slice], of_its, strict=True):
+                leaves[n] = leaf
+        return blocks.cut_structure.unflatten(leaves)
+
+    def timeline(self) -> Timeline:
+        """The simulated step of the chosen cut under its schedule: forward, backward, sums of gradients."""
+        return self._timeline()
+
+
+_HEADS = (
+    "cut",
+    "first units",
+    "work of stages",
+    "bytes at cuts",
+    "bound",
+    "schedule",
+    "peak",
+    "bubble",
+    "step",
+)
+
+
+def _row(cut: TriedCut, unit: str) -> tuple[str, ...]:
+    dropped = not cut.schedule
+    return (
+        cut.kind,
+        " ".join(map(str, cut.positions)),
+        " ".join(duration_with_unit(load, unit).removesuffix(" FLOPs") for load in cut.loads),
+        " ".join(f"{size(crossing)}" for crossing in cut.crossing),
+        duration_with_unit(cut.bound, unit),
+        "dropped" if dropped else cut.schedule,
+        "" if dropped else size(cut.peak),
+        "" if dropped else percent(cut.bubble),
+        "" if dropped else duration_with_unit(cut.step, unit),
+    )

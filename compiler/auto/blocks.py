@@ -1,0 +1,126 @@
+"""How the parameters of a user become those of a plan: stacked ones as a block for each stage, and back."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.compiler.auto.flat_loss import FlatLoss
+from pathways.compiler.auto.stage_parts import Rows, StagePart, whole_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """How leaves are cut in blocks.
+
+    Attributes:
+      structure: of the tree of parameters.
+      edges: for each leaf the rows where its blocks begin, and the end; two for one that is whole.
+      readers: for each leaf and block the stages that read it.
+    """
+
+    structure: Any
+    edges: tuple[tuple[int, ...], ...]
+    readers: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def cut_structure(self) -> Any:
+        """The structure of the parameters of the plan: a tuple of blocks where a leaf is cut."""
+        leaves = [0 if len(edges) == 2 else (0,) * (len(edges) - 1) for edges in self.edges]
+        return jax.tree.structure(self.structure.unflatten(leaves))
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """The stage that each leaf of the plan is of: the first that reads it."""
+        return tuple(stages[0] if stages else 0 for leaf in self.readers for stages in leaf)
+
+    def numbers(self, leaf: int, rows: Rows) -> list[int]:
+        """The numbers, among the leaves of the plan, of the blocks that rows of a leaf are in."""
+        before = sum(len(edges) - 1 for edges in self.edges[:leaf])
+        edges = self.edges[leaf]
+        return [before + n for n in range(len(edges) - 1) if edges[n] < rows[1] and rows[0] < edges[n + 1]]
+
+    def split(self, tree: Any) -> Any:
+        """A tree with the parameters of the plan for each tree with those of the user in it."""
+        return self._replaced(
+            tree, self.structure, lambda part: self._split(self.structure.flatten_up_to(part))
+        )
+
+    def merge(self, tree: Any) -> Any:
+        """The opposite of `split`."""
+        structure = self.cut_structure
+        return self._replaced(tree, structure, lambda part: self._merge(structure.flatten_up_to(part)))
+
+    def _split(self, leaves: Sequence[Any]) -> Any:
+        cut = [
+            leaf if len(edges) == 2 else tuple(_rows(leaf, a, b) for a, b in itertools.pairwise(edges))
+            for leaf, edges in zip(leaves, self.edges, strict=True)
+        ]
+        return self.structure.unflatten(cut)
+
+    def _merge(self, blocks: Sequence[Any]) -> Any:
+        left = iter(blocks)
+        leaves = [_joined([next(left) for _ in edges[1:]]) for edges in self.edges]
+        return self.structure.unflatten(leaves)
+
+    def _replaced(self, tree: Any, structure: Any, replace: Callable[[Any], Any]) -> Any:
+        if jax.tree_util.treedef_is_leaf(structure):
+            return jax.tree.map(replace, tree)
+
+        def fits(part: Any) -> bool:
+            return bool(jax.tree.structure(part) == structure)
+
+        replaced = False
+
+        def visit(part: Any) -> Any:
+            nonlocal replaced
+            if not fits(part):
+                return part
+            replaced = True
+            return replace(part)
+
+        result = jax.tree.map(visit, tree, is_leaf=fits)
+        if not replaced:
+            raise TypeError(f"expected a tree with {structure} in it, got {jax.tree.structure(tree)}")
+        return result
+
+
+def blocks_of(flat: FlatLoss, structure: Any, parts: Sequence[StagePart]) -> Blocks:
+    """How the leaves of a loss are cut for its stages."""
+    edges: list[set[int]] = [set(whole_rows(leaf)) for leaf in flat.parameters]
+    for part in parts:
+        for leaf, rows in part.leaves:
+            edges[leaf].update(rows)
+    cut = tuple(tuple(sorted(of_leaf)) for of_leaf in edges)
+    readers = []
+    for leaf, of_leaf in enumerate(cut):
+        stages: list[list[int]] = [[] for _ in of_leaf[1:]]
+        for n, part in enumerate(parts):
+            for number, (first, end) in part.leaves:
+                if number == leaf:
+                    for block in range(bisect.bisect_left(of_leaf, first), bisect.bisect_left(of_leaf, end)):
+                        stages[block].append(n)
+        readers.append(tuple(map(tuple, stages)))
+    return Blocks(structure, cut, tuple(readers))
+
+
+def _rows(leaf: Any, first: int, end: int) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((end - first, *leaf.shape[1:]), leaf.dtype)
+    return leaf[first:end]
+
+
+def _joined(blocks: Sequence[Any]) -> Any:
+    if len(blocks) == 1:
+        return blocks[0]
+    if all(isinstance(block, jax.ShapeDtypeStruct) for block in blocks):
+        rows = sum(block.shape[0] for block in blocks)
+        return jax.ShapeDtypeStruct((rows, *blocks[0].shape[1:]), blocks[0].dtype)
+    # On the host: the blocks are on different slices.
+    return np.concatenate([np.asarray(block) for block in blocks])

@@ -1,0 +1,110 @@
+"""A loss cut in stages: the function that calls them on their slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pathways.compiler.api import jit
+from pathways.compiler.auto.blocks import Blocks, blocks_of
+from pathways.compiler.auto.flat_loss import FlatLoss, is_variable
+from pathways.compiler.auto.stage_function import stage_function
+from pathways.compiler.auto.stage_parts import StagePart, stage_parts
+from pathways.compiler.frontend.trees import name_of
+from pathways.runtime.resources.virtual import VirtualSlice
+
+
+class CutLoss:
+    """A loss of which each stage is a placed function.
+
+    Args:
+      flat: the loss.
+      args: the types of its arguments, the first those of the user's parameters.
+      shapes: a tree of what it returns.
+      positions: the first node of each stage but the first.
+      slices: the slice of each stage.
+
+    Attributes:
+      parts: what each stage holds.
+      blocks: how parameters are cut.
+      slices: the slice of each stage.
+      args: the types of the arguments of the user's loss.
+      params: the types of the parameters that it takes.
+    """
+
+    def __init__(
+        self,
+        flat: FlatLoss,
+        args: tuple[Any, ...],
+        shapes: Any,
+        positions: Sequence[int],
+        slices: Sequence[VirtualSlice],
+    ) -> None:
+        self.flat = flat
+        self.slices = tuple(slices)
+        self.parts: list[StagePart] = stage_parts(flat, positions)
+        self.blocks: Blocks = blocks_of(flat, jax.tree.structure(args[0]), self.parts)
+        self.params = self.blocks.split(args[0])
+        self.args = args
+        self._out_structure: Any = jax.tree.structure(shapes)
+        self.names = [f"stage{n}_of_{flat.name}" for n in range(len(self.parts))]
+        single = len(set(self.slices)) == len(self.slices)
+        self._stages = [
+            jit(stage_function(flat, part, name), devices=slice, stage=None if single else n)
+            for n, (part, name, slice) in enumerate(zip(self.parts, self.names, self.slices, strict=True))
+        ]
+
+    def __call__(self, params: Any, *args: Any) -> Any:
+        """What the loss returns for parameters of the plan and a microbatch."""
+        leaves = self._checked(params, *args)
+        values = dict(zip(self.flat.inputs, jax.tree.leaves(args), strict=True))
+        for part, stage in zip(self.parts, self._stages, strict=True):
+            blocks = [[leaves[n] for n in self.blocks.numbers(leaf, rows)] for leaf, rows in part.leaves]
+            made = stage(blocks, [values[v] for v in part.reads])
+            values.update(zip(part.makes, made, strict=True))
+        results = [values[atom] if is_variable(atom) else jnp.asarray(atom.val) for atom in self.flat.outputs]
+        return self._out_structure.unflatten(results)
+
+    def _checked(self, params: Any, *args: Any) -> list[Any]:
+        """The leaves of the parameters, of arguments that are as those that it was cut for.
+
+        Raises:
+          TypeError: names the first leaf that is not.
+        """
+        what = f"the loss of pw.auto of '{self.flat.name}'"
+        if len(args) != len(self.args) - 1:
+            raise TypeError(f"{what} takes {len(self.args)} arguments, got {len(args) + 1}")
+        for n, (got, wanted) in enumerate(zip((params, *args), (self.params, *self.args[1:]), strict=True)):
+            structure: Any = jax.tree.structure(wanted)
+            if structure != jax.tree.structure(got):
+                hint = ""
+                if n == 0 and jax.tree.structure(got) == self.blocks.structure:
+                    hint = ": use plan.split, or plan.init"
+                raise TypeError(
+                    f"{what} takes argument {n} as {structure}, got {jax.tree.structure(got)}{hint}"
+                )
+            pairs = jax.tree_util.tree_leaves_with_path(got)
+            for (path, leaf), like in zip(pairs, structure.flatten_up_to(wanted), strict=True):
+                self._check_leaf(what, f"args[{n}]{name_of(path)}", leaf, like, microbatch=n > 0)
+        return jax.tree.leaves(params)
+
+    def _check_leaf(self, what: str, name: str, leaf: Any, like: Any, *, microbatch: bool) -> None:
+        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+        if shape == tuple(like.shape) and dtype == like.dtype:
+            return
+        message = (
+            f"{what} was cut for {name} of type {_type(like.shape, like.dtype)}, got {_type(shape, dtype)}"
+        )
+        if microbatch and dtype == like.dtype and shape[1:] == tuple(like.shape[1:]) and shape:
+            message += (
+                f": the microbatch dimension of {like.shape[0]} is baked in; give pw.auto args of "
+                "microbatches of the size that pw.accumulate makes"
+            )
+        raise TypeError(message)
+
+
+def _type(shape: Sequence[int], dtype: Any) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"

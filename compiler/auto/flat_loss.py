@@ -1,0 +1,321 @@
+"""A loss as a list of nodes: its jaxpr with calls inlined, and a node for each turn of a loop over layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from pathways.compiler.frontend import jax_internals
+from pathways.compiler.frontend.trace_state import tracing
+from pathways.compiler.lower.phases import ProgramError
+
+Variable = Any
+"""A variable of a jaxpr: an object equal to itself alone, with an `aval`."""
+
+_INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "core_closed_call"})
+
+_BY_ROWS = frozenset(
+    {
+        "abs", "add", "add_any", "convert_element_type", "copy", "copy_p", "cos", "div", "exp", "exp2", "log",
+        "logistic", "max", "min", "mul", "neg", "integer_pow", "reduce_precision", "rsqrt", "sign", "sin",
+        "sqrt", "square", "stop_gradient", "sub", "tanh",
+    }
+)  # fmt: skip
+"""Primitives that work on each element alone: rows of their results are made of rows of their operands."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """An equation, or a turn of one that is a loop over layers; what a cut keeps whole.
+
+    Attributes:
+      equation: the equation; all turns of a loop have one.
+      operands: variables and literals, in the order of the equation; of a turn with what it gets from the one
+        before in the place of what is carried.
+      results: variables; of a turn what it hands on.
+      turn: which turn, counted as they run; None for what is no loop.
+    """
+
+    equation: Any
+    operands: tuple[Any, ...]
+    results: tuple[Variable, ...]
+    turn: int | None = None
+
+    @property
+    def reads(self) -> tuple[Variable, ...]:
+        """The variables among its operands."""
+        return tuple(atom for atom in self.operands if is_variable(atom))
+
+    @property
+    def line(self) -> str:
+        """The line that it is from."""
+        return jax_internals.line_of(self.equation)
+
+    @property
+    def stacked(self) -> tuple[Any, ...]:
+        """The operands of which a turn reads a row; none of what is no turn."""
+        if self.turn is None:
+            return ()
+        constants, carried, _ = jax_internals.scan_operands(self.equation)
+        return self.operands[constants + carried :]
+
+    @property
+    def whole(self) -> tuple[Variable, ...]:
+        """The variables that it reads all of."""
+        return tuple(a for a in self.operands[: len(self.operands) - len(self.stacked)] if is_variable(a))
+
+    def rows(self, turns: tuple[int, int]) -> tuple[int, int]:
+        """The rows of stacked operands that turns of its loop read."""
+        first, end = turns
+        length = self.equation.params["length"]
+        return (length - end, length - first) if self.equation.params["reverse"] else (first, end)
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatLoss:
+    """A loss without calls in it.
+
+    Attributes:
+      name: of the function.
+      nodes: what depends on a microbatch, in the order in which it runs.
+      free: what does not, in an order in which it can run: masks, tables, parameters that are cast. Each
+        stage works out what it reads of it.
+      parameters: a variable for each leaf of the first argument.
+      inputs: a variable for each leaf of the others.
+      constants: the values of arrays that it closes over.
+      outputs: what it returns: variables and literals.
+      learned: variables that depend on a parameter and can be differentiated.
+      makers: for each variable that a node makes, the node.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    free: tuple[Node, ...]
+    parameters: tuple[Variable, ...]
+    inputs: tuple[Variable, ...]
+    constants: Mapping[Variable, Any]
+    outputs: tuple[Any, ...]
+    learned: frozenset[Variable]
+    makers: Mapping[Variable, Node]
+
+    def leaf_by_rows(self, atom: Any) -> list[Variable]:
+        """The parameters of which a row alone is needed for a row of a variable."""
+        if atom in self.parameters_set:
+            return [atom]
+        node = self.by_rows(atom)
+        return [] if node is None else [leaf for read in node.reads for leaf in self.leaf_by_rows(read)]
+
+    def by_rows(self, atom: Any) -> Node | None:
+        """The free node that makes a variable, where rows of that are made of rows of what it reads."""
+        node = self.makers.get(atom) if is_variable(atom) else None
+        if node is None or node.equation.primitive.name not in _BY_ROWS or node.turn is not None:
+            return None
+        fits = all(
+            operand.aval.shape in ((), atom.aval.shape) if is_variable(operand) else not operand.aval.shape
+            for operand in node.operands
+        )
+        return node if fits and atom.aval.shape else None
+
+    @property
+    def parameters_set(self) -> frozenset[Variable]:
+        return frozenset(self.parameters)
+
+
+def is_variable(atom: Any) -> bool:
+    """Whether an operand is a variable, not a literal."""
+    return not isinstance(atom, core.Literal)
+
+
+def flatten_loss(loss: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[FlatLoss, Any]:
+    """Traces a loss and makes nodes of it; also returns the structure of what it returns, of types.
+
+    Args:
+      loss: the function.
+      args: the types of its arguments; the first are parameters.
+      name: what to call it in messages.
+
+    Raises:
+      ProgramError: it has effects, or calls what is placed already.
+    """
+    # So that a placed call in it is told as what it is.
+    with tracing(name):
+        closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
+    for metadata in jax_internals.metadata_of_calls(closed.jaxpr):
+        what = "pw.accumulate" if "pw.slice" not in metadata else f"'{metadata.get('pw.name', '?')}', placed"
+        _refuse(name, what, closed)
+    if closed.effects:
+        line = next((_where(e) for e in closed.jaxpr.eqns if e.effects), "")
+        effects = ", ".join(sorted(map(str, closed.effects)))
+        raise ProgramError(
+            f"pw.auto of '{name}': it has effects ({effects}){line}, which nothing orders between stages: "
+            "take them out of the loss"
+        )
+    needed = jax_internals.needed_part(closed)
+    count = len(jax.tree.leaves(args[0]))
+    return _LossFlattener(name, needed, count).flat(), shapes
+
+
+def _refuse(name: str, what: str, closed: Any) -> None:
+    call = next((e for e in closed.jaxpr.eqns if "xla_metadata" in e.params), None)
+    at = _where(call) if call is not None else ""
+    raise ProgramError(
+        f"pw.auto of '{name}': {what}, is called in it{at}: pw.auto takes plain JAX and places all of it"
+    )
+
+
+def _where(equation: Any) -> str:
+    line = jax_internals.line_of(equation)
+    return f" at {line}" if line else ""
+
+
+class _LossFlattener:
+    """Inlines the calls of a jaxpr and sorts its equations by what they depend on."""
+
+    def __init__(self, name: str, closed: Any, parameters: int) -> None:
+        self.name = name
+        jaxpr = closed.jaxpr
+        self.parameters = tuple(jaxpr.invars[:parameters])
+        self.inputs = tuple(jaxpr.invars[parameters:])
+        self.constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        self.micro: set[Variable] = set(self.inputs)
+        self.learned: set[Variable] = {v for v in self.parameters if _is_float(v)}
+        self.nodes: list[Node] = []
+        self.free: list[Node] = []
+        self.jaxpr = jaxpr
+
+    def flat(self) -> FlatLoss:
+        names = {v: v for v in (*self.jaxpr.invars, *self.jaxpr.constvars)}
+        outputs = tuple(self._inline(self.jaxpr, names))
+        nodes = tuple(_late(self.nodes, self.learned))
+        makers = {v: node for node in (*nodes, *self.free) for v in node.results}
+        return FlatLoss(
+            self.name,
+            nodes,
+            tuple(self.free),
+            self.parameters,
+            self.inputs,
+            self.constants,
+            outputs,
+            frozenset(self.learned),
+            makers,
+        )
+
+    def _inline(self, jaxpr: Any, names: dict[Variable, Any]) -> list[Any]:
+        """Adds the equations of a jaxpr; returns what stands for its results.
+
+        Args:
+          jaxpr: the jaxpr.
+          names: what stands for its variables, by then those that it starts with.
+        """
+
+        def named(atom: Any) -> Any:
+            return names[atom] if is_variable(atom) else atom
+
+        for equation in jaxpr.eqns:
+            operands = tuple(map(named, equation.invars))
+            inner = self._called(equation)
+            if inner is not None:
+                closed = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+                constants = [self._constant(value) for value in getattr(closed, "consts", ())]
+                pairs = zip((*inner.constvars, *inner.invars), (*constants, *operands), strict=True)
+                results = self._inline(inner, dict(pairs))
+                names.update(zip(equation.outvars, results, strict=True))
+                continue
+            results = [jax_internals.fresh_variable(v.aval) for v in equation.outvars]
+            names.update(zip(equation.outvars, results, strict=True))
+            self._add(equation, operands, tuple(results))
+        return list(map(named, jaxpr.outvars))
+
+    def _called(self, equation: Any) -> Any:
+        if equation.primitive.name not in _INLINED:
+            return None
+        (inner,) = jax_internals.jaxprs_within(equation)
+        return inner
+
+    def _constant(self, value: Any) -> Variable:
+        variable = jax_internals.fresh_variable(jax.typeof(value))
+        self.constants[variable] = value
+        return variable
+
+    def _add(self, equation: Any, operands: tuple[Any, ...], results: tuple[Variable, ...]) -> None:
+        reads = [atom for atom in operands if is_variable(atom)]
+        depends = any(v in self.micro for v in reads)
+        if any(v in self.learned for v in reads):
+            self.learned.update(v for v in results if _is_float(v))
+        if not depends:
+            self.free.append(Node(equation, operands, results))
+            return
+        self.micro.update(results)
+        if not self._has_turns(equation, operands):
+            self.nodes.append(Node(equation, operands, results))
+            return
+        constants, carried, _ = jax_internals.scan_operands(equation)
+        length = equation.params["length"]
+        carry = operands[constants : constants + carried]
+        for turn in range(length):
+            last = turn == length - 1
+            handed = results if last else [jax_internals.fresh_variable(v.aval) for v in results]
+            self.micro.update(handed)
+            self.learned.update(new for new, old in zip(handed, results, strict=True) if old in self.learned)
+            whole = (*operands[:constants], *carry, *operands[constants + carried :])
+            self.nodes.append(Node(equation, whole, tuple(handed), turn))
+            carry = tuple(handed)
+
+    def _has_turns(self, equation: Any, operands: Sequence[Any]) -> bool:
+        """Whether an equation is a loop over layers: it carries all that it makes, and cuts no microbatch."""
+        if equation.primitive.name != "scan" or equation.params["length"] < 2:
+            return False
+        constants, carried, _ = jax_internals.scan_operands(equation)
+        stacked = operands[constants + carried :]
+        learned = any(is_variable(v) and v in self.learned for v in stacked)
+        return (
+            len(equation.outvars) == carried
+            and learned
+            and not any(v in self.micro for v in _variables(stacked))
+        )
+
+
+def _variables(atoms: Iterable[Any]) -> list[Variable]:
+    return [atom for atom in atoms if is_variable(atom)]
+
+
+def _is_float(variable: Variable) -> bool:
+    return bool(jax.dtypes.issubdtype(variable.aval.dtype, jax.numpy.inexact))
+
+
+def _late(nodes: Sequence[Node], learned: Iterable[Variable]) -> list[Node]:
+    """The nodes, with those that read no parameter right before what first reads them: targets, masks."""
+    trained = set(learned)
+    makers = {v: node for node in nodes for v in node.results}
+    moves = {n for n in nodes if not any(v in trained for v in (*n.reads, *n.results))}
+    placed: set[int] = set()
+    ordered: list[Node] = []
+
+    def place(node: Node) -> None:
+        pending = [node]
+        while pending:
+            last = pending[-1]
+            missing = [
+                makers[v]
+                for v in last.reads
+                if v in makers and makers[v] in moves and id(makers[v]) not in placed
+            ]
+            if missing:
+                pending += missing
+                continue
+            pending.pop()
+            if id(last) not in placed:
+                placed.add(id(last))
+                ordered.append(last)
+
+    for node in nodes:
+        if node not in moves:
+            place(node)
+    # What nothing that is learned reads: a part of the result alone.
+    for node in nodes:
+        place(node)
+    return ordered

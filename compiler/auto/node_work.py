@@ -1,0 +1,145 @@
+"""How much nodes of a loss do, forward and backward, as `passes.util.work` counts it of StableHLO."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection
+from typing import Any
+
+import jax
+
+from pathways.compiler.auto.flat_loss import FlatLoss, Node, Variable, is_variable
+from pathways.compiler.frontend import jax_internals
+
+_FREE = frozenset(
+    {
+        "broadcast_in_dim",
+        "copy",
+        "copy_p",
+        "expand_dims",
+        "iota",
+        "optimization_barrier",
+        "reshape",
+        "squeeze",
+    }
+    | {"stop_gradient", "empty", "empty2", "split", "pvary"}
+)
+"""Primitives that XLA does nothing for."""
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
+
+
+class NodeWork:
+    """The floating point operations of nodes; equal ones are counted once.
+
+    Args:
+      flat: the loss that they are of.
+    """
+
+    def __init__(self, flat: FlatLoss) -> None:
+        self._learned = flat.learned
+        self._known: dict[Any, float] = {}
+
+    def of(self, node: Node) -> float:
+        """The operations of a node for a microbatch, with those of its backward."""
+        operands = tuple(
+            (str(a.aval), a in self._learned) if is_variable(a) else str(a.val) for a in node.operands
+        )
+        key = node.equation.primitive.name, str(node.equation.params), operands
+        if key not in self._known:
+            self._known[key] = float(self._count(node))
+        return self._known[key]
+
+    def _count(self, node: Node) -> int:
+        forward = operations(node.equation, turns=1)
+        if not any(a in self._learned for a in node.operands if is_variable(a)):
+            return forward
+        if not any(v in self._learned for v in node.results):
+            return forward
+        try:
+            return _differentiated(node, self._learned)
+        except Exception:
+            # Told where the gradient is taken: what it costs is all that is asked here.
+            return 3 * forward
+
+
+def _differentiated(node: Node, learned: Collection[Variable]) -> int:
+    """The operations of a node and of its backward."""
+    variables = [a for a in node.operands if is_variable(a)]
+    shapes = [_one_row(node, a) for a in node.operands if is_variable(a)]
+    moving = [n for n, v in enumerate(variables) if v in learned]
+    floats = [n for n, v in enumerate(node.results) if v in learned]
+    params = node.equation.params if node.turn is None else {**node.equation.params, "length": 1}
+
+    def backward(values: list[Any], cotangents: list[Any]) -> Any:
+        def forward(*moved: Any) -> list[Any]:
+            full = list(values)
+            for n, value in zip(moving, moved, strict=True):
+                full[n] = value
+            left = iter(full)
+            operands = [next(left) if is_variable(a) else a.val for a in node.operands]
+            results = jax_internals.bind(node.equation, operands, params)
+            return [results[n] for n in floats]
+
+        results, pull = jax.vjp(forward, *(values[n] for n in moving))
+        return results, pull(cotangents)
+
+    wanted = [node.results[n].aval for n in floats]
+    closed = jax.make_jaxpr(backward)(shapes, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in wanted])
+    return count(jax_internals.needed_part(closed).jaxpr)
+
+
+def _one_row(node: Node, atom: Any) -> jax.ShapeDtypeStruct:
+    aval = atom.aval
+    shape = (1, *aval.shape[1:]) if any(atom is other for other in node.stacked) else aval.shape
+    return jax.ShapeDtypeStruct(shape, aval.dtype)
+
+
+def is_product(node: Node) -> bool:
+    """Whether a node multiplies matrices or convolves."""
+    return _has_product(node.equation)
+
+
+def _has_product(equation: Any) -> bool:
+    if equation.primitive.name in _PRODUCTS:
+        return True
+    return any(_has_product(e) for inner in jax_internals.jaxprs_within(equation) for e in inner.eqns)
+
+
+def count(jaxpr: Any) -> int:
+    """The operations of a jaxpr."""
+    return sum(operations(equation) for equation in jaxpr.eqns)
+
+
+def operations(equation: Any, turns: int | None = None) -> int:
+    """The operations of an equation; of a loop for some turns, all of its own unless given."""
+    name = equation.primitive.name
+    if name in _FREE:
+        return 0
+    results = sum(_elements(v) for v in equation.outvars)
+    match name:
+        case "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            return 2 * results * math.prod(equation.invars[0].aval.shape[n] for n in contracted)
+        case "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            outputs = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+            return 2 * results * math.prod(kernel) // max(1, outputs)
+        case "scan":
+            (body,) = jax_internals.jaxprs_within(equation)
+            return (equation.params["length"] if turns is None else turns) * count(body)
+        case "cond":
+            return max(map(count, jax_internals.jaxprs_within(equation)))
+    inner = jax_internals.jaxprs_within(equation)
+    if name.startswith(("reduce_", "scatter", "cum", "arg", "sort", "top_k", "select_and")):
+        return max(results, sum(_elements(v) for v in equation.invars))
+    if name in ("custom_jvp_call", "custom_vjp_call"):
+        return count(inner[0])
+    return sum(map(count, inner)) if inner else results
+
+
+def _elements(atom: Any) -> int:
+    with contextlib.suppress(AttributeError):
+        return math.prod(atom.aval.shape)
+    return 0

@@ -1,0 +1,314 @@
+"""Dynamic programming over the units of a loss: where to cut it, by closed bounds, without tracing anything.
+
+As Alpa does it (Zheng et al., OSDI 2022, section 5): for bounds on the longest stage, the least sum of
+the stages under that bound, of which the best of sum + (M - 1) longest is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways.compiler.auto.units import Units
+from pathways.passes.util.links import Link
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+NO_LINK = Link()
+"""Transfers take no time."""
+
+_BALANCE = 1e-3
+"""What squares of stages count beside their sum: of equal partitions the most even one is taken."""
+
+_STEPS = 48
+"""How many bounds on the longest stage are tried between the least and the most that can pay."""
+
+_ROUNDS = 8
+"""How often neighbours of the best partitions are looked at."""
+
+_MOST_OF_V = 28
+"""How many positions a V is cut at at most: its programme is of the fourth power."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Partition:
+    """Where units are cut.
+
+    Attributes:
+      bound: the closed estimate of the step: sum + (M - 1) longest.
+      positions: the first unit of each stage but the first.
+      v: whether each slice has two stages, from outside in, in place of one.
+    """
+
+    bound: float
+    positions: tuple[int, ...]
+    v: bool = False
+
+    def slices(self) -> tuple[int, ...]:
+        """The slice of each stage, by its place among the slices."""
+        stages = len(self.positions) + 1
+        return tuple(min(n, stages - 1 - n) for n in range(stages)) if self.v else tuple(range(stages))
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What units are cut for.
+
+    Attributes:
+      speeds: the work that each slice does in a unit of time.
+      microbatches: how many there are.
+      link: the links between slices.
+    """
+
+    speeds: tuple[float, ...]
+    microbatches: int
+    link: Link = NO_LINK
+
+    def uneven(self, work: Any, units: Units) -> Any:
+        """What stages of some work count for their squares."""
+        return _BALANCE * work**2 * sum(self.speeds) / max(units.work, 1e-30)
+
+    def loads(self, units: Units, positions: Sequence[int], slices: Sequence[int]) -> list[float]:
+        """How long each stage takes."""
+        edges = [0, *positions, units.count]
+        return [
+            float(units.before[end] - units.before[first]) / self.speeds[slice]
+            for first, end, slice in zip(edges, edges[1:], slices, strict=False)
+        ]
+
+    def bound(self, units: Units, positions: Sequence[int], slices: Sequence[int]) -> float:
+        """sum + (M - 1) longest, where what crosses counts to the sum, and is no faster than a link."""
+        stages = self.loads(units, positions, slices)
+        loads = [0.0] * len(self.speeds)
+        for load, slice in zip(stages, slices, strict=True):
+            loads[slice] += load
+        on_links = [units.alive[p] / self.link.bandwidth for p in positions]
+        crossing = sum(2 * (self.link.latency + time) for time in on_links)
+        return float(sum(loads) + crossing + (self.microbatches - 1) * max([*loads, *on_links]))
+
+
+def best_partitions(
+    units: Units, candidates: Sequence[int], machine: Machine, *, v: bool, most: int
+) -> list[Partition]:
+    """The partitions with the least closed bounds, best first; none where there are too few candidates."""
+    stages = len(machine.speeds) * (2 if v else 1)
+    if len(candidates) < stages - 1:
+        return []
+    found: dict[tuple[int, ...], Partition] = {}
+
+    def add(positions: Iterable[int]) -> None:
+        cut = tuple(positions)
+        if cut not in found and all(a < b for a, b in itertools.pairwise(cut)):
+            partition = Partition(0.0, cut, v)
+            found[cut] = dataclasses.replace(partition, bound=machine.bound(units, cut, partition.slices()))
+
+    exact = _of_v if v else _contiguous
+    for solution in exact(units, candidates, machine):
+        add(solution)
+    # What differs from the best in one cut, or two next to each other.
+    for _ in range(_ROUNDS):
+        known = len(found)
+        for partition in ranked(found.values(), units, machine)[:most]:
+            for positions in _neighbours(partition.positions, candidates):
+                add(positions)
+        if len(found) == known:
+            break
+    return ranked(found.values(), units, machine)[:most]
+
+
+def ranked(partitions: Iterable[Partition], units: Units, machine: Machine) -> list[Partition]:
+    """Partitions, best first: by bound, of equal ones by how even their stages are, then by what crosses."""
+
+    def rank(partition: Partition) -> tuple[float, int]:
+        stages = machine.loads(units, partition.positions, partition.slices())
+        uneven = sum(machine.uneven(load, units) for load in stages)
+        return partition.bound + uneven, int(sum(units.alive[list(partition.positions)]))
+
+    return sorted(partitions, key=rank)
+
+
+def _neighbours(positions: tuple[int, ...], candidates: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    place = {position: n for n, position in enumerate(candidates)}
+    for n, position in enumerate(positions):
+        for other in (place[position] - 1, place[position] + 1):
+            if 0 <= other < len(candidates):
+                yield (*positions[:n], candidates[other], *positions[n + 1 :])
+
+
+def _bounds(least: float, most: float) -> Iterator[float]:
+    """Bounds on the longest stage, from the least that any partition keeps to."""
+    if not least < most:
+        yield least
+        return
+    yield from np.linspace(least, most, _STEPS)
+
+
+def _contiguous(units: Units, candidates: Sequence[int], machine: Machine) -> Iterator[list[int]]:
+    """The partition of least sum for each bound on the longest stage."""
+    table = _RowCosts(units, candidates, machine)
+    least = table.least_longest()
+    whole = table.solve(math.inf)
+    first = table.solve(least)
+    if first is None or whole is None:
+        return
+    yield first
+    yield whole
+    # A longer longest stage pays only as far as the sum gets smaller for it.
+    turns = max(1, machine.microbatches - 1)
+    gain = machine.bound(units, first, range(len(machine.speeds))) - table.sum(whole) - turns * least
+    for bound in _bounds(least, least + max(0.0, gain) / turns):
+        solution = table.solve(bound)
+        if solution is not None:
+            yield solution
+
+
+class _RowCosts:
+    """The time of each run of units on each slice, and the least sums under a bound."""
+
+    def __init__(self, units: Units, candidates: Sequence[int], machine: Machine) -> None:
+        self.edges = [0, *candidates, units.count]
+        before = units.before[self.edges]
+        self.work = before[None, :] - before[:, None]
+        self.machine = machine
+        self.units = units
+        self.on_link = units.alive[self.edges] / machine.link.bandwidth
+        self.on_link[[0, -1]] = 0.0
+        self.crossing = 2 * (self.on_link + machine.link.latency)
+        self.crossing[[0, -1]] = 0.0
+
+    def solve(self, bound: float) -> list[int] | None:
+        """The positions of least sum where no stage is longer than a bound; None if there are none."""
+        count = len(self.edges)
+        speeds = self.machine.speeds
+        sums = np.full(count, math.inf)
+        sums[0] = 0.0
+        choices = []
+        slack = bound * (1 + 1e-12)
+        follows = np.triu(np.ones((count, count), bool), 1) & (self.on_link <= slack)[:, None]
+        for speed in speeds:
+            time = self.work / speed
+            total = np.where(follows & (time <= slack), sums[:, None] + time + self.extra(time), math.inf)
+            choices.append(total.argmin(0))
+            sums = total.min(0)
+        if not math.isfinite(sums[-1]):
+            return None
+        place, positions = count - 1, []
+        for choice in reversed(choices):
+            place = int(choice[place])
+            positions.append(self.edges[place])
+        return positions[-2::-1]
+
+    def extra(self, time: Array) -> Array:
+        """What counts besides the time of stages: what crosses in front of them, and how uneven they are."""
+        return self.crossing[:, None] + self.machine.uneven(time, self.units)
+
+    def sum(self, positions: Sequence[int]) -> float:
+        """The sum of the stages, with what crosses."""
+        once = dataclasses.replace(self.machine, microbatches=1)
+        edges = [0, *positions, self.edges[-1]]
+        places = [self.edges.index(edge) for edge in edges]
+        times = [self.work[a, b] / s for a, b, s in zip(places, places[1:], once.speeds, strict=False)]
+        return float(sum(times) + sum(self.crossing[p] for p in places[1:-1]))
+
+    def least_longest(self) -> float:
+        """The least time that the longest stage can have."""
+        longest = np.zeros(len(self.edges))
+        longest[1:] = math.inf
+        follows = np.triu(np.ones_like(self.work, bool), 1)
+        for speed in self.machine.speeds:
+            time = np.maximum(self.work / speed, self.on_link[:, None])
+            longest = np.where(follows, np.maximum(longest[:, None], time), math.inf).min(0)
+        return float(longest[-1])
+
+
+def _of_v(units: Units, candidates: Sequence[int], machine: Machine) -> Iterator[list[int]]:
+    """The partition of least sum for each bound, where each slice has a stage on the way there and back."""
+    chosen = _spread(units, candidates, _MOST_OF_V)
+    edges = np.array([0, *chosen, units.count])
+    table = _CostsOfV(units, edges, machine)
+    least = table.least_longest()
+    if not math.isfinite(least):
+        return
+    for bound in (least, 1.05 * least, 1.2 * least):
+        solution = table.solve(bound)
+        if solution is not None:
+            yield solution
+
+
+def _spread(units: Units, candidates: Sequence[int], most: int) -> list[int]:
+    """Candidates at equal distances of work, no more than some."""
+    if len(candidates) <= most:
+        return list(candidates)
+    work = units.before[list(candidates)]
+    wanted = np.linspace(work[0], work[-1], most)
+    return [candidates[n] for n in sorted({int(np.abs(work - w).argmin()) for w in wanted})]
+
+
+class _CostsOfV:
+    """Least sums of a V: a state is how far the outer slices have got from both ends."""
+
+    def __init__(self, units: Units, edges: Any, machine: Machine) -> None:
+        self.edges = edges
+        self.before = units.before[edges]
+        self.machine = machine
+        self.units = units
+        on_link = units.alive[edges] / machine.link.bandwidth
+        self.crossing = 2 * (on_link + machine.link.latency)
+        self.crossing[[0, -1]] = 0.0
+
+    def least_longest(self) -> float:
+        """The least time that the slice with most to do can have."""
+        lowest = self.before[-1] / sum(self.machine.speeds)
+        high = self.before[-1] / min(self.machine.speeds)
+        if self.solve(high) is None:
+            return math.inf
+        for _ in range(10):
+            middle = (lowest + high) / 2
+            lowest, high = (lowest, middle) if self.solve(middle) is not None else (middle, high)
+        return float(high)
+
+    def solve(self, bound: float) -> list[int] | None:
+        """The positions of least sum where no slice has more to do than a bound."""
+        count = len(self.edges)
+        sums = np.full((count, count), math.inf)
+        sums[0, count - 1] = 0.0
+        trail = []
+        *outer, inner = self.machine.speeds
+        for speed in outer:
+            reached = np.full_like(sums, math.inf)
+            came = np.zeros((count, count, 2), int)
+            for left, right in zip(*np.nonzero(np.isfinite(sums)), strict=True):
+                here = (self.before[left + 1 : right] - self.before[left])[:, None]
+                back = (self.before[right] - self.before[left + 1 : right])[None, :]
+                time = (here + back) / speed
+                total = sums[left, right] + time
+                total = total + self.machine.uneven(here / speed, self.units)
+                total = total + self.machine.uneven(back / speed, self.units)
+                total = total + self.crossing[left + 1 : right, None] + self.crossing[None, left + 1 : right]
+                # At least two stages are left in between: of the last slice.
+                room = np.triu(np.ones(time.shape, bool), 2)
+                total = np.where(room & (time <= bound * (1 + 1e-12)), total, math.inf)
+                block = reached[left + 1 : right, left + 1 : right]
+                came[left + 1 : right, left + 1 : right][total < block] = left, right
+                np.minimum(block, total, out=block)
+            trail.append(came)
+            sums = reached
+        middle = (self.before[None, :] - self.before[:, None]) / inner
+        total = np.where(middle <= bound * (1 + 1e-12), sums + middle, math.inf)
+        if not np.isfinite(total).any():
+            return None
+        left, right = map(int, np.unravel_index(int(total.argmin()), total.shape))
+        between = range(left + 1, right)
+        half = (self.before[left] + self.before[right]) / 2
+        cut = min(between, key=lambda n: (self.crossing[n], abs(self.before[n] - half)))
+        positions = [left, cut, right]
+        state = (left, right)
+        for came in reversed(trail[1:]):
+            state = (int(came[state][0]), int(came[state][1]))
+            positions = [state[0], *positions, state[1]]
+        return [int(self.edges[n]) for n in positions]

@@ -1,0 +1,91 @@
+"""The function of a stage: what runs of a loss on one slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pathways.compiler.auto.flat_loss import FlatLoss, Node, Variable, is_variable
+from pathways.compiler.auto.stage_parts import NodeRun, Rows, StagePart
+from pathways.compiler.frontend import jax_internals
+
+Values = dict[Variable, Any]
+
+
+def stage_function(
+    flat: FlatLoss, part: StagePart, name: str
+) -> Callable[[Sequence[Sequence[Any]], Sequence[Any]], tuple[Any, ...]]:
+    """A function of the blocks of parameters that a stage reads, and of what it gets; returns what it makes.
+
+    Args:
+      flat: the loss.
+      part: what the stage holds.
+      name: what to call it.
+    """
+
+    def run(leaves: Sequence[Sequence[Any]], received: Sequence[Any]) -> tuple[Any, ...]:
+        stage = _Stage(flat, part, leaves)
+        stage.values.update(zip(part.reads, received, strict=True))
+        for node in part.free:
+            stage.run_node(node)
+        for one in part.runs:
+            stage.run(one)
+        return tuple(stage.value(v) for v in part.makes)
+
+    run.__name__ = run.__qualname__ = name
+    return run
+
+
+class _Stage:
+    """The values of a stage while it is traced."""
+
+    def __init__(self, flat: FlatLoss, part: StagePart, leaves: Sequence[Sequence[Any]]) -> None:
+        self.flat = flat
+        self.values: Values = dict(flat.constants)
+        self.leaves: dict[Variable, tuple[int, Any]] = {}
+        for (number, rows), of_leaf in zip(part.leaves, leaves, strict=True):
+            whole = of_leaf[0] if len(of_leaf) == 1 else jnp.concatenate(of_leaf)
+            self.leaves[flat.parameters[number]] = rows[0], whole
+
+    def value(self, atom: Any) -> Any:
+        if not is_variable(atom):
+            return atom.val
+        return self.leaves[atom][1] if atom in self.leaves else self.values[atom]
+
+    def run(self, run: NodeRun) -> None:
+        if run.turns is None:
+            self.run_node(run.first)
+            return
+        node = run.first
+        whole = [self.value(a) for a in node.operands[: len(node.operands) - len(node.stacked)]]
+        stacked = [self.rows(a, node.rows(run.turns)) for a in node.stacked]
+        params = {**node.equation.params, "length": run.length}
+        if not isinstance(params.get("unroll"), bool):
+            params["unroll"] = max(1, min(params.get("unroll", 1), run.length))
+        results = jax_internals.bind(node.equation, [*whole, *stacked], params)
+        self.values.update(zip(run.last.results, results, strict=True))
+
+    def run_node(self, node: Node) -> None:
+        results = jax_internals.bind(node.equation, [self.value(a) for a in node.operands])
+        self.values.update(zip(node.results, results, strict=True))
+
+    def rows(self, atom: Any, rows: Rows) -> Any:
+        """Some rows of what is stacked."""
+        if atom in self.leaves:
+            first, whole = self.leaves[atom]
+            return _slice(whole, rows[0] - first, rows[1] - first)
+        node = self.flat.by_rows(atom) if atom not in self.values else None
+        if node is None:
+            return _slice(self.value(atom), *rows)
+        operands = [
+            self.rows(a, rows) if is_variable(a) and a.aval.shape else self.value(a) for a in node.operands
+        ]
+        (result,) = jax_internals.bind(node.equation, operands)
+        return result
+
+
+def _slice(array: Any, first: int, end: int) -> Any:
+    return array if (first, end) == (0, array.shape[0]) else lax.slice_in_dim(array, first, end)

@@ -1,0 +1,168 @@
+"""What each stage of a cut loss holds: nodes, the parameters it reads, what it gets and what it hands on."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from pathways.compiler.auto.flat_loss import FlatLoss, Node, Variable, is_variable
+
+Rows = tuple[int, int]
+"""Rows of a stacked parameter: the first, and the end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeRun:
+    """A node, or turns of a loop that follow each other in a stage.
+
+    Attributes:
+      first: the node, or the first turn.
+      last: the last turn; the same for what is no loop.
+    """
+
+    first: Node
+    last: Node
+
+    @property
+    def turns(self) -> tuple[int, int] | None:
+        """The turns, from the first to the end; None for what is no loop."""
+        if self.first.turn is None or self.last.turn is None:
+            return None
+        return self.first.turn, self.last.turn + 1
+
+    @property
+    def length(self) -> int:
+        """How many turns there are."""
+        return 1 if self.turns is None else self.turns[1] - self.turns[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePart:
+    """What a stage holds.
+
+    Attributes:
+      free: nodes that no microbatch is needed for, which it works out itself.
+      runs: its nodes, in the order in which they run.
+      leaves: the parameters that it reads, by their numbers, and the rows of each.
+      reads: variables that it gets: microbatches, and what earlier stages make.
+      makes: variables that it hands on, or that the loss returns.
+    """
+
+    free: tuple[Node, ...]
+    runs: tuple[NodeRun, ...]
+    leaves: tuple[tuple[int, Rows], ...]
+    reads: tuple[Variable, ...]
+    makes: tuple[Variable, ...]
+
+
+def whole_rows(variable: Variable) -> Rows:
+    """All rows of a parameter; of a scalar it has one."""
+    return 0, (variable.aval.shape or (1,))[0]
+
+
+def stage_parts(flat: FlatLoss, positions: Sequence[int]) -> list[StagePart]:
+    """The parts of a loss that is cut before some of its nodes.
+
+    Args:
+      flat: the loss.
+      positions: the first node of each stage but the first.
+    """
+    edges = [0, *positions, len(flat.nodes)]
+    parts = [flat.nodes[a:b] for a, b in itertools.pairwise(edges)]
+    stage_of = {v: n for n, nodes in enumerate(parts) for node in nodes for v in node.results}
+    inputs = set(flat.inputs)
+    results = {atom for atom in flat.outputs if is_variable(atom)}
+    readers = [_StageReads(flat, nodes) for nodes in parts]
+    # What the loss returns without a node of its own is up to the last stage.
+    readers[-1].read_all(v for v in flat.outputs if is_variable(v) and v not in stage_of)
+    received: list[list[Variable]] = []
+    for n, reader in enumerate(readers):
+        received.append([v for v in reader.variables if v in inputs or stage_of.get(v, n) != n])
+    needed = results | {v for reads in received for v in reads}
+    last = len(parts) - 1
+    return [
+        StagePart(
+            free=tuple(node for node in flat.free if node in reader.free),
+            runs=tuple(runs_of(nodes)),
+            leaves=tuple(reader.leaves()),
+            reads=tuple(received[n]),
+            makes=(
+                *(v for node in nodes for v in node.results if v in needed),
+                *(v for v in dict.fromkeys(_variables(flat)) if n == last and v not in stage_of),
+            ),
+        )
+        for n, (nodes, reader) in enumerate(zip(parts, readers, strict=True))
+    ]
+
+
+def _variables(flat: FlatLoss) -> list[Variable]:
+    return [atom for atom in flat.outputs if is_variable(atom)]
+
+
+def runs_of(nodes: Sequence[Node]) -> list[NodeRun]:
+    """Nodes, with turns that follow each other as one."""
+    runs: list[NodeRun] = []
+    for node in nodes:
+        before = runs[-1].last if runs else None
+        if before is not None and node.turn and before.turn is not None and before.equation is node.equation:
+            runs[-1] = NodeRun(runs[-1].first, node)
+        else:
+            runs.append(NodeRun(node, node))
+    return runs
+
+
+class _StageReads:
+    """What the nodes of a stage read, directly or by way of free nodes."""
+
+    def __init__(self, flat: FlatLoss, nodes: Sequence[Node]) -> None:
+        self.flat = flat
+        self.numbers = {leaf: n for n, leaf in enumerate(flat.parameters)}
+        self.free: set[Node] = set()
+        self.rows: dict[int, Rows] = {}
+        self.variables: dict[Variable, None] = {}
+        self.made = {v for node in nodes for v in node.results}
+        self.free_makers = {v: node for node in flat.free for v in node.results}
+        for run in runs_of(nodes):
+            self.read_all(run.first.whole)
+            if run.turns is not None:
+                for atom in run.first.stacked:
+                    self.read_rows(atom, run.first.rows(run.turns))
+
+    def read_all(self, variables: object) -> None:
+        pending = list(variables)  # type: ignore[call-overload]
+        while pending:
+            variable = pending.pop(0)
+            node = self.free_makers.get(variable)
+            if variable in self.numbers:
+                self._add(variable, whole_rows(variable))
+            elif node is not None:
+                if node not in self.free:
+                    self.free.add(node)
+                    pending += node.reads
+            elif variable not in self.made and variable not in self.flat.constants:
+                self.variables[variable] = None
+
+    def read_rows(self, atom: object, rows: Rows) -> None:
+        if not is_variable(atom):
+            return
+        if atom in self.numbers:
+            self._add(atom, rows)
+            return
+        node = self.flat.by_rows(atom)
+        if node is None:
+            self.read_all([atom])
+            return
+        for operand in node.reads:
+            if operand.aval.shape:
+                self.read_rows(operand, rows)
+            else:
+                self.read_all([operand])
+
+    def _add(self, leaf: Variable, rows: Rows) -> None:
+        number = self.numbers[leaf]
+        first, end = self.rows.get(number, rows)
+        self.rows[number] = min(first, rows[0]), max(end, rows[1])
+
+    def leaves(self) -> list[tuple[int, Rows]]:
+        return sorted(self.rows.items())

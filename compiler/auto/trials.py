@@ -1,0 +1,122 @@
+"""Trials of cuts: each is compiled up to its schedule, and its step is simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxlib.mlir import ir
+
+from pathways.compiler.api import program
+from pathways.compiler.auto.cut_loss import CutLoss
+from pathways.compiler.frontend.accumulate import accumulate
+from pathways.compiler.lower.phases import run_phases
+from pathways.passes.pipeline import Options
+from pathways.passes.util.links import Link
+from pathways.passes.util.quantities import FLOPS
+from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.plan.plan import Launch, Plan
+from pathways.runtime.simulate.replay import simulate
+from pathways.runtime.simulate.times import ReplayTimes, stated_times
+from pathways.runtime.timelines.timeline import Timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialTimes:
+    """How a trial is timed.
+
+    Attributes:
+      speeds: how fast each slice is, by its name, as a part of what its devices are.
+      link: the links between slices.
+      times: what the launches of a plan take on slices of equal speed; by floating point operations unless
+        given.
+    """
+
+    speeds: dict[str, float]
+    link: Link
+    times: Callable[[Plan], ReplayTimes] | None = None
+
+    def timeline(self, plan: Plan, title: str) -> Timeline:
+        """The step of a plan."""
+        if self.times is not None:
+            times = self.times(plan)
+        else:
+            stated = stated_times(FLOPS, plan)
+            assert stated is not None
+            times = stated[0]
+        return simulate(plan, _AtSpeed(times, self.speeds), self.link, title)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AtSpeed:
+    """Times on slices of different speed."""
+
+    times: ReplayTimes
+    speeds: dict[str, float]
+
+    @property
+    def unit(self) -> str:
+        return self.times.unit
+
+    def in_program(self, launches: Any) -> _AtSpeed:
+        return _AtSpeed(self.times.in_program(launches), self.speeds)
+
+    def of(self, launch: Launch) -> float:
+        return self.times.of(launch) / self.speeds[launch.slice]
+
+
+def step_program(loss: CutLoss, microbatches: int, has_aux: bool) -> Any:
+    """The program of a step: the gradients of a loss over microbatches, and the types of its arguments."""
+    cut = [n for n, arg in enumerate(loss.args) if n and all(leaf.shape for leaf in jax.tree.leaves(arg))]
+    batch = [
+        jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((microbatches * leaf.shape[0], *leaf.shape[1:]), leaf.dtype),
+            arg,
+        )
+        if n in cut
+        else arg
+        for n, arg in enumerate(loss.args)
+    ]
+
+    def gradient(*args: Any) -> Any:
+        value, grads = jax.value_and_grad(loss, has_aux=has_aux)(*args)
+        return value[0] if has_aux else value, grads
+
+    def step(params: Any, *args: Any) -> Any:
+        return accumulate(gradient, microbatches, batch_argnums=cut)(params, *args)
+
+    gradient.__name__ = loss.flat.name
+    step.__name__ = f"step_of_{loss.flat.name}"
+    return program(step), (loss.params, *batch[1:])
+
+
+class Trial:
+    """A cut loss, traced and placed once; each schedule of it is a compilation of the rest.
+
+    Args:
+      loss: the loss.
+      microbatches: how many a step has.
+      has_aux: whether it returns more than its value.
+
+    Raises:
+      ProgramError: a pass refuses the program.
+    """
+
+    def __init__(self, loss: CutLoss, microbatches: int, has_aux: bool) -> None:
+        step, args = step_program(loss, microbatches, has_aux)
+        self._name = step.name
+        _, traced = step.traced(*args)
+        self._context = traced.module.context
+        self._placed = run_phases(traced.module, self._name, Options(), until="placed").bytecode["placed"]
+
+    def plan(self, schedule: str) -> Plan:
+        """The step under a schedule.
+
+        Raises:
+          ProgramError: the schedule does not fit it.
+        """
+        module = ir.Module.parse(self._placed, self._context)
+        forms = run_phases(module, self._name, Options(policy=schedule))
+        return plan_of(forms.scheduled, self._name, proved=True)
