@@ -340,7 +340,7 @@ def _text(data: Any) -> str:
     try:
         return position.decode() if isinstance(position, bytes) else json.dumps(position, indent=4)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"pw.checkpoint: the position of {type(data).__name__} is no JSON: {error}") from None
+        raise TypeError(f"pw.checkpoint: the position of {type(data).__name__} is not JSON: {error}") from None
 
 
 def _saved(path: Any, leaf: Any) -> Any:
@@ -359,7 +359,7 @@ def _saved(path: Any, leaf: Any) -> Any:
             raise ValueError(f"{where} of shape {leaf.shape} has no elements, and Orbax saves none")
         if _is_key(leaf.dtype) or leaf.dtype == bool or jax.dtypes.issubdtype(leaf.dtype, np.number):
             return leaf
-        raise TypeError(f"{where} has the dtype {leaf.dtype}, which is no number")
+        raise TypeError(f"{where} has the dtype {leaf.dtype}, which is not a number")
     if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
         raise ValueError(f"{where} is {leaf}, which has more than 64 bits")
     if isinstance(leaf, int | float | str):
@@ -408,7 +408,7 @@ def _check_alike(there: Any, like: Any, folder: str) -> None:
             known = ", ".join([*list(types)[:8], *(["..."] if types.keys() - list(types)[:8] else [])])
             raise ValueError(f"pw.checkpoint: {folder} has no leaf {name}, only {known}")
         if name not in wanted:
-            raise ValueError(f"pw.checkpoint: {folder} has the leaf {name}, which `like` has not")
+            raise ValueError(f"pw.checkpoint: {folder} has the leaf {name}, which `like` does not have")
         if None not in (types[name], wanted[name]) and types[name] != wanted[name]:
             (dtype, shape), (asked, form) = types[name], wanted[name]
             raise ValueError(

@@ -50,7 +50,7 @@ class Origin:
             or not all(n is None or (type(n) is int and n >= 0) for n in numbers)
             or not ((pieces := fields.get("pieces")) is None or (type(pieces) is int and pieces > 0))
         ):
-            raise ValueError(f"{dict(fields)} is no origin of a launch")
+            raise ValueError(f"{dict(fields)} is not the origin of a launch")
         return cls(**fields)
 
     def as_fields(self) -> dict[str, str | int]:

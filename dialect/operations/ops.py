@@ -768,7 +768,7 @@ class NextOp(PwOp):
         _check_outer(self, symbols, emit)
         source = self.operands[0].owner
         if isinstance(source, ir.Block) or not isinstance(source.opview, CarryOp):
-            emit("operand #0 is no `pw.carry`")
+            emit("operand #0 is not a `pw.carry`")
         else:
             # The other operation may be ill-formed.
             carries = attribute_of(source, "loop")

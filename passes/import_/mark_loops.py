@@ -124,7 +124,7 @@ class LoopMarker:
         """Replaces a call that begins or ends a microbatch by the operation that does."""
         if len(call.operands) != (2 if mark == "next" else 1) or len(call.results) != 1:
             number = "two operands" if mark == "next" else "one operand"
-            fail(call, f"marks where a microbatch begins or ends, but has not {number} and one result")
+            fail(call, f"marks where a microbatch begins or ends, but does not have {number} and one result")
         value, result = call.operands[0], call.results[0]
         made: type[PwOp]
         attributes: dict[str, str | None] = {} if mark in ("split", "carry") else {"outer": loop.parent}

@@ -87,7 +87,7 @@ def _sharing_launches(reductions: Sequence[ReduceOp]) -> list[list[ReduceOp]]:
             or not 1 < len(producers) == len(op.operands)
             or not all(op_has(p, Trait.EXECUTES) for p in producers)
         ):
-            fail(op, "is no sum of launches, as pw-unroll-microbatches makes them")
+            fail(op, "is not a sum of launches, as pw-unroll-microbatches makes them")
         if len({ir.OpResult(value).result_number for value in op.operands}) > 1:
             fail(op, "sums different results of its launches")
         if len(set(op.operands)) < len(op.operands):

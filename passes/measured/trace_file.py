@@ -250,7 +250,7 @@ class _RecordedStep:
         for n, event in enumerate(self.events):
             before = [*event.reads, *(() if event.after is None else (event.after,))]
             if event.kind not in ("launch", "transfer") or {event.slice, event.dst} - {*slices, None}:
-                raise ValueError(f"event {n} is no launch or transfer of the program")
+                raise ValueError(f"event {n} is not a launch or transfer of the program")
             if not all(0 <= other < n for other in before):
                 raise ValueError(f"event {n} waits for one that comes later")
         memory = {name: tuple(curve) for name, curve in self.memory.items()}
@@ -284,7 +284,7 @@ def _parse(text: str | bytes) -> list[dict[str, Any]]:
     if isinstance(events, dict):
         events = events.get("traceEvents")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise TraceError("is no trace in Chrome's JSON format")
+        raise TraceError("is not a trace in Chrome's JSON format")
     return events
 
 

@@ -157,7 +157,7 @@ def _read(path: str, program: str) -> Mapping[str, Any]:
     except TraceError as error:
         raise TimesError(f"'{path}': {error}") from None
     except (ValueError, RecursionError) as error:
-        raise TimesError(f"'{path}' is no JSON: {error}") from None
+        raise TimesError(f"'{path}' is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise TimesError(f"'{path}': expected an object with {', '.join(SECTIONS)}")
     return document

@@ -205,7 +205,7 @@ class _ScheduleReader:
         if written is None:
             if re.fullmatch(r"[0-9]+(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*", cell):
                 fail("is communication, which follows from the order; only F, B, I and W are written")
-            fail("is no action; expected a stage, F, B, I or W, and a microbatch, such as 0F1")
+            fail("is not an action; expected a stage, F, B, I or W, and a microbatch, such as 0F1")
         place = self.work.slices.get(written.stage)
         if place is None:
             stages = ", ".join(map(str, self.work.slices))

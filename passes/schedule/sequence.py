@@ -5,7 +5,7 @@ A program is a row of segments: the loops, and what comes before, between and af
     before | @l0 | between | @l1 | after
        0   |  1  |    2    |  3  |    4
 
-Within a loop time goes by in actions. What is no action comes right before the one of its time, or right
+Within a loop time goes by in actions. What is not an action comes right before the one of its time, or right
 after it; and around each launch is what is sent to it, and what is sent from it.
 
     ... | before, action, after | before, action, after | ...      instants of a loop

@@ -102,7 +102,7 @@ def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:
 
 
 def described(step: Step, seconds: float, reports: Mapping[int, HostReport]) -> str:
-    """What each host is at that is not done with a step."""
+    """What each host that is not done with a step is doing."""
     lines = [f"step {step.number} of program {step.program} has made no progress for {seconds:.0f} seconds"]
     lines += [f"  host {host}: {_state(reports.get(host), step)}" for host in step.pending()]
     return "\n".join(lines)
@@ -110,7 +110,7 @@ def described(step: Step, seconds: float, reports: Mapping[int, HostReport]) -> 
 
 def _state(report: HostReport | None, step: Step) -> str:
     if report is None:
-        return "does not say what it is at"
+        return "does not say what it is doing"
     own = _own(report, step)
     if own is None:
         before = [f"step {other.run} of program {other.program}" for other in report.steps]
@@ -118,17 +118,17 @@ def _state(report: HostReport | None, step: Step) -> str:
     waiting = list(own.waiting)
     sure = [one for one in waiting if one.is_sure]
     if sure:
-        return "waits for " + "; ".join(map(_shown, sure[:3])) + (", ..." if len(sure) > 3 else "")
-    doing = "computes" if own.is_issued else f"issues it since {own.seconds:.0f} s"
+        return "has waited for " + "; ".join(map(_shown, sure[:3])) + (", ..." if len(sure) > 3 else "")
+    doing = "computes" if own.is_issued else f"has been issuing it for {own.seconds:.0f} s"
     if not waiting:
         return doing
-    return f"{doing}, or waits for " + "; ".join(map(_shown, waiting[:3])) + (", ..." if waiting[3:] else "")
+    return f"{doing}, or has waited for " + "; ".join(map(_shown, waiting[:3])) + (", ..." if waiting[3:] else "")
 
 
 def _shown(one: Waiting) -> str:
     return (
         f"host {one.host} on channel {one.channel} ({one.src} -> {one.dst}, transfer {one.index}) "
-        f"since {one.seconds:.0f} s"
+        f"for {one.seconds:.0f} s"
     )
 
 

@@ -236,7 +236,7 @@ def test_what_is_not_like_the_checkpoint_is_named(tmp_path: Path) -> None:
         ({**state, "w": jnp.ones((3, 2))}, r"w in .* is float32\[2, 3\], but `like` has float32\[3, 2\]"),
         ({**state, "w": jnp.ones((2, 3), jnp.int32)}, r"w in .* but `like` has int32\[2, 3\]"),
         ({**state, "v": state["w"]}, "has no leaf v, only moments/0/count, moments/0/mu/w"),
-        ({"w": state["w"]}, "has the leaf moments/0/count, which `like` has not"),
+        ({"w": state["w"]}, "has the leaf moments/0/count, which `like` does not have"),
     ):
         with pytest.raises(ValueError, match=message):
             pw.checkpoint.restore(tmp_path, like)

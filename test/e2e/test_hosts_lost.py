@@ -104,7 +104,7 @@ def test_a_step_that_does_not_end_is_reported_and_ended(devices, caplog):
     # The numbers are what has passed, which is more where the machine is slow.
     ended = re.search(r"made no progress in (\d+) seconds", str(error.value))
     reported = re.search(
-        r"has made no progress for (\d+) seconds\n  host 0: issues it since (\d+) s\n"
+        r"has made no progress for (\d+) seconds\n  host 0: has been issuing it for (\d+) s\n"
         "  host 1: computes, or waits for",
         caplog.text,
     )

@@ -87,7 +87,7 @@ def test_a_secret_that_others_may_read(own_workers, secret: Path):
         check=False,
     )
     assert done.returncode == 2
-    assert "may be read by others (mode 0640)" in done.stderr
+    assert "can be read by others (mode 0640)" in done.stderr
     secret.chmod(0o600)
     secret.write_text("short")
     with pytest.raises(ValueError, match="has 5 bytes; expected at least 16 random ones"):

@@ -50,7 +50,7 @@ def secret_of(path: str) -> bytes:
     file = Path(path)
     mode = file.stat().st_mode & 0o777
     if mode & 0o077:
-        raise ValueError(f"secret_file={path!r} may be read by others (mode {mode:04o}): chmod 600 {path}")
+        raise ValueError(f"secret_file={path!r} can be read by others (mode {mode:04o}): chmod 600 {path}")
     secret = file.read_bytes().strip()
     if len(secret) < _LEAST_BYTES:
         raise ValueError(
@@ -231,11 +231,11 @@ class JoinLauncher:
         if keeper.versions != versions():
             pathways, jaxlib, python = keeper.versions
             wrong = (
-                f"somebody has joined with pathways {pathways}, jaxlib {jaxlib} and Python {python}, but the "
+                f"a worker joined with pathways {pathways}, jaxlib {jaxlib} and Python {python}, but the "
                 f"controller has {', '.join(versions())}"
             )
         elif not ANY_HOST <= host < self._hosts:
-            wrong = f"somebody has joined as host {host}, but there are {self._hosts} hosts, from 0 on"
+            wrong = f"a worker joined as host {host}, but there are {self._hosts} hosts, from 0 on"
         if wrong is None:
             self._add(_Guest(connection, host))
             return

@@ -122,7 +122,7 @@ def with_former(options: HostOptions | None, former: Mapping[str, Any]) -> HostO
         raise TypeError(f"connect: {said} beside options=: expected in options=pathways.HostOptions(...)")
     new = ", ".join(f"{name}={value!r}" for name, value in former.items())
     warnings.warn(
-        f"connect: {said} is deprecated as a keyword: say options=pathways.HostOptions({new})",
+        f"connect: {said} is deprecated as a keyword: pass options=pathways.HostOptions({new})",
         DeprecationWarning,
         stacklevel=4,
     )

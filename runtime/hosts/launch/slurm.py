@@ -85,11 +85,11 @@ def own_address(environment: Mapping[str, str], count: int) -> str:
         address = socket.gethostbyname(name)
     except OSError as error:
         raise ValueError(
-            f"connect('slurm'): the address of {name} is not known ({error}); say bind="
+            f"connect('slurm'): the address of {name} is not known ({error}); pass bind="
         ) from None
     if count > 1 and address.startswith("127."):
         raise ValueError(
-            f"connect('slurm'): {name} is {address} here, which other nodes do not reach; say bind="
+            f"connect('slurm'): {name} is {address} here, which other nodes do not reach; pass bind="
         )
     return address
 

@@ -47,7 +47,7 @@ def lengths(data: bytearray, at: int = 0, most: int = MOST_BYTES) -> tuple[int, 
     """
     magic, protocol, length, trailing = _HEADER.unpack_from(data, at)
     if magic != _MAGIC:
-        raise MessageError("these bytes are no message of pathways")
+        raise MessageError("these bytes are not a message of pathways")
     if protocol != PROTOCOL:
         raise MessageError(f"the other side speaks version {protocol} of the protocol, this one {PROTOCOL}")
     if length > most:

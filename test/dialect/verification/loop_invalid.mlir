@@ -176,7 +176,7 @@ func.func @main(%x: tensor<2xf32>) {
 func.func @main(%x: tensor<2xf32>, %y: tensor<3xf32>) {
   // expected-error@below {{'pw.carry' op starts from tensor<3xf32>, but is tensor<2xf32>}}
   %0 = "pw.carry"(%y) {loop = @a} : (tensor<3xf32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.next' op operand #0 is no `pw.carry`}}
+  // expected-error@below {{'pw.next' op operand #0 is not a `pw.carry`}}
   %1 = "pw.next"(%x, %x) {loop = @a} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
   // expected-error@below {{'pw.next' op operand #0 is carried by @a, not by @b}}
   %2 = "pw.next"(%0, %x) {loop = @b} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>

@@ -109,13 +109,13 @@ def test_what_a_killed_process_wrote_is_a_trace_up_to_there(timeline, path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no trace in Chrome's JSON format"),
-        ("{}", "is no trace in Chrome's JSON format"),
-        ("[1]", "is no trace in Chrome's JSON format"),
+        ("", "is not a trace in Chrome's JSON format"),
+        ("{}", "is not a trace in Chrome's JSON format"),
+        ("[1]", "is not a trace in Chrome's JSON format"),
         (b"\xff\xfe", "is no UTF-8 text"),
         ("[]", "holds no whole step of a pathways program"),
         ('[{"ph": "X"}]', "damaged: KeyError"),
-        ("[" * 100_000, "is no trace in Chrome's JSON format"),
+        ("[" * 100_000, "is not a trace in Chrome's JSON format"),
     ],
 )
 def test_other_files_are_refused(text, message):

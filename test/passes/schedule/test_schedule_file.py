@@ -116,10 +116,10 @@ def test_layout_does_not_count(text: str):
         ("0F0\n1F0\n2F0", "expected 2 rows, for @s0, @s1, got 3"),
         ('0F0,"0F1\n', "row 1: unexpected end of data"),
         ("0F0,(0F1;1B0)OVERLAP_F_B\n1F0", "row 1, column 2, 1B0: stage 1 is on @s1, row 2"),
-        ("0F0,(0F1)OVERLAP_F_B\n1F0", "row 1, column 2, (0F1)OVERLAP_F_B: is no action; expected"),
+        ("0F0,(0F1)OVERLAP_F_B\n1F0", "row 1, column 2, (0F1)OVERLAP_F_B: is not an action; expected"),
         (
             "0F0,F1\n1F0",
-            "row 1, column 2, F1: is no action; expected a stage, F, B, I or W, and a microbatch",
+            "row 1, column 2, F1: is not an action; expected a stage, F, B, I or W, and a microbatch",
         ),
         ("0F0,0f1\n1F0", "row 1, column 2, 0f1: is no action"),
         ('0F0,"0F1\0\n"\n1F0', r"row 1, column 2, 0F1\x00: is no action"),

@@ -28,11 +28,11 @@ def test_a_host_is_described_by_what_it_waits_for():
     assert described(Step("f", 7, range(6)), 61, reports).splitlines() == [
         "step 7 of program f has made no progress for 61 seconds",
         "  host 0: computes",
-        "  host 1: waits for host 0 on channel c0 (s0 -> s1, transfer 3) since 12 s",
-        "  host 2: computes, or waits for host 0 on channel c0 (s0 -> s1, transfer 3) since 12 s",
-        "  host 3: issues it since 20 s",
+        "  host 1: has waited for host 0 on channel c0 (s0 -> s1, transfer 3) for 12 s",
+        "  host 2: computes, or has waited for host 0 on channel c0 (s0 -> s1, transfer 3) for 12 s",
+        "  host 3: has been issuing it for 20 s",
         "  host 4: has not begun it; it is at step 6 of program f",
-        "  host 5: does not say what it is at",
+        "  host 5: does not say what it is doing",
     ]
 
 

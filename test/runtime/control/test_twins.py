@@ -374,7 +374,7 @@ def test_a_step_that_does_not_end_is_reported_and_ended():
     assert reported.startswith(
         f"step {lost[0].step.number} of program f has made no progress for 1 seconds\n"
     )
-    assert "host 0: issues it since 1 s\n  host 1: waits for host 0 on channel c" in reported
+    assert "host 0: has been issuing it for 1 s\n  host 1: has waited for host 0 on channel c" in reported
     assert "for 2 seconds" in ended
     assert twin.said("is lost") == [
         f"host 0 (island0) is lost: step {lost[0].step.number} of program f made no progress in 2 seconds"

@@ -46,7 +46,7 @@ def test_keywords_that_are_options_now():
     """Refused here for another reason, before anything is started."""
     with (
         pytest.warns(
-            DeprecationWarning, match=r"say options=pathways.HostOptions\(heartbeat=3, ahead=2\)"
+            DeprecationWarning, match=r"pass options=pathways.HostOptions\(heartbeat=3, ahead=2\)"
         ) as warned,
         pytest.raises(ValueError, match="bind='x': expected an IPv4 address"),
     ):

@@ -48,6 +48,6 @@ def test_what_is_not_known(monkeypatch: pytest.MonkeyPatch):
         pw.connect("slurm")
     assert own_address({"SLURMD_NODENAME": "localhost"}, 1) == "127.0.0.1"
     with pytest.raises(
-        ValueError, match=r"localhost is 127\.0\.0\.1 here, which other nodes do not reach; say bind="
+        ValueError, match=r"localhost is 127\.0\.0\.1 here, which other nodes do not reach; pass bind="
     ):
         own_address({"SLURMD_NODENAME": "localhost"}, 2)

@@ -30,7 +30,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "these bytes are no message of pathways"),
+        (b"GET / HTTP/1.1\r\n\r\n", "these bytes are not a message of pathways"),
         (b"PW\x63\x00\x00\x00\x00\x01\x00\x00\x00\x00a", "the other side speaks version 99 of the protocol"),
         (b"PW\x07\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
         (b"PW\x07\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),

@@ -27,7 +27,7 @@
 
 // NOTHING: pw-viz: error: expected a program in scheduled form, or --trace
 // FORM: pw-viz: error: '{{.*}}' is in the form 'unrolled', not 'scheduled'
-// NO-TRACE: pw-viz: error: '{{.*}}.mlir': is no trace in Chrome's JSON format
+// NO-TRACE: pw-viz: error: '{{.*}}.mlir': is not a trace in Chrome's JSON format
 // STEP: pw-viz: error: --step: '{{.*}}.json' has steps 0 to 0, got '1'
 
 !x = tensor<4xf32>
