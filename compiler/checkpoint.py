@@ -340,7 +340,8 @@ def _text(data: Any) -> str:
     try:
         return position.decode() if isinstance(position, bytes) else json.dumps(position, indent=4)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"pw.checkpoint: the position of {type(data).__name__} is not JSON: {error}") from None
+        kind = type(data).__name__
+        raise TypeError(f"pw.checkpoint: the position of {kind} is not JSON: {error}") from None
 
 
 def _saved(path: Any, leaf: Any) -> Any:

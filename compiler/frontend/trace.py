@@ -168,8 +168,8 @@ def _explain_types(program: str, jaxpr: Any) -> None:
         if is_of_types(mesh):
             raise ValueError(
                 f"program '{program}': the value computed at {line} has the type {aval.str_short(True)}, "
-                f"sharded over {mesh}, which is not a slice of the program: shard inside placed functions, and "
-                "pass arrays with such a sharding as arguments"
+                f"sharded over {mesh}, which is not a slice of the program: shard inside placed functions, "
+                "and pass arrays with such a sharding as arguments"
             )
 
 

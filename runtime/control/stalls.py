@@ -122,7 +122,8 @@ def _state(report: HostReport | None, step: Step) -> str:
     doing = "computes" if own.is_issued else f"has been issuing it for {own.seconds:.0f} s"
     if not waiting:
         return doing
-    return f"{doing}, or has waited for " + "; ".join(map(_shown, waiting[:3])) + (", ..." if waiting[3:] else "")
+    more = ", ..." if waiting[3:] else ""
+    return f"{doing}, or has waited for " + "; ".join(map(_shown, waiting[:3])) + more
 
 
 def _shown(one: Waiting) -> str:

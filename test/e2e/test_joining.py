@@ -76,7 +76,7 @@ while lives(hosts[1]):
 def test_a_secret_that_others_may_read(own_workers, secret: Path):
     assert secret_of(str(secret)) == b"0123456789abcdef0123456789abcdef"
     secret.chmod(0o640)
-    message = rf"secret_file='{secret}' may be read by others \(mode 0640\): chmod 600"
+    message = rf"secret_file='{secret}' can be read by others \(mode 0640\): chmod 600"
     settings = {"hosts": 1, "bind": "127.0.0.1", "options": pw.HostOptions(ports=(20500, 20599))}
     with pytest.raises(ValueError, match=message):
         pw.connect("join", secret_file=str(secret), **settings)

@@ -44,7 +44,7 @@ MEMORY = 64 << 30
 """Bytes of address space of a batch: XLA reserves much more than it uses."""
 
 _MESSAGES = {
-    "is no action|is communication": "malformed",
+    "is not an action|is communication": "malformed",
     "there is no stage|there is no microbatch|has no backward|is not split|has no forward": "unknown",
     r"stage \d+ is on @": "misplaced",
     "is in row .* already": "doubled",

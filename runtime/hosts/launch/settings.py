@@ -71,7 +71,7 @@ class Endpoints:
                 raise ValueError(f"bind={self.bind!r}: expected an IPv4 address of this machine") from None
             if address.is_unspecified and self.advertise is None:
                 raise ValueError(
-                    f"bind={self.bind!r} is every address; pass advertise= with the one that workers are to use"
+                    f"bind={self.bind!r} is every address; pass advertise= with the one for workers"
                 )
         elif self.advertise is not None or self.ports is not None:
             raise ValueError(
