@@ -22,9 +22,9 @@ from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.frontend.notices import warn
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.devices import session
-from pathways.runtime.local.facts import device_text, flops_of
+from pathways.runtime.local.facts import device_text, flops_of, stats_of
 from pathways.runtime.local.load import Executable
-from pathways.runtime.local.memory import MemoryAnalysis, analyze, stats_of
+from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.plan.plan import Plan, Transfer
 from pathways.runtime.xla import pjrt
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 from jax.sharding import NamedSharding
 
-from pathways.runtime.local import codegen, memory, recording, stalls
+from pathways.runtime.local import codegen, facts, memory, recording, stalls
 from pathways.runtime.local.devices import devices_of, is_here, mesh_of
 from pathways.runtime.local.local_target import LocalTarget
 from pathways.runtime.local.recorder import ProgramTrace, Recorder
@@ -154,7 +154,7 @@ def load(
     remaining = iter([computation.executable for computation in loaded])
     executables = {pair: tuple(itertools.islice(remaining, len(asked))) for pair, asked in requests.items()}
     first = {pair: on_devices[0] for pair, on_devices in executables.items()}
-    memory.check_fits(plan, bindings, first)
+    memory.check_fits(plan, bindings, facts.stats_of(first))
     meshes = {name: mesh_of(binding) for name, binding in bindings.items()}
     if result_avals is None:
         result_avals = [aval_of(result.type) for result in plan.results]

@@ -11,10 +11,9 @@ from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.plan import Launch, Plan, Send
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.timelines.tables import html_table, size, table
-from pathways.runtime.xla import pjrt
 
-Executables = Mapping[tuple[str, str], pjrt.LoadedExecutable]
-"""The executable of each computation on each slice, by their names."""
+Stats = Mapping[tuple[str, str], Any]
+"""What XLA says of each computation on each slice, by their names; see `facts.stats_of`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +113,7 @@ def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
     return analysis
 
 
-def check_fits(plan: Plan, bindings: Mapping[str, Binding], executables: Executables | None) -> None:
+def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None) -> None:
     """Checks that the devices of a program have the memory that one call of it takes.
 
     What else lies on the devices is not known here and does not count. Nothing is checked on devices that do
@@ -123,7 +122,7 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], executables: Executa
     Args:
       plan: the program.
       bindings: the devices of its slices.
-      executables: its computations; None before they are compiled, when temporaries do not count yet.
+      stats: of its computations; None before they are compiled, when temporaries do not count yet.
 
     Raises:
       ResourceError: they have less; names the slice, and lists the memory of all slices.
@@ -131,24 +130,17 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], executables: Executa
     if all(binding.device_memory is None for binding in bindings.values()):
         return
     groups = _sharing(bindings)
-    stats = stats_of(executables or {})
-    for group, need in zip(groups, _peaks(plan, stats, groups), strict=True):
+    for group, need in zip(groups, _peaks(plan, stats or {}, groups), strict=True):
         limits = [m for name in group if (m := bindings[name].device_memory) is not None]
         if limits and need > min(limits):
             who = f"slice {group[0]} needs"
             if len(group) > 1:
                 who = f"slices {', '.join(group)}, which share devices, need"
-            without = ", without the temporaries of its computations" if executables is None else ""
+            without = ", without the temporaries of its computations" if stats is None else ""
             raise ResourceError(
                 f"program {plan.name}: {who} {_exactly(need)} on each device{without}; a device has "
-                f"{_exactly(min(limits))}\n{analyze(plan, stats)}"
+                f"{_exactly(min(limits))}\n{analyze(plan, stats or {})}"
             )
-
-
-def stats_of(executables: Executables) -> dict[tuple[str, str], Any]:
-    """XLA's analysis of each computation on each slice, where there is one."""
-    stats = {pair: pjrt.memory_stats(executable) for pair, executable in executables.items()}
-    return {pair: analysis for pair, analysis in stats.items() if analysis is not None}
 
 
 def _exactly(count: int) -> str:

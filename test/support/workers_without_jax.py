@@ -89,7 +89,7 @@ class ThreadWorker:
                     case Ping(number):
                         connection.send(Pong(number))
                     case Run() as run:
-                        connection.send(Done(run.run, None, {}))
+                        connection.send(Done(run.run, None, {}, 0.0))
                     case Load() as load:
                         connection.send(LoadDone(load.request, None))
                     case _:

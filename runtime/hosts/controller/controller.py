@@ -350,9 +350,9 @@ class Controller:
         for gang in program.gangs:
             own, unused = tuple(arguments[gang.number]), gang.life.unused.take()
             if own or unused:
-                frame = encode(Run(program.number, step.number, own, unused))
+                frame = encode(Run(program.number, step.number, step.number + 1, own, unused))
             else:
-                frame = plain = plain or encode(Run(program.number, step.number, ()))
+                frame = plain = plain or encode(Run(program.number, step.number, step.number + 1, ()))
             frames += [frame] * len(gang.hosts)
         return frames
 

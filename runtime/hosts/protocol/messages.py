@@ -14,7 +14,7 @@ import msgspec
 
 from pathways.runtime.control.reports import HostReport
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -240,13 +240,15 @@ class Run(Message, frozen=True):
 
     Attributes:
       program: its number.
-      run: the number of the step; the arrays that its part makes have the numbers after it.
+      run: the number of the step, higher than those before it.
+      first: the number of the first array that its part makes; others follow it.
       arguments: the numbers of the arrays that its part takes, in order.
       free: the numbers of arrays that are no longer held.
     """
 
     program: int
     run: int
+    first: int
     arguments: tuple[int, ...]
     free: tuple[int, ...] = ()
 
@@ -332,11 +334,14 @@ class Done(Message, frozen=True):
       run: the number of the step.
       error: why all of it failed; None when it was issued.
       failed: what is wrong with single results, by their positions; all others are ready.
+      took: seconds for which it had the devices: from its issue, or the end of the run before if that was
+        later, to its end.
     """
 
     run: int
     error: str | None
     failed: dict[int, str]
+    took: float
 
 
 class Report(Message, frozen=True):

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pathways.runtime.hosts.protocol.messages import (
     ClockTime,
@@ -25,10 +25,13 @@ from pathways.runtime.hosts.protocol.messages import (
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.clocks import HostClock, RoundTrip
 from pathways.runtime.hosts.trace.merging import PlanOnHosts
-from pathways.runtime.local.recorder import Recorder, Sink
 from pathways.runtime.plan.own_part import Owners
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.threads import RunningThread, start_thread
+
+if TYPE_CHECKING:
+    # It imports JAX, which the service of many clients does without.
+    from pathways.runtime.local.recorder import Recorder, Sink
 
 _PAUSE = 1.0
 """Seconds from one time that clocks are read and finished runs are written to the next."""

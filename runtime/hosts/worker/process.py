@@ -36,7 +36,6 @@ from pathways.runtime.hosts.launch.cores import pin
 from pathways.runtime.hosts.launch.launching import WorkerConfig
 from pathways.runtime.hosts.launch.listening import connect_to, free_port, own_address, server_socket
 from pathways.runtime.hosts.launch.ready import FOLDER, Mark
-from pathways.runtime.hosts.protocol.describing import answers
 from pathways.runtime.hosts.protocol.doors import call
 from pathways.runtime.hosts.protocol.frames import CHUNK, decode_for_worker
 from pathways.runtime.hosts.protocol.messages import (
@@ -73,6 +72,7 @@ from pathways.runtime.hosts.protocol.messages import (
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.worker_recording import WorkerRecording
+from pathways.runtime.hosts.worker.describing import answers
 from pathways.runtime.hosts.worker.probing import Probes
 from pathways.runtime.hosts.worker.sigterm import SigtermHandler
 from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Store
@@ -389,10 +389,10 @@ class Worker:
         if wrong is not None:
             program.target.poison(wrong)
             poisons = [Poison(wrong)] * len(program.outputs)
-            self.store.add(message.run + 1, program.results(poisons))
+            self.store.add(message.first, program.results(poisons))
             self.done(message.run, wrong, {})
             return
-        self.store.add(message.run + 1, results if program.inputs is None else program.results(results))
+        self.store.add(message.first, results if program.inputs is None else program.results(results))
         self.underway.issued(message.run)
         tokens = program.target.tokens
         if tokens:
@@ -406,8 +406,8 @@ class Worker:
 
     def done(self, run: int, wrong: str | None, failed: dict[int, str]) -> None:
         """Tells the controller that a step is done."""
-        self.underway.done(run)
-        self.connections["steps"].send(Done(run, wrong, failed))
+        took = self.underway.done(run)
+        self.connections["steps"].send(Done(run, wrong, failed, took))
 
     def wait(self) -> None:
         """Tells the controller of every step when it is done."""

@@ -72,6 +72,7 @@ class StepsUnderway:
 
     def __init__(self) -> None:
         self._steps: dict[int, _Begun] = {}
+        self._ended = 0.0
 
     def begin(self, program: str, run: int) -> list[Asked]:
         """Notes that a step begins; returns the list for what it asks for."""
@@ -83,9 +84,12 @@ class StepsUnderway:
         """Notes that all of a step is issued."""
         self._steps[run].is_issued = True
 
-    def done(self, run: int) -> None:
-        """Notes that a step is done."""
-        del self._steps[run]
+    def done(self, run: int) -> float:
+        """Notes that a step is done; the seconds since it began, or since the one before it was done."""
+        # Two threads note ends: each may see the end that the other replaces, never half of one.
+        now, before = time.monotonic(), self._ended
+        self._ended = now
+        return now - max(before, self._steps.pop(run).began)
 
     def report(self) -> tuple[Underway, ...]:
         """All steps that are not done, in the order in which they began."""

@@ -32,8 +32,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     [
         (b"GET / HTTP/1.1\r\n\r\n", "these bytes are not a message of pathways"),
         (b"PW\x63\x00\x00\x00\x00\x01\x00\x00\x00\x00a", "the other side speaks version 99 of the protocol"),
-        (b"PW\x07\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
-        (b"PW\x07\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
+        (b"PW\x08\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
+        (b"PW\x08\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
     ],
 )
 def test_what_is_no_message_is_refused(pair, sent, message):
@@ -55,8 +55,8 @@ def test_a_message_that_is_longer_than_what_is_read_at_once(pair):
     ours, theirs = pair
     sender = Connection(theirs, decode_for_worker)
     receiver = Connection(ours, decode_for_controller)
-    sent = Done(3, None, dict.fromkeys(range(1000), "no memory " * 20))
-    thread = threading.Thread(target=sender.send, args=(sent, Done(4, None, {})), daemon=True)
+    sent = Done(3, None, dict.fromkeys(range(1000), "no memory " * 20), 0.5)
+    thread = threading.Thread(target=sender.send, args=(sent, Done(4, None, {}, 0.5)), daemon=True)
     thread.start()
     got: list[object] = []
     began = time.monotonic()
@@ -64,7 +64,7 @@ def test_a_message_that_is_longer_than_what_is_read_at_once(pair):
         assert receiver.wait(5)
         receiver.act_on_some(got.append)
         assert time.monotonic() - began < 10
-    assert got == [sent, Done(4, None, {})]
+    assert got == [sent, Done(4, None, {}, 0.5)]
 
 
 def test_messages_are_short_and_soon_while_a_connection_is_bound(pair):
@@ -72,13 +72,13 @@ def test_messages_are_short_and_soon_while_a_connection_is_bound(pair):
     ours, theirs = pair
     receiver = Connection(ours, decode_for_controller)
     receiver.bound(0.3, 100)
-    theirs.sendall(b"PW\x07\x00\x00\x00\x00\x65\x00\x00\x00\x00")
+    theirs.sendall(b"PW\x08\x00\x00\x00\x00\x65\x00\x00\x00\x00")
     with pytest.raises(MessageError, match="a message of 101 bytes is longer than 100"):
         receiver.receive()
 
     def drip() -> None:
         with contextlib.suppress(OSError):
-            for byte in b"PW\x07\x00\x00\x00\x00\x64\x00\x00\x00\x00" + bytes(100):
+            for byte in b"PW\x08\x00\x00\x00\x00\x64\x00\x00\x00\x00" + bytes(100):
                 theirs.sendall(bytes([byte]))
                 time.sleep(0.1)
 

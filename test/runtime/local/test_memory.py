@@ -7,6 +7,7 @@ import pytest
 
 from pathways.runtime.local import memory
 from pathways.runtime.local.devices import bind
+from pathways.runtime.local.facts import stats_of
 from pathways.runtime.local.load import load
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.virtual import make_virtual_device_set
@@ -22,7 +23,7 @@ def add(x, y):
 
 
 def peaks(plan, executables=None):
-    found = memory.analyze(plan, memory.stats_of(executables or {}))
+    found = memory.analyze(plan, stats_of(executables or {}))
     return [found[name].peak_memory_in_bytes for name in plan.slices]
 
 
@@ -56,7 +57,7 @@ def test_temporaries_count_only_while_their_launch_runs(plan_builder, slices):
     # Two devices, and everything is replicated on them.
     assert peaks(plan) == [2 * 80]
     assert peaks(plan, temporaries(left, double=5)) == [2 * 85]
-    found = memory.analyze(plan, memory.stats_of(temporaries(left, double=5, add=7)))
+    found = memory.analyze(plan, stats_of(temporaries(left, double=5, add=7)))
     assert found[left.name] == memory.SliceMemory(
         devices=2,
         argument_size_in_bytes=80,
@@ -88,7 +89,7 @@ def test_the_table(plan_builder, slices):
     build = plan_builder(left, right)
     y = build.transfer(build.argument((256,), left), right)
     plan = build.finish(build.launch(double, right, y))
-    table = str(memory.analyze(plan, memory.stats_of(temporaries(right, double=1536)))).splitlines()
+    table = str(memory.analyze(plan, stats_of(temporaries(right, double=1536)))).splitlines()
     assert [" ".join(line.split()) for line in table] == [
         "slice devices arguments results donated temporaries code peak peak of a device",
         f"{left.name} 2 2 KiB 0 B 0 B 0 B 0 B 2 KiB 1 KiB",
@@ -126,9 +127,9 @@ def test_temporaries_are_asked_for_when_xla_knows_them(plan_builder, slices):
     build = plan_builder(right)
     plan = build.finish(build.launch(double, right, build.argument((256,), right)))
     bindings = bound([right], plan, 2048)
-    memory.check_fits(plan, bindings, temporaries(right, double=0))
+    memory.check_fits(plan, bindings, stats_of(temporaries(right, double=0)))
     with pytest.raises(ResourceError, match=r"needs .* \(2,049 bytes\) on each device; a device"):
-        memory.check_fits(plan, bindings, temporaries(right, double=1))
+        memory.check_fits(plan, bindings, stats_of(temporaries(right, double=1)))
 
 
 def test_slices_that_share_a_device_must_fit_together(plan_builder):
@@ -148,7 +149,7 @@ def test_nothing_is_refused_where_memory_is_not_known(plan_builder, slices):
     build = plan_builder(*slices)
     plan = build.finish(build.launch(double, slices[0], build.argument((256,), slices[0])))
     bindings = {slice.name: binding for slice, binding in bind(slices, plan.name).items()}
-    memory.check_fits(plan, bindings, temporaries(slices[0], double=1 << 60))
+    memory.check_fits(plan, bindings, stats_of(temporaries(slices[0], double=1 << 60)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""What XLA made of the programs of this host, for the controller."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from pathways.runtime.hosts.protocol.messages import Described
+from pathways.runtime.local.facts import device_text, flops_of, stats_of
+from pathways.runtime.local.load import Executable
+from pathways.runtime.local.memory import analyze
+
+_CHARACTERS = 1 << 20
+"""How much text is in one message."""
+
+
+def answers(request: int, executable: Executable | None, *, text: bool) -> Iterator[Described]:
+    """What a worker answers, in pieces.
+
+    Args:
+      request: the number of the question.
+      executable: the program; None for one that is not here.
+      text: whether the text of XLA's modules is asked for.
+    """
+    if executable is None:
+        yield Described(request, {}, (), "", True, "the program is not on this host")
+        return
+    analysis = analyze(executable.plan, stats_of(executable.executables))
+    memory = {name: dataclasses.astuple(of_slice) for name, of_slice in analysis.items()}
+    flops = tuple((*pair, flops_of(loaded)) for pair, loaded in executable.executables.items())
+    whole = device_text(executable.executables) if text else ""
+    pieces = [whole[n : n + _CHARACTERS] for n in range(0, len(whole), _CHARACTERS)]
+    yield Described(request, memory, flops, "", not pieces, None)
+    for n, piece in enumerate(pieces, 1):
+        yield Described(request, {}, (), piece, n == len(pieces), None)

@@ -1,0 +1,13 @@
+"""What a controller needs: a process that only tells workers what to run does without JAX."""
+
+import subprocess
+import sys
+
+
+def test_it_does_not_import_jax():
+    code = (
+        "import sys, pathways.runtime.hosts.controller.controller;"
+        "import pathways.runtime.hosts.launch.children;"
+        "sys.exit('jax' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
