@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pathways.dialect.verification.forms import MPMD
 from pathways.passes.backward.merge_residuals import MergeResiduals
 from pathways.passes.backward.split_backward import SplitBackward
 from pathways.passes.import_.import_ import Import
@@ -13,6 +14,7 @@ from pathways.passes.loops.share_loops import ShareLoops
 from pathways.passes.loops.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.manager.base import Pass
 from pathways.passes.memory.plan_memory import PlanMemory
+from pathways.passes.mpmd.import_mpmd import ImportMpmd
 from pathways.passes.place.cse import Cse
 from pathways.passes.place.dce import Dce
 from pathways.passes.place.infer_placement import InferPlacement
@@ -134,6 +136,8 @@ def phases_after(options: Options, form: str | None) -> list[Phase]:
       form: the form; None for what JAX lowers to.
     """
     every = phases(options)
+    if form == MPMD.name:
+        return _of_shardy(every, options)
     for n in reversed(range(len(every))):
         passes = every[n].passes
         for k in reversed(range(len(passes))):
@@ -142,3 +146,20 @@ def phases_after(options: Options, form: str | None) -> list[Phase]:
                 rest = [dataclasses.replace(every[n], passes=passes[k + 1 :])] if k + 1 < len(passes) else []
                 return [*rest, *every[n + 1 :]]
     return every
+
+
+def _of_shardy(every: list[Phase], options: Options) -> list[Phase]:
+    """The phases of a program that Shardy has partitioned: its fragments are launches, in its order."""
+    names = [phase.name for phase in every]
+    placed = Phase("placed", (ImportMpmd(),))
+    rest = every[names.index(placed.name) + 1 :]
+    if options.fuse:
+        return [placed, *rest]
+    # Glue too: what Shardy inferred and did not merge is there on purpose.
+    return [
+        placed,
+        *(
+            dataclasses.replace(phase, passes=tuple(p for p in phase.passes if not isinstance(p, FuseLaunches)))
+            for phase in rest
+        ),
+    ]

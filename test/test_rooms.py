@@ -21,6 +21,7 @@ ROOMS = (
     "passes.util",
     "passes.measured",
     "passes.import_",
+    "passes.mpmd",
     "passes.place",
     "passes.shard",
     "passes.replicate",

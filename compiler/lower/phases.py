@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import form_of
 from pathways.dialect.errors import PathwaysError
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.dialect.verification.forms import MPMD, is_mpmd
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.manager.text import did_you_mean
@@ -50,8 +51,9 @@ class Forms:
         Raises:
           ValueError: there is no such phase, or the program started in a form after it.
         """
-        if phase not in PHASES:
-            near = did_you_mean(phase, PHASES) or f"; the phases are {', '.join(PHASES)}"
+        known = tuple(dict.fromkeys((*self.bytecode, *PHASES)))
+        if phase not in known:
+            near = did_you_mean(phase, known) or f"; the phases are {', '.join(known)}"
             raise ValueError(f"unknown phase '{phase}'{near}")
         if phase not in self.bytecode:
             first = next(iter(self.bytecode), None)
@@ -76,7 +78,7 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
       ProgramError: a pass refuses the program.
     """
     folder = os.environ.get("PW_DUMP_TO")
-    form = form_of(module)
+    form = form_of(module) or (MPMD.name if is_mpmd(module) else None)
     bytecode = {}
 
     def keep(phase: str) -> None:
@@ -84,7 +86,7 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
         _dump(module, name, phase, folder)
 
     # Not every form ends a phase.
-    if (form or PHASES[0]) in PHASES:
+    if (form or PHASES[0]) in (*PHASES, MPMD.name):
         keep(form or PHASES[0])
     with Diagnostics(module.context) as seen:
         for phase in phases_after(options, form):
@@ -108,7 +110,8 @@ def _shown(error: Diagnostic) -> str:
 def _dump(module: ir.Module, name: str, phase: str, folder: str | None) -> None:
     if not folder:
         return
-    file = Path(folder) / f"{name}.{PHASES.index(phase)}_{phase}.mlir"
+    number = PHASES.index(phase) if phase in PHASES else 0
+    file = Path(folder) / f"{name}.{number}_{phase}.mlir"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{module}\n")

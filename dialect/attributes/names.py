@@ -12,6 +12,10 @@ MAIN = "main"
 FORM = "pw.form"
 TIMES = "pw.times"
 
+# On the function that Shardy has partitioned: its meshes, and those of them that share devices.
+TOPOLOGY = "topology"
+OVERLAP = "pw.overlap"
+
 # On the functions of hosts, and on their arguments and results.
 HOST = "pw.host"
 NUMBER = "pw.number"

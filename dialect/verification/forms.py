@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.attributes.names import FORM, HOST, NUMBER, SLICE
-from pathways.dialect.operations.operation import PwOp, attribute_of
+from pathways.dialect.attributes.names import FORM, HOST, NUMBER, SLICE, TOPOLOGY
+from pathways.dialect.operations.operation import PwOp, attribute_of, ops_named
 from pathways.dialect.operations.ops import (
     AllGatherOp,
     AllReduceOp,
@@ -62,6 +62,8 @@ class Form:
       ports: attributes that all arguments and results of `@main` must have, and operations that are glue.
       relations: what must hold between operations; they are asked only when all above holds.
       proofs: what must hold of the program as a whole; they are asked only when all relations do.
+      foreign: whether it is the form of another compiler, whose verifier has passed it: what there is in it
+        that we have no meaning for, the pass says that takes it.
       joint: what must hold between the functions of hosts; they are asked one after the other, until one of
         them does not hold.
     """
@@ -79,6 +81,7 @@ class Form:
     relations: Sequence[Relation] = ()
     proofs: Sequence[Relation] = ()
     joint: Sequence[JointRelation] = ()
+    foreign: bool = False
 
     def check(self, program: ProgramView, report: Report) -> None:
         """Checks a program whose operations are well formed, each by itself."""
@@ -181,6 +184,8 @@ _BLOCKS = frozenset({ReduceScatterOp, AllGatherOp, ReplicaOp})
 _CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
 
 TRACED = Form("traced", main=frozenset(), glue=True, arrays=False, relations=(relations.calls_end,))
+# What Shardy's MPMD compiler makes: fragments on the meshes of a topology.
+MPMD = Form("mpmd", foreign=True)
 IMPORTED = Form(
     "imported",
     main=frozenset({LaunchOp}) | _LOOPS,
@@ -301,6 +306,7 @@ FORMS: Mapping[str, Form] = {
     form.name: form
     for form in (
         TRACED,
+        MPMD,
         IMPORTED,
         LOCATED,
         OUTLINED,
@@ -337,6 +343,11 @@ def form_of(module: ir.Module) -> str | None:
     """The form that a module claims to be in; None when it claims none."""
     claim = attribute_of(module.operation, FORM)
     return claim.value_bytes.decode(errors="replace") if isinstance(claim, ir.StringAttr) else None
+
+
+def is_mpmd(module: ir.Module) -> bool:
+    """Whether a module is one of Shardy's MPMD compiler, which claims no form: a function has a topology."""
+    return any(TOPOLOGY in op.attributes for op in ops_named(module, ["func.func"]))
 
 
 def set_form(module: ir.Module, form: Form) -> None:

@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 from pathways.dialect.attributes.names import FORM
 from pathways.dialect.operations.operation import attribute_of
 from pathways.dialect.relations.program_view import ProgramView, read_hosts, read_program
-from pathways.dialect.verification.forms import FORMS, UNCLAIMED, Form, form_of
+from pathways.dialect.verification.forms import FORMS, MPMD, UNCLAIMED, Form, form_of, is_mpmd
 from pathways.dialect.verification.wellformed import WellFormed
 
 Report = Callable[[ir.OpView, str], None]
@@ -63,7 +63,10 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
 
     with module.context:
         claim = _claimed(module, report)
-        expected = form or claim or UNCLAIMED
+        expected = form or claim or (MPMD if is_mpmd(module) else UNCLAIMED)
+        if expected.foreign:
+            WellFormed(module, report, is_program=False).check_names()
+            return reported
         if not reported and not is_well_formed:
             checker = WellFormed(module, report, is_program=expected is not UNCLAIMED)
             if checker.check() and expected.arrays:

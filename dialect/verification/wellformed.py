@@ -127,12 +127,15 @@ class WellFormed:
         self.valid = False
         self._report(op, message)
 
+    def check_names(self) -> bool:
+        """Checks names, and what is directly in the module besides functions; True when nothing is wrong."""
+        if self.check_text():
+            self.check_symbols()
+        return self.valid
+
     def check(self) -> bool:
         """Checks everything; True when nothing is wrong."""
-        if not self.check_text():
-            return False
-        self.check_symbols()
-        if not self.valid:
+        if not self.check_names():
             return False
         # What operations of functions refer to is sound before they are looked at.
         for op in self.module.body.operations if self.valid else ():

@@ -1,0 +1,1 @@
+"""Programs of Shardy's MPMD compiler, which come partitioned: fragments on meshes, and transfers between."""

@@ -1,0 +1,62 @@
+"""Host callbacks of partitioned programs."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from pathways.dialect import nested_ops, ops_named
+from pathways.dialect.attributes.names import SHARDING
+from pathways.passes.mpmd.slices import Home
+from pathways.passes.util.functions import unique_name
+
+_TARGETS = ("_python_cpu_callback", "_python_gpu_callback", "_python_callback")
+
+
+def keep_callbacks_together(
+    module: ir.Module, function: ir.OpView, home: Home, symbols: dict[str, ir.OpView]
+) -> None:
+    """Lets host callbacks run once, on the first device of a slice, as JAX lowers them.
+
+    Shardy takes away the sharding that says so, and each device would call.
+    """
+    if home.mesh.mesh.size == 1:
+        return
+    for op in nested_ops(function):
+        if op.operation.name != "stablehlo.custom_call" or SHARDING in op.attributes:
+            continue
+        if not op.attributes["call_target_name"].value.endswith(_TARGETS) or _is_manual(op):
+            continue
+        mesh = _maximal_mesh(module, symbols)
+        # A call without results has one sharding all the same.
+        types = [result.type for result in op.results] or [None]
+        each = [
+            sdy.TensorShardingAttr.get(
+                mesh, [sdy.DimensionShardingAttr.get([], is_closed=True)] * (0 if type_ is None else type_.rank)
+            )
+            for type_ in types
+        ]
+        op.attributes[SHARDING] = sdy.TensorShardingPerValueAttr.get(each)
+
+
+def _is_manual(op: ir.OpView) -> bool:
+    """Whether an operation is in a `shard_map`, where each device has its own."""
+    parent = op.operation.parent
+    while parent is not None:
+        if parent.name == "sdy.manual_computation":
+            return True
+        parent = parent.operation.parent
+    return False
+
+
+def _maximal_mesh(module: ir.Module, symbols: dict[str, ir.OpView]) -> str:
+    """The name of the mesh that is the first device alone."""
+    first = sdy.MeshAttr.get([], device_ids=[0])
+    for op in ops_named(module, ["sdy.mesh"]):
+        if op.attributes["mesh"] == first:
+            return op.attributes["sym_name"].value
+    name = unique_name("maximal_mesh_0", symbols)
+    attributes = {"sym_name": ir.StringAttr.get(name), "mesh": first}
+    ip = ir.InsertionPoint.at_block_begin(module.body)
+    symbols[name] = ir.Operation.create("sdy.mesh", attributes=attributes, loc=ir.Location.unknown(), ip=ip).opview
+    return name

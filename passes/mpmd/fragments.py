@@ -1,0 +1,186 @@
+"""The computations and the origins of the fragments of a partitioned program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, mpmd, sdy
+
+from pathways.dialect import argument_attrs, nested_ops, set_argument_attrs, set_result_attrs
+from pathways.dialect.attributes.names import ALIASING, DONOR, SHARDING
+from pathways.dialect.attributes.origins import CallKind, Origin
+from pathways.passes.manager.base import fail
+from pathways.passes.mpmd.slices import symbol_of
+from pathways.passes.util.functions import body_block, unique_name
+
+Layouts = tuple[ir.Attribute | None, ...]
+
+_CALL_COUNTER = "call_counter"
+_REMAT = "remat"
+_HALVES = {"split_keep_transferred": "input", "split_drop_transferred": "weight"}
+"""Of a backward that Shardy splits, the half that makes what is transferred, and the other one."""
+
+_OF_SHARDY = ("mesh_shape", "reserved_hbm_bytes")
+
+
+class Origins:
+    """Reads where fragments come from.
+
+    Args:
+      fragments: all fragments of the program.
+    """
+
+    def __init__(self, fragments: Sequence[ir.OpView]) -> None:
+        self._last: dict[str, int] = {}
+        for op in fragments:
+            for name, count in _user_origins(op):
+                self._last[name] = max(self._last.get(name, 0), count)
+
+    def of(self, op: ir.OpView) -> tuple[Origin, ...]:
+        """The named computations that a fragment was made of; none for one that Shardy inferred."""
+        stage, call = (op.attributes.get(name) for name in ("stage_id", _CALL_COUNTER))
+        part = next((half for name, half in _HALVES.items() if name in op.attributes), None)
+        if stage is not None and stage.value < 0:
+            fail(op, f"is of stage {stage.value}, less than 0")
+        origins = [
+            Origin(
+                self._kind(op, name, count),
+                None if stage is None else stage.value,
+                None if call is None else call.value,
+                part,
+            )
+            for name, count in _user_origins(op)
+        ]
+        return tuple(dict.fromkeys(origins))
+
+    def base_name(self, op: ir.OpView) -> str:
+        """What to call the computation of a fragment."""
+        named = list(_user_origins(op))
+        if not named:
+            return "glue"
+        name, count = named[0]
+        kind = self._kind(op, name, count)
+        return symbol_of(name) if kind == "fwd" else f"{symbol_of(name)}_{kind}"
+
+    def _kind(self, op: ir.OpView, name: str, count: int) -> CallKind:
+        """On which side of differentiation a call is, by how often it was transposed."""
+        if _REMAT in op.attributes and not count:
+            return "recompute"
+        if not count:
+            return "fwd"
+        return "bwd" if count == self._last[name] else "grad"
+
+
+def _user_origins(op: ir.OpView) -> Iterator[tuple[str, int]]:
+    for attribute in op.attributes["origin"]:
+        origin = mpmd.UserOriginAttr(attribute)
+        yield origin.user_name, origin.transpose_count
+
+
+class FragmentComputations:
+    """Makes the private function of each fragment, and a variant for each way in which values lie.
+
+    Args:
+      module: the module.
+      symbols: its symbols; those that are made are added.
+    """
+
+    def __init__(self, module: ir.Module, symbols: dict[str, ir.OpView]) -> None:
+        self._module = module
+        self._symbols = symbols
+        self._counts: dict[str, int] = {}
+        self._variants: dict[tuple[str, Layouts, Layouts], str] = {}
+        self._original: set[str] = set()
+
+    def outlined(self, fragment: ir.OpView, base: str) -> str:
+        """Takes the body of a fragment out into a function."""
+        count = self._counts.get(base, 0)
+        self._counts[base] = count + 1
+        name = unique_name(base, self._symbols, count)
+        block = fragment.regions[0].blocks[0]
+        terminator = block.operations[len(block.operations) - 1]
+        inputs = [argument.type for argument in block.arguments]
+        results = [value.type for value in terminator.operands]
+        with ir.InsertionPoint(self._module.body), fragment.location:
+            function = func.FuncOp(name, ir.FunctionType.get(inputs, results), visibility="private")
+        block.append_to(function.regions[0])
+        with ir.InsertionPoint(terminator), terminator.location:
+            func.ReturnOp(list(terminator.operands))
+        terminator.operation.erase()
+        self._symbols[name] = function
+        return name
+
+    def is_known(self, callee: str) -> bool:
+        """Whether a callee was called before."""
+        return callee in self._original
+
+    def variant(self, callee: str, arguments: Layouts, results: Layouts) -> str:
+        """The computation of a callee whose arguments and results lie in these ways."""
+        key = callee, arguments, results
+        if key in self._variants:
+            return self._variants[key]
+        function = self._symbols[callee]
+        name = callee
+        if callee in self._original:
+            name = unique_name(callee, self._symbols)
+            function = function.operation.clone(ir.InsertionPoint(function)).opview
+            function.attributes["sym_name"] = ir.StringAttr.get(name)
+            self._symbols[name] = function
+        self._original.add(callee)
+        self._variants[key] = name
+        function.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        for said in _OF_SHARDY:
+            if said in function.attributes:
+                del function.attributes[said]
+        set_argument_attrs(function, _with_layouts(argument_attrs(function), arguments))
+        set_result_attrs(function, [{} if layout is None else {SHARDING: layout} for layout in results])
+        return name
+
+
+def _with_layouts(
+    all_attrs: Sequence[Mapping[str, ir.Attribute]], layouts: Layouts
+) -> list[dict[str, ir.Attribute]]:
+    """The attributes of arguments, without Shardy's donation, which is planned anew."""
+    kept = [{n: a for n, a in attrs.items() if n not in (ALIASING, DONOR, SHARDING)} for attrs in all_attrs]
+    return [
+        attrs if layout is None else {**attrs, SHARDING: layout}
+        for attrs, layout in zip(kept, layouts, strict=True)
+    ]
+
+
+def constrain(function: ir.OpView, arguments: Layouts, results: Layouts) -> None:
+    """Says inside of a computation how its arguments and results lie, for propagation to start from."""
+    block = body_block(function)
+    if any(layout is not None for layout in arguments):
+        ip = ir.InsertionPoint.at_block_begin(block)
+        for argument, layout in zip(block.arguments, arguments, strict=True):
+            if layout is not None:
+                constrained = _constraint(argument, layout, ip, function.operation.location)
+                argument.replace_all_uses_except(constrained.results[0], constrained)
+    terminator = block.operations[len(block.operations) - 1]
+    for number, layout in enumerate(results):
+        if layout is not None:
+            value = terminator.operands[number]
+            made = _constraint(value, layout, ir.InsertionPoint(terminator), terminator.location)
+            terminator.operands[number] = made.results[0]
+
+
+def _constraint(value: ir.Value, layout: ir.Attribute, ip: ir.InsertionPoint, location: ir.Location) -> ir.Operation:
+    attributes = {"sharding": layout}
+    return ir.Operation.create(
+        "sdy.sharding_constraint", [value.type], [value], attributes, loc=location, ip=ip
+    )
+
+
+def drop_empty_constraints(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
+    """Drops constraints on a mesh without axes, which JAX puts on typed PRNG keys and which say nothing."""
+    for op in list(nested_ops(function)):
+        if op.operation.name != "sdy.sharding_constraint":
+            continue
+        mesh = sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref
+        if isinstance(mesh, ir.FlatSymbolRefAttr):
+            mesh = symbols[mesh.value].attributes["mesh"]
+        if not sdy.MeshAttr(mesh).axes:
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.operation.erase()

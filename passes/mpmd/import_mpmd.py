@@ -1,0 +1,343 @@
+"""`pw-import-mpmd`: from what Shardy's MPMD compiler makes of a program to launches and transfers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, sdy
+
+from pathways.dialect import (
+    LaunchOp,
+    TransferOp,
+    argument_attrs,
+    make_slices,
+    ops_named,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
+    symbol_table,
+)
+from pathways.dialect.attributes.meshes import Mesh
+from pathways.dialect.attributes.names import (
+    ALIASING,
+    DONATED,
+    DONOR,
+    MAIN,
+    MEMORY_KIND,
+    OVERLAP,
+    SHARDING,
+    SLICE,
+    TOPOLOGY,
+)
+from pathways.dialect.operations.operation import symbol_name
+from pathways.dialect.verification.forms import MPMD, PLACED
+from pathways.passes.manager.base import Pass, fail
+from pathways.passes.mpmd.fragments import FragmentComputations, Origins, constrain, drop_empty_constraints
+from pathways.passes.mpmd.callbacks import keep_callbacks_together
+from pathways.passes.mpmd.layouts import MpmdLayouts, retarget
+from pathways.passes.mpmd.mesh_tensors import MeshTensor, NotMpmdError, read_mesh_tensor, read_topology
+from pathways.passes.mpmd.refusals import (
+    refuse_cpu_meshes,
+    refuse_ports,
+    refuse_type,
+    refuse_unpartitioned,
+)
+from pathways.passes.mpmd.slices import Home, declare_slices
+from pathways.passes.util.computations import Computations
+from pathways.passes.util.functions import body_block, erase_unused_functions, merge_equal_functions
+
+_CALL = "mpmd.fragment_call"
+_FRAGMENT = "mpmd.fragment"
+_TRANSFER = "mpmd.transfer"
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportMpmd(Pass):
+    """Takes over a program that Shardy's MPMD compiler has partitioned, in the order of its schedule.
+
+    1. Each mesh of the `topology` becomes a `pw.slice`; equal ones share an `sdy.mesh`. A `mesh_tensor`
+       becomes a tensor on that slice with the sharding of the type.
+    2. A `fragment_call`, or a `fragment`, whose body becomes a function, becomes a `pw.launch`. Equal functions
+       become one; a function that is called with other shardings gets a variant.
+    3. Where a fragment says so, its launch has `origins`: forward or backward by how often the named
+       computation was transposed, recomputed with `remat`, the stage, the call counter as the microbatch, and
+       the half of a backward that was split. What Shardy inferred has none: it is glue.
+    4. A `transfer` becomes a `pw.transfer`; within a mesh, or once more to a mesh, a launch that reshards.
+    5. Donated arguments become `pw.donated`. What computations do to their arguments is dropped, since it is
+       planned anew, and host callbacks run on one device again, which Shardy has forgotten.
+
+    Without a sharding in its type a value is replicated beside a `fragment_call`, and lies as
+    `pw-propagate-shardings` decides beside a `fragment`, which Shardy has not propagated through yet.
+
+    ```mlir
+    // before
+    %0 = mpmd.fragment_call<mesh="m1", origin=["f"]> @f(%arg0) : (!mpmd.mesh_tensor<"m1", tensor<4xf32>> ...
+    %1 = mpmd.transfer %0 : (!mpmd.mesh_tensor<"m1", tensor<4xf32>>) -> !mpmd.mesh_tensor<"m2", ...
+    // after
+    %0 = pw.launch @f(%arg0) on @m1 [fwd]
+    %1 = pw.transfer %0 to @m2
+    ```
+
+    Requires: one function with a `topology`, of fragments and transfers alone; arrays in the memory of the device.
+    Guarantees: placed form; `@main` in the order in which it was.
+    """
+
+    name: ClassVar[str] = "pw-import-mpmd"
+    takes = (MPMD,)
+    leaves = PLACED
+    closes = True
+
+    def run(self, module: ir.Module) -> None:
+        function = _program(module)
+        topology = _topology(function)
+        refuse_cpu_meshes(function, topology)
+        refuse_unpartitioned(function)
+        _Importer(module, function, topology).run()
+        erase_unused_functions(module)
+        merge_equal_functions(module)
+
+
+def _program(module: ir.Module) -> ir.OpView:
+    """The function that Shardy has partitioned, as `@main`."""
+    functions = [op for op in ops_named(module, ["func.func"]) if TOPOLOGY in op.attributes]
+    if not functions:
+        fail(module.operation, "has no function with a `topology`, the program")
+    if len(functions) > 1:
+        names = " and ".join(f"@{symbol_name(op)}" for op in functions[:2])
+        fail(functions[1], f"has a `topology`, and so has another function: {names}; a program is one function")
+    (function,) = functions
+    body_block(function)
+    if symbol_name(function) != MAIN:
+        if MAIN in symbol_table(module):
+            fail(function, f"has the `topology`, but there is an @{MAIN} besides it")
+        function.attributes["sym_name"] = ir.StringAttr.get(MAIN)
+    return function
+
+
+def _topology(function: ir.OpView) -> dict[str, Mesh]:
+    try:
+        return read_topology(function.attributes[TOPOLOGY])
+    except NotMpmdError as error:
+        fail(function, f"`{TOPOLOGY}` {error}")
+
+
+class _Importer:
+    """Builds `@main` anew, operation by operation.
+
+    Args:
+      module: the module.
+      function: the function with the topology.
+      topology: its meshes.
+    """
+
+    def __init__(self, module: ir.Module, function: ir.OpView, topology: dict[str, Mesh]) -> None:
+        self.module = module
+        self.function = function
+        overlapping = function.attributes.get(OVERLAP) or ()
+        with function.location:
+            self.homes = declare_slices(module, topology, [name.value for name in overlapping])
+        self.symbols = symbol_table(module)
+        self.operations = list(body_block(function).operations)
+        fragments = [op for op in self.operations if op.operation.name in (_CALL, _FRAGMENT)]
+        self.origins = Origins(fragments)
+        self.computations = FragmentComputations(module, self.symbols)
+        self.reshards = Computations(module, self.symbols)
+        self.layouts = MpmdLayouts(self.symbols)
+        # Beside bodies Shardy has not propagated yet.
+        self.is_open = any(op.operation.name == _FRAGMENT for op in fragments)
+        self.types: dict[ir.Type, MeshTensor] = {}
+        self.values: dict[ir.Value, ir.Value] = {}
+        self.moved: dict[tuple[ir.Value, str], tuple[ir.Value, ir.Attribute | None]] = {}
+        self.prepared: dict[str, str] = {}
+
+    def run(self) -> None:
+        old = self.function
+        inputs = [self.type(old, f"argument #{n}", type_) for n, type_ in enumerate(old.type.inputs)]
+        results = [self.type(old, f"result #{n}", type_) for n, type_ in enumerate(old.type.results)]
+        attrs, result_entries = argument_attrs(old), result_attrs(old)
+        refuse_ports(old, "argument", attrs, inputs)
+        refuse_ports(old, "result", result_entries, results)
+        signature = ir.FunctionType.get([value.type for value in inputs], [value.type for value in results])
+        with ir.InsertionPoint(old), old.location:
+            new = func.FuncOp(MAIN, signature, visibility="public")
+        block = new.add_entry_block([argument.location for argument in old.arguments])
+        set_argument_attrs(new, self.ports("argument", attrs, inputs))
+        set_result_attrs(new, self.ports("result", result_entries, results))
+        self.values.update(zip(old.arguments, block.arguments, strict=True))
+        with ir.InsertionPoint(block):
+            for op in self.operations:
+                self.take(op)
+        old.operation.erase()
+
+    def type(self, op: ir.OpView, what: str, type_: ir.Type) -> MeshTensor:
+        """What the type of a value says."""
+        if type_ not in self.types:
+            try:
+                value = read_mesh_tensor(type_)
+            except NotMpmdError as error:
+                fail(op, f"{what} {error}")
+            if value is None:
+                refuse_type(op, what, type_)
+            if value.mesh not in self.homes:
+                fail(op, f'{what} is on the mesh "{value.mesh}", which the topology does not have')
+            self.types[type_] = value
+        return self.types[type_]
+
+    def ports(
+        self, what: str, all_attrs: list[dict[str, ir.Attribute]], values: list[MeshTensor]
+    ) -> list[dict[str, ir.Attribute]]:
+        """The attributes of arguments or results as they are in the placed form."""
+        ports = []
+        for number, (attrs, value) in enumerate(zip(all_attrs, values, strict=True)):
+            home = self.homes[value.mesh]
+            kept = {
+                name: attribute
+                for name, attribute in attrs.items()
+                if name not in (ALIASING, DONOR, SHARDING, MEMORY_KIND) and not name.startswith("mhlo.")
+            }
+            kept[SLICE] = make_slices([home.slice])
+            if ALIASING in attrs or DONOR in attrs:
+                kept[DONATED] = ir.UnitAttr.get()
+            said = dataclasses.replace(value, sharding=value.sharding or attrs.get(SHARDING))
+            layout = self.layout(self.function, f"{what} #{number}", said)
+            if layout is not None:
+                kept[SHARDING] = layout
+            ports.append(kept)
+        return ports
+
+    def layout(self, op: ir.OpView, what: str, value: MeshTensor) -> ir.Attribute | None:
+        """How a value lies over its slice."""
+        read = self.layouts.of if self.is_open else self.layouts.closed
+        return read(op, what, value.sharding, value.type, self.homes[value.mesh])
+
+    def take(self, op: ir.OpView) -> None:
+        """Builds what an operation becomes."""
+        match op.operation.name:
+            case "mpmd.fragment" | "mpmd.fragment_call":
+                self.take_fragment(op)
+            case "mpmd.transfer":
+                self.take_transfer(op)
+            case "func.return":
+                func.ReturnOp([self.values[value] for value in op.operands], loc=op.location)
+            case _:
+                for number, result in enumerate(op.results):
+                    if read_mesh_tensor(result.type) is None:
+                        refuse_type(op, f"result #{number}", result.type)
+                fail(op, "is outside of a fragment, where a partitioned program has transfers alone")
+
+    def take_fragment(self, op: ir.OpView) -> None:
+        mesh = op.attributes["mesh_name"].value
+        if mesh not in self.homes:
+            fail(op, f'runs on the mesh "{mesh}", which the topology does not have')
+        home = self.homes[mesh]
+        operands = [self.type(op, f"operand #{n}", value.type) for n, value in enumerate(op.operands)]
+        results = [self.type(op, f"result #{n}", value.type) for n, value in enumerate(op.results)]
+        if op.operation.name == _FRAGMENT:
+            callee = self.outlined(op, home, operands, results)
+        else:
+            callee = self.called(op, home, operands, results)
+        launch = LaunchOp.build(
+            [self.values[value] for value in op.operands],
+            [value.type for value in results],
+            callee=callee,
+            slice=home.slice,
+            origins=self.origins.of(op),
+            loc=op.location,
+        )
+        self.values.update(zip(op.results, launch.results, strict=True))
+
+    def outlined(
+        self, op: ir.OpView, home: Home, operands: list[MeshTensor], results: list[MeshTensor]
+    ) -> str:
+        """The computation of a fragment with a body."""
+        said = []
+        for what, name, values in (
+            ("operand", "in_shardings", operands),
+            ("result", "out_shardings", results),
+        ):
+            each = _shardings(op, name) or [value.sharding for value in values]
+            said.append(
+                tuple(
+                    self.layouts.of(op, f"{what} #{n}", sharding, value.type, home)
+                    for n, (sharding, value) in enumerate(zip(each, values, strict=True))
+                )
+            )
+        callee = self.computations.outlined(op, self.origins.base_name(op))
+        function = self.symbols[callee]
+        self.prepare(function, home)
+        constrain(function, *said)
+        return callee
+
+    def called(
+        self, op: ir.OpView, home: Home, operands: list[MeshTensor], results: list[MeshTensor]
+    ) -> str:
+        """The computation of a call, in the variant that its shardings ask for."""
+        callee = op.attributes["callee"].value
+        function = self.symbols.get(callee)
+        if function is None or function.operation.name != "func.func":
+            fail(op, f"calls @{callee}, which is no function of the module")
+        if not function.regions[0].blocks:
+            fail(op, f"calls @{callee}, which is only declared")
+        if self.prepared.setdefault(callee, home.mesh.symbol) != home.mesh.symbol:
+            fail(op, f"calls @{callee} on @{home.slice}, but it is called on a mesh of another shape, too")
+        if not self.computations.is_known(callee):
+            self.prepare(function, home)
+        arguments = tuple(self.layout(op, f"operand #{n}", value) for n, value in enumerate(operands))
+        returned = tuple(self.layout(op, f"result #{n}", value) for n, value in enumerate(results))
+        return self.computations.variant(callee, arguments, returned)
+
+    def prepare(self, function: ir.OpView, home: Home) -> None:
+        """Lets a body of Shardy's be that of a computation on a slice."""
+        drop_empty_constraints(function, self.symbols)
+        if len({home.mesh.symbol for home in self.homes.values()}) > 1:
+            retarget(function, home, self.symbols)
+        keep_callbacks_together(self.module, function, home, self.symbols)
+
+    def take_transfer(self, op: ir.OpView) -> None:
+        source = self.type(op, "operand #0", op.operands[0].type)
+        target = self.type(op, "result #0", op.results[0].type)
+        refuse_ports(op, "result", [{}], [target])
+        home = self.homes[target.mesh]
+        value = self.values[op.operands[0]]
+        layout = self.layout(op, "result #0", target)
+        held = self.layout(op, "operand #0", source)
+        if source.mesh != target.mesh:
+            if (value, home.slice) not in self.moved:
+                moved = TransferOp.build(
+                    [value], [target.type], slice=home.slice, sharding=layout, loc=op.location
+                ).results[0]
+                self.moved[value, home.slice] = moved, layout
+            value, held = self.moved[value, home.slice]
+        self.values[op.results[0]] = self.resharded(op, value, home, held, layout)
+
+    def resharded(
+        self,
+        op: ir.OpView,
+        value: ir.Value,
+        home: Home,
+        held: ir.Attribute | None,
+        wanted: ir.Attribute | None,
+    ) -> ir.Value:
+        """A value in the sharding that is wanted, by a launch where it lies in another one."""
+        if held == wanted or wanted is None:
+            return value
+        with ir.InsertionPoint(self.module.body):
+            callee = self.reshards.make(
+                "reshard",
+                [value.type],
+                list,
+                op.location,
+                arguments=[held],
+                results=[wanted],
+                key=(value.type, held, wanted),
+            )
+        launch = LaunchOp.build([value], [value.type], callee=callee, slice=home.slice, loc=op.location)
+        return launch.results[0]
+
+
+def _shardings(op: ir.OpView, name: str) -> list[ir.Attribute] | None:
+    """What a fragment says of how its operands or results lie; None where it says nothing."""
+    attribute = op.attributes.get(name)
+    return None if attribute is None else list(sdy.TensorShardingPerValueAttr(attribute).shardings)

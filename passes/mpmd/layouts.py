@@ -1,0 +1,114 @@
+"""How the values of a partitioned program lie over the slices that its meshes become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from pathways.dialect import nested_ops
+from pathways.dialect.attributes.meshes import replicated
+from pathways.dialect.attributes.shardings import make_sharding, read_mesh, whole_axes
+from pathways.passes.manager.base import fail, remark
+from pathways.passes.mpmd.slices import Home
+
+
+class MpmdLayouts:
+    """Takes shardings of Shardy's over to slices, and remembers those that were taken.
+
+    Args:
+      symbols: the symbols of the module.
+    """
+
+    def __init__(self, symbols: Mapping[str, ir.OpView]) -> None:
+        self._symbols = symbols
+        self._taken: dict[tuple[ir.Attribute, ir.Type, str], ir.Attribute | None] = {}
+
+    def closed(self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
+               ) -> ir.Attribute | None:
+        """How a value lies over a slice where nothing but its type says so: replicated if that is silent."""
+        if home.mesh.mesh.size == 1:
+            return None
+        if sharding is None:
+            return make_sharding(home.mesh.symbol, replicated(type_.rank))
+        return self.of(op, what, sharding, type_, home)
+
+    def of(self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
+           ) -> ir.Attribute | None:
+        """A sharding over the mesh of a slice; None where nothing is said, or a slice has one device.
+
+        Args:
+          op: where to report what is wrong with it.
+          what: what to call the value there.
+          sharding: what Shardy says.
+          type_: the type of the value.
+          home: the slice.
+
+        Raises:
+          PassFailure: the sharding has a meaning that no value between computations can have.
+        """
+        if sharding is None or home.mesh.mesh.size == 1:
+            return None
+        key = sharding, type_, home.mesh.symbol
+        if key not in self._taken:
+            self._taken[key] = self._read(op, what, sharding, type_, home)
+        return self._taken[key]
+
+    def _read(self, op: ir.OpView, what: str, attribute: ir.Attribute, type_: ir.Type, home: Home
+              ) -> ir.Attribute:
+        sharding = sdy.TensorShardingAttr(attribute)
+        if len(list(sharding.unreduced_axes)):
+            fail(op, f"{what} has unreduced axes, partial sums that only Shardy adds up: {attribute}")
+        dims = [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
+        axes = [sdy.AxisRefAttr(axis) for dim in dims for axis in dim.axes]
+        strange = {axis.name for axis in axes} - dict(home.mesh.mesh.axes).keys()
+        if strange:
+            fail(op, f"{what} is split along '{min(strange)}', no axis of @{home.slice}: {attribute}")
+        if len(dims) != type_.rank:
+            fail(op, f"{what} is a {type_}, but its sharding has {len(dims)} dimensions")
+        kept = whole_axes(attribute, list(type_.shape), home.mesh.mesh)
+        if sum(map(len, kept.dims)) < len(axes):
+            remark(
+                op,
+                f"{what} lies as {attribute}, of which @{home.slice} keeps the whole axes that divide it: {kept}",
+            )
+        closed = [
+            sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in names], is_closed=dim.is_closed)
+            for dim, names in zip(dims, kept.dims, strict=True)
+        ]
+        return sdy.TensorShardingAttr.get(home.mesh.symbol, closed)
+
+
+def retarget(function: ir.OpView, home: Home, symbols: Mapping[str, ir.OpView]) -> None:
+    """Lets the shardings inside of a computation be over the mesh of its slice.
+
+    Shardy writes them all over one mesh, whatever the sizes of the axes where a computation runs.
+    """
+    def renamed(op: ir.OpView, attribute: ir.Attribute) -> ir.Attribute:
+        if sdy.TensorShardingPerValueAttr.isinstance(attribute):
+            each = sdy.TensorShardingPerValueAttr(attribute).shardings
+            return sdy.TensorShardingPerValueAttr.get([renamed(op, sharding) for sharding in each])
+        if not sdy.TensorShardingAttr.isinstance(attribute):
+            return attribute
+        sharding = sdy.TensorShardingAttr(attribute)
+        if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
+            return attribute
+        mesh = read_mesh(symbols[sharding.mesh_or_ref.value])
+        if mesh == home.mesh.mesh or not mesh.axes:
+            return attribute
+        if strange := dict(mesh.axes).keys() - dict(home.mesh.mesh.axes).keys():
+            fail(op, f"is sharded along '{min(strange)}', no axis of @{home.slice}")
+        return sdy.TensorShardingAttr.get(
+            home.mesh.symbol, sharding.dimension_shardings, sharding.replicated_axes, sharding.unreduced_axes
+        )
+
+    _rewrite(function, renamed)
+
+
+def _rewrite(function: ir.OpView, renamed: Callable[[ir.OpView, ir.Attribute], ir.Attribute]) -> None:
+    for op in nested_ops(function):
+        for name in list(op.attributes):
+            if "sharding" not in name:
+                continue
+            op.attributes[name] = renamed(op, op.attributes[name])

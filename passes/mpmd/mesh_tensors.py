@@ -1,0 +1,109 @@
+"""What types and attributes of Shardy's `mpmd` dialect say, of which the bindings return nothing but text."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from pathways.dialect.attributes.meshes import Mesh
+
+_PREFIX = "!mpmd.mesh_tensor<"
+_NAME = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+class NotMpmdError(ValueError):
+    """Text that is not of this dialect."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshTensor:
+    """What a `!mpmd.mesh_tensor` says.
+
+    Attributes:
+      mesh: the name of the mesh of the topology that the array is on.
+      type: the type of the whole array.
+      sharding: how it lies over the mesh; None where nothing is said.
+      memory_kind: the memory that it is in; None where nothing is said.
+    """
+
+    mesh: str
+    type: ir.Type
+    sharding: ir.Attribute | None = None
+    memory_kind: str | None = None
+
+
+def read_mesh_tensor(type_: ir.Type) -> MeshTensor | None:
+    """What a type says; None for one that is no `!mpmd.mesh_tensor`."""
+    text = str(type_)
+    if not text.startswith(_PREFIX):
+        return None
+    mesh, tensor, *rest = _parts(text[len(_PREFIX) : -1])
+    said = dict(part.split("=", 1) for part in rest)
+    sharding = said.get("sharding")
+    memory_kind = said.get("memory_kind")
+    return MeshTensor(
+        mesh[1:-1],
+        ir.Type.parse(tensor, type_.context),
+        None if sharding is None else ir.Attribute.parse(f"#sdy.sharding{sharding}", type_.context),
+        None if memory_kind is None else memory_kind[1:-1],
+    )
+
+
+def read_topology(attribute: ir.Attribute) -> dict[str, Mesh]:
+    """The meshes of an `#mpmd.topology` by their names, in their order.
+
+    Raises:
+      NotMpmdError: it is none, or two of its meshes have one name.
+    """
+    text = str(attribute)
+    prefix = "#mpmd.topology<"
+    if not text.startswith(prefix):
+        raise NotMpmdError(f"is {text}, no #mpmd.topology")
+    meshes: dict[str, Mesh] = {}
+    for part in _parts(text[len(prefix) : -1]):
+        # `<"mesh1" : <["x"=2]>>`
+        quoted = _NAME.match(part, 1)
+        if quoted is None:
+            raise NotMpmdError(f"has a mesh without a name: {part}")
+        name = quoted[1]
+        if name in meshes:
+            raise NotMpmdError(f'has two meshes "{name}"')
+        axes = part[quoted.end() : -1].partition(":")[2].strip()
+        mesh = sdy.MeshAttr(ir.Attribute.parse(f"#sdy.mesh{axes}", attribute.context))
+        named = (sdy.MeshAxisAttr(axis) for axis in mesh.axes)
+        meshes[name] = Mesh(tuple((axis.name, axis.size) for axis in named))
+    return meshes
+
+
+def _parts(text: str) -> list[str]:
+    """What commas separate, outside of brackets and strings.
+
+    Raises:
+      NotMpmdError: a string has no end, as where the name of a mesh holds a quote, which is printed as it is.
+    """
+    return [part.strip() for part in _split(text)]
+
+
+def _split(text: str) -> Iterator[str]:
+    depth, first, at = 0, 0, 0
+    while at < len(text):
+        sign = text[at]
+        if sign == '"':
+            quoted = _NAME.match(text, at)
+            if quoted is None:
+                raise NotMpmdError(f"has a string without an end: {text}")
+            at = quoted.end()
+            continue
+        if sign in "<([{":
+            depth += 1
+        elif sign in ">)]}":
+            depth -= 1
+        elif sign == "," and depth == 0:
+            yield text[first:at]
+            first = at + 1
+        at += 1
+    yield text[first:]

@@ -1,0 +1,83 @@
+"""What of Shardy's `mpmd` programs this compiler has no meaning for; each is one error at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import nested_ops
+from pathways.dialect.attributes.names import MEMORY_KIND
+from pathways.passes.manager.base import fail
+from pathways.passes.mpmd.mesh_tensors import MeshTensor
+
+UNPARTITIONED = frozenset(
+    f"mpmd.{name}"
+    for name in (
+        "named_computation",
+        "named_tensor",
+        "call",
+        "for",
+        "assign",
+        "unassign",
+        "broadcast",
+        "reduce",
+    )
+)
+"""Operations that are there before Shardy has partitioned a program."""
+
+_LAYOUT = "mhlo.layout_mode"
+_DEVICE = "device"
+_CPU = "/cpu"
+
+
+def refuse_unpartitioned(function: ir.OpView) -> None:
+    """Refuses a program that is still to be partitioned.
+
+    Raises:
+      PassFailure: it is.
+    """
+    for op in nested_ops(function):
+        if op.operation.name in UNPARTITIONED:
+            fail(op, "is not partitioned yet: of Shardy's programs those run that `lower()` has made fragments of")
+
+
+def refuse_cpu_meshes(function: ir.OpView, topology: Mapping[str, object]) -> None:
+    """Refuses meshes of the CPU devices beside others.
+
+    Raises:
+      PassFailure: there is one.
+    """
+    for name in topology:
+        if name.endswith(_CPU):
+            fail(function, f'has the mesh "{name}" of the CPUs beside accelerators, which no slice stands for')
+
+
+def refuse_type(op: ir.OpView, what: str, type_: ir.Type) -> NoReturn:
+    """Refuses values that order side effects, and all that is no array on a mesh.
+
+    Raises:
+      PassFailure: always.
+    """
+    if "token" in str(type_):
+        fail(op, f"{what} is a token: ordered side effects (ordered=True) cannot be kept in order over slices")
+    fail(op, f"{what} is a {type_}, no array on a mesh of the topology")
+
+
+def refuse_ports(
+    function: ir.OpView, what: str, all_attrs: Sequence[Mapping[str, ir.Attribute]], values: Sequence[MeshTensor]
+) -> None:
+    """Refuses arguments or results in other memory than the device's, or with a layout of their own.
+
+    Raises:
+      PassFailure: there is one.
+    """
+    for number, (attrs, value) in enumerate(zip(all_attrs, values, strict=True)):
+        said = attrs.get(MEMORY_KIND)
+        for kind in (value.memory_kind, said.value if isinstance(said, ir.StringAttr) else None):
+            if kind not in (None, _DEVICE):
+                fail(function, f"{what} #{number} is in '{kind}' memory; slices hold arrays in that of the device")
+        layout = attrs.get(_LAYOUT)
+        if isinstance(layout, ir.StringAttr) and layout.value != "default":
+            fail(function, f"{what} #{number} has the layout {layout}; between computations XLA's default is kept")
