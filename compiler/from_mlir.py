@@ -13,6 +13,7 @@ from pathways.compiler.stages import Lowered
 from pathways.dialect.attributes.names import ARGUMENT_INFO, BLOCK, CONSTANT, REPLICA
 from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
 from pathways.dialect.relations.program_view import Attributes, ProgramView, read_program
+from pathways.dialect.verification.forms import is_mpmd
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import array_type
@@ -26,7 +27,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
 
     Args:
       module: a module that the verifier of the dialect accepts: StableHLO with the metadata of placed calls,
-        or one in any of its forms.
+        what Shardy's MPMD compiler makes, or one in any of its forms.
       name: what to call the program if the module has no name.
       options: of the compiler.
 
@@ -35,6 +36,11 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     """
     if "sym_name" in module.operation.attributes:
         name = module.operation.attributes["sym_name"].value
+    forms = None
+    if is_mpmd(module):
+        # Its types say where values are; those of the placed form say what they are.
+        forms = run_phases(module, name, options)
+        module = ir.Module.parse(forms.bytecode["placed"], module.context)
     program = read_program(module)
     if program is None:
         raise ProgramError(f"program '{name}' has no function @main with a body")
@@ -58,7 +64,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     )
     in_tree = jax.tree.structure(((0,) * len(passed), {}))
     signature = Signature(in_tree, keys_of(in_tree), in_avals, (), None)
-    return Lowered(run_phases(module, name, options), interface, signature)
+    return Lowered(forms or run_phases(module, name, options), interface, signature)
 
 
 def _path(attributes: Attributes, n: int) -> str:

@@ -48,6 +48,7 @@ ROOMS = (
     "runtime.hosts.controller",
     "compiler.frontend",
     "compiler.lower",
+    "compiler.mpmd",
     "compiler.backends",
     "compiler",
     "compiler.auto",

@@ -5,6 +5,7 @@ jit                       places a function on a slice
 program                   makes a program of a function that calls placed functions
 accumulate                runs a function on microbatches, which go through the stages as a pipeline
 auto                      cuts a loss into stages on slices, where a simulated step is shortest
+from_mpmd                 runs a program of Shardy's MPMD compiler
 load                      runs a program that was saved: `program.lower(*args).save(path)`
 prefetch                  puts batches where a program reads them, while the step before runs
 checkpoint                saves and restores trees of arrays: `save`, `restore`, `latest`
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pathways.compiler.auto.auto import auto
     from pathways.compiler.auto.auto_plan import AutoPlan
     from pathways.compiler.frontend.accumulate import accumulate
+    from pathways.compiler.from_mpmd import from_mpmd
     from pathways.compiler.frontend.notices import PathwaysWarning
     from pathways.compiler.links import Links, measure_links
     from pathways.compiler.loaded import LoadedProgram, load
@@ -102,6 +104,7 @@ __all__ = [
     "cluster",
     "connect",
     "disconnect",
+    "from_mpmd",
     "jit",
     "load",
     "make_virtual_device_set",
@@ -145,6 +148,7 @@ _MODULES = {
     "cluster": "runtime.local.devices",
     "connect": "runtime.hosts.controller.connect",
     "disconnect": "runtime.hosts.controller.connect",
+    "from_mpmd": "compiler.from_mpmd",
     "jit": "compiler.api",
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",

@@ -95,6 +95,8 @@ class ImportMpmd(Pass):
         refuse_cpu_meshes(function, topology)
         refuse_unpartitioned(function)
         _Importer(module, function, topology).run()
+        for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
+            del module.operation.attributes[name]
         erase_unused_functions(module)
         merge_equal_functions(module)
 

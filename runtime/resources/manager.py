@@ -80,6 +80,8 @@ class ResourceManager:
         distinct = list(dict.fromkeys(slices))
         with self._lock:
             held = {slice: self._bound[slice] for slice in distinct if slice in self._bound}
+            pinned = {slice: self._pinned(slice, program) for slice in distinct if slice.pinned and slice not in held}
+            held |= pinned
             _check_disjoint(held, program)
             new = [slice for slice in distinct if slice not in held]
             # The largest first: what is left over then still fits the small ones.
@@ -95,9 +97,32 @@ class ResourceManager:
                 chosen = self._place_sharing(ordered, held)
             if chosen is None:
                 raise ResourceError(self._shortage(distinct, held, program))
+            self._bound.update(pinned)
             for slice in new:
                 self._bound[slice] = Binding(tuple(chosen[slice]), slice.shape, slice.axis_names, program)
             return {slice: self._bound[slice] for slice in distinct}
+
+    def _pinned(self, slice: VirtualSlice, program: str) -> Binding:
+        """The devices that a slice must have.
+
+        Raises:
+          ResourceError: one of them is not in the cluster, or they lie on several islands.
+        """
+        known = {(device.platform, device.id): device for device in self.cluster.devices}
+        assert slice.pinned is not None
+        for platform, number in slice.pinned:
+            if (platform, number) not in known:
+                raise ResourceError(
+                    f"program {program}: {slice.name} is device {number} of {platform}, among others, which is "
+                    f"none of the cluster ({', '.join(_room(island) for island in self.cluster.islands)})"
+                )
+        devices = tuple(known[device] for device in slice.pinned)
+        islands = dict.fromkeys(device.island for device in devices)
+        if len(islands) > 1:
+            raise ResourceError(
+                f"program {program}: {slice.name} has devices on {' and '.join(islands)}; a slice lies on one island"
+            )
+        return Binding(devices, slice.shape, slice.axis_names, program)
 
     def _free(self, taken_by: Iterable[Binding]) -> list[list[Device]]:
         """The devices of each island that none of these bindings has."""

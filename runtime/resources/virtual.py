@@ -56,6 +56,8 @@ class VirtualSlice(OfProcess):
       overlap: whether it may share devices with other slices of a program that may.
       device_set: the set it belongs to.
       replica: which replica of a program it is of.
+      pinned: the devices that it must have, in the order of its mesh, each by its platform and the number that
+        its process knows it by; None for any.
     """
 
     __slots__ = (
@@ -67,6 +69,7 @@ class VirtualSlice(OfProcess):
         "name",
         "number",
         "overlap",
+        "pinned",
         "replica",
         "shape",
     )
@@ -78,6 +81,7 @@ class VirtualSlice(OfProcess):
     device_set: VirtualDeviceSet
     number: int
     overlap: bool
+    pinned: tuple[tuple[str, int], ...] | None
     replica: int
 
     def __init__(
@@ -89,7 +93,9 @@ class VirtualSlice(OfProcess):
         island: str | None = None,
         overlap: bool = False,
         replica: int = 0,
+        pinned: tuple[tuple[str, int], ...] | None = None,
     ) -> None:
+        self.pinned = pinned
         self.overlap = overlap
         self.replica = replica
         self.device_set = device_set

@@ -1,0 +1,157 @@
+"""The module of a partitioned program, with all that callers pass and get."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+from pathways.compiler.frontend.trees import KeyPath, name_of
+from pathways.compiler.mpmd.front_end import Partitioned
+from pathways.dialect import (
+    ConstantOp,
+    argument_attrs,
+    make_context,
+    result_attrs,
+    set_argument_attrs,
+    set_result_attrs,
+    symbol_table,
+)
+from pathways.dialect.attributes.dtypes import element_name
+from pathways.dialect.attributes.names import (
+    ARGUMENT_INFO,
+    CONSTANT,
+    DONOR,
+    KEYS,
+    MAIN,
+    OVERLAP,
+    SHARDING,
+)
+from pathways.passes.mpmd.mesh_tensors import read_mesh_tensor
+from pathways.passes.util.functions import body_block, unique_name
+
+
+def parse(program: Partitioned, paths: Sequence[str], overlapping: Collection[str]) -> ir.Module:
+    """The module in a context of ours: its arguments are hidden constants, then all that callers pass.
+
+    Args:
+      program: the program.
+      paths: what to call each argument.
+      overlapping: the meshes that may share devices.
+    """
+    context = make_context()
+    module = ir.Module.parse(program.bytecode, context)
+    with context, ir.Location.unknown():
+        module.operation.attributes["sym_name"] = ir.StringAttr.get(program.name)
+        main = symbol_table(module)[MAIN]
+        if program.exported is not None:
+            _state_layouts(main, symbol_table(ir.Module.parse(program.exported, context))[MAIN])
+        if overlapping:
+            main.attributes[OVERLAP] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in overlapping])
+        main = _with_all_arguments(main, program)
+        _describe(main, program, paths)
+        _hide_constants(module, main, program.constants)
+    return module
+
+
+def argument_paths(keys: Sequence[KeyPath]) -> list[str]:
+    """What to call each flat argument, by its path in `(args, kwargs)`."""
+    return [f"args[{path[1].idx}]{name_of(tuple(path[2:]))}" for path in keys]
+
+
+def _state_layouts(main: ir.OpView, exported: ir.OpView) -> None:
+    """Writes how arguments and results lie, as Shardy's propagation has decided."""
+    for types, attrs, store in (
+        (exported.type.inputs, argument_attrs(main), set_argument_attrs),
+        (exported.type.results, result_attrs(main), set_result_attrs),
+    ):
+        for type_, entry in zip(types, attrs, strict=True):
+            value = read_mesh_tensor(type_)
+            if value is None:
+                continue
+            dims = ", ".join(["{}"] * value.type.rank)
+            replicated = ir.Attribute.parse(f"#sdy.sharding<mesh<[]>, [{dims}]>")
+            entry[SHARDING] = value.sharding or replicated
+        store(main, attrs)
+
+
+def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
+    """The function with the arguments that JAX has dropped, which nothing reads."""
+    hidden, count = len(program.constants), len(program.arguments)
+    if len(program.kept) == count:
+        return main
+    old, attrs = body_block(main), argument_attrs(main)
+    place = {number: hidden + n for n, number in enumerate(program.kept)}
+    types, entries, sources = list(main.type.inputs)[:hidden], attrs[:hidden], list(range(hidden))
+    for number, argument in enumerate(program.arguments):
+        if number in place:
+            types.append(main.type.inputs[place[number]])
+            entries.append(attrs[place[number]])
+            sources.append(place[number])
+            continue
+        shape, dtype = _as_taken(argument)
+        sizes = "x".join([*map(str, shape), element_name(dtype)])
+        mesh = next(iter(program.topology))
+        types.append(ir.Type.parse(f'!mpmd.mesh_tensor<"{mesh}", tensor<{sizes}>>'))
+        entries.append({DONOR: ir.BoolAttr.get(True)} if argument.donated else {})
+        sources.append(-1)
+    signature = ir.FunctionType.get(types, main.type.results)
+    with ir.InsertionPoint(main), main.operation.location:
+        new = func.FuncOp(MAIN, signature, visibility="public")
+        block = new.add_entry_block()
+    for source, argument in zip(sources, block.arguments, strict=True):
+        if source >= 0:
+            old.arguments[source].replace_all_uses_with(argument)
+    for op in list(old.operations):
+        op.operation.detach_from_parent()
+        block.append(op)
+    for name, attribute in main.attributes.items():
+        if name not in ("function_type", "arg_attrs"):
+            new.attributes[name] = attribute
+    set_argument_attrs(new, entries)
+    main.operation.erase()
+    return new
+
+
+def _as_taken(argument: Any) -> tuple[tuple[int, ...], str]:
+    """The shape and dtype of an argument as computations take it: of typed PRNG keys those of their words."""
+    taken = jax.ShapeDtypeStruct(argument.shape, argument.dtype)
+    if jax.dtypes.issubdtype(argument.dtype, jax.dtypes.prng_key):
+        taken = jax.eval_shape(jax.random.key_data, taken)
+    return taken.shape, taken.dtype.name
+
+
+def _describe(main: ir.OpView, program: Partitioned, paths: Sequence[str]) -> None:
+    """Notes what callers call each argument, and which arguments and results are typed PRNG keys."""
+    attrs, results = argument_attrs(main), result_attrs(main)
+    passed = attrs[len(program.constants) :]
+    for entry, path, argument in zip(passed, paths, program.arguments, strict=True):
+        entry[ARGUMENT_INFO] = ir.StringAttr.get(path)
+        if jax.dtypes.issubdtype(argument.dtype, jax.dtypes.prng_key):
+            entry[KEYS] = ir.UnitAttr.get()
+    for entry, aval in zip(results, program.out_avals, strict=True):
+        if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            entry[KEYS] = ir.UnitAttr.get()
+    set_argument_attrs(main, attrs)
+    set_result_attrs(main, results)
+
+
+def _hide_constants(module: ir.Module, main: ir.OpView, constants: Sequence[Any]) -> None:
+    """Declares the arrays that the function closes over; callers do not pass them."""
+    if not constants:
+        return
+    attrs, taken = argument_attrs(main), set(symbol_table(module))
+    ip = ir.InsertionPoint.at_block_begin(module.body)
+    for entry, constant in zip(attrs, constants, strict=False):
+        array = np.ascontiguousarray(constant)
+        element = ir.Type.parse(element_name(array.dtype.name))
+        name = unique_name("k", taken)
+        taken.add(name)
+        value = ir.DenseElementsAttr.get(array, type=element, shape=np.shape(constant))
+        ConstantOp.build(sym_name=name, value=value, ip=ip)
+        entry[CONSTANT] = ir.FlatSymbolRefAttr.get(name)
+    set_argument_attrs(main, attrs)
