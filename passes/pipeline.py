@@ -159,7 +159,9 @@ def _of_shardy(every: list[Phase], options: Options) -> list[Phase]:
     return [
         placed,
         *(
-            dataclasses.replace(phase, passes=tuple(p for p in phase.passes if not isinstance(p, FuseLaunches)))
+            dataclasses.replace(
+                phase, passes=tuple(p for p in phase.passes if not isinstance(p, FuseLaunches))
+            )
             for phase in rest
         ),
     ]

@@ -48,10 +48,10 @@ ROOMS = (
     "runtime.hosts.controller",
     "compiler.frontend",
     "compiler.lower",
-    "compiler.mpmd",
     "compiler.backends",
     "compiler",
     "compiler.auto",
+    "compiler.mpmd",
     "tools.common",
     "tools.inputs",
     "tools.drivers",
@@ -63,7 +63,7 @@ ROOMS = (
 JAX = (*ROOMS[ROOMS.index("runtime.xla") :],)
 """The rooms that may import jax. The parents of tools do not: `test/tools/test_start.py`."""
 
-FACES = ("pathways", "runtime", "runtime.hosts")
+FACES = ("pathways", "pathways.mpmd", "runtime", "runtime.hosts")
 """Packages that belong to no room: they offer names of any, and import them when they are asked for."""
 
 MOST_MODULES = 16
@@ -97,7 +97,10 @@ def modules() -> dict[str, ast.Module]:
         for folder in ("dialect", "passes", "runtime", "compiler", "tools")
         for path in (ROOT / folder).rglob("*.py")
     }
-    names = {name: name.removesuffix(".__init__") for name in files} | {"compiler._root.__init__": "pathways"}
+    names = {name: name.removesuffix(".__init__") for name in files} | {
+        "compiler._root.__init__": "pathways",
+        "compiler._root.mpmd": "pathways.mpmd",
+    }
     return {names[name]: ast.parse(path.read_text()) for name, path in files.items()}
 
 

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from pathways.compiler.auto.auto import auto
     from pathways.compiler.auto.auto_plan import AutoPlan
     from pathways.compiler.frontend.accumulate import accumulate
-    from pathways.compiler.from_mpmd import from_mpmd
     from pathways.compiler.frontend.notices import PathwaysWarning
     from pathways.compiler.links import Links, measure_links
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.lower.phases import ProgramError
+    from pathways.compiler.mpmd.from_mpmd import from_mpmd
     from pathways.compiler.prefetch import prefetch
     from pathways.compiler.program import Program
     from pathways.compiler.stages import Compiled, Lowered
@@ -148,7 +148,7 @@ _MODULES = {
     "cluster": "runtime.local.devices",
     "connect": "runtime.hosts.controller.connect",
     "disconnect": "runtime.hosts.controller.connect",
-    "from_mpmd": "compiler.from_mpmd",
+    "from_mpmd": "compiler.mpmd.from_mpmd",
     "jit": "compiler.api",
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",

@@ -41,4 +41,6 @@ _make_importable()
 try:
     importlib.import_module(_FRONT_END)
 except ModuleNotFoundError as error:
-    raise ImportError(f"pathways.mpmd needs Shardy's MPMD front end ({error}): {PIP}", name=error.name) from None
+    raise ImportError(
+        f"pathways.mpmd needs Shardy's MPMD front end ({error}): {PIP}", name=error.name
+    ) from None

@@ -1,7 +1,8 @@
 """What Shardy's MPMD front end makes, as plain values.
 
-The one module that reads its objects, some of them by private names: it has no public ones for the constants,
-the arguments that JAX dropped, the host callbacks, or the form in which fragments still say where they are from.
+The one module that reads its objects, some of them by private names: it has no public ones for the
+constants, the arguments that JAX dropped, the host callbacks, or the form in which fragments still say
+where they are from.
 """
 
 from __future__ import annotations
@@ -72,10 +73,14 @@ def _is(program: Any, module: str, name: str) -> bool:
     return found is not None and isinstance(program, getattr(found, name))
 
 
-def _of_lowered(lowered: Any, module: ir.Module, exported: ir.Module | None, callbacks: Sequence[Any]) -> Partitioned:
+def _of_lowered(
+    lowered: Any, module: ir.Module, exported: ir.Module | None, callbacks: Sequence[Any]
+) -> Partitioned:
     constants = list(lowered.const_args)
     arguments = jax.tree.leaves(lowered.args_info)
-    kept = sorted(number - len(constants) for number in lowered.kept_inputs_indices if number >= len(constants))
+    kept = sorted(
+        number - len(constants) for number in lowered.kept_inputs_indices if number >= len(constants)
+    )
     return Partitioned(
         name=lowered.name,
         bytecode=bytecode_of(module),
@@ -87,7 +92,8 @@ def _of_lowered(lowered: Any, module: ir.Module, exported: ir.Module | None, cal
         constants=constants,
         out_tree=lowered.output_tree,
         out_avals=[
-            jax.core.ShapedArray(aval.shape, aval.dtype) for aval in lowered.global_flat_output_abstract_values
+            jax.core.ShapedArray(aval.shape, aval.dtype)
+            for aval in lowered.global_flat_output_abstract_values
         ],
         callbacks=tuple(callbacks),
     )
@@ -95,11 +101,9 @@ def _of_lowered(lowered: Any, module: ir.Module, exported: ir.Module | None, cal
 
 def _of_traced(traced: Any) -> Partitioned:
     """Takes a traced function as far as fragments say where they are from; lowering it forgets that."""
-    from jaxlib import _sdy_mpmd
-
-    phase = _sdy_mpmd.PartitioningPhase
     # The name `jit` of the package is a function.
-    front_end = sys.modules[f"{_PACKAGE}.jit"]
+    front_end: Any = sys.modules[f"{_PACKAGE}.jit"]
+    phase = front_end.jaxlib_mpmd.PartitioningPhase
     module, arguments, parts = traced._prepare_partitioning_args()
     if traced._mpmd_config.pipeline_schedule is None:
         phases = phase.IMPORT | phase.OPTIMIZE

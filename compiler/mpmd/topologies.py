@@ -24,7 +24,9 @@ _slices: weakref.WeakValueDictionary[object, VirtualSlice] = weakref.WeakValueDi
 """By topology and the name of a mesh: programs of one topology share arrays as long as one of them lives."""
 
 
-def slices_of(topology: Topology, chosen: Mapping[str, VirtualSlice] | None, program: str) -> dict[str, VirtualSlice]:
+def slices_of(
+    topology: Topology, chosen: Mapping[str, VirtualSlice] | None, program: str
+) -> dict[str, VirtualSlice]:
     """The slice of each mesh of a topology.
 
     Args:
@@ -42,8 +44,8 @@ def slices_of(topology: Topology, chosen: Mapping[str, VirtualSlice] | None, pro
     missing = [name for name in topology if name not in chosen]
     if missing and controller() is not None:
         raise ProgramError(
-            f"program '{program}': the devices of mesh '{missing[0]}' are those of this process, but programs run "
-            f"on hosts: give a slice for each mesh, from_mpmd(..., slices={{{missing[0]!r}: slice, ...}})"
+            f"program '{program}': the devices of mesh '{missing[0]}' are of this process, but programs "
+            f"run on hosts: give a slice for each mesh, from_mpmd(..., slices={{{missing[0]!r}: slice, ...}})"
         )
     pinned = {name: _devices(topology[name]) for name in topology}
     key = tuple((name, mesh.axis_names, mesh.devices.shape, pinned[name]) for name, mesh in topology.items())
@@ -53,10 +55,10 @@ def slices_of(topology: Topology, chosen: Mapping[str, VirtualSlice] | None, pro
         if devices is None:
             devices = _sets[key] = make_virtual_device_set()
         for name in missing:
-            virtual = _slices.get((key, name))
-            if virtual is None:
+            known = _slices.get((key, name))
+            if known is None:
                 others = [device for other in topology if other != name for device in pinned[other]]
-                virtual = _slices[key, name] = VirtualSlice(
+                known = _slices[key, name] = VirtualSlice(
                     devices,
                     topology[name].devices.shape,
                     topology[name].axis_names,
@@ -64,7 +66,7 @@ def slices_of(topology: Topology, chosen: Mapping[str, VirtualSlice] | None, pro
                     overlap=not set(others).isdisjoint(pinned[name]),
                     pinned=pinned[name],
                 )
-            made[name] = virtual
+            made[name] = known
     return {name: chosen.get(name) or made[name] for name in topology}
 
 
@@ -74,7 +76,9 @@ def _devices(mesh: jax.sharding.Mesh) -> _Pinned:
 
 def _check(topology: Topology, name: str, virtual: VirtualSlice) -> None:
     if name not in topology:
-        raise ValueError(f"slices: there is no mesh '{name}' in the topology, which has {', '.join(topology)}")
+        raise ValueError(
+            f"slices: there is no mesh '{name}' in the topology, which has {', '.join(topology)}"
+        )
     if not isinstance(virtual, VirtualSlice):
         raise TypeError(f"slices: for mesh '{name}' expected a slice, got {type(virtual).__name__}")
     mesh = topology[name]

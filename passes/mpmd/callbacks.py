@@ -32,7 +32,8 @@ def keep_callbacks_together(
         types = [result.type for result in op.results] or [None]
         each = [
             sdy.TensorShardingAttr.get(
-                mesh, [sdy.DimensionShardingAttr.get([], is_closed=True)] * (0 if type_ is None else type_.rank)
+                mesh,
+                [sdy.DimensionShardingAttr.get([], is_closed=True)] * (0 if type_ is None else type_.rank),
             )
             for type_ in types
         ]
@@ -58,5 +59,7 @@ def _maximal_mesh(module: ir.Module, symbols: dict[str, ir.OpView]) -> str:
     name = unique_name("maximal_mesh_0", symbols)
     attributes = {"sym_name": ir.StringAttr.get(name), "mesh": first}
     ip = ir.InsertionPoint.at_block_begin(module.body)
-    symbols[name] = ir.Operation.create("sdy.mesh", attributes=attributes, loc=ir.Location.unknown(), ip=ip).opview
+    symbols[name] = ir.Operation.create(
+        "sdy.mesh", attributes=attributes, loc=ir.Location.unknown(), ip=ip
+    ).opview
     return name

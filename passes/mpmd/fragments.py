@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, mpmd, sdy
@@ -14,11 +15,13 @@ from pathways.passes.manager.base import fail
 from pathways.passes.mpmd.slices import symbol_of
 from pathways.passes.util.functions import body_block, unique_name
 
+Half = Literal["input", "weight"]
+
 Layouts = tuple[ir.Attribute | None, ...]
 
 _CALL_COUNTER = "call_counter"
 _REMAT = "remat"
-_HALVES = {"split_keep_transferred": "input", "split_drop_transferred": "weight"}
+_HALVES: Mapping[str, Half] = {"split_keep_transferred": "input", "split_drop_transferred": "weight"}
 """Of a backward that Shardy splits, the half that makes what is transferred, and the other one."""
 
 _OF_SHARDY = ("mesh_shape", "reserved_hbm_bytes")
@@ -166,7 +169,9 @@ def constrain(function: ir.OpView, arguments: Layouts, results: Layouts) -> None
             terminator.operands[number] = made.results[0]
 
 
-def _constraint(value: ir.Value, layout: ir.Attribute, ip: ir.InsertionPoint, location: ir.Location) -> ir.Operation:
+def _constraint(
+    value: ir.Value, layout: ir.Attribute, ip: ir.InsertionPoint, location: ir.Location
+) -> ir.Operation:
     attributes = {"sharding": layout}
     return ir.Operation.create(
         "sdy.sharding_constraint", [value.type], [value], attributes, loc=location, ip=ip

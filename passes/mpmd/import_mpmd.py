@@ -34,8 +34,8 @@ from pathways.dialect.attributes.names import (
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.verification.forms import MPMD, PLACED
 from pathways.passes.manager.base import Pass, fail
-from pathways.passes.mpmd.fragments import FragmentComputations, Origins, constrain, drop_empty_constraints
 from pathways.passes.mpmd.callbacks import keep_callbacks_together
+from pathways.passes.mpmd.fragments import FragmentComputations, Origins, constrain, drop_empty_constraints
 from pathways.passes.mpmd.layouts import MpmdLayouts, retarget
 from pathways.passes.mpmd.mesh_tensors import MeshTensor, NotMpmdError, read_mesh_tensor, read_topology
 from pathways.passes.mpmd.refusals import (
@@ -59,8 +59,8 @@ class ImportMpmd(Pass):
 
     1. Each mesh of the `topology` becomes a `pw.slice`; equal ones share an `sdy.mesh`. A `mesh_tensor`
        becomes a tensor on that slice with the sharding of the type.
-    2. A `fragment_call`, or a `fragment`, whose body becomes a function, becomes a `pw.launch`. Equal functions
-       become one; a function that is called with other shardings gets a variant.
+    2. A `fragment_call`, or a `fragment`, whose body becomes a function, becomes a `pw.launch`. Equal
+       functions become one; a function that is called with other shardings gets a variant.
     3. Where a fragment says so, its launch has `origins`: forward or backward by how often the named
        computation was transposed, recomputed with `remat`, the stage, the call counter as the microbatch, and
        the half of a backward that was split. What Shardy inferred has none: it is glue.
@@ -73,14 +73,15 @@ class ImportMpmd(Pass):
 
     ```mlir
     // before
-    %0 = mpmd.fragment_call<mesh="m1", origin=["f"]> @f(%arg0) : (!mpmd.mesh_tensor<"m1", tensor<4xf32>> ...
-    %1 = mpmd.transfer %0 : (!mpmd.mesh_tensor<"m1", tensor<4xf32>>) -> !mpmd.mesh_tensor<"m2", ...
+    %0 = mpmd.fragment_call<mesh="mesh1", origin=["f"]> @f(%arg0) : (!mpmd.mesh_tensor<"mesh1", ...
+    %1 = mpmd.transfer %0 : (!mpmd.mesh_tensor<"mesh1", tensor<8x4xf32>, ...
     // after
-    %0 = pw.launch @f(%arg0) on @m1 [fwd]
-    %1 = pw.transfer %0 to @m2
+    %0 = pw.launch @f(%arg0) on @mesh1 [fwd]
+    %1 = pw.transfer %0 to @mesh2
     ```
 
-    Requires: one function with a `topology`, of fragments and transfers alone; arrays in the memory of the device.
+    Requires: one function with a `topology`, of fragments and transfers alone; arrays in the memory of the
+    device.
     Guarantees: placed form; `@main` in the order in which it was.
     """
 
@@ -90,10 +91,10 @@ class ImportMpmd(Pass):
     closes = True
 
     def run(self, module: ir.Module) -> None:
+        refuse_unpartitioned(module)
         function = _program(module)
         topology = _topology(function)
         refuse_cpu_meshes(function, topology)
-        refuse_unpartitioned(function)
         _Importer(module, function, topology).run()
         for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
             del module.operation.attributes[name]
@@ -108,7 +109,9 @@ def _program(module: ir.Module) -> ir.OpView:
         fail(module.operation, "has no function with a `topology`, the program")
     if len(functions) > 1:
         names = " and ".join(f"@{symbol_name(op)}" for op in functions[:2])
-        fail(functions[1], f"has a `topology`, and so has another function: {names}; a program is one function")
+        fail(
+            functions[1], f"has a `topology`, and so has another function: {names}; a program is one function"
+        )
     (function,) = functions
     body_block(function)
     if symbol_name(function) != MAIN:
@@ -152,7 +155,6 @@ class _Importer:
         self.types: dict[ir.Type, MeshTensor] = {}
         self.values: dict[ir.Value, ir.Value] = {}
         self.moved: dict[tuple[ir.Value, str], tuple[ir.Value, ir.Attribute | None]] = {}
-        self.prepared: dict[str, str] = {}
 
     def run(self) -> None:
         old = self.function
@@ -272,9 +274,7 @@ class _Importer:
         constrain(function, *said)
         return callee
 
-    def called(
-        self, op: ir.OpView, home: Home, operands: list[MeshTensor], results: list[MeshTensor]
-    ) -> str:
+    def called(self, op: ir.OpView, home: Home, operands: list[MeshTensor], results: list[MeshTensor]) -> str:
         """The computation of a call, in the variant that its shardings ask for."""
         callee = op.attributes["callee"].value
         function = self.symbols.get(callee)
@@ -282,8 +282,6 @@ class _Importer:
             fail(op, f"calls @{callee}, which is no function of the module")
         if not function.regions[0].blocks:
             fail(op, f"calls @{callee}, which is only declared")
-        if self.prepared.setdefault(callee, home.mesh.symbol) != home.mesh.symbol:
-            fail(op, f"calls @{callee} on @{home.slice}, but it is called on a mesh of another shape, too")
         if not self.computations.is_known(callee):
             self.prepare(function, home)
         arguments = tuple(self.layout(op, f"operand #{n}", value) for n, value in enumerate(operands))

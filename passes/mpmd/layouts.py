@@ -25,8 +25,9 @@ class MpmdLayouts:
         self._symbols = symbols
         self._taken: dict[tuple[ir.Attribute, ir.Type, str], ir.Attribute | None] = {}
 
-    def closed(self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
-               ) -> ir.Attribute | None:
+    def closed(
+        self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
+    ) -> ir.Attribute | None:
         """How a value lies over a slice where nothing but its type says so: replicated if that is silent."""
         if home.mesh.mesh.size == 1:
             return None
@@ -34,8 +35,9 @@ class MpmdLayouts:
             return make_sharding(home.mesh.symbol, replicated(type_.rank))
         return self.of(op, what, sharding, type_, home)
 
-    def of(self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
-           ) -> ir.Attribute | None:
+    def of(
+        self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
+    ) -> ir.Attribute | None:
         """A sharding over the mesh of a slice; None where nothing is said, or a slice has one device.
 
         Args:
@@ -55,8 +57,9 @@ class MpmdLayouts:
             self._taken[key] = self._read(op, what, sharding, type_, home)
         return self._taken[key]
 
-    def _read(self, op: ir.OpView, what: str, attribute: ir.Attribute, type_: ir.Type, home: Home
-              ) -> ir.Attribute:
+    def _read(
+        self, op: ir.OpView, what: str, attribute: ir.Attribute, type_: ir.Type, home: Home
+    ) -> ir.Attribute:
         sharding = sdy.TensorShardingAttr(attribute)
         if len(list(sharding.unreduced_axes)):
             fail(op, f"{what} has unreduced axes, partial sums that only Shardy adds up: {attribute}")
@@ -71,10 +74,13 @@ class MpmdLayouts:
         if sum(map(len, kept.dims)) < len(axes):
             remark(
                 op,
-                f"{what} lies as {attribute}, of which @{home.slice} keeps the whole axes that divide it: {kept}",
+                f"{what} lies as {attribute}, of which @{home.slice} keeps the whole axes that divide it: "
+                f"{kept}",
             )
         closed = [
-            sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in names], is_closed=dim.is_closed)
+            sdy.DimensionShardingAttr.get(
+                [sdy.AxisRefAttr.get(axis) for axis in names], is_closed=dim.is_closed
+            )
             for dim, names in zip(dims, kept.dims, strict=True)
         ]
         return sdy.TensorShardingAttr.get(home.mesh.symbol, closed)
@@ -85,6 +91,7 @@ def retarget(function: ir.OpView, home: Home, symbols: Mapping[str, ir.OpView]) 
 
     Shardy writes them all over one mesh, whatever the sizes of the axes where a computation runs.
     """
+
     def renamed(op: ir.OpView, attribute: ir.Attribute) -> ir.Attribute:
         if sdy.TensorShardingPerValueAttr.isinstance(attribute):
             each = sdy.TensorShardingPerValueAttr(attribute).shardings

@@ -32,15 +32,18 @@ _DEVICE = "device"
 _CPU = "/cpu"
 
 
-def refuse_unpartitioned(function: ir.OpView) -> None:
+def refuse_unpartitioned(module: ir.Module) -> None:
     """Refuses a program that is still to be partitioned.
 
     Raises:
       PassFailure: it is.
     """
-    for op in nested_ops(function):
+    for op in nested_ops(module.operation.opview):
         if op.operation.name in UNPARTITIONED:
-            fail(op, "is not partitioned yet: of Shardy's programs those run that `lower()` has made fragments of")
+            fail(
+                op,
+                "is not partitioned yet: of Shardy's programs those run that `lower()` has made fragments of",
+            )
 
 
 def refuse_cpu_meshes(function: ir.OpView, topology: Mapping[str, object]) -> None:
@@ -51,7 +54,9 @@ def refuse_cpu_meshes(function: ir.OpView, topology: Mapping[str, object]) -> No
     """
     for name in topology:
         if name.endswith(_CPU):
-            fail(function, f'has the mesh "{name}" of the CPUs beside accelerators, which no slice stands for')
+            fail(
+                function, f'has the mesh "{name}" of the CPUs beside accelerators, which no slice stands for'
+            )
 
 
 def refuse_type(op: ir.OpView, what: str, type_: ir.Type) -> NoReturn:
@@ -61,12 +66,17 @@ def refuse_type(op: ir.OpView, what: str, type_: ir.Type) -> NoReturn:
       PassFailure: always.
     """
     if "token" in str(type_):
-        fail(op, f"{what} is a token: ordered side effects (ordered=True) cannot be kept in order over slices")
+        fail(
+            op, f"{what} is a token: ordered side effects (ordered=True) cannot be kept in order over slices"
+        )
     fail(op, f"{what} is a {type_}, no array on a mesh of the topology")
 
 
 def refuse_ports(
-    function: ir.OpView, what: str, all_attrs: Sequence[Mapping[str, ir.Attribute]], values: Sequence[MeshTensor]
+    function: ir.OpView,
+    what: str,
+    all_attrs: Sequence[Mapping[str, ir.Attribute]],
+    values: Sequence[MeshTensor],
 ) -> None:
     """Refuses arguments or results in other memory than the device's, or with a layout of their own.
 
@@ -77,7 +87,13 @@ def refuse_ports(
         said = attrs.get(MEMORY_KIND)
         for kind in (value.memory_kind, said.value if isinstance(said, ir.StringAttr) else None):
             if kind not in (None, _DEVICE):
-                fail(function, f"{what} #{number} is in '{kind}' memory; slices hold arrays in that of the device")
+                fail(
+                    function,
+                    f"{what} #{number} is in '{kind}' memory; slices hold arrays in that of the device",
+                )
         layout = attrs.get(_LAYOUT)
         if isinstance(layout, ir.StringAttr) and layout.value != "default":
-            fail(function, f"{what} #{number} has the layout {layout}; between computations XLA's default is kept")
+            fail(
+                function,
+                f"{what} #{number} has the layout {layout}; between computations XLA's default is kept",
+            )

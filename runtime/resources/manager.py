@@ -80,7 +80,11 @@ class ResourceManager:
         distinct = list(dict.fromkeys(slices))
         with self._lock:
             held = {slice: self._bound[slice] for slice in distinct if slice in self._bound}
-            pinned = {slice: self._pinned(slice, program) for slice in distinct if slice.pinned and slice not in held}
+            pinned = {
+                slice: self._pinned(slice, program)
+                for slice in distinct
+                if slice.pinned and slice not in held
+            }
             held |= pinned
             _check_disjoint(held, program)
             new = [slice for slice in distinct if slice not in held]
@@ -113,14 +117,15 @@ class ResourceManager:
         for platform, number in slice.pinned:
             if (platform, number) not in known:
                 raise ResourceError(
-                    f"program {program}: {slice.name} is device {number} of {platform}, among others, which is "
-                    f"none of the cluster ({', '.join(_room(island) for island in self.cluster.islands)})"
+                    f"program {program}: {slice.name} needs device {number} of {platform}, which is none of "
+                    f"the cluster ({', '.join(_room(island) for island in self.cluster.islands)})"
                 )
         devices = tuple(known[device] for device in slice.pinned)
         islands = dict.fromkeys(device.island for device in devices)
         if len(islands) > 1:
             raise ResourceError(
-                f"program {program}: {slice.name} has devices on {' and '.join(islands)}; a slice lies on one island"
+                f"program {program}: {slice.name} needs devices on {' and '.join(islands)}; a slice lies on "
+                "one island"
             )
         return Binding(devices, slice.shape, slice.axis_names, program)
 

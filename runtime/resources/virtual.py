@@ -56,8 +56,8 @@ class VirtualSlice(OfProcess):
       overlap: whether it may share devices with other slices of a program that may.
       device_set: the set it belongs to.
       replica: which replica of a program it is of.
-      pinned: the devices that it must have, in the order of its mesh, each by its platform and the number that
-        its process knows it by; None for any.
+      pinned: the devices that it must have, in the order of its mesh, each by its platform and the number
+        that its process knows it by; None for any.
     """
 
     __slots__ = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from pathways.compiler.frontend.arguments import Signature
 from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.phases import run_phases
-from pathways.compiler.mpmd.front_end import read_front_end
+from pathways.compiler.mpmd.front_end import Partitioned, read_front_end
 from pathways.compiler.mpmd.modules import argument_paths, parse
 from pathways.compiler.mpmd.topologies import slices_of
 from pathways.compiler.stages import Lowered
@@ -28,13 +28,13 @@ def from_mpmd(
 ) -> Lowered:
     """Takes over a program that Shardy's MPMD compiler has partitioned: `.compile()` runs it.
 
-    Each mesh of its topology is a slice on exactly the devices of the mesh, in their order; programs of one
-    topology share them, and arrays with them. Fragments run in the order of Shardy's schedule. Calls take
+    Each mesh of its topology is a slice on exactly the devices of the mesh, in their order; programs of
+    one topology share them, and arrays with them. Fragments run in the order of Shardy's schedule. Calls take
     positional arguments as the function does; results lie as `lowered.function_named_shardings` says.
 
     Args:
-      program: what `mpmd.jit(f, config).lower(*args)` returns, or `.trace(*args)`, which also keeps the stage,
-        the call number and the half of each fragment: timelines and pictures show them.
+      program: what `mpmd.jit(f, config).lower(*args)` returns, or `.trace(*args)`, which also keeps the
+        stage, the call number and the half of each fragment: timelines and pictures show them.
       slices: a slice in place of some meshes, by their names, as on hosts; of the same axes.
       fuse: lets fragments that follow each other on a slice become one computation.
 
@@ -52,24 +52,40 @@ def from_mpmd(
       params = pw.from_mpmd(lowered).compile()(params, batch)
       ```
     """
-    partitioned = read_front_end(program)
-    virtual = slices_of(partitioned.topology, slices, partitioned.name)
-    in_tree = jax.tree_util.treedef_tuple([partitioned.in_tree, jax.tree.structure({})])
+    return lower_partitioned(read_front_end(program), slices=slices, fuse=fuse, keepalive=(program,))
+
+
+def lower_partitioned(
+    program: Partitioned,
+    *,
+    slices: Mapping[str, VirtualSlice] | None = None,
+    fuse: bool = False,
+    keepalive: Sequence[Any] = (),
+) -> Lowered:
+    """Does what `from_mpmd` does, for a program that was read.
+
+    Args:
+      program: the program.
+      slices: see `from_mpmd`.
+      fuse: likewise.
+      keepalive: what must live as long as its executables.
+    """
+    virtual = slices_of(program.topology, slices, program.name)
+    in_tree = jax.tree_util.treedef_tuple([program.in_tree, jax.tree.structure({})])
     keys = keys_of(in_tree)
     paths = argument_paths(keys)
     overlapping = [name for name, one in virtual.items() if one.overlap]
-    module = parse(partitioned, paths, overlapping)
-    forms = run_phases(module, partitioned.name, Options(fuse=fuse))
+    forms = run_phases(parse(program, paths, overlapping), program.name, Options(fuse=fuse))
     symbols = [op.sym_name for op in ops_named(forms.scheduled, ["pw.slice"])]
-    in_avals = tuple(jax.core.ShapedArray(info.shape, info.dtype) for info in partitioned.arguments)
+    in_avals = tuple(jax.core.ShapedArray(info.shape, info.dtype) for info in program.arguments)
     interface = Interface(
         slices=dict(zip(symbols, virtual.values(), strict=True)),
         argument_paths=tuple(paths),
         in_avals=in_avals,
-        out_avals=tuple(partitioned.out_avals),
-        out_tree=partitioned.out_tree,
-        out_keys=keys_of(partitioned.out_tree),
+        out_avals=tuple(program.out_avals),
+        out_tree=program.out_tree,
+        out_keys=keys_of(program.out_tree),
         platform=cluster().platform,
     )
     signature = Signature(in_tree, keys, in_avals, (), None)
-    return Lowered(forms, interface, signature, partitioned.callbacks, (program,))
+    return Lowered(forms, interface, signature, program.callbacks, keepalive)

@@ -1,0 +1,58 @@
+"""Writes what Shardy's MPMD front end makes of `mpmd_programs`: `python lower_mpmd.py FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+
+import jax
+import mpmd_programs
+from jaxlib.mlir import ir
+
+from pathways.compiler.mpmd.front_end import read_front_end
+from pathways.dialect import make_context
+
+
+def jitted(program: mpmd_programs.MpmdProgram) -> Any:
+    """The function of a program, under the front end's `jit`."""
+    import shardy.integrations.python.jax.mpmd as front
+    from shardy.integrations.python.jax.mpmd.pipeline_registry import get_pipeline_schedule
+
+    config = front.make_config(
+        program.topology(),
+        {name: f"mesh{stage % program.meshes[0]}" for name, stage in program.assignment.items()},
+        name_to_stage_assignment=program.assignment,
+        pipeline_schedule=program.schedule and get_pipeline_schedule(program.schedule),
+    )
+    return front.jit(program.make(front), config, donate_argnums=program.donate)
+
+
+def arguments(program: mpmd_programs.MpmdProgram) -> list[Any]:
+    """The types of the arguments, and how they lie."""
+    mesh = next(iter(program.topology().values()))
+    leaves, structure = jax.tree.flatten(tuple(program.args))
+    types = [
+        jax.ShapeDtypeStruct(
+            leaf.shape,
+            leaf.dtype,
+            sharding=jax.sharding.NamedSharding(mesh, program.specs[n]) if n in program.specs else None,
+        )
+        for n, leaf in enumerate(leaves)
+    ]
+    return list(structure.unflatten(types))
+
+
+def main(folder: Path) -> None:
+    for name, program in mpmd_programs.PROGRAMS.items():
+        traced = jitted(program).trace(*arguments(program))
+        for form, made in (("call", traced.lower()), ("fragment", traced)):
+            text = str(ir.Module.parse(read_front_end(made).bytecode, make_context()))
+            (folder / f"{name}.{form}.mlir").write_text(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
