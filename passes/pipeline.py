@@ -7,6 +7,7 @@ import dataclasses
 from pathways.dialect.verification.forms import MPMD
 from pathways.passes.backward.merge_residuals import MergeResiduals
 from pathways.passes.backward.split_backward import SplitBackward
+from pathways.passes.branches.group_branches import GroupBranches
 from pathways.passes.import_.import_ import Import
 from pathways.passes.loops.accumulate import Accumulate
 from pathways.passes.loops.fuse_launches import FuseLaunches
@@ -73,6 +74,8 @@ def phases(options: Options) -> list[Phase]:
                 InsertAllReduces(),
                 # Before outlining: additions that join slices are still operations of their own.
                 SinkLoopReductions(),
+                # After all that looks at single operations: the work of a branch is inside of others from here on.
+                GroupBranches(),
                 # No canonicalize between placement and outline: its rewrites may drop the placement.
                 Outline(),
                 # Outlining has merged equal glue, so that equal launches now look equal.

@@ -20,6 +20,7 @@ ROOMS = (
     "passes.manager",
     "passes.util",
     "passes.measured",
+    "passes.branches",
     "passes.import_",
     "passes.mpmd",
     "passes.place",

@@ -161,6 +161,7 @@ def _is_origin(attribute: ir.Attribute) -> bool:
     fields = entries_of(attribute)
     numbers = [fields.pop(name) for name in ("stage", "microbatch") if name in fields]
     pieces = fields.pop("pieces", None)
+    when = fields.pop("when", None)
     words = {
         name: value.value if isinstance(value := fields.pop(name), ir.StringAttr) else ""
         for name in ("kind", "part")
@@ -170,6 +171,7 @@ def _is_origin(attribute: ir.Attribute) -> bool:
         not fields
         and all(map(_is_natural, numbers))
         and (pieces is None or (_is_natural(pieces) and pieces.value > 0))
+        and (when is None or (isinstance(when, ir.BoolAttr) and when.value))
         and words.get("kind") in KINDS
         and words.get("part", PARTS[0]) in PARTS
     )
@@ -188,13 +190,15 @@ def _make_origin(origin: Origin) -> ir.Attribute:
     }
     if origin.part is not None:
         fields["part"] = ir.StringAttr.get(origin.part)
+    if origin.when:
+        fields["when"] = ir.BoolAttr.get(True)
     return ir.DictAttr.get(fields)
 
 
 ORIGINS: Kind[Sequence[Origin]] = Kind(
     "non-empty array of dictionaries, each with a `kind` (one of "
     + ", ".join(f'"{kind}"' for kind in KINDS)
-    + ") and perhaps `stage`, `microbatch`, `part` and `pieces`",
+    + ") and perhaps `stage`, `microbatch`, `part`, `pieces` and `when`",
     lambda a: _is_list(a, _is_origin) and len(a) > 0,
     lambda a: tuple(Origin(**{entry.name: entry.attr.value for entry in origin}) for origin in a),
     lambda origins: ir.ArrayAttr.get([_make_origin(origin) for origin in origins]),

@@ -27,6 +27,7 @@ class Origin:
       microbatch: the microbatch, None outside of loops and before they are unrolled.
       part: which half of a split backward it is: `input` or `weight`.
       pieces: of how many launches of the call this is one, where `pw-share-loops` has cut it; None for one.
+      when: whether it is done on a condition, and otherwise gives zeros.
     """
 
     kind: CallKind
@@ -34,6 +35,7 @@ class Origin:
     microbatch: int | None = None
     part: Literal["input", "weight"] | None = None
     pieces: int | None = None
+    when: bool = False
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Origin:
@@ -49,13 +51,15 @@ class Origin:
             or fields.get("part") not in (None, *PARTS)
             or not all(n is None or (type(n) is int and n >= 0) for n in numbers)
             or not ((pieces := fields.get("pieces")) is None or (type(pieces) is int and pieces > 0))
+            or fields.get("when", True) is not True
         ):
             raise ValueError(f"{dict(fields)} is not the origin of a launch")
         return cls(**fields)
 
     def as_fields(self) -> dict[str, str | int]:
-        """Its attributes by name, without those that are None."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        """Its attributes by name, without those that say nothing."""
+        fields = dataclasses.asdict(self).items()
+        return {name: value for name, value in fields if value is not None and value is not False}
 
     @property
     def is_forward(self) -> bool:

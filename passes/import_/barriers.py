@@ -8,6 +8,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import LaunchOp
+from pathways.passes.branches.tags import branch_of, set_branch
 from pathways.passes.import_.stage_numbers import PlacedCall
 from pathways.passes.util.functions import body_block
 
@@ -20,6 +21,7 @@ def split_barriers(main: ir.OpView) -> None:
         for source, result in zip(list(op.operands), list(op.results), strict=True):
             with ir.InsertionPoint(op), op.operation.location:
                 single = stablehlo.OptimizationBarrierOp([source])
+            set_branch(single, branch_of(op))
             result.replace_all_uses_with(single.results[0])
         op.operation.erase()
 

@@ -18,7 +18,7 @@ from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.make_launches import make_launches
 from pathways.passes.import_.mark_loops import LoopMarker
 from pathways.passes.import_.merge_equal import merge_equal
-from pathways.passes.import_.regions import open_loops, place_regions
+from pathways.passes.import_.regions import open_regions, place_regions
 from pathways.passes.import_.stage_numbers import number_stages
 from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import Pass, fail, main_function, option
@@ -72,7 +72,7 @@ class Import(Pass):
         _drop_empty_constraints(traced)
         inliner = Inliner(traced)
         inliner.inline_calls(main)
-        open_loops(traced, inliner)
+        open_regions(traced, inliner)
         merge_equal(body_block(main))
         place_regions(traced)
         # Before loops are known: what is the same for every microbatch is so after a barrier, too.

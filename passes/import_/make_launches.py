@@ -6,6 +6,8 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, Origin, PwOp, loop_of_op, nested_ops, only_computes, symbol_table
 from pathways.dialect.operations.metadata import CallMetadata
+from pathways.passes.branches.predicated import Predicates, make_predicated
+from pathways.passes.branches.tags import branch_of, conditions
 from pathways.passes.import_.stage_numbers import PlacedCall
 from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import fail
@@ -16,6 +18,8 @@ from pathways.passes.util.operations import replace
 def make_launches(traced: TracedProgram) -> list[PlacedCall]:
     """Makes a launch of each placed call; returns them in their order, and brings the symbols up to date."""
     calls: list[PlacedCall] = []
+    predicates = Predicates(conditions(traced.main))
+    predicated: dict[str, str] = {}
     renamed: dict[str, str] = {}
     taken = set(traced.symbols)
     for op in list(body_block(traced.main).operations):
@@ -30,11 +34,17 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
             base = base if metadata.kind == "fwd" else f"{base}_{metadata.kind}"
             renamed[callee] = unique_name(base, taken - {callee})
             taken.add(renamed[callee])
-        origin = Origin(metadata.kind, metadata.stage)
+        operands, computation, branch = list(op.operands), renamed[callee], branch_of(op)
+        if branch is not None:
+            if callee not in predicated:
+                predicated[callee] = unique_name(f"{computation}_if", taken)
+                taken.add(predicated[callee])
+            operands, computation = [predicates.of(branch), *operands], predicated[callee]
+        origin = Origin(metadata.kind, metadata.stage, when=branch is not None)
         launch = LaunchOp.build(
-            list(op.operands),
+            operands,
             [r.type for r in op.results],
-            callee=renamed[callee],
+            callee=computation,
             slice=slice_name,
             loop=loop_of_op(op),
             loc=op.operation.location,
@@ -43,6 +53,8 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
         calls.append(PlacedCall(launch, metadata.call, origin, metadata.lineage))
         replace(op, launch)
     _rename_functions(traced, renamed)
+    for callee, name in predicated.items():
+        make_predicated(traced.symbols[callee], name)
     traced.symbols = symbol_table(traced.module)
     return calls
 

@@ -12,6 +12,7 @@ from pathways.dialect import CarryOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, l
 from pathways.dialect.attributes.blocks import whole_shape
 from pathways.dialect.operations.metadata import Mark
 from pathways.dialect.operations.traits import Trait
+from pathways.passes.branches.tags import branch_of, conditions
 from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import fail
 from pathways.passes.util.functions import body_block
@@ -33,8 +34,13 @@ class LoopMarker:
         reduced: dict[ir.Value, set[str]] = {}
         loops: dict[ir.Value, str] = {}
         """The loop of each value that is of one, as far as operations have been looked at."""
+        known = {name: op.results[0] for name, op in conditions(self.traced.main).items()}
         for op in list(body_block(self.traced.main).operations):
             metadata, reads = self.traced.metadata_of(op), captured(op)
+            branch = branch_of(op)
+            if branch is not None:
+                # What is done on a condition of a turn is done in that turn.
+                reads.append(known[branch.condition])
             before: set[str] = set().union(*(reduced[v] for v in reads if v in reduced))
             if metadata.mark is not None:
                 op = self.make_mark(op, metadata.mark, self.traced.loop_symbol(op, metadata))

@@ -8,6 +8,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import CarryOp, IndexOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, set_loop
+from pathways.passes.branches.tags import branch_of, conditions
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured, has_side_effect
 from pathways.passes.util.turns import Linear, Turns, linear
@@ -191,6 +192,7 @@ def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None
     producer = {result: n for n, op in enumerate(operations) for result in op.results}
     handed_on = {producer[op.operands[0]]: n for n, op in enumerate(operations) if isinstance(op, NextOp)}
     memo: dict[str, bool] = {}
+    known = {name: op.results[0] for name, op in conditions(main).items()}
     pending = [len(operations) - 1]
     pending += [n for n, op in enumerate(operations) if has_side_effect(op, symbols, memo)]
     live: set[int] = set()
@@ -200,6 +202,8 @@ def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None
             continue
         live.add(n)
         pending += [producer[value] for value in captured(operations[n]) if value in producer]
+        if (branch := branch_of(operations[n])) is not None:
+            pending.append(producer[known[branch.condition]])
         if n in handed_on:
             pending.append(handed_on[n])
     dead: list[int] = []

@@ -1,96 +1,127 @@
-"""Loops and branches of JAX that hold placed calls: loops over slices are opened, all else has one slice."""
+"""Loops and branches of JAX: those over several slices are opened, and others that hold placed calls placed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LoopOp, PwOp, loop_of_op, make_slices, only_computes, set_loop
+from pathways.dialect import LoopOp, PwOp, make_slices, only_computes
 from pathways.dialect.attributes.names import MOST_MICROBATCHES, SLICE
+from pathways.passes.branches.open_branches import BRANCHING, open_branches
+from pathways.passes.branches.tags import branch_of, set_branch
 from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.opened_loops import OpenedLoop, drop_dead_carries
 from pathways.passes.import_.traced import TracedProgram
 from pathways.passes.manager.base import fail
 from pathways.passes.util.functions import body_block, unique_name
+from pathways.passes.util.operations import has_side_effect
 from pathways.passes.util.turns import turns_of
 
 
-def open_loops(traced: TracedProgram, inliner: Inliner) -> None:
-    """Makes loops of what JAX repeats over several slices, outer ones first."""
-    opened = False
-    pending = _loops_among(body_block(traced.main).operations)[::-1]
+def open_regions(traced: TracedProgram, inliner: Inliner) -> None:
+    """Opens what JAX repeats or does on a condition over several slices, outer loops and branches first."""
+    opener = _Opener(traced, inliner)
+    pending = [_Region(op, None) for op in reversed(_regions_among(body_block(traced.main).operations))]
     while pending:
-        op = pending.pop()
-        if traced.spans_slices(op):
-            pending += reversed(_open_loop(traced, inliner, op))
-            opened = True
-    if opened:
+        pending += reversed(opener.opened(pending.pop()))
+    if opener.loops:
         drop_dead_carries(traced.main, traced.symbols)
 
 
 def place_regions(traced: TracedProgram) -> None:
+    """Gives loops and branches that hold placed calls the slice of these."""
     for op in body_block(traced.main).operations:
         if only_computes(type(op)) or op.operation.name == "func.call" or isinstance(op, PwOp):
             continue
-        _refuse_loops_inside(traced, op)
-        placed = traced.placements_inside(op, set())
-        if len(placed) > 1:
-            first, second = list(placed.items())[:2]
-            fail(
-                second[1],
-                f"is placed on @{second[0]} inside a branch that also holds a call placed on "
-                f"@{first[0]}: what is done on a condition must stay on one slice; use jnp.where on the "
-                "results of both branches",
-            )
-        for name in placed:
+        for name in traced.placements_inside(op, set()):
             op.attributes[SLICE] = make_slices((traced.slice_symbol(op, name),))
 
 
-def _open_loop(traced: TracedProgram, inliner: Inliner, op: ir.OpView) -> list[ir.OpView]:
-    """Makes a loop of one operation; returns the loops of JAX that its body brings to `@main`."""
-    turns = turns_of(op)
-    if turns is None:
-        fail(
-            traced.reason_inside(op),
-            "is in a loop over several slices whose number of turns is not known while tracing: use "
-            "jax.lax.scan, or jax.lax.fori_loop with bounds that are Python numbers",
+class _Region(NamedTuple):
+    """A loop or branch of JAX in `@main`, with the loop that it is inside of."""
+
+    op: ir.OpView
+    loop: str | None
+
+
+class _Opener:
+    """Opens loops and branches of `@main`."""
+
+    def __init__(self, traced: TracedProgram, inliner: Inliner) -> None:
+        self.traced = traced
+        self.inliner = inliner
+        self.loops: list[LoopOp] = []
+        self.conditions: set[str] = set()
+        self.effects: dict[str, bool] = {}
+
+    def opened(self, region: _Region) -> list[_Region]:
+        """Opens an operation if it must be; returns the loops and branches that this brings to `@main`."""
+        op, loop = region
+        if op.operation.name in BRANCHING:
+            _refuse_loops_inside(self.traced, op)
+            return [_Region(inner, loop) for inner in self.open_branches(op)] if self.is_cut(op) else []
+        return self.open_loop(op, loop) if self.traced.spans_slices(op) else []
+
+    def is_cut(self, op: ir.OpView) -> bool:
+        """Whether branches are cut by slice: they hold calls of several, or nothing but plain operations."""
+        placed = self.traced.placements_inside(op, set())
+        if placed:
+            return len(placed) > 1
+        inside = (inner.operation.name for inner in self.traced.operations_inside(op, set()))
+        return "stablehlo.while" not in inside and not has_side_effect(op, self.traced.symbols, self.effects)
+
+    def open_branches(self, op: ir.OpView) -> list[ir.OpView]:
+        for region in op.regions:
+            self.inliner.inline_block(region.blocks[0], self.traced.main)
+        return _regions_among(open_branches(op, self.conditions))
+
+    def open_loop(self, op: ir.OpView, around: str | None) -> list[_Region]:
+        """Makes a loop of one operation."""
+        turns, branch = turns_of(op), branch_of(op)
+        if turns is None:
+            fail(
+                self.traced.reason_inside(op),
+                "is in a loop over several slices whose number of turns is not known while tracing: use "
+                "jax.lax.scan, or jax.lax.fori_loop with bounds that are Python numbers",
+            )
+        if turns.count == 0:
+            for old, init in zip(op.results, op.operands, strict=True):
+                old.replace_all_uses_with(init)
+            op.operation.erase()
+            return []
+        if turns.count > MOST_MICROBATCHES:
+            fail(
+                self.traced.reason_inside(op),
+                f"is in a loop over several slices that takes {turns.count} turns; such a loop is unrolled "
+                f"and takes at most {MOST_MICROBATCHES}",
+            )
+        name = unique_name("loop", self.traced.symbols)
+        loop = LoopOp.build(
+            sym_name=name,
+            count=turns.count,
+            sequential=True,
+            parent=around,
+            loc=op.operation.location,
+            ip=ir.InsertionPoint(self.traced.main),
         )
-    if turns.count == 0:
-        for old, init in zip(op.results, op.operands, strict=True):
-            old.replace_all_uses_with(init)
-        op.operation.erase()
-        return []
-    if turns.count > MOST_MICROBATCHES:
-        fail(
-            traced.reason_inside(op),
-            f"is in a loop over several slices that takes {turns.count} turns; such a loop is unrolled "
-            f"and takes at most {MOST_MICROBATCHES}",
-        )
-    name = unique_name("loop", traced.symbols)
-    loop = LoopOp.build(
-        sym_name=name,
-        count=turns.count,
-        sequential=True,
-        parent=loop_of_op(op),
-        loc=op.operation.location,
-        ip=ir.InsertionPoint(traced.main),
-    )
-    traced.symbols[name] = loop
-    opened = OpenedLoop(op, turns, loop)
-    inliner.inline_block(opened.body, traced.main)
-    body = opened.move()
-    for inner in body:
-        _enter_loop(traced, inner, loop)
-    inner_loops = _loops_among(body)
-    opened.close(body, traced.symbols)
-    return inner_loops
+        self.traced.symbols[name] = loop
+        opened = OpenedLoop(op, turns, loop)
+        self.inliner.inline_block(opened.body, self.traced.main)
+        body = opened.move()
+        for inner in body:
+            _enter_loop(self.traced, inner, loop)
+            if not isinstance(inner, PwOp):
+                set_branch(inner, branch)
+        inside = [_Region(inner, name) for inner in _regions_among(body)]
+        opened.close(body, self.traced.symbols)
+        self.loops.append(loop)
+        return inside
 
 
 def _enter_loop(traced: TracedProgram, op: ir.OpView, loop: LoopOp) -> None:
-    """Notes that an operation is in a loop, for the loops that it may be, or be of, itself."""
-    if op.operation.name == "stablehlo.while" and traced.spans_slices(op):
-        set_loop(op, loop.sym_name)
+    """Notes that an operation is in a loop, for the one that it may be of itself."""
     metadata = traced.metadata_of(op)
     if metadata.loop is not None:
         traced.loop_symbol(op, metadata).parent = loop.sym_name
@@ -106,5 +137,6 @@ def _refuse_loops_inside(traced: TracedProgram, op: ir.OpView) -> None:
             )
 
 
-def _loops_among(operations: Iterable[ir.OpView]) -> list[ir.OpView]:
-    return [op for op in operations if op.operation.name == "stablehlo.while"]
+def _regions_among(operations: Iterable[ir.OpView]) -> list[ir.OpView]:
+    """The loops and branches of JAX among operations."""
+    return [op for op in operations if op.operation.name in BRANCHING | {"stablehlo.while"}]

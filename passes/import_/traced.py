@@ -66,16 +66,19 @@ class TracedProgram:
         """The names of the loops over microbatches."""
         return {name for name, op in self.symbols.items() if isinstance(op, LoopOp) and not op.sequential}
 
-    def calls_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
-        """All calls inside an operation and the functions that it names."""
+    def operations_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
+        """An operation, and all inside of it and the functions that it names."""
         for inner in (op, *nested_ops(op)):
-            if inner.operation.name == "func.call":
-                yield inner
+            yield inner
             for function in referenced_functions(inner, self.symbols):
                 callee = function.attributes["sym_name"].value
                 if callee not in seen:
                     seen.add(callee)
-                    yield from self.calls_inside(function, seen)
+                    yield from self.operations_inside(function, seen)
+
+    def calls_inside(self, op: ir.OpView, seen: set[str]) -> Iterator[ir.OpView]:
+        """All calls inside an operation and the functions that it names."""
+        return (inner for inner in self.operations_inside(op, seen) if inner.operation.name == "func.call")
 
     def placements_inside(self, op: ir.OpView, seen: set[str]) -> dict[str, ir.OpView]:
         """The slices of placed calls inside an operation and the functions it calls, with one call each."""

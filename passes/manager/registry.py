@@ -22,6 +22,7 @@ MODULES = {
     "pw-infer-placement": "place.infer_placement",
     "pw-insert-all-reduces": "place.insert_all_reduces",
     "pw-sink-loop-reductions": "place.sink_loop_reductions",
+    "pw-group-branches": "branches.group_branches",
     "pw-outline": "place.outline",
     "pw-cse": "place.cse",
     "pw-merge-residuals": "backward.merge_residuals",

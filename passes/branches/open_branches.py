@@ -1,0 +1,91 @@
+"""Moves the branches of `stablehlo.case` and `stablehlo.if` to `@main`, where each operation finds its slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.dialect.attributes.names import CONDITION
+from pathways.passes.branches.tags import Branch, branch_of, set_branch
+from pathways.passes.util.functions import unique_name
+
+BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
+
+
+def open_branches(op: ir.OpView, taken: set[str]) -> list[ir.OpView]:
+    """Moves what the branches of an operation hold in front of it, and selects from their results.
+
+    Each condition chooses one of two branches: of several the first one, or the rest of them. An operation
+    says of which branch it is; what is selected, and an inner condition, is of the branch around.
+
+    Args:
+      op: the operation.
+      taken: the names of conditions so far; those that are made are added.
+
+    Returns:
+      The operations that are in `@main` now.
+    """
+    opener = _Opener(op, taken)
+    regions = list(op.regions)
+    # That of False comes first for a number, and that of True for `stablehlo.if`.
+    regions = regions if op.operation.name == "stablehlo.case" else regions[::-1]
+    results = opener.open(regions, 0, branch_of(op))
+    for old, new in zip(op.results, results, strict=True):
+        old.replace_all_uses_with(new)
+    op.operation.erase()
+    return opener.moved
+
+
+class _Opener:
+    """Opens one operation."""
+
+    def __init__(self, op: ir.OpView, taken: set[str]) -> None:
+        self.op = op
+        self.taken = taken
+        self.moved: list[ir.OpView] = []
+
+    def open(self, regions: Sequence[ir.Region], number: int, around: Branch | None) -> list[ir.Value]:
+        """Opens the regions from a number on, all of the branch around; returns what is selected."""
+        if len(regions) == number + 1:
+            return self.move(regions[number].blocks[0], around)
+        name = unique_name("cond", self.taken)
+        self.taken.add(name)
+        later = self.is_later(name, number, around)
+        here = self.move(regions[number].blocks[0], Branch(name, False))
+        rest = self.open(regions, number + 1, Branch(name, True))
+        return [self.select(later, *pair, around) for pair in zip(rest, here, strict=True)]
+
+    def move(self, block: ir.Block, branch: Branch | None) -> list[ir.Value]:
+        """Moves a block in front of the operation; returns what it hands out."""
+        *operations, terminator = block.operations
+        for op in operations:
+            op.operation.move_before(self.op.operation)
+            set_branch(op, branch)
+        self.moved += operations
+        return list(terminator.operands)
+
+    def is_later(self, name: str, number: int, around: Branch | None) -> ir.Value:
+        """Whether a branch after that of a number is taken: a condition, with an operation of its own."""
+        chooses = self.op.operands[0]
+        element = ir.RankedTensorType(chooses.type).element_type
+        with ir.InsertionPoint(self.op), self.op.operation.location:
+            value = ir.DenseElementsAttr.get_splat(chooses.type, ir.IntegerAttr.get(element, number))
+            constant = stablehlo.ConstantOp(value)
+            direction = stablehlo.ComparisonDirectionAttr.get("NE")
+            compared = stablehlo.CompareOp(chooses, constant.result, direction)
+        compared.attributes[CONDITION] = ir.StringAttr.get(name)
+        for op in (constant, compared):
+            set_branch(op, around)
+        return compared.result
+
+    def select(
+        self, condition: ir.Value, on_true: ir.Value, on_false: ir.Value, around: Branch | None
+    ) -> ir.Value:
+        if on_true == on_false:
+            return on_true
+        with ir.InsertionPoint(self.op), self.op.operation.location:
+            selected = stablehlo.SelectOp(condition, on_true, on_false)
+        set_branch(selected, around)
+        return selected.result

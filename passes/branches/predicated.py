@@ -1,0 +1,77 @@
+"""Computations of placed calls that are done on a condition: they are launched always, and do nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, stablehlo
+
+from pathways.dialect import loop_of_op, set_loop
+from pathways.passes.branches.tags import Branch, branch_of
+from pathways.passes.util.functions import inlined
+from pathways.passes.util.operations import zeros_of
+
+
+class Predicates:
+    """Whether branches are taken, counting those around them, as values of `@main`.
+
+    Args:
+      conditions: what works out each condition.
+    """
+
+    def __init__(self, conditions: Mapping[str, ir.OpView]) -> None:
+        self._conditions = conditions
+        self._made: dict[Branch, ir.Value] = {}
+
+    def of(self, branch: Branch) -> ir.Value:
+        """A value that is true where a branch is taken; made where the condition is known."""
+        if branch not in self._made:
+            self._made[branch] = self._make(branch)
+        return self._made[branch]
+
+    def _make(self, branch: Branch) -> ir.Value:
+        condition = self._conditions[branch.condition]
+        around = branch_of(condition)
+        outer = None if around is None else self.of(around)
+        value, made = condition.results[0], []
+        following = ir.InsertionPoint.after(condition)
+        with following, condition.operation.location:
+            if not branch.taken:
+                made.append(stablehlo.NotOp(value))
+                value = made[-1].result
+            if outer is not None:
+                # A condition of a branch that is not taken is false, or worked out in vain.
+                made.append(stablehlo.AndOp(outer, value))
+                value = made[-1].result
+        for op in made:
+            set_loop(op, loop_of_op(condition))
+        return value
+
+
+def make_predicated(function: ir.OpView, name: str) -> None:
+    """Makes a computation that does what a function does if its first argument is true, else gives zeros."""
+    types, results = list(function.type.inputs), list(function.type.results)
+    flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
+    location = function.operation.location
+    with ir.InsertionPoint(function), location:
+        made = func.FuncOp(name, ir.FunctionType.get([flag, *types], results), visibility="private")
+        block = made.add_entry_block()
+    with ir.InsertionPoint(block), location:
+        taken, *arguments = block.arguments
+        case = on_condition(taken, results)
+        func.ReturnOp(case.results)
+    zeros, body = (region.blocks[0] for region in case.regions)
+    with ir.InsertionPoint(zeros), location:
+        stablehlo.ReturnOp([zeros_of(type_) for type_ in results])
+    with ir.InsertionPoint(body), location:
+        stablehlo.ReturnOp(inlined(function, arguments))
+
+
+def on_condition(condition: ir.Value, results: Collection[ir.Type]) -> ir.OpView:
+    """An operation with a branch for False and one for True, both still empty, at the insertion point."""
+    number = stablehlo.convert(ir.RankedTensorType.get([], ir.IntegerType.get_signless(32)), condition)
+    case = stablehlo.CaseOp(list(results), number, 2)
+    for region in case.regions:
+        region.blocks.append()
+    return case

@@ -1,0 +1,56 @@
+"""What operations of `@main` say of the branches that they are of, between `pw-import` and `pw-outline`.
+
+    %p = stablehlo.compare EQ, %i, %zero {pw.condition = "cond"}
+    %a = stablehlo.tanh %x {pw.branch = "cond"}
+    %b = stablehlo.negate %x {pw.branch = "not cond"}
+    %c = stablehlo.select %p, %a, %b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxlib.mlir import ir
+
+from pathways.dialect.attributes.names import BRANCH, CONDITION
+from pathways.passes.util.functions import body_block
+
+_NOT = "not "
+
+
+class Branch(NamedTuple):
+    """One of the two branches of a condition.
+
+    Attributes:
+      condition: the name of the condition.
+      taken: whether it is done where the condition holds, or where it does not.
+    """
+
+    condition: str
+    taken: bool
+
+
+def branch_of(op: ir.OpView) -> Branch | None:
+    """The innermost branch that an operation is of; None where it is done in any case."""
+    if BRANCH not in op.attributes:
+        return None
+    text = op.attributes[BRANCH].value
+    return Branch(text.removeprefix(_NOT), not text.startswith(_NOT))
+
+
+def set_branch(op: ir.OpView, branch: Branch | None) -> None:
+    """Makes an operation one of a branch, or one that is done in any case."""
+    if branch is not None:
+        op.attributes[BRANCH] = ir.StringAttr.get(("" if branch.taken else _NOT) + branch.condition)
+    elif BRANCH in op.attributes:
+        del op.attributes[BRANCH]
+
+
+def conditions(main: ir.OpView) -> Mapping[str, ir.OpView]:
+    """What works out each condition, by its name, in the order of `@main`: outer ones first."""
+    return {
+        op.attributes[CONDITION].value: op
+        for op in body_block(main).operations
+        if CONDITION in op.attributes
+    }
