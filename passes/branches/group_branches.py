@@ -126,9 +126,7 @@ def _group(main: ir.OpView, condition: ir.OpView, name: str, is_free: Callable[[
         _sort(body_block(main))
 
 
-def _read(
-    main: ir.OpView, condition: ir.OpView, name: str, is_free: Callable[[ir.OpView], bool]
-) -> _Members:
+def _read(main: ir.OpView, condition: ir.OpView, name: str, is_free: Callable[[ir.OpView], bool]) -> _Members:
     operations = list(body_block(main).operations)
     flag = condition.results[0]
     branches = {
@@ -199,9 +197,7 @@ class _Writer:
             if n in members.selects or not inside.issuperset(readers.get(result, ()))
         ]
         """What the operation gives, each with the position of what makes it now."""
-        self.free = {
-            result: n for n in members.free for result in members.operations[n].results
-        }
+        self.free = {result: n for n in members.free for result in members.operations[n].results}
 
     def write(self, key: _Key) -> None:
         """Writes the operation in front of the last one of the group, and erases these."""

@@ -34,27 +34,28 @@ class Predicates:
         condition = self._conditions[branch.condition]
         around = branch_of(condition)
         outer = None if around is None else self.of(around)
-        value, made = condition.results[0], []
+        value: ir.Value = condition.results[0]
+        made: list[ir.Value] = []
         following = ir.InsertionPoint.after(condition)
         with following, condition.operation.location:
             if not branch.taken:
-                made.append(stablehlo.NotOp(value))
-                value = made[-1].result
+                value = stablehlo.not_(value)
+                made.append(value)
             if outer is not None:
                 # A condition of a branch that is not taken is false, or worked out in vain.
-                made.append(stablehlo.AndOp(outer, value))
-                value = made[-1].result
-        for op in made:
-            set_loop(op, loop_of_op(condition))
+                value = stablehlo.and_(outer, value)
+                made.append(value)
+            for op in made:
+                set_loop(op.owner.opview, loop_of_op(condition))
         return value
 
 
 def make_predicated(function: ir.OpView, name: str) -> None:
     """Makes a computation that does what a function does if its first argument is true, else gives zeros."""
     types, results = list(function.type.inputs), list(function.type.results)
-    flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
     location = function.operation.location
     with ir.InsertionPoint(function), location:
+        flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
         made = func.FuncOp(name, ir.FunctionType.get([flag, *types], results), visibility="private")
         block = made.add_entry_block()
     with ir.InsertionPoint(block), location:

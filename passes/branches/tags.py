@@ -1,9 +1,9 @@
 """What operations of `@main` say of the branches that they are of, between `pw-import` and `pw-outline`.
 
-    %p = stablehlo.compare EQ, %i, %zero {pw.condition = "cond"}
-    %a = stablehlo.tanh %x {pw.branch = "cond"}
-    %b = stablehlo.negate %x {pw.branch = "not cond"}
-    %c = stablehlo.select %p, %a, %b
+%p = stablehlo.compare EQ, %i, %zero {pw.condition = "cond"}
+%a = stablehlo.tanh %x {pw.branch = "cond"}
+%b = stablehlo.negate %x {pw.branch = "not cond"}
+%c = stablehlo.select %p, %a, %b
 """
 
 from __future__ import annotations
@@ -50,7 +50,5 @@ def set_branch(op: ir.OpView, branch: Branch | None) -> None:
 def conditions(main: ir.OpView) -> Mapping[str, ir.OpView]:
     """What works out each condition, by its name, in the order of `@main`: outer ones first."""
     return {
-        op.attributes[CONDITION].value: op
-        for op in body_block(main).operations
-        if CONDITION in op.attributes
+        op.attributes[CONDITION].value: op for op in body_block(main).operations if CONDITION in op.attributes
     }

@@ -40,12 +40,15 @@ class Import(Pass):
        every microbatch is ordinary code.
     4. A loop or branch whose body holds placed calls of one slice is placed there as a whole. A loop that
        touches several, or holds a `pw.accumulate`, becomes a sequential `pw.loop` if the number of its turns
-       is known; a branch that does is an error. What the turns pass on to each other becomes `pw.carry` and
+       is known. What the turns pass on to each other becomes `pw.carry` and
        `pw.next`, the arrays that `jax.lax.scan` works through and fills row by row `pw.split` and
        `pw.reduce`, and what counts the turns arithmetic on `pw.index`.
-    5. An `optimization_barrier` over many values is split into one per value, so that none ties slices
+    5. Branches that hold placed calls of several slices, or neither placed calls nor loops nor callbacks,
+       are moved to `@main`, each operation marked `pw.branch`, and `stablehlo.select` chooses from what they
+       give. A placed call is launched in any case: its computation gives zeros if its branch is not taken.
+    6. An `optimization_barrier` over many values is split into one per value, so that none ties slices
        together; forward launches that read through one are marked `recompute`.
-    6. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
+    7. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
 
     ```mlir
     // before

@@ -21,7 +21,8 @@ from pathways.dialect import (
 )
 from pathways.dialect.attributes.names import MIRRORED, SLICE
 from pathways.dialect.verification.forms import IMPORTED, LOCATED
-from pathways.passes.manager.base import Pass, fail, main_function, option
+from pathways.passes.branches.open_branches import BRANCHING
+from pathways.passes.manager.base import Pass, fail, main_function, option, remark
 from pathways.passes.place.homes import copy_for_readers, homes_by_cut
 from pathways.passes.place.mirrored import (
     mirrorable,
@@ -52,7 +53,9 @@ class InferPlacement(Pass):
        home and is sent from there.
     6. A value of a microbatch costs its bytes once for each microbatch. A batch that the caller passes is
        split where its microbatches are read.
-    7. What the turns of a loop pass on to each other stays on its slice, or is mirrored in all turns.
+    7. Each operation of a branch is placed by itself. A condition that is not cut, since it holds a loop or a
+       callback, is on one slice; a remark says what crosses for that.
+    8. What the turns of a loop pass on to each other stays on its slice, or is mirrored in all turns.
 
     ```mlir
     // before
@@ -88,7 +91,25 @@ class InferPlacement(Pass):
         where = own_places(problem, homes)
         where = repeat_round_trips(problem, homes, where)
         where = repeat_where_free(problem, homes, where)
+        _remark_whole(problem, homes, where)
         _write(problem, homes, where, mirrored_places(problem, homes, where))
+
+
+def _remark_whole(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> None:
+    """Remarks what crosses because a condition is not cut by slice."""
+    for op, places in zip(problem.operations, where, strict=True):
+        if op.view.operation.name not in BRANCHING or op.slice is not None or not places:
+            continue
+        read = sum(problem.cost(v) for v in op.reads if homes.get(v) not in {None, *places})
+        made = sum(
+            problem.cost(result)
+            * len({p for n in problem.readers.get(result, ()) for p in where[n]} - places)
+            for result in op.results
+        )
+        if read + made:
+            place = problem.names[min(places)]
+            why = "it holds a loop, or does more than compute"
+            remark(op.view, f"stays whole on @{place} and moves {read + made} bytes: {why}")
 
 
 def _write(

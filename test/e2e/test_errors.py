@@ -293,21 +293,6 @@ def test_more_devices_than_there_are():
 # Control flow over slices.
 
 
-def test_a_branch_over_two_slices(slices, double, increment):
-    @pw.program
-    def step(x):
-        return jax.lax.cond(
-            x > 0,
-            double,
-            increment,
-            x,
-        )
-
-    inside = f"@({slices[0].name}|{slices[1].name}) inside a branch that also holds a call placed on @"
-    with pytest.raises(pw.ProgramError, match=f"program 'step'.*{inside}"):
-        step(1.0)
-
-
 def test_a_loop_over_two_slices_without_a_known_end(double, increment):
     @pw.program
     def step(x):

@@ -80,7 +80,7 @@ sdy.mesh @mesh = <["x"=2]>
 "pw.slice"() {mesh = @mesh, sym_name = "s3"} : () -> ()
 func.func private @body(tensor<f32>) -> tensor<f32>
 func.func @main(%x: tensor<f32>) {
-  // expected-error@below {{'pw.launch' op attribute `origins` must be a non-empty array of dictionaries, each with a `kind` (one of "fwd", "bwd", "grad", "recompute") and perhaps `stage`, `microbatch`, `part` and `pieces`, got [{kind = "forward"}]}}
+  // expected-error@below {{'pw.launch' op attribute `origins` must be a non-empty array of dictionaries, each with a `kind` (one of "fwd", "bwd", "grad", "recompute") and perhaps `stage`, `microbatch`, `part`, `pieces` and `when`, got [{kind = "forward"}]}}
   %0 = "pw.launch"(%x) {callee = @body, origins = [{kind = "forward"}], slice = @s3} : (tensor<f32>) -> tensor<f32>
   return
 }

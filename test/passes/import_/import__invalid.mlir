@@ -125,31 +125,6 @@ module @vmap_of_a_concatenation {
 
 // -----
 
-// A branch cannot run on two slices.
-
-!x = tensor<4xf32>
-module @branch_over_two_slices {
-  sdy.mesh @mesh = <["x"=1]>
-  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
-  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  func.func public @main(%x: !x, %i: tensor<i32>) -> !x {
-    %0 = "stablehlo.case"(%i) ({
-      %a = func.call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
-      stablehlo.return %a : !x
-    }, {
-      // expected-error@+1 {{is placed on @s1 inside a branch that also holds a call placed on @s0: what is done on a condition must stay on one slice; use jnp.where on the results of both branches}}
-      %b = func.call @f(%x) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f"}} : (!x) -> !x
-      stablehlo.return %b : !x
-    }) : (tensor<i32>) -> !x
-    return %0 : !x
-  }
-  func.func private @f(%x: !x) -> !x {
-    return %x : !x
-  }
-}
-
-// -----
-
 // A loop takes no more turns than it can be unrolled to.
 
 !x = tensor<4xf32>

@@ -1,0 +1,219 @@
+"""`jax.lax.cond` and `switch` over several slices: each slice does its part, and gives what `jax.jit` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pathways as pw
+
+Fun = Callable[..., Any]
+
+WIDTH = 16
+WEIGHTS = [np.random.default_rng(n).normal(0, 0.5, (WIDTH, WIDTH)).astype(np.float32) for n in range(4)]
+X = np.random.default_rng(4).normal(size=(8, WIDTH)).astype(np.float32)
+
+
+def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w)
+
+
+@pytest.fixture
+def placed() -> list[Fun]:
+    devices = pw.make_virtual_device_set()
+    return [pw.jit(layer, devices=devices.add_slice((1,), ("x",), name=f"s{n}")) for n in range(4)]
+
+
+PLAIN = [layer] * 4
+
+
+# Optimizers that wrap another one in a condition.
+
+
+def training(optimizer: optax.GradientTransformation) -> Fun:
+    """A step of training; a batch whose first number is not finite has gradients that are not."""
+
+    def make(layers: Sequence[Fun]) -> Fun:
+        def loss(weights: Any, x: jax.Array) -> jax.Array:
+            for f, w in zip(layers, weights, strict=True):
+                x = f(w, x)
+            return jnp.mean(x**2)
+
+        def step(weights: Any, state: Any, x: jax.Array) -> Any:
+            value, grads = jax.value_and_grad(loss)(weights, x)
+            updates, state = optimizer.update(grads, state, weights)
+            return optax.apply_updates(weights, updates), state, value
+
+        return step
+
+    return make
+
+
+def masked() -> optax.GradientTransformation:
+    return optax.transforms.conditionally_mask(optax.adam(1e-2), lambda step: step % 2 == 1)
+
+
+def clipped() -> optax.GradientTransformation:
+    """The norm is over all slices: each branch reads in its middle what it has of others."""
+    return optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.MultiSteps(clipped(), 2).gradient_transformation(),
+        optax.apply_if_finite(optax.adam(1e-2), 2),
+        masked(),
+    ],
+    ids=["MultiSteps", "apply_if_finite", "conditionally_mask"],
+)
+def test_optimizers_on_a_condition_stay_where_their_weights_are(placed, optimizer):
+    weights, batches = list(WEIGHTS), [X, X * np.nan, X, 2 * X, 3 * X]
+    if "finite" not in str(optimizer.update.__qualname__):
+        batches[1] = -X
+    state = jax.tree.map(np.array, optimizer.init(weights))
+    program = pw.program(training(optimizer)(placed), donate_argnums=(0, 1))
+    compiled = program.lower(weights, state, X).compile()
+
+    # What crosses are activations and gradients of them, and a few numbers of the condition.
+    activations = 6 * X.nbytes
+    assert activations <= compiled.cost_analysis()["bytes transferred"] < activations + 100
+    peaks = [memory.peak_memory_in_bytes for memory in compiled.memory_analysis().values()]
+    assert max(peaks) < 1.5 * min(peaks)
+
+    expected = jax.jit(training(optimizer)(PLAIN))
+    ours: Any = (weights, state)
+    theirs: Any = (weights, state)
+    for batch in batches:
+        *ours, _ = program(*ours, batch)
+        *theirs, _ = expected(*theirs, batch)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, theirs)
+
+
+def test_a_condition_with_a_loop_stays_whole_with_a_remark(placed):
+    def step(weights: Any, x: Any, n: Any) -> Any:
+        y = placed[1](weights[1], placed[0](weights[0], x))
+
+        def grown(x: Any) -> Any:
+            return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x * 2 + 1, x)
+
+        return placed[2](weights[2], jax.lax.cond(n > 0, grown, lambda x: x, y))
+
+    program = pw.program(step)
+    text = program.lower(WEIGHTS, X, 1).as_text("placed")
+    assert text.count("stablehlo.case") == 1
+    for n in (0, 1):
+        np.testing.assert_allclose(program(WEIGHTS, X, n), _whole(step, placed, n), rtol=1e-6)
+
+
+def _whole(step: Fun, placed: list[Fun], n: int) -> Any:
+    y = layer(WEIGHTS[1], layer(WEIGHTS[0], X))
+    while n > 0 and y.sum() < 9:
+        y = y * 2 + 1
+    return layer(WEIGHTS[2], y)
+
+
+# Branches that hold placed calls.
+
+
+def skipped(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
+    """A branch of two slices, with code of its own between them."""
+    h = f[0](w[0], x)
+    h = jax.lax.cond(n > 0, lambda h: 2 * f[2](w[2], jnp.sin(f[1](w[1], h))), lambda h: h, h)
+    return f[3](w[3], h)
+
+
+def chosen(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
+    """Branches in branches, in a loop over slices."""
+
+    def first(h: Any) -> Any:
+        return f[1](w[1], f[0](w[0], h))
+
+    def other(h: Any, i: Any) -> Any:
+        return jax.lax.switch(
+            i % 3, [lambda h: f[2](w[2], h), jnp.negative, lambda h: f[3](w[3], f[0](w[0], h))], h
+        )
+
+    def turn(h: Any, i: Any) -> Any:
+        return jax.lax.cond((i + n) % 2 == 0, first, lambda h: other(h, i), h), h.sum()
+
+    return jax.lax.scan(turn, x, jnp.arange(4))
+
+
+def repeated(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
+    """A loop over slices in a branch."""
+
+    def several(h: Any) -> Any:
+        h, sums = jax.lax.scan(lambda h, w: (f[2](w, f[1](w, h)), h.sum()), h, jnp.stack([w[1], w[2]]))
+        return h + sums.sum()
+
+    return jax.lax.cond(n > 0, several, lambda h: h * 2, x)
+
+
+def gradient_of(fun: Fun, wrap: Fun = lambda fun: fun) -> Fun:
+    def gradient(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.mean(jax.tree.leaves(wrap(lambda *a: fun(f, *a))(w, x, n))[0] ** 2)
+
+        return jax.value_and_grad(loss)(w)
+
+    return gradient
+
+
+def accumulated(f: Sequence[Fun], w: Any, x: Any, n: Any) -> Any:
+    """Each microbatch takes a branch of its own."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(skipped(f, w, x, x[0, 0] > 0) ** 2)
+
+    return pw.accumulate(jax.value_and_grad(loss), 4)(w, x)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [skipped, chosen, repeated, gradient_of(chosen), gradient_of(skipped, jax.checkpoint)],
+    ids=["skipped", "chosen", "repeated", "gradient", "checkpoint"],
+)
+def test_a_branch_over_several_slices(placed, fun):
+    program = pw.program(lambda w, x, n: fun(placed, w, x, n))
+    for n in (0, 1):
+        expected = jax.jit(lambda w, x, n: fun(PLAIN, w, x, n))(WEIGHTS, X, n)
+        results = program(WEIGHTS, X, n)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), results, expected)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_each_microbatch_takes_its_own_branch(placed, schedule):
+    program = pw.program(lambda w, x: accumulated(placed, w, x, None), schedule=schedule)
+    value, grads = program(WEIGHTS, X)
+    parts = [
+        jax.value_and_grad(lambda w, x=x: jnp.mean(skipped(PLAIN, w, x, x[0, 0] > 0) ** 2))(WEIGHTS)
+        for x in np.split(X, 4)
+    ]
+    expected = jax.tree.map(lambda *rows: sum(rows) / 4, *parts)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), (value, grads), expected
+    )
+    assert len({bool(x[0, 0] > 0) for x in np.split(X, 4)}) == 2
+
+
+def test_what_a_branch_prints_is_printed_only_where_it_is_taken(placed, capfd):
+    def step(w: Any, x: Any, n: Any) -> Any:
+        def on_true(x: Any) -> Any:
+            h = placed[0](w[0], x)
+            jax.debug.print("taken {}", n)
+            return placed[1](w[1], h)
+
+        return jax.lax.cond(n > 0, on_true, lambda x: x, x)
+
+    program = pw.program(step)
+    for n in (0, 1, 0):
+        jax.block_until_ready(program(WEIGHTS, X, n))
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "taken 1\n"

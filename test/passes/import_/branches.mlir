@@ -1,0 +1,112 @@
+// RUN: pw-opt %s --split-input-file --pw-import | filecheck %s
+
+// What a branch does is in `@main`, marked with the branch; of three branches the second condition is in the
+// rest of the first. What lies around selects.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @three_branches
+module @three_branches {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main(%[[X:.*]]: tensor<4xf32>, %[[I:.*]]: tensor<i32>)
+  func.func public @main(%x: !x, %i: tensor<i32>) -> !x {
+    // CHECK: %[[P:.*]] = stablehlo.compare NE, %[[I]], {{.*}} {pw.condition = "cond"}
+    // CHECK: %[[A:.*]] = stablehlo.tanh %[[X]] {pw.branch = "not cond"}
+    // CHECK: %[[Q:.*]] = stablehlo.compare NE, %[[I]], {{.*}} {pw.branch = "cond", pw.condition = "cond_1"}
+    // CHECK: %[[B:.*]] = stablehlo.negate %[[X]] {pw.branch = "not cond_1"}
+    // CHECK: %[[C:.*]] = stablehlo.select %[[Q]], %[[X]], %[[B]] {pw.branch = "cond"}
+    // CHECK: %[[D:.*]] = stablehlo.select %[[P]], %[[C]], %[[A]]
+    // CHECK: return %[[D]]
+    %0 = "stablehlo.case"(%i) ({
+      %a = stablehlo.tanh %x : !x
+      stablehlo.return %a : !x
+    }, {
+      %b = func.call @minus(%x) : (!x) -> !x
+      stablehlo.return %b : !x
+    }, {
+      stablehlo.return %x : !x
+    }) : (tensor<i32>) -> !x
+    return %0 : !x
+  }
+  func.func private @minus(%x: !x) -> !x {
+    %0 = stablehlo.negate %x : !x
+    return %0 : !x
+  }
+}
+
+// -----
+
+// Placed calls of a branch over two slices are launched in any case, and give zeros where it is not taken;
+// inside of another branch, only if both are.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @placed_branch
+module @placed_branch {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main(%[[X:.*]]: tensor<4xf32>, %[[P:.*]]: tensor<i1>, %[[Q:.*]]: tensor<i1>)
+  func.func public @main(%x: !x, %p: tensor<i1>, %q: tensor<i1>) -> !x {
+    // CHECK: %[[OUTER:.*]] = stablehlo.compare NE, %[[P]], {{.*}} {pw.condition = "cond"}
+    // CHECK: %[[A:.*]] = "pw.launch"(%[[OUTER]], %[[X]]) {callee = @f_if, origins = [{kind = "fwd", stage = 0 : i64, when = true}], slice = @s0}
+    // CHECK: %[[INNER:.*]] = stablehlo.compare NE, %[[Q]], {{.*}} {pw.branch = "cond", pw.condition = "cond_1"}
+    // CHECK: %[[NOT:.*]] = stablehlo.not %[[INNER]]
+    // CHECK: %[[BOTH:.*]] = stablehlo.and %[[OUTER]], %[[NOT]]
+    // CHECK: %[[B:.*]] = "pw.launch"(%[[BOTH]], %[[A]]) {callee = @f_if, origins = [{kind = "fwd", stage = 1 : i64, when = true}], slice = @s1}
+    // CHECK: %[[C:.*]] = "pw.launch"(%[[BOTH]], %[[B]]) {callee = @f_if, {{.*}} slice = @s0}
+    // CHECK: stablehlo.select %[[INNER]], %[[A]], %[[C]] {pw.branch = "cond"}
+    %0 = "stablehlo.if"(%p) ({
+      %a = func.call @call(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
+      %b = "stablehlo.if"(%q) ({
+        stablehlo.return %a : !x
+      }, {
+        %c = func.call @call(%a) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.call = "1"}} : (!x) -> !x
+        %d = func.call @call(%c) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "2"}} : (!x) -> !x
+        stablehlo.return %d : !x
+      }) : (tensor<i1>) -> !x
+      stablehlo.return %b : !x
+    }, {
+      stablehlo.return %x : !x
+    }) : (tensor<i1>) -> !x
+    return %0 : !x
+  }
+  func.func private @call(%x: !x) -> !x {
+    %0 = stablehlo.tanh %x : !x
+    return %0 : !x
+  }
+  // CHECK: func.func private @f_if(%[[TAKEN:.*]]: tensor<i1>, %[[ARG:.*]]: tensor<4xf32>)
+  // CHECK-NEXT: %[[N:.*]] = stablehlo.convert %[[TAKEN]]
+  // CHECK-NEXT: "stablehlo.case"(%[[N]])
+  // CHECK-NEXT: %[[ZEROS:.*]] = stablehlo.constant dense<0.000000e+00>
+  // CHECK-NEXT: stablehlo.return %[[ZEROS]]
+  // CHECK: stablehlo.tanh %[[ARG]]
+}
+
+// -----
+
+// A branch with a loop stays whole.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @whole
+module @whole {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func public @main(%x: !x, %i: tensor<i32>, %n: tensor<i32>) -> !x {
+    // CHECK: "stablehlo.case"
+    %0 = "stablehlo.case"(%i) ({
+      %a:2 = stablehlo.while(%k = %n, %y = %x) : tensor<i32>, !x
+        cond {
+          %p = stablehlo.compare LT, %k, %i : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %p : tensor<i1>
+        } do {
+          %j = stablehlo.add %k, %i : tensor<i32>
+          %z = stablehlo.tanh %y : !x
+          stablehlo.return %j, %z : tensor<i32>, !x
+        }
+      stablehlo.return %a#1 : !x
+    }, {
+      stablehlo.return %x : !x
+    }) : (tensor<i32>) -> !x
+    return %0 : !x
+  }
+}
