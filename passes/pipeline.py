@@ -74,7 +74,7 @@ def phases(options: Options) -> list[Phase]:
                 InsertAllReduces(),
                 # Before outlining: additions that join slices are still operations of their own.
                 SinkLoopReductions(),
-                # After all that looks at single operations: the work of a branch is inside of others from here on.
+                # After all that looks at single operations: those of branches are inside of others after it.
                 GroupBranches(),
                 # No canonicalize between placement and outline: its rewrites may drop the placement.
                 Outline(),

@@ -32,12 +32,15 @@ class GroupBranches(Pass):
 
     ```mlir
     // before
-    %0 = stablehlo.compare NE, %i, %c {pw.condition = "cond", pw.mirrored, pw.slice = [@s0, @s1]}
-    %1 = stablehlo.tanh %x {pw.branch = "cond", pw.slice = @s0}
-    %2 = stablehlo.select %0, %1, %x {pw.slice = @s0}
+    %1 = stablehlo.multiply %arg0, %cst {pw.branch = "cond", pw.slice = @s0}
+    %5 = stablehlo.select %0, %1, %arg0 {pw.slice = @s0}
     // after
-    %0 = stablehlo.compare NE, %i, %c {pw.mirrored, pw.slice = [@s0, @s1]}
-    %1 = stablehlo.case %0 {pw.slice = @s0} [{return %x}, {return stablehlo.tanh %x}]
+    %2 = "stablehlo.case"(%1) ({
+      stablehlo.return %arg0
+    }, {
+      %7 = stablehlo.multiply %arg0, %cst_0
+      stablehlo.return %7
+    }) {pw.slice = @s0}
     ```
 
     Requires: placement from `pw-infer-placement`.
@@ -62,11 +65,11 @@ class GroupBranches(Pass):
             return MIRRORED in op.attributes and is_cheap and not has_side_effect(op, symbols, effects)
 
         # Inner conditions first: they are operations of the branch around by then.
-        for name in reversed(known):
+        for name in reversed(list(known)):
             _group(main, known[name], name, is_free)
 
 
-class _Key(NamedTuple):
+class _GroupKey(NamedTuple):
     """What operations of one group have in common; a number for an operation that is of no group."""
 
     slices: Sequence[str]
@@ -78,7 +81,7 @@ class _Key(NamedTuple):
 class _Place(NamedTuple):
     """The group of an operation: its key, and how often a value changes its group on the way to it."""
 
-    key: _Key
+    key: _GroupKey
     level: int
 
 
@@ -116,7 +119,7 @@ def _group(main: ir.OpView, condition: ir.OpView, name: str, is_free: Callable[[
     changed = False
     for place, group in groups.items():
         if any(n in members.branches for n in group):
-            _Writer(members, condition, group, readers).write(place.key)
+            _GroupWriter(members, condition, group, readers).write(place.key)
             changed = True
     around = branch_of(condition)
     for n in members.free:
@@ -150,13 +153,13 @@ def _places(members: _Members, reads: Sequence[Sequence[ir.Value]]) -> dict[int,
         before = [known[value] for value in reads[n] if value in known]
         if not before and not members.has(n):
             continue
-        key = _key(op) if members.has(n) else _Key((), False, None, n)
+        key = _key(op) if members.has(n) else _GroupKey((), False, None, n)
         place = _Place(key, max((p.level + (p.key != key) for p in before), default=0))
         known.update(dict.fromkeys(op.results, place))
         places[n] = place
     readers: dict[ir.Value, list[_Place]] = {}
     for n in reversed(places):
-        key, level = places[n]
+        key, _ = places[n]
         reading = [place for result in members.operations[n].results for place in readers.get(result, ())]
         if reading and members.has(n) and all(place.key == key for place in reading):
             places[n] = _Place(key, min(place.level for place in reading))
@@ -165,11 +168,11 @@ def _places(members: _Members, reads: Sequence[Sequence[ir.Value]]) -> dict[int,
     return {n: place for n, place in places.items() if members.has(n)}
 
 
-def _key(op: ir.OpView) -> _Key:
-    return _Key(slices_of_op(op) or (), MIRRORED in op.attributes, loop_of_op(op))
+def _key(op: ir.OpView) -> _GroupKey:
+    return _GroupKey(slices_of_op(op) or (), MIRRORED in op.attributes, loop_of_op(op))
 
 
-class _Writer:
+class _GroupWriter:
     """Writes one group as one operation.
 
     Args:
@@ -199,7 +202,7 @@ class _Writer:
         """What the operation gives, each with the position of what makes it now."""
         self.free = {result: n for n in members.free for result in members.operations[n].results}
 
-    def write(self, key: _Key) -> None:
+    def write(self, key: _GroupKey) -> None:
         """Writes the operation in front of the last one of the group, and erases these."""
         last = self.members.operations[self.group[-1]]
         location = last.operation.location

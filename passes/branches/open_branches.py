@@ -1,4 +1,4 @@
-"""Moves the branches of `stablehlo.case` and `stablehlo.if` to `@main`, where each operation finds its slice."""
+"""Moves the branches of `stablehlo.case` and `stablehlo.if` to `@main`, where each operation gets a slice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_branches(op: ir.OpView, taken: set[str]) -> list[ir.OpView]:
     Returns:
       The operations that are in `@main` now.
     """
-    opener = _Opener(op, taken)
+    opener = _BranchOpener(op, taken)
     regions = list(op.regions)
     # That of False comes first for a number, and that of True for `stablehlo.if`.
     regions = regions if op.operation.name == "stablehlo.case" else regions[::-1]
@@ -38,7 +38,7 @@ def open_branches(op: ir.OpView, taken: set[str]) -> list[ir.OpView]:
     return opener.moved
 
 
-class _Opener:
+class _BranchOpener:
     """Opens one operation."""
 
     def __init__(self, op: ir.OpView, taken: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""Computations of placed calls that are done on a condition: they are launched always, and do nothing else."""
+"""Computations of placed calls that are done on a condition: they are launched always, and may do nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops and branches of JAX: those over several slices are opened, and others that hold placed calls placed."""
+"""Loops and branches of JAX: those over several slices are opened, others that hold placed calls placed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pathways.passes.util.turns import turns_of
 
 def open_regions(traced: TracedProgram, inliner: Inliner) -> None:
     """Opens what JAX repeats or does on a condition over several slices, outer loops and branches first."""
-    opener = _Opener(traced, inliner)
+    opener = _RegionOpener(traced, inliner)
     pending = [_Region(op, None) for op in reversed(_regions_among(body_block(traced.main).operations))]
     while pending:
         pending += reversed(opener.opened(pending.pop()))
@@ -46,7 +46,7 @@ class _Region(NamedTuple):
     loop: str | None
 
 
-class _Opener:
+class _RegionOpener:
     """Opens loops and branches of `@main`."""
 
     def __init__(self, traced: TracedProgram, inliner: Inliner) -> None:

@@ -1,4 +1,4 @@
-"""`jax.lax.cond` and `switch` over several slices: each slice does its part, and gives what `jax.jit` gives."""
+"""`jax.lax.cond` and `switch` over several slices: each does its part, and gives what `jax.jit` gives."""
 
 from __future__ import annotations
 
