@@ -50,6 +50,21 @@ def test_a_worker_that_is_killed(devices):
         time.sleep(0.05)
 
 
+def test_a_worker_on_the_port_of_a_lost_one(devices):
+    """There are only ports for two workers, so a new one listens where a lost one did, and is not taken for it."""
+    options = pw.HostOptions(ports=(20600, 20604))
+    pw.connect(hosts=2, bind="127.0.0.1", options=options)
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+    a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+    program = pw.program(lambda x: b(a(x)))
+    for _ in range(3):
+        assert_equal(program(np.float32(0)), 2)
+        os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
+        while controller().is_whole():
+            time.sleep(0.01)
+    assert_equal(program(np.float32(0)), 2)
+
+
 def test_an_island_that_is_lost_again_and_again(devices):
     """It is given up; what the others can do is done."""
     pw.connect(hosts=2)

@@ -191,7 +191,7 @@ class Controller:
                 gang.number,
                 {slice: tuple(device.id for device in own) for slice, own in devices.items()},
                 {slice: tuple(device.host.index for device in own) for slice, own in devices.items()},
-                {host.index: host.ready.data_address for host in hosts},
+                {host.index: host.data_address for host in hosts},
                 {host.index: host.ready.probe_address for host in hosts},
                 base,
                 crossing,

@@ -150,7 +150,7 @@ class EffectRunner:
 
     def _announce_loss(self, gang: HostGang, cancelled: Mapping[int, tuple[tuple[int, int], ...]]) -> None:
         """Tells all other hosts that an island is lost."""
-        addresses = tuple(host.ready.data_address for host in gang.hosts)
+        addresses = tuple(host.data_address for host in gang.hosts)
         numbers = tuple(host.index for host in gang.hosts)
         others = [host for host in [*self._islands.hosts] if not host.gang.is_lost()]
         for host in others:

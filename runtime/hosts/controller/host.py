@@ -64,6 +64,11 @@ class HostProcess:
         self.pulse = gang.life.pulses[self.index]
 
     @property
+    def data_address(self) -> str:
+        """Where others pull arrays, as in `10.0.0.5:7001#host0.2`: ports of lost workers are used again."""
+        return f"{self.ready.data_address}#host{self.index}.{self.gang.life.key.start}"
+
+    @property
     def error(self) -> str | None:
         """Why it is gone; None while it is not."""
         failure = self.gang.life.failure

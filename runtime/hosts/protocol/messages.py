@@ -172,7 +172,7 @@ class Load(Message, frozen=True):
       island: the number of the island, whose function it is.
       devices: the ids of the devices of each slice.
       owners: the hosts of the devices of each slice.
-      peers: the data address of each host.
+      peers: the data address of each host, and after a `#` which of its workers that is.
       probes: where to ask whether each host lives.
       base: the number of what the program sends first; see `target.Numbers`.
       crossing: how many transfers between islands a run has, on all islands together.
@@ -283,7 +283,7 @@ class Lost(Message, frozen=True):
     """Hosts are lost: nothing more comes from them, and what waits for it is an error.
 
     Attributes:
-      addresses: where arrays were pulled from.
+      addresses: where arrays were pulled from, as in `Load.peers`.
     """
 
     addresses: tuple[str, ...]

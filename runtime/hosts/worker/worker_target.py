@@ -46,10 +46,10 @@ class Peers:
         self._connections: dict[tuple[str, bool], Any] = {}
 
     def connection(self, address: str, nbytes: int) -> Any:
-        """The connection for arrays of a size from a worker."""
+        """The connection for arrays of a size from a worker; see `HostProcess.data_address`."""
         key = address, nbytes >= _LARGE
         if key not in self._connections:
-            self._connections[key] = self.server.connect(address)
+            self._connections[key] = self.server.connect(address.partition("#")[0])
         return self._connections[key]
 
     def lose(self, addresses: Iterable[str]) -> None:
