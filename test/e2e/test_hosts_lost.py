@@ -51,7 +51,7 @@ def test_a_worker_that_is_killed(devices):
 
 
 def test_a_worker_on_the_port_of_a_lost_one(devices):
-    """There are only ports for two workers, so a new one listens where a lost one did, and is not taken for it."""
+    """There are only ports for two: a new one listens where a lost one did, and is not taken for it."""
     options = pw.HostOptions(ports=(20600, 20604))
     pw.connect(hosts=2, bind="127.0.0.1", options=options)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
@@ -120,7 +120,7 @@ def test_a_step_that_does_not_end_is_reported_and_ended(devices, caplog):
     ended = re.search(r"made no progress in (\d+) seconds", str(error.value))
     reported = re.search(
         r"has made no progress for (\d+) seconds\n  host 0: has been issuing it for (\d+) s\n"
-        "  host 1: computes, or waits for",
+        "  host 1: computes, or has waited for",
         caplog.text,
     )
     assert ended is not None
@@ -170,7 +170,7 @@ def test_what_a_worker_wrote_last_is_in_the_error(devices):
     h = program(np.float32(1))
     float(h)
     controller().hosts[0].steps.send_frames(b"this is no message" * 10)
-    with refused(HostError, "host 0 (island0) is lost", "| pathways worker: these bytes are no message"):
+    with refused(HostError, "host 0 (island0) is lost", "| pathways worker: these bytes are not a message"):
         while True:
             program(h).block_until_ready()
 
