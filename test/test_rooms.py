@@ -38,6 +38,7 @@ ROOMS = (
     "runtime.timelines",
     "runtime.bundle",
     "runtime.resources",
+    "runtime.control.clients",
     "runtime.control",
     "runtime.simulate",
     "runtime.xla",

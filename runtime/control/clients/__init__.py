@@ -1,0 +1,4 @@
+"""What decides for many clients that share islands.
+
+- `scheduler.py` decides whose step is next; `items.py` are its words.
+"""

@@ -1,0 +1,205 @@
+"""What clients of a service ask for, what happens to it, and what is to be done: the scheduler's words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+FIRST_ESTIMATE = 1e-3
+"""How long a step of a new program may take, in seconds."""
+
+
+class QueuedStep:
+    """A step in the lines of its client.
+
+    Args:
+      client: the number of the client.
+      number: that of the step, which no other step has.
+      program: what says how long it may take: steps of one program take about as long.
+      takes: the numbers of the arrays that it takes on each of its islands.
+      makes: those of the arrays that it makes there.
+      sent: those that it takes and that its client sends itself: they are waited for.
+      share: for how many places it counts, see `control.step.Step`.
+      what: for the shell.
+
+    Attributes:
+      islands: the numbers of its islands.
+    """
+
+    __slots__ = (
+        "_estimate",
+        "_firsts",
+        "_keys",
+        "_left",
+        "_missing",
+        "_order",
+        "_rank",
+        "_state",
+        "_token",
+        "client",
+        "islands",
+        "makes",
+        "number",
+        "program",
+        "sent",
+        "share",
+        "takes",
+        "what",
+    )
+
+    def __init__(
+        self,
+        client: int,
+        number: int,
+        program: int,
+        takes: Mapping[int, Sequence[int]],
+        makes: Mapping[int, Sequence[int]],
+        sent: frozenset[int] = frozenset(),
+        share: int = 1,
+        what: Any = None,
+    ) -> None:
+        self.client = client
+        self.number = number
+        self.program = program
+        self.islands = tuple(takes)
+        self.takes = takes
+        self.makes = makes
+        self.sent = sent
+        self.share = share
+        self.what = what
+        # In how many lines it is first, how many arrays are not there, and on which islands it is not done.
+        self._firsts = 0
+        self._missing = 0
+        self._left = set(self.islands)
+        self._state: Literal["waits", "ready", "issued", "dropped"] = "waits"
+        self._rank = 0.0
+        self._keys: Mapping[int, float] = {}
+        self._order = 0
+        self._token = 0
+        self._estimate = FIRST_ESTIMATE
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InOrder:
+    """What is done on an island when all is issued there that the client asked for before.
+
+    Attributes:
+      client: the number of the client.
+      island: that of the island.
+      frees: the numbers of the arrays that end with it.
+      what: for the shell.
+    """
+
+    client: int
+    island: int
+    frees: tuple[int, ...] = ()
+    what: Any = None
+
+
+# What happens.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClientJoined:
+    """A client is there."""
+
+    client: int
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """A client is gone, however it ended."""
+
+    client: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkAsked:
+    """A client asks for a step, or for what has an order among its steps."""
+
+    item: QueuedStep | InOrder
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrived:
+    """All of an array that a client sends is on its way to an island, in front of all that follows."""
+
+    client: int
+    island: int
+    array: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PartDone:
+    """An island is done with its part of a step; `took` is how long it had the devices, in seconds."""
+
+    step: QueuedStep
+    island: int
+    took: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IslandLost:
+    """An island is gone, with all arrays there and all that was under way."""
+
+    island: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IslandBack:
+    """An island is there again, and empty; `round_trip` is that to its farthest host, in seconds."""
+
+    island: int
+    round_trip: float = 0.0
+
+
+SchedulerEvent = ClientJoined | ClientLeft | WorkAsked | Arrived | PartDone | IslandLost | IslandBack
+
+
+# What is to be done.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Issue:
+    """The step is sent to all its islands."""
+
+    step: QueuedStep
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakeTurn:
+    """It is the turn of what has an order; `frees` are those of its arrays that are there."""
+
+    item: InOrder
+    frees: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refuse:
+    """The step will not run; why is said."""
+
+    step: QueuedStep
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sweep:
+    """The client is gone, and an island frees these arrays of it."""
+
+    client: int
+    island: int
+    arrays: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Expel:
+    """The client asks for what cannot be; it is to end, and `ClientLeft` follows."""
+
+    client: int
+    why: str
+
+
+SchedulerEffect = Issue | TakeTurn | Refuse | Sweep | Expel

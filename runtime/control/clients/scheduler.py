@@ -1,0 +1,495 @@
+"""Whose step is next: the core of a service that lets many clients share islands.
+
+Each client has a line of its own on each island. What is in a line keeps its order: steps, and between them
+whatever else has an order, such as frees and fetches. So a step passes an earlier one of its client only if
+they share no island. One that is first in all its lines, and whose arrays are all there or on their way, is
+ready.
+
+A ready step gets its places on all its islands in one decision, for good: workers run what they have in the
+order in which they got it. Few places are given: `ahead` on an island, and beyond the second only for
+`WORK_SECONDS` of work and the round trip, so that whoever comes next waits for little.
+
+Next is who was served least on the island where he was served most (start-time fair queueing: Goyal, Vin and
+Cheng, 1996, by virtual times of each client on each island): the device time that hosts measure, by the
+client's weight. What a client did not use while it had nothing to run earns it `IDLE_SECONDS` at most.
+
+A step of several islands that has no place on one of them claims the others from when the last of them is
+free: what comes after it passes only if it ends before. Without claims it would starve, and with claims
+alone its islands would idle (backfilling: Lifka, 1995).
+
+All state of the scheduler is in this file. `handle` takes what happened and the time, and returns what is to
+be done; nothing here waits, sends or looks at a clock.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+from collections.abc import Iterable
+from typing import Literal
+
+from pathways.runtime.control.clients.items import (
+    FIRST_ESTIMATE,
+    Arrived,
+    ClientJoined,
+    ClientLeft,
+    Expel,
+    InOrder,
+    IslandBack,
+    IslandLost,
+    Issue,
+    PartDone,
+    QueuedStep,
+    Refuse,
+    SchedulerEffect,
+    SchedulerEvent,
+    Sweep,
+    TakeTurn,
+    WorkAsked,
+)
+
+WORK_SECONDS = 0.02
+"""How much work an island may have behind its second step, besides its round trip."""
+
+IDLE_SECONDS = 0.05
+"""How much service a client may make up for that it had no use for, in seconds of a device."""
+
+MOST_UNFINISHED = 32
+"""How many steps of a client may be unfinished, those in its lines and those under way."""
+
+_LEARNED = 0.3
+_LOOKS = 8
+"""How many steps behind one that waits are looked at, so that an event takes no longer with more clients."""
+
+Policy = Literal["fair", "fifo"]
+
+
+class ScheduledClient:
+    """A client, as the scheduler sees it.
+
+    Attributes:
+      number: its number.
+      weight: its share of a device that others want, too, is this over the sum of theirs.
+      steps_done: how many of its steps are done.
+      device_seconds: for how long it had devices of islands, added up.
+      unfinished: how many of its steps are not done.
+    """
+
+    def __init__(self, number: int, weight: float, islands: int) -> None:
+        self.number = number
+        self.weight = weight
+        self.steps_done = 0
+        self.device_seconds = 0.0
+        self.unfinished = 0
+        self._lines: list[collections.deque[QueuedStep | InOrder]] = [
+            collections.deque() for _ in range(islands)
+        ]
+        self._served = [0.0] * islands
+        self._arrays: list[set[int]] = [set() for _ in range(islands)]
+        # The steps that wait for an array, by its island and number.
+        self._awaited: dict[tuple[int, int], list[QueuedStep]] = {}
+        self._estimates: dict[int, float] = {}
+
+    @property
+    def queued(self) -> int:
+        """How many of its steps wait for a place."""
+        return len({id(item) for line in self._lines for item in line if isinstance(item, QueuedStep)})
+
+    def is_full(self) -> bool:
+        """Whether it may not ask for another step."""
+        return self.unfinished >= MOST_UNFINISHED
+
+
+class _SharedIsland:
+    """An island: what is under way on it, and who is ready for it."""
+
+    __slots__ = (
+        "busy_until",
+        "claim",
+        "problem",
+        "ready",
+        "round_trip",
+        "under_way",
+        "used",
+        "virtual",
+        "work",
+    )
+
+    def __init__(self) -> None:
+        self.under_way: collections.OrderedDict[QueuedStep, float] = collections.OrderedDict()
+        self.used = 0
+        # Of what is under way, as estimated.
+        self.work = 0.0
+        self.busy_until = 0.0
+        self.ready: list[tuple[float, int, QueuedStep]] = []
+        self.claim: QueuedStep | None = None
+        self.virtual = 0.0
+        self.round_trip = 0.0
+        self.problem: str | None = None
+
+
+class Scheduler:
+    """Decides whose step is next.
+
+    Args:
+      islands: how many islands there are.
+      ahead: how many steps may be under way on an island.
+      policy: `fair`, or `fifo`: in the order in which they were asked for.
+
+    Attributes:
+      clients: those that are there, by their numbers.
+    """
+
+    def __init__(self, islands: int, ahead: int = 4, policy: Policy = "fair") -> None:
+        self.clients: dict[int, ScheduledClient] = {}
+        self._islands = [_SharedIsland() for _ in range(islands)]
+        self._ahead = ahead
+        self._is_fair = policy == "fair"
+        self._orders = itertools.count()
+        self._effects: list[SchedulerEffect] = []
+        # Islands on which something may be issued that was not possible before.
+        self._open: set[int] = set()
+
+    def under_way(self, island: int) -> int:
+        """How many steps are under way on an island."""
+        return len(self._islands[island].under_way)
+
+    def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerEffect]:
+        """Takes note of what happened, and returns what is to be done, in this order."""
+        self._effects = []
+        match event:
+            case WorkAsked(item):
+                self._ask(item)
+            case PartDone():
+                self._done(event, now)
+            case Arrived():
+                self._arrive(event)
+            case ClientJoined(client, weight):
+                self.clients[client] = ScheduledClient(client, weight, len(self._islands))
+            case ClientLeft(client):
+                self._leave(self.clients.pop(client))
+            case IslandLost():
+                self._lose(event)
+            case IslandBack(number, round_trip):
+                self._islands[number].problem = None
+                self._islands[number].round_trip = round_trip
+        while self._open:
+            self._fill(self._open.pop(), now)
+        return self._effects
+
+    # Lines.
+
+    def _ask(self, item: QueuedStep | InOrder) -> None:
+        client = self.clients[item.client]
+        if isinstance(item, InOrder):
+            line = client._lines[item.island]
+            line.append(item)
+            if len(line) == 1:
+                self._advance(client, item.island)
+            return
+        if client.is_full():
+            self._effects.append(
+                Expel(client.number, f"it has asked for more than {MOST_UNFINISHED} unfinished steps")
+            )
+            return
+        problem = next((p for n in item.islands if (p := self._islands[n].problem) is not None), None)
+        if problem is not None:
+            self._effects.append(Refuse(item, problem))
+            return
+        if any(
+            n not in item.sent and n not in client._arrays[at] for at in item.islands for n in item.takes[at]
+        ):
+            self._effects.append(Refuse(item, "it takes an array that is not there"))
+            return
+        item._order = next(self._orders)
+        item._estimate = client._estimates.get(item.program, FIRST_ESTIMATE)
+        client.unfinished += 1
+        for n in item.islands:
+            there = client._arrays[n]
+            for array in item.takes[n]:
+                if array not in there:
+                    client._awaited.setdefault((n, array), []).append(item)
+                    item._missing += 1
+            there.update(item.makes[n])
+        for n in item.islands:
+            line = client._lines[n]
+            if not line:
+                # What it was not served while it had nothing to run is forgotten, but for a little.
+                earned = self._islands[n].virtual - IDLE_SECONDS / client.weight
+                client._served[n] = max(client._served[n], earned)
+            line.append(item)
+            if len(line) == 1:
+                item._firsts += 1
+        self._see_if_ready(client, item)
+
+    def _advance(self, client: ScheduledClient, island: int) -> None:
+        """Goes on with a line of which the first has changed."""
+        line = client._lines[island]
+        while line:
+            first = line[0]
+            if isinstance(first, QueuedStep):
+                first._firsts += 1
+                self._see_if_ready(client, first)
+                return
+            line.popleft()
+            there = client._arrays[island]
+            frees = tuple([number for number in first.frees if number in there])
+            there.difference_update(frees)
+            self._effects.append(TakeTurn(first, frees))
+
+    def _see_if_ready(self, client: ScheduledClient, step: QueuedStep) -> None:
+        if step._missing or step._firsts < len(step.islands) or step._state != "waits":
+            return
+        step._state = "ready"
+        self._push(client, step)
+        self._open.update(step.islands)
+
+    def _push(self, client: ScheduledClient, step: QueuedStep) -> None:
+        """Sorts a ready step among the others of its islands."""
+        islands = self._islands
+        # What has another one is of no account any more.
+        token = step._token = next(self._orders)
+        if not self._is_fair:
+            step._rank = step._order
+            step._keys = dict.fromkeys(step.islands, step._order)
+        else:
+            # By how much it was served more than others, where that is most.
+            more = step._rank = max([client._served[n] - islands[n].virtual for n in step.islands])
+            step._keys = {n: more + islands[n].virtual for n in step.islands}
+        for n, key in step._keys.items():
+            heapq.heappush(islands[n].ready, (key, token, step))
+
+    # Places.
+
+    def _fill(self, number: int, now: float) -> None:
+        """Issues what there is room for on an island."""
+        island = self._islands[number]
+        skipped: list[tuple[float, int, QueuedStep]] = []
+        while island.ready and len(skipped) < _LOOKS and self._has_room(island, 1):
+            _, token, step = island.ready[0]
+            if step._token != token or step._state != "ready":
+                heapq.heappop(island.ready)
+                continue
+            if self._may_pass(step, now) and self._fits(step) and not self._backfill(step, now):
+                heapq.heappop(island.ready)
+                self._issue(step, now)
+                continue
+            skipped.append(heapq.heappop(island.ready))
+            if len(step.islands) > 1:
+                self._claim(step)
+        for entry in skipped:
+            heapq.heappush(island.ready, entry)
+
+    def _has_room(self, island: _SharedIsland, share: int) -> bool:
+        if not island.used:
+            return True
+        if island.used + share > self._ahead:
+            return False
+        if len(island.under_way) < 2:
+            return True
+        behind = island.work - next(iter(island.under_way.values()))
+        return behind <= WORK_SECONDS + island.round_trip
+
+    def _fits(self, step: QueuedStep) -> bool:
+        return all(self._has_room(self._islands[n], step.share) for n in step.islands)
+
+    def _claim(self, step: QueuedStep) -> None:
+        for n in step.islands:
+            before = self._claim_of(n)
+            if before is None or _is_before(step, before, n):
+                self._islands[n].claim = step
+
+    def _claim_of(self, number: int) -> QueuedStep | None:
+        claim = self._islands[number].claim
+        if claim is not None and claim._state != "ready":
+            claim = self._islands[number].claim = None
+        return claim
+
+    def _start_of(self, step: QueuedStep, now: float) -> float:
+        """When the last of its islands is free, as estimated."""
+        return max(now, *[self._islands[n].busy_until for n in step.islands])
+
+    def _may_pass(self, step: QueuedStep, now: float) -> bool:
+        """Whether it would delay none that waits and comes before it."""
+        claims = [(n, claim) for n in step.islands if (claim := self._claim_of(n)) not in (None, step)]
+        if not claims:
+            return True
+        end = self._start_of(step, now) + step._estimate
+        return all(
+            claim is None
+            or _is_before(step, claim, n)
+            or (end <= self._start_of(claim, now) and self._has_room_beside(n, step, claim))
+            for n, claim in claims
+        )
+
+    def _has_room_beside(self, number: int, step: QueuedStep, claim: QueuedStep) -> bool:
+        """Whether a place is left for one that waits: else there never is one on all its islands."""
+        island = self._islands[number]
+        return not island.used or island.used + step.share + claim.share <= self._ahead
+
+    def _backfill(self, step: QueuedStep, now: float) -> bool:
+        """Issues what ends on some islands of a step before the others are free; whether the step waits for
+        more of it. It does while all its islands have so much that there is another look before they idle."""
+        if len(step.islands) < 2:
+            return False
+        start = self._start_of(step, now)
+        # All of them: no `any`, which would stop at the first.
+        is_left = [self._fill_until(n, step, start, now) for n in step.islands]
+        if not self._fits(step):
+            return True
+        return any(is_left) and all(len(self._islands[n].under_way) > 1 for n in step.islands)
+
+    def _fill_until(self, number: int, step: QueuedStep, until: float, now: float) -> bool:
+        """Issues what ends on an island in time; whether there is more that would, if there were places."""
+        island = self._islands[number]
+        looked: list[tuple[float, int, QueuedStep]] = []
+        is_left = False
+        while island.ready and len(looked) < _LOOKS and max(now, island.busy_until) < until:
+            entry = heapq.heappop(island.ready)
+            _, token, other = entry
+            if other._token != token or other._state != "ready":
+                continue
+            if other.islands != (number,) or max(now, island.busy_until) + other._estimate > until:
+                looked.append(entry)
+            elif self._has_room(island, other.share) and self._has_room_beside(number, other, step):
+                self._issue(other, now)
+            else:
+                looked.append(entry)
+                is_left = True
+                break
+        for entry in looked:
+            heapq.heappush(island.ready, entry)
+        return is_left
+
+    def _issue(self, step: QueuedStep, now: float) -> None:
+        client = self.clients[step.client]
+        step._state = "issued"
+        self._effects.append(Issue(step))
+        start, estimate = self._start_of(step, now), step._estimate
+        for n in step.islands:
+            island = self._islands[n]
+            island.under_way[step] = estimate
+            island.used += step.share
+            island.work += estimate
+            island.busy_until = start + estimate
+            island.virtual = max(island.virtual, client._served[n])
+            client._served[n] += estimate / client.weight
+            client._lines[n].popleft()
+        for n in step.islands:
+            self._advance(client, n)
+        # Others may be first on its islands now, or there is room yet.
+        self._open.update(step.islands)
+
+    # Ends.
+
+    def _done(self, done: PartDone, now: float) -> None:
+        step, n = done.step, done.island
+        island = self._islands[n]
+        if n not in step._left:
+            return
+        self._free_place(step, n)
+        island.busy_until = now + island.work
+        client = self.clients.get(step.client)
+        if client is None:
+            return
+        client._served[n] += (done.took - step._estimate) / client.weight
+        client.device_seconds += done.took
+        before = client._estimates.get(step.program)
+        guess = done.took if before is None else before + _LEARNED * (done.took - before)
+        client._estimates[step.program] = guess
+        self._note_end(client, step)
+        if self._is_fair:
+            line = client._lines[n]
+            # It was sorted by an estimate.
+            if line and isinstance(line[0], QueuedStep) and line[0]._state == "ready":
+                self._push(client, line[0])
+
+    def _free_place(self, step: QueuedStep, number: int) -> None:
+        island = self._islands[number]
+        step._left.discard(number)
+        estimate = island.under_way.pop(step)
+        island.used -= step.share
+        # Sums of floats drift: of nothing the work is none.
+        island.work = max(0.0, island.work - estimate) if island.under_way else 0.0
+        self._open.add(number)
+        # One of several islands may have waited for this place.
+        if island.claim is not None:
+            self._open.update(island.claim.islands)
+
+    def _note_end(self, client: ScheduledClient, step: QueuedStep) -> None:
+        if not step._left:
+            client.unfinished -= 1
+            client.steps_done += 1
+
+    def _arrive(self, arrived: Arrived) -> None:
+        client = self.clients.get(arrived.client)
+        if client is None:
+            # The rest of what it sent; nobody is left who would free it.
+            self._effects.append(Sweep(arrived.client, arrived.island, (arrived.array,)))
+            return
+        client._arrays[arrived.island].add(arrived.array)
+        for step in client._awaited.pop((arrived.island, arrived.array), ()):
+            step._missing -= 1
+            self._see_if_ready(client, step)
+
+    def _leave(self, client: ScheduledClient) -> None:
+        for n, line in enumerate(client._lines):
+            for item in line:
+                if isinstance(item, QueuedStep):
+                    item._state = "dropped"
+                    client._arrays[n].difference_update(item.makes[n])
+            if client._arrays[n]:
+                self._effects.append(Sweep(client.number, n, tuple(sorted(client._arrays[n]))))
+        self._open.update(range(len(self._islands)))
+
+    def _lose(self, lost: IslandLost) -> None:
+        n = lost.island
+        island = self._islands[n]
+        island.problem = lost.why
+        for step in [*island.under_way]:
+            self._free_place(step, n)
+            if (client := self.clients.get(step.client)) is not None:
+                self._note_end(client, step)
+        island.busy_until = 0.0
+        island.claim = None
+        for client in self.clients.values():
+            self._refuse_all(client, n, lost.why)
+        self._open.update(range(len(self._islands)))
+
+    def _refuse_all(self, client: ScheduledClient, island: int, why: str) -> None:
+        """Refuses what a client wants on an island that is gone, and what needs that."""
+        client._arrays[island].clear()
+        refused = {item for item in client._lines[island] if isinstance(item, QueuedStep)}
+        made = {(n, array) for step in refused for n in step.islands for array in step.makes[n]}
+        for line in client._lines:
+            for item in line:
+                if isinstance(item, QueuedStep) and item not in refused and _takes_any(item, made):
+                    refused.add(item)
+                    made |= {(n, array) for n in item.islands for array in item.makes[n]}
+        for step in sorted(refused, key=lambda step: step._order):
+            step._state = "dropped"
+            client.unfinished -= 1
+            self._effects.append(Refuse(step, why))
+        for n, array in made:
+            client._arrays[n].discard(array)
+        for n, line in enumerate(client._lines):
+            if any(item in refused for item in line):
+                was = line[0]
+                kept = [item for item in line if item not in refused]
+                line.clear()
+                line.extend(kept)
+                if kept and kept[0] is not was:
+                    self._advance(client, n)
+
+
+def _is_before(step: QueuedStep, other: QueuedStep, island: int) -> bool:
+    """Whether it is the turn of a ready step on an island before it is that of another one."""
+    if len(step.islands) > 1 and len(other.islands) > 1:
+        # One order for all islands: else each of two could wait for the other.
+        return (step._rank, step._order) < (other._rank, other._order)
+    return (step._keys[island], step._order) < (other._keys[island], other._order)
+
+
+def _takes_any(step: QueuedStep, made: Iterable[tuple[int, int]]) -> bool:
+    return any((n, array) in made for n in step.islands for array in step.takes[n])

@@ -1,0 +1,166 @@
+"""Random clients share simulated islands: one order, windows, no step that never ends; and fair shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from simulated_sharing import DeviceTimers, problem
+
+from pathways.runtime.control.clients.items import (
+    Arrived,
+    ClientLeft,
+    Issue,
+    QueuedStep,
+    TakeTurn,
+)
+from pathways.runtime.control.clients.scheduler import Scheduler
+
+SEEDS = 300
+
+
+def test_random_histories():
+    assert [wrong for seed in range(SEEDS) if (wrong := problem(seed))] == []
+
+
+def windows_are_open(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_has_room", lambda self, island, share: True)
+
+
+def places_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
+    free = Scheduler._free_place
+
+    def forgetful(self: Scheduler, step: QueuedStep, number: int) -> None:
+        used = self._islands[number].used
+        free(self, step, number)
+        self._islands[number].used = used
+
+    patch.setattr(Scheduler, "_free_place", forgetful)
+
+
+def frees_pass_steps(patch: pytest.MonkeyPatch) -> None:
+    ask = Scheduler._ask
+
+    def hasty(self: Scheduler, item: object) -> None:
+        if isinstance(item, QueuedStep):
+            ask(self, item)
+        else:
+            self._effects.append(TakeTurn(item, item.frees))
+
+    patch.setattr(Scheduler, "_ask", hasty)
+
+
+def arrays_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    see = Scheduler._see_if_ready
+
+    def blind(self: Scheduler, client: object, step: QueuedStep) -> None:
+        step._missing = 0
+        see(self, client, step)
+
+    patch.setattr(Scheduler, "_see_if_ready", blind)
+
+
+def the_first_line_is_enough(patch: pytest.MonkeyPatch) -> None:
+    see = Scheduler._see_if_ready
+
+    def hasty(self: Scheduler, client: object, step: QueuedStep) -> None:
+        step._firsts = len(step.islands) if step._firsts else 0
+        see(self, client, step)
+
+    patch.setattr(Scheduler, "_see_if_ready", hasty)
+
+
+def queues_outlive_clients(patch: pytest.MonkeyPatch) -> None:
+    def leave(self: Scheduler, client: object) -> None:
+        self.clients[client.number] = client
+
+    patch.setattr(Scheduler, "_leave", leave)
+
+
+def late_arrays_stay(patch: pytest.MonkeyPatch) -> None:
+    arrive = Scheduler._arrive
+
+    def keep(self: Scheduler, arrived: Arrived) -> None:
+        if arrived.client in self.clients:
+            arrive(self, arrived)
+
+    patch.setattr(Scheduler, "_arrive", keep)
+
+
+def losses_refuse_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_refuse_all", lambda self, client, island, why: None)
+
+
+def a_gang_needs_room_on_one_island(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_fits", lambda self, step: True)
+
+
+def steps_are_issued_twice(patch: pytest.MonkeyPatch) -> None:
+    issue = Scheduler._issue
+
+    def twice(self: Scheduler, step: QueuedStep, now: float) -> None:
+        issue(self, step, now)
+        if not step.number % 7:
+            self._effects.append(Issue(step))
+
+    patch.setattr(Scheduler, "_issue", twice)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        windows_are_open,
+        places_are_not_given_back,
+        frees_pass_steps,
+        arrays_are_not_waited_for,
+        the_first_line_is_enough,
+        queues_outlive_clients,
+        late_arrays_stay,
+        losses_refuse_nothing,
+        a_gang_needs_room_on_one_island,
+        steps_are_issued_twice,
+    ],
+)
+def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch):
+    plant(monkeypatch)
+    assert any(problem(seed) for seed in range(100))
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
+def test_shares_are_those_of_weights(weights):
+    timers = DeviceTimers(weights)
+    # Of unlike steps, too.
+    for client in range(4):
+        timers.keep(client, (0,), 0.003 * (1 + client % 2))
+    timers.run(20)
+    for client, weight in enumerate(weights):
+        assert timers.served[client] == pytest.approx(20 * weight / sum(weights), rel=0.03)
+    assert timers.busy[0] >= 0.99 * 20
+
+
+def test_a_step_of_two_islands_is_not_starved_and_leaves_none_idle():
+    timers = DeviceTimers((1, 1, 1), islands=2)
+    timers.keep(0, (0,), 0.001)
+    timers.keep(1, (1,), 0.0013)
+    timers.keep(2, (0, 1), 0.010)
+    timers.run(20)
+    assert min(timers.busy) >= 0.95 * 20
+    assert timers.served[2] / 2 == pytest.approx(10, rel=0.1)
+
+
+def test_who_was_idle_makes_up_for_little():
+    timers = DeviceTimers((1, 1))
+    timers.keep(0, (0,), 0.003)
+    timers.run(10)
+    before = timers.served[0]
+    timers.keep(1, (0,), 0.003)
+    timers.run(1)
+    assert timers.served[0] - before >= 0.45
+
+
+def test_who_is_gone_takes_nothing_more():
+    timers = DeviceTimers((1, 1))
+    timers.keep(0, (0,), 0.003)
+    timers.tell(ClientLeft(0))
+    assert 0 not in timers.core.clients
+    assert timers.core.under_way(0) <= 4

@@ -1,0 +1,365 @@
+"""Random clients on simulated islands, of which only the scheduler is real.
+
+An island runs what it has in the order in which it got it; a step of several islands runs when it is first on
+all of them, as workers do that wait for each other. Each seed has other islands, clients, kills and losses,
+and every event is followed by a check of what must always hold.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Sequence
+
+from pathways.runtime.control.clients.items import (
+    Arrived,
+    ClientJoined,
+    ClientLeft,
+    Expel,
+    InOrder,
+    IslandBack,
+    IslandLost,
+    Issue,
+    PartDone,
+    QueuedStep,
+    Refuse,
+    SchedulerEvent,
+    Sweep,
+    TakeTurn,
+    WorkAsked,
+)
+from pathways.runtime.control.clients.scheduler import Scheduler
+from pathways.runtime.simulate.events import SimulatedTime
+
+
+class SimulatedClient:
+    """A client: what it has asked for, island by island, and which of its arrays nobody has freed."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_there = True
+        self.asked: dict[int, collections.deque[object]] = collections.defaultdict(collections.deque)
+        self.unfinished: set[QueuedStep] = set()
+        self.held: dict[int, list[int]] = collections.defaultdict(list)
+
+
+class SimulatedSharing:
+    """One history.
+
+    Args:
+      seed: which.
+      make: makes the scheduler; a planted fault is a subclass.
+
+    Attributes:
+      events: how many events the scheduler was told.
+    """
+
+    def __init__(self, seed: int, make: type[Scheduler] = Scheduler) -> None:
+        self.chance = random.Random(seed)
+        self.time = SimulatedTime()
+        self.count = self.chance.randint(1, 4)
+        self.ahead = self.chance.randint(1, 6)
+        self.scheduler = make(self.count, self.ahead, self.chance.choice(["fair", "fair", "fifo"]))
+        self.queues: list[collections.deque[QueuedStep]] = [collections.deque() for _ in range(self.count)]
+        self.there: list[set[int]] = [set() for _ in range(self.count)]
+        self.lost: set[int] = set()
+        self.losses = [0] * self.count
+        self.sent: set[int] = set()
+        self.owner: dict[int, int] = {}
+        self.running: set[QueuedStep] = set()
+        self.ended: set[QueuedStep] = set()
+        self.clients: list[SimulatedClient] = []
+        self.numbers = itertools.count(1)
+        self.events = 0
+        self.largest = self.chance.choice([1, 1, 2])
+
+    def play(self) -> None:
+        """Plays it; an assertion fails when something is wrong."""
+        for number in range(self.chance.randint(1, 5)):
+            self.clients.append(SimulatedClient(number))
+            self.tell(ClientJoined(number, self.chance.choice([0.5, 1, 2])))
+            for _ in range(self.chance.randint(1, 60)):
+                self.time.at(self.chance.uniform(0, 0.2), lambda n=number: self.act(self.clients[n]))
+            if self.chance.random() < 0.3:
+                self.time.at(self.chance.uniform(0, 0.25), lambda n=number: self.kill(self.clients[n]))
+        if self.chance.random() < 0.3:
+            self.time.at(self.chance.uniform(0, 0.2), self.lose)
+        while self.time.step():
+            pass
+        self.check_end()
+
+    def tell(self, event: object) -> None:
+        self.events += 1
+        for effect in self.scheduler.handle(event, self.time.now):
+            self.take(effect)
+        for n, queue in enumerate(self.queues):
+            used = sum(step.share for step in queue)
+            assert used <= self.ahead or len(queue) == 1, f"island {n} has {used} steps under way"
+        for n in range(self.count):
+            self.start(n)
+
+    # What clients do.
+
+    def act(self, client: SimulatedClient) -> None:
+        if not client.is_there:
+            return
+        alive = [n for n in range(self.count) if n not in self.lost]
+        what = self.chance.random()
+        if not alive:
+            return
+        if what < 0.15:
+            self.put(client, self.chance.choice(alive))
+        elif what < 0.3:
+            island = self.chance.choice(alive)
+            frees = tuple(self.chance.sample(client.held[island], min(2, len(client.held[island]))))
+            client.held[island] = [array for array in client.held[island] if array not in frees]
+            self.ask_in_order(client, InOrder(client.number, island, frees, what="free"))
+        elif len(client.unfinished) < 32:
+            self.step(client, self.chance.sample(alive, self.chance.randint(1, min(3, len(alive)))))
+
+    def put(self, client: SimulatedClient, island: int) -> None:
+        array = next(self.numbers)
+        client.held[island].append(array)
+        self.sent.add(array)
+        self.owner[array] = client.number
+        losses = self.losses[island]
+        is_late = self.chance.random() < 0.3
+
+        def arrive() -> None:
+            # What a client has not sent when it ends comes no more, unless it was on its way.
+            if (client.is_there or is_late) and self.losses[island] == losses:
+                self.there[island].add(array)
+                self.tell(Arrived(client.number, island, array))
+
+        self.time.after(self.chance.uniform(0, 0.05), arrive)
+
+    def step(self, client: SimulatedClient, islands: list[int]) -> None:
+        takes, makes = {}, {}
+        for n in islands:
+            held = client.held[n]
+            takes[n] = tuple(self.chance.sample(held, self.chance.randint(0, min(2, len(held)))))
+            makes[n] = tuple(next(self.numbers) for _ in range(self.chance.randint(0, 2)))
+            held += makes[n]
+            self.owner.update(dict.fromkeys(makes[n], client.number))
+        share = self.chance.randint(1, self.largest)
+        program = self.chance.randint(1, 3)
+        step = QueuedStep(
+            client.number, next(self.numbers), program, takes, makes, self.sent_of(takes), share
+        )
+        client.unfinished.add(step)
+        for n in islands:
+            client.asked[n].append(step)
+        self.tell(WorkAsked(step))
+
+    def sent_of(self, takes: dict[int, tuple[int, ...]]) -> frozenset[int]:
+        return frozenset(array for own in takes.values() for array in own if array in self.sent)
+
+    def ask_in_order(self, client: SimulatedClient, item: InOrder) -> None:
+        client.asked[item.island].append(item)
+        self.tell(WorkAsked(item))
+
+    def kill(self, client: SimulatedClient) -> None:
+        client.is_there = False
+        self.tell(ClientLeft(client.number))
+        self.ended |= {step for step in client.unfinished if step not in self.running}
+        client.unfinished.clear()
+
+    # What islands do.
+
+    def take(self, effect: object) -> None:
+        match effect:
+            case Issue(step):
+                client = self.clients[step.client]
+                assert client.is_there, f"step {step.number} of a client that is gone is issued"
+                assert step not in self.running | self.ended, f"step {step.number} is issued twice"
+                self.running.add(step)
+                for n in step.islands:
+                    assert n not in self.lost, f"step {step.number} is issued to island {n}, which is lost"
+                    missing = set(step.takes[n]) - self.there[n]
+                    assert not missing, f"step {step.number} waits on island {n} for {missing} for ever"
+                    self.pop(client, n, step)
+                    self.there[n].update(step.makes[n])
+                    self.queues[n].append(step)
+            case TakeTurn(item, frees):
+                self.pop(self.clients[item.client], item.island, item)
+                assert self.there[item.island].issuperset(frees) or item.island in self.lost
+                self.there[item.island].difference_update(frees)
+            case Refuse(step):
+                assert step not in self.running | self.ended
+                self.end(step)
+                for n in step.islands:
+                    self.clients[step.client].asked[n].remove(step)
+            case Sweep(_, island, arrays):
+                if island not in self.lost:
+                    assert self.there[island].issuperset(arrays)
+                    self.there[island].difference_update(arrays)
+            case Expel(client, why):
+                raise AssertionError(f"client {client} is expelled: {why}")
+
+    def pop(self, client: SimulatedClient, island: int, item: object) -> None:
+        first = client.asked[island].popleft()
+        assert first is item, f"on island {island} client {client.number} is served out of order"
+
+    def start(self, island: int) -> None:
+        """Starts what is first on all its islands."""
+        queue = self.queues[island]
+        if not queue:
+            return
+        step = queue[0]
+        if step.what is not None or any(self.queues[n][0] is not step for n in step.islands):
+            return
+        step.what = "runs"
+        seconds = 0.003 * step.program * self.chance.uniform(0.5, 1.5)
+        for n in step.islands:
+            self.time.after(seconds, lambda n=n: self.finish(step, n, seconds))
+
+    def finish(self, step: QueuedStep, island: int, seconds: float) -> None:
+        if island in self.lost or step not in self.queues[island]:
+            return
+        self.queues[island].remove(step)
+        if not any(step in queue for queue in self.queues):
+            self.end(step)
+        self.tell(PartDone(step, island, seconds))
+
+    def end(self, step: QueuedStep) -> None:
+        self.running.discard(step)
+        self.ended.add(step)
+        self.clients[step.client].unfinished.discard(step)
+
+    def lose(self) -> None:
+        island = self.chance.randrange(self.count)
+        self.lost.add(island)
+        self.losses[island] += 1
+        steps = [*self.queues[island]]
+        self.queues[island].clear()
+        self.there[island].clear()
+        for client in self.clients:
+            client.held[island].clear()
+        for step in steps:
+            # What others do of it waits for what never comes, and fails.
+            if step.what is None:
+                step.what = "fails"
+                for n in set(step.islands) - {island}:
+                    self.time.after(0.001, lambda step=step, n=n: self.finish(step, n, 0.0))
+            if step.islands == (island,) or not any(step in queue for queue in self.queues):
+                self.end(step)
+        self.tell(IslandLost(island, f"island {island} is lost"))
+        self.time.after(self.chance.uniform(0.01, 0.1), lambda: self.come_back(island))
+
+    def come_back(self, island: int) -> None:
+        self.lost.discard(island)
+        self.tell(IslandBack(island, 0.001))
+
+    def check_end(self) -> None:
+        """Checks that each step has ended, and that islands hold what living clients do, and no more."""
+        assert not any(self.queues), "islands wait for each other"
+        for client in self.clients:
+            waiting = [step for step in client.unfinished if self.is_possible(client, step)]
+            assert not waiting, f"step {waiting[0].number} of client {client.number} never ends"
+            if client.is_there and not client.unfinished:
+                known = self.scheduler.clients[client.number]
+                assert known.unfinished == 0
+        left = {
+            array for there in self.there for array in there if not self.clients[self.owner[array]].is_there
+        }
+        assert not left, f"nobody owns arrays {left}"
+
+    def is_possible(self, client: SimulatedClient, step: QueuedStep) -> bool:
+        """Whether nothing that a step waits for was lost on its way with an island."""
+        return all(set(step.takes[n]) <= self.there[n] for n in step.islands)
+
+
+def problem(seed: int) -> str | None:
+    """What is wrong in a history; None when nothing is."""
+    try:
+        SimulatedSharing(seed).play()
+    except Exception as error:
+        return f"seed {seed}: {type(error).__name__}: {error}"
+    return None
+
+
+class DeviceTimers:
+    """Devices whose steps take as long as they say, for clients that always have steps in their lines.
+
+    Args:
+      weights: those of the clients.
+      islands: how many there are, each with one device.
+      is_timed: whether the CPU time of the scheduler is measured.
+
+    Attributes:
+      busy: for how long each device had a step, in seconds.
+      served: for how long each client had devices.
+      events: how many the scheduler was told.
+      cpu_seconds: what they took, all together.
+    """
+
+    def __init__(self, weights: Sequence[float], islands: int = 1, *, is_timed: bool = False) -> None:
+        self.now = 0.0
+        self.core = Scheduler(islands)
+        self.busy = [0.0] * islands
+        self.served: collections.Counter[int] = collections.Counter()
+        self.events = 0
+        self.cpu_seconds = 0.0
+        self._is_timed = is_timed
+        self._queues: list[collections.deque[QueuedStep]] = [collections.deque() for _ in range(islands)]
+        self._ends: list[tuple[float, int, QueuedStep]] = []
+        self._begun: set[QueuedStep] = set()
+        self._makers: dict[int, tuple[tuple[int, ...], float]] = {}
+        self._numbers = itertools.count(1)
+        for client, weight in enumerate(weights):
+            self.tell(ClientJoined(client, weight))
+
+    def keep(self, client: int, islands: tuple[int, ...], seconds: float, steps: int = 8) -> None:
+        """Gives a client so many steps, and another one after each that is done."""
+        self._makers[client] = islands, seconds
+        for _ in range(steps):
+            self._ask(client)
+
+    def tell(self, event: SchedulerEvent) -> None:
+        """Tells the scheduler what happened, and does what it says."""
+        self.events += 1
+        before = time.perf_counter() if self._is_timed else 0.0
+        effects = self.core.handle(event, self.now)
+        if self._is_timed:
+            self.cpu_seconds += time.perf_counter() - before
+        for effect in effects:
+            if isinstance(effect, Issue):
+                for n in effect.step.islands:
+                    self._queues[n].append(effect.step)
+                    self._begin(n)
+
+    def run(self, seconds: float) -> None:
+        """Lets so much time go by."""
+        until = self.now + seconds
+        while self._ends and self._ends[0][0] <= until:
+            self.now, _, first = heapq.heappop(self._ends)
+            self._begun.discard(first)
+            for n in first.islands:
+                self._queues[n].popleft()
+                self.busy[n] += first.what
+            self.served[first.client] += first.what * len(first.islands)
+            for n in first.islands:
+                self.tell(PartDone(first, n, first.what))
+                self._begin(n)
+            if first.client in self.core.clients:
+                self._ask(first.client)
+        self.now = until
+
+    def _ask(self, client: int) -> None:
+        islands, seconds = self._makers[client]
+        none = dict.fromkeys(islands, ())
+        self.tell(WorkAsked(QueuedStep(client, next(self._numbers), client, none, none, what=seconds)))
+
+    def _begin(self, island: int) -> None:
+        queue = self._queues[island]
+        if (
+            not queue
+            or queue[0] in self._begun
+            or any(self._queues[n][0] is not queue[0] for n in queue[0].islands)
+        ):
+            return
+        self._begun.add(queue[0])
+        heapq.heappush(self._ends, (self.now + queue[0].what, queue[0].number, queue[0]))
