@@ -49,7 +49,9 @@ def parse(program: Partitioned, paths: Sequence[str], overlapping: Collection[st
         module.operation.attributes["sym_name"] = ir.StringAttr.get(program.name)
         main = symbol_table(module)[MAIN]
         if program.exported is not None:
-            _state_layouts(main, symbol_table(ir.Module.parse(program.exported, context))[MAIN])
+            # By name: operations do not keep their module alive.
+            exported = ir.Module.parse(program.exported, context)
+            _state_layouts(main, symbol_table(exported)[MAIN])
         if overlapping:
             main.attributes[OVERLAP] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in overlapping])
         main = _with_all_arguments(main, program)
