@@ -28,15 +28,9 @@ def keep_callbacks_together(
         if not op.attributes["call_target_name"].value.endswith(_TARGETS) or _is_manual(op):
             continue
         mesh = _maximal_mesh(module, symbols)
-        # A call without results has one sharding all the same.
-        types = [result.type for result in op.results] or [None]
-        each = [
-            sdy.TensorShardingAttr.get(
-                mesh,
-                [sdy.DimensionShardingAttr.get([], is_closed=True)] * (0 if type_ is None else type_.rank),
-            )
-            for type_ in types
-        ]
+        # The sharding of one device has no dimensions, and one without results has one all the same.
+        alone = sdy.TensorShardingAttr.get(mesh, [])
+        each = [alone] * max(1, len(op.results))
         op.attributes[SHARDING] = sdy.TensorShardingPerValueAttr.get(each)
 
 

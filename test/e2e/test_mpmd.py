@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +12,17 @@ import jax
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
-from mpmd_programs import PROGRAMS, MpmdProgram
+from mpmd_programs import CALLS, PROGRAMS, MpmdProgram
 
+import pathways as pw
 from pathways.compiler.mpmd.from_mpmd import lower_partitioned
 from pathways.compiler.mpmd.front_end import Partitioned
 from pathways.compiler.stages import Lowered
 from pathways.dialect import make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.runtime.plan.plan import Launch
 
 STORED = Path(__file__).parent / "mpmd"
-FORMS = ("call", "fragment")
 
 
 def bytecode(name: str, form: str) -> bytes:
@@ -56,12 +60,15 @@ def check(lowered: Lowered, program: MpmdProgram) -> Any:
         assert jax.tree.structure(results) == jax.tree.structure(expected)
         for got, want in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
             assert (got.shape, got.dtype) == (want.shape, want.dtype)
+            if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
+                got, want = jax.random.key_data(got), jax.random.key_data(want)
             np.testing.assert_allclose(np.array(got), np.array(want), rtol=2e-5, atol=1e-6)
     return args, results
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "form"), [(name, form) for name, program in PROGRAMS.items() for form in program.forms]
+)
 def test_programs_equal_plain_jax(name, form):
     check(lower_partitioned(partitioned(name, form)), PROGRAMS[name])
 
@@ -74,10 +81,82 @@ def test_donated_arguments_end_also_where_jax_has_dropped_them():
 
 
 def test_results_lie_as_shardy_says():
-    lowered = lower_partitioned(partitioned("sharded", "call"))
-    traced = lower_partitioned(partitioned("sharded", "fragment"))
     first, second = (set(mesh.devices.flat) for mesh in PROGRAMS["sharded"].topology().values())
-    for one in (lowered, traced):
-        loss, params = one.compile().output_shardings
+    for form in PROGRAMS["sharded"].forms:
+        loss, params = lower_partitioned(partitioned("sharded", form)).compile().output_shardings
         assert [set(s.device_set) for s in (loss, *params)] == [second, first, second]
         assert [s.spec for s in params] == [jax.P(None, "x"), jax.P("x")]
+
+
+def test_the_order_and_the_origins_are_shardys():
+    """Each slice does what its mesh does, in the order of the schedule."""
+    stored = (STORED / "zero_bubble_h1.fragment.mlir").read_text()
+    lowered = lower_partitioned(partitioned("zero_bubble_h1", "fragment"))
+    launches = [s for s in lowered.compile().plan.steps if isinstance(s, Launch)]
+    halves = {"": None, "split_keep": "input", "split_drop": "weight"}
+    for stage, parts in ((0, {None}), (1, set(halves.values()))):
+        head = rf'fragment<mesh="mesh{stage}".*call_counter = ([0-9]+) : ui32(?:, (split_[a-z]+))?'
+        expected = [(call, halves[half]) for call, half in re.findall(head, stored)]
+        ran = [launch.origins[0] for launch in launches if launch.slice.startswith(f"mesh{stage}")]
+        assert [(str(origin.microbatch), origin.part) for origin in ran] == expected
+        assert {origin.part for origin in ran} == parts
+        assert {origin.stage for origin in ran} == {stage}
+
+
+def test_fragments_may_be_fused():
+    apart, fused = (lower_partitioned(partitioned("two_stages", "call"), fuse=fuse) for fuse in (False, True))
+    check(fused, PROGRAMS["two_stages"])
+    assert [one.compile().cost_analysis()["launches"] for one in (apart, fused)] == [4, 3]
+
+
+def test_callbacks_run_once_for_each_launch():
+    CALLS.clear()
+    check(lower_partitioned(partitioned("with_callbacks", "call")), PROGRAMS["with_callbacks"])
+    jax.effects_barrier()
+    # Once in the program without the front end, and in two runs of the other.
+    assert len(CALLS) == 2 * 3
+
+
+def test_programs_of_one_topology_share_their_slices():
+    one, other = (lower_partitioned(partitioned("two_stages", form)) for form in ("call", "fragment"))
+    assert list(one.slices.values()) == list(other.slices.values())
+    elsewhere = lower_partitioned(partitioned("sharded", "call"))
+    assert not set(elsewhere.slices.values()) & set(one.slices.values())
+
+
+def test_meshes_may_get_slices_of_the_user():
+    devices = pw.make_virtual_device_set()
+    own = {name: devices.add_slice(1, "x") for name in ("mesh0", "mesh1")}
+    lowered = lower_partitioned(partitioned("two_stages", "call"), slices=own)
+    check(lowered, PROGRAMS["two_stages"])
+    assert list(lowered.slices.values()) == list(own.values())
+    with pytest.raises(ValueError, match=r"there is no mesh 'm' in the topology, which has mesh0, mesh1"):
+        lower_partitioned(partitioned("two_stages", "call"), slices={"m": own["mesh0"]})
+    with pytest.raises(ValueError, match=r"mesh 'mesh0' has \{'x': 1\}, VirtualSlice.* is unlike it"):
+        lower_partitioned(partitioned("two_stages", "call"), slices={"mesh0": devices.add_slice(2, "x")})
+
+
+def test_a_bundle_holds_a_program_and_a_timeline_shows_it(tmp_path):
+    program = PROGRAMS["zero_bubble_h1"]
+    lowered = lower_partitioned(partitioned("zero_bubble_h1", "fragment"))
+    lowered.save(tmp_path / "step.pwb")
+    results = pw.load(tmp_path / "step.pwb")(*program.args)
+    expected = jax.jit(program.plain())(*program.args)
+    np.testing.assert_allclose(np.array(results[0]), np.array(expected[0]), rtol=2e-5)
+    timeline = lowered.compile().timeline()
+    timeline.save_html(tmp_path / "step.html")
+    assert "W" in (tmp_path / "step.html").read_text()
+    assert timeline.step_time > 0
+
+
+def test_what_is_not_of_the_front_end_is_refused():
+    with pytest.raises(TypeError, match=r"from_mpmd takes what mpmd.jit\(f, config\).lower\(\*args\)"):
+        pw.from_mpmd(jax.jit(lambda x: x).lower(1.0))
+
+
+@pytest.mark.skipif(find_spec("shardy") is not None, reason="the front end is installed")
+def test_without_the_front_end_an_error_says_how_to_install_it():
+    with pytest.raises(
+        ImportError, match=r"needs Shardy's MPMD front end .*: pip install \"shardy-mpmd @ git"
+    ):
+        importlib.import_module("pathways.mpmd")

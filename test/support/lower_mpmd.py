@@ -13,6 +13,7 @@ import jax
 import mpmd_programs
 from jaxlib.mlir import ir
 
+import pathways.mpmd  # noqa: F401 (makes the front end importable)
 from pathways.compiler.mpmd.front_end import read_front_end
 from pathways.dialect import make_context
 
@@ -24,8 +25,8 @@ def jitted(program: mpmd_programs.MpmdProgram) -> Any:
 
     config = front.make_config(
         program.topology(),
-        {name: f"mesh{stage % program.meshes[0]}" for name, stage in program.assignment.items()},
-        name_to_stage_assignment=program.assignment,
+        {name: f"mesh{stage % len(program.meshes)}" for name, stage in program.assignment.items()},
+        name_to_stage_assignment=program.assignment if program.staged else {},
         pipeline_schedule=program.schedule and get_pipeline_schedule(program.schedule),
     )
     return front.jit(program.make(front), config, donate_argnums=program.donate)
@@ -50,6 +51,8 @@ def main(folder: Path) -> None:
     for name, program in mpmd_programs.PROGRAMS.items():
         traced = jitted(program).trace(*arguments(program))
         for form, made in (("call", traced.lower()), ("fragment", traced)):
+            if form not in program.forms and form != "call":
+                continue
             text = str(ir.Module.parse(read_front_end(made).bytecode, make_context()))
             (folder / f"{name}.{form}.mlir").write_text(text)
 

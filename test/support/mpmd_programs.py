@@ -38,28 +38,39 @@ class MpmdProgram:
     Attributes:
       make: makes the function of the front end, or of what stands for it.
       args: its arguments.
-      meshes: how many there are, and of how many devices each.
-      assignment: the mesh of each name; also its stage.
+      meshes: the numbers of the devices of each.
+      assignment: the mesh of each name.
+      staged: whether names have that as their stage, too.
       donate: the numbers of the arguments that are donated.
       specs: how flat arguments lie over their mesh, by their numbers.
       schedule: the name of the pipeline schedule.
+      forms: which forms are stored.
     """
 
     make: Callable[[Any], Callable[..., Any]]
     args: Sequence[Any]
-    meshes: tuple[int, int]
+    meshes: Sequence[Sequence[int]]
     assignment: Mapping[str, int]
+    staged: bool = True
     donate: tuple[int, ...] = ()
     specs: Mapping[int, P] = dataclasses.field(default_factory=dict)
     schedule: str | None = None
+    forms: Sequence[str] = ("call", "fragment")
 
     def topology(self) -> dict[str, jax.sharding.Mesh]:
-        count, size = self.meshes
-        devices = np.array(jax.devices()[: count * size]).reshape(count, size)
-        return {f"mesh{n}": jax.sharding.Mesh(devices[n], ("x",)) for n in range(count)}
+        devices = jax.devices()
+        return {
+            f"mesh{n}": jax.sharding.Mesh(np.array([devices[k] for k in mesh]), ("x",))
+            for n, mesh in enumerate(self.meshes)
+        }
 
     def plain(self) -> Callable[..., Any]:
         return self.make(Plain)
+
+
+def apart(count: int, size: int) -> list[range]:
+    """The devices of meshes that share none."""
+    return [range(n * size, (n + 1) * size) for n in range(count)]
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -108,6 +119,84 @@ def pipeline(stages: int, microbatches: int) -> Callable[[Any], Callable[..., An
     return make
 
 
+def forwards(front: Any) -> Callable[..., Any]:
+    """Microbatches through stages without a gradient, as the schedule of parallel pipelines has it."""
+    loss = layers(front, 2)
+
+    def f(params: Any, xs: Any) -> Any:
+        return [front.call(lambda p, x: loss(p, x), call_counter=n)(params, x) for n, x in enumerate(xs)]
+
+    return f
+
+
+def keys_and_trees(front: Any) -> Callable[..., Any]:
+    """Typed keys, numbers, and results that are arguments as they were."""
+
+    def f(state: Any, scale: Any, untouched: Any) -> Any:
+        key, x = state["key"], state["x"]
+        noise = front.named_computation(lambda k: jax.random.normal(k, (4, 4)), name="stage0")(key)
+        y = front.named_computation(lambda x, n, s: x @ n * s, name="stage1")(x, noise, scale)
+        return {"key": jax.random.split(key)[0], "y": (y, None, y)}, untouched
+
+    return f
+
+
+def transformed(front: Any) -> Callable[..., Any]:
+    """`jax.checkpoint`, a scan, and a gradient that is differentiated in turn, on two stages."""
+
+    def block(w: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, length=3)[0]
+
+    first = front.named_computation(jax.checkpoint(block), name="stage0")
+    last = front.named_computation(lambda w, x: jnp.sum(jnp.sin(x @ w)), name="stage1")
+    penalty = front.named_computation(lambda v, g: v + jnp.sum(g**2), name="stage1")
+
+    def penalized(params: Any, x: Any) -> Any:
+        def loss(x: Any) -> Any:
+            return last(params[1], first(params[0], x))
+
+        value, gradient = jax.value_and_grad(loss)(x)
+        return penalty(value, gradient)
+
+    return lambda params, x: jax.value_and_grad(penalized)(params, x)
+
+
+def with_callbacks(front: Any) -> Callable[..., Any]:
+    """Callbacks that return something, and that do not, on slices of several devices."""
+
+    def host(x: Any) -> Any:
+        CALLS.append(float(np.sum(x)))
+        return np.asarray(x) + 1
+
+    def first(x: Any) -> Any:
+        jax.debug.callback(lambda total: CALLS.append(float(total)), jnp.sum(x))
+        return x * 2
+
+    def second(x: Any) -> Any:
+        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x) * 3
+
+    return lambda x: front.named_computation(second, name="stage1")(
+        front.named_computation(first, name="stage0")(x)
+    )
+
+
+CALLS: list[float] = []
+"""What the callbacks of `with_callbacks` were called with."""
+
+
+def sharded_map(front: Any) -> Callable[..., Any]:
+    """A `shard_map` inside of a stage, over the axis of its mesh."""
+
+    def summed(x: Any) -> Any:
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+        body = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+        return body(x)
+
+    return lambda x: front.named_computation(lambda y: y * 2, name="stage1")(
+        front.named_computation(summed, name="stage0")(x)
+    )
+
+
 def stages(count: int) -> dict[str, int]:
     return {f"stage{n}": n for n in range(count)}
 
@@ -116,17 +205,72 @@ PROGRAMS: dict[str, MpmdProgram] = {
     "two_stages": MpmdProgram(
         two_stages,
         ({"w": [normal(4, 4), normal(4, 3)]}, normal(8, 4), normal(7)),
-        (2, 1),
+        apart(2, 1),
         stages(2),
         donate=(0, 2),
     ),
     "sharded": MpmdProgram(
         pipeline(2, 2),
         ([normal(4, 8), normal(8, 4)], normal(2, 8, 4)),
-        (2, 4),
+        apart(2, 4),
         stages(2),
         donate=(0,),
         specs={0: P(None, "x"), 1: P("x"), 2: P(None, "x")},
         schedule="ONE_FWD_ONE_BWD",
     ),
+    "keys_and_trees": MpmdProgram(
+        keys_and_trees,
+        ({"key": jax.random.key(7), "x": normal(3, 4)}, np.float32(0.5), normal(2)),
+        apart(2, 2),
+        stages(2),
+        forms=("call",),
+    ),
+    # The second mesh shares a device with the first one, and has them in another order.
+    "overlapping": MpmdProgram(
+        two_stages,
+        ({"w": [normal(4, 4), normal(4, 2)]}, normal(8, 4), normal(7)),
+        [(0, 1), (2, 1)],
+        stages(2),
+        specs={0: P("x"), 2: P("x")},
+        forms=("fragment",),
+    ),
+    "transformed": MpmdProgram(
+        transformed,
+        ([normal(4, 4), normal(4, 4)], normal(2, 4)),
+        apart(2, 1),
+        stages(2),
+        staged=False,
+        forms=("call",),
+    ),
+    "with_callbacks": MpmdProgram(with_callbacks, (normal(4, 4),), apart(2, 4), stages(2), specs={0: P("x")}),
+    "sharded_map": MpmdProgram(sharded_map, (normal(4, 4),), apart(2, 2), stages(2)),
 }
+
+SCHEDULES = (
+    "ONE_FWD_ONE_BWD",
+    "GPIPE",
+    "GPIPE_BUT_1F1B_FOR_LAST_MESH",
+    "ZERO_BUBBLE_H1",
+    "ZERO_BUBBLE_H2_ZERO_TX_LATENCY",
+    "ZERO_BUBBLE_H2_HALF_TX_LATENCY",
+    "ZERO_BUBBLE_H2_FULL_TX_LATENCY",
+    "PARALLEL_PIPELINES_WITH_WRAP_AROUND",
+    "CIRCULAR",
+    "CIRCULAR_WITH_REVERSED_BACKWARD",
+)
+"""All that the front end has."""
+
+PROGRAMS.update(
+    (
+        schedule.lower(),
+        MpmdProgram(
+            forwards if schedule.startswith("PARALLEL") else pipeline(2, 3),
+            ([normal(2, 2), normal(2, 2)], [*normal(3, 2, 2)]),
+            apart(2, 1),
+            stages(2),
+            schedule=schedule,
+            forms=("fragment",) if schedule == "ZERO_BUBBLE_H1" else ("call",),
+        ),
+    )
+    for schedule in SCHEDULES
+)
