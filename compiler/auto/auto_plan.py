@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,37 +10,13 @@ import jax
 
 from pathways.compiler.api import jit, program
 from pathways.compiler.auto.cut_loss import CutLoss
+from pathways.compiler.auto.request import AutoRequest
+from pathways.compiler.auto.saved_plan import write_cuts
+from pathways.compiler.auto.tried_cut import TriedCut
 from pathways.compiler.frontend.names import symbol_of
 from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.timelines.tables import duration_with_unit, html_table, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
-
-
-@dataclasses.dataclass(frozen=True)
-class TriedCut:
-    """A cut that was simulated, or dropped.
-
-    Attributes:
-      kind: `even`, `contiguous`, or `v`.
-      positions: the first unit of each stage but the first.
-      loads: how long each stage takes, in the unit of the plan.
-      crossing: the bytes alive at each cut.
-      bound: the closed estimate of the step.
-      schedule: the best schedule of it; empty if it was dropped because no schedule could be the best.
-      step: how long its step takes; infinite if it was dropped.
-      bubble: how much of it slices idle.
-      peak: the most bytes alive on a slice.
-    """
-
-    kind: str
-    positions: tuple[int, ...]
-    loads: tuple[float, ...]
-    crossing: tuple[int, ...]
-    bound: float
-    schedule: str = ""
-    step: float = float("inf")
-    bubble: float = 0.0
-    peak: int = 0
 
 
 class AutoPlan(OfProcess):
@@ -57,17 +33,17 @@ class AutoPlan(OfProcess):
     def __init__(
         self,
         loss: CutLoss,
-        schedule: str,
-        microbatches: int,
+        request: AutoRequest,
         tried: Sequence[TriedCut],
         timeline: Callable[[], Timeline],
         unit: str,
     ) -> None:
         self.loss = loss
-        self.schedule = schedule
-        self.microbatches = microbatches
         self.tried = tuple(tried)
+        self.schedule = self.tried[0].schedule
+        self.microbatches = request.microbatches
         self.unit = unit
+        self._request = request
         self._timeline = timeline
 
     @property
@@ -179,6 +155,17 @@ class AutoPlan(OfProcess):
                 leaves[n] = leaf
         return blocks.cut_structure.unflatten(leaves)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cut and the schedule as JSON; `pw.auto(..., plan=path)` repeats them without a search.
+
+        Args:
+          path: the file.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        write_cuts(path, self.tried, self._request, self.loss.flat)
+
     def timeline(self) -> Timeline:
         """The simulated step of the chosen cut under its schedule: forward, backward, sums of gradients."""
         return self._timeline()
@@ -208,5 +195,5 @@ def _row(cut: TriedCut, unit: str) -> tuple[str, ...]:
         "dropped" if dropped else cut.schedule,
         "" if dropped else size(cut.peak),
         "" if dropped else percent(cut.bubble),
-        "" if dropped else duration_with_unit(cut.step, unit),
+        "" if dropped else duration_with_unit(cut.step, unit) + ("" if cut.fits else ", over max_bytes"),
     )

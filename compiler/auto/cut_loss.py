@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class CutLoss:
       slices: the slice of each stage.
 
     Attributes:
+      positions: the first node of each stage but the first.
       parts: what each stage holds.
       blocks: how parameters are cut.
       slices: the slice of each stage.
@@ -50,11 +52,13 @@ class CutLoss:
         self.params = self.blocks.split(args[0])
         self.args = args
         self._out_structure: Any = jax.tree.structure(shapes)
-        self.names = [f"stage{n}_of_{flat.name}" for n in range(len(self.parts))]
-        single = len(set(self.slices)) == len(self.slices)
+        self.positions = tuple(positions)
+        edges = itertools.pairwise([0, *positions, len(flat.nodes)])
+        # After the units in them, by which traces are read again.
+        names = [f"{flat.name}_{first}_{end}" for first, end in edges]
         self._stages = [
-            jit(stage_function(flat, part, name), devices=slice, stage=None if single else n)
-            for n, (part, name, slice) in enumerate(zip(self.parts, self.names, self.slices, strict=True))
+            jit(stage_function(flat, part, name), devices=slice, stage=n)
+            for n, (part, name, slice) in enumerate(zip(self.parts, names, self.slices, strict=True))
         ]
 
     def __call__(self, params: Any, *args: Any) -> Any:

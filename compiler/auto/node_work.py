@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -40,16 +40,29 @@ class NodeWork:
     def __init__(self, flat: FlatLoss) -> None:
         self._learned = flat.learned
         self._known: dict[Any, float] = {}
+        self._params: dict[int, str] = {}
 
     def of(self, node: Node) -> float:
         """The operations of a node for a microbatch, with those of its backward."""
-        operands = tuple(
-            (str(a.aval), a in self._learned) if is_variable(a) else str(a.val) for a in node.operands
-        )
-        key = node.equation.primitive.name, str(node.equation.params), operands
+        key = self._key(node)
         if key not in self._known:
             self._known[key] = float(self._count(node))
         return self._known[key]
+
+    def kinds(self, nodes: Sequence[Node]) -> tuple[int, ...]:
+        """A number for each node, equal for equal ones."""
+        numbers: dict[Any, int] = {}
+        return tuple(numbers.setdefault(self._key(node), len(numbers)) for node in nodes)
+
+    def _key(self, node: Node) -> Any:
+        """What nodes of equal work have in common."""
+        equation = node.equation
+        if id(equation) not in self._params:
+            self._params[id(equation)] = str(equation.params)
+        operands = tuple(
+            (str(a.aval), a in self._learned) if is_variable(a) else str(a.val) for a in node.operands
+        )
+        return equation.primitive.name, self._params[id(equation)], operands
 
     def _count(self, node: Node) -> int:
         forward = operations(node.equation, turns=1)

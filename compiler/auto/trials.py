@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,9 +16,9 @@ from pathways.passes.pipeline import Options
 from pathways.passes.util.links import Link
 from pathways.passes.util.quantities import FLOPS
 from pathways.runtime.plan.lower import plan_of
-from pathways.runtime.plan.plan import Launch, Plan
+from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import ReplayTimes, stated_times
+from pathways.runtime.simulate.times import TimesOfCalls
 from pathways.runtime.timelines.timeline import Timeline
 
 
@@ -28,43 +27,20 @@ class TrialTimes:
     """How a trial is timed.
 
     Attributes:
-      speeds: how fast each slice is, by its name, as a part of what its devices are.
+      unit: the unit of its times.
+      factors: what an operation on a device takes in each stage.
       link: the links between slices.
-      times: what the launches of a plan take on slices of equal speed; by floating point operations unless
-        given.
     """
 
-    speeds: dict[str, float]
+    unit: str
+    factors: tuple[float, ...]
     link: Link
-    times: Callable[[Plan], ReplayTimes] | None = None
 
     def timeline(self, plan: Plan, title: str) -> Timeline:
         """The step of a plan."""
-        if self.times is not None:
-            times = self.times(plan)
-        else:
-            stated = stated_times(FLOPS, plan)
-            assert stated is not None
-            times = stated[0]
-        return simulate(plan, _AtSpeed(times, self.speeds), self.link, title)
-
-
-@dataclasses.dataclass(frozen=True)
-class _AtSpeed:
-    """Times on slices of different speed."""
-
-    times: ReplayTimes
-    speeds: dict[str, float]
-
-    @property
-    def unit(self) -> str:
-        return self.times.unit
-
-    def in_program(self, launches: Any) -> _AtSpeed:
-        return _AtSpeed(self.times.in_program(launches), self.speeds)
-
-    def of(self, launch: Launch) -> float:
-        return self.times.of(launch) / self.speeds[launch.slice]
+        flops = plan.times.tables.get(FLOPS, {})
+        calls = {key: self.factors[key.stage or 0] * time for key, time in flops.items()}
+        return simulate(plan, TimesOfCalls(self.unit, calls), self.link, title)
 
 
 def step_program(loss: CutLoss, microbatches: int, has_aux: bool) -> Any:

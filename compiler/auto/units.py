@@ -11,9 +11,16 @@ import numpy as np
 
 from pathways.compiler.auto.flat_loss import FlatLoss
 from pathways.compiler.auto.node_work import NodeWork, is_product
+from pathways.compiler.auto.stage_parts import stage_parts
 
-_NEAR = 8
+_NEAR = 1 / 8
 """Positions are near each other that are less than this part of the work of a stage apart."""
+
+_KEPT = 4
+"""How many microbatches a stage is taken to keep, where it is about memory."""
+
+_ALIKE = 1 / 100
+"""Of positions that differ by less than this part of the work of a stage, one is enough."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,12 +30,14 @@ class Units:
     Attributes:
       before: the work of all units before each position; one longer than there are units.
       alive: the bytes that are alive at each position: made before it and read behind it.
+      kinds: a number for each unit, equal for equal ones.
       products: the numbers of the units that are, or hold, products of matrices.
       turns: the numbers of those that are turns of loops over layers.
     """
 
     before: np.ndarray[Any, np.dtype[np.float64]]
     alive: np.ndarray[Any, np.dtype[np.int64]]
+    kinds: tuple[int, ...]
     products: tuple[int, ...]
     turns: tuple[int, ...]
 
@@ -46,21 +55,22 @@ class Units:
         """The positions where cuts are worth a try.
 
         None is behind the last product, so that logits do not cross, nor where a position near has less than
-        half of the bytes. Of positions without work between them, one with the fewest bytes is enough.
+        half of the bytes. Of positions with next to no work between them, that with the fewest bytes is
+        enough.
 
         Args:
           stages: how many stages there are to be, of which near is a part.
         """
         last = self.products[-1] if self.products else self.count - 1
-        near = self.work / max(1, stages) / _NEAR
-        inner = [p for p in range(1, last + 1) if self.before[p] > 0]
-        groups: dict[float, int] = {}
-        for position in inner:
-            work = float(self.before[position])
-            if work not in groups or self.alive[position] < self.alive[groups[work]]:
-                groups[work] = position
+        stage = self.work / max(1, stages)
+        best: dict[int, int] = {}
+        for position in range(1, last + 1):
+            group = math.floor(self.before[position] / (stage * _ALIKE)) if stage else 0
+            if group and (group not in best or self.alive[position] < self.alive[best[group]]):
+                best[group] = position
+        near = stage * _NEAR
         kept = []
-        for position in groups.values():
+        for position in best.values():
             work = self.before[position]
             first = int(np.searchsorted(self.before, work - near, "right"))
             end = int(np.searchsorted(self.before, work + near, "left"))
@@ -101,7 +111,28 @@ def units_of(flat: FlatLoss) -> Units:
         alive[made[variable] + 1 : end + 1] += nbytes(variable.aval)
     products = tuple(n for n, node in enumerate(flat.nodes) if is_product(node))
     turns = tuple(n for n, node in enumerate(flat.nodes) if node.turn is not None)
-    return Units(before, alive, products, turns)
+    kinds = work.kinds(flat.nodes)
+    return Units(before, alive, kinds, products, turns)
+
+
+def bytes_kept(flat: FlatLoss) -> list[float]:
+    """The bytes that each unit keeps, about.
+
+    These are parameters that it is the first to read, with their gradients, and what it makes, for a few
+    microbatches.
+    """
+    held = [0.0] * len(flat.nodes)
+    seen: set[int] = set()
+    parts = stage_parts(flat, range(1, len(flat.nodes)))
+    for n, (node, part) in enumerate(zip(flat.nodes, parts, strict=True)):
+        for leaf, (first, end) in part.leaves:
+            aval = flat.parameters[leaf].aval
+            if node.turn is not None or leaf not in seen:
+                held[n] += 2 * nbytes(aval) * (end - first) / max(1, (aval.shape or (1,))[0])
+            if node.turn is None:
+                seen.add(leaf)
+        held[n] += _KEPT * sum(nbytes(v.aval) for v in node.results)
+    return held
 
 
 def nbytes(aval: Any) -> int:

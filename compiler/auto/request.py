@@ -1,0 +1,151 @@
+"""What a user asks of `pw.auto`, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from pathways.compiler.frontend.arguments import abstract
+from pathways.compiler.frontend.names import symbol_of
+from pathways.passes.schedule.request import RequestError, read_request
+from pathways.passes.util.quantities import read_bytes
+from pathways.runtime.resources.virtual import VirtualSlice
+
+TimesGiven = Mapping[str, Any] | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoRequest:
+    """What a user asks of `pw.auto`, checked.
+
+    Attributes:
+      name: of the loss.
+      slices: the slices.
+      microbatches: how many there are.
+      args: the types of the arguments.
+      has_aux: whether the loss returns more than its value.
+      schedules: those to choose from.
+      speeds: how much each slice does in a unit of time.
+      times: how long units take, as the user gives it.
+      latency: of links between slices, likewise.
+      bandwidth: of links between slices, likewise.
+      max_bytes: how much may be alive on a slice; None for any amount.
+    """
+
+    name: str
+    slices: tuple[VirtualSlice, ...]
+    microbatches: int
+    args: tuple[Any, ...]
+    has_aux: bool
+    schedules: tuple[str, ...]
+    speeds: tuple[float, ...]
+    times: TimesGiven = None
+    latency: str | float | None = None
+    bandwidth: str | float | None = None
+    max_bytes: int | None = None
+
+    @property
+    def what(self) -> str:
+        """What messages are about."""
+        return f"pw.auto of '{self.name}'"
+
+
+def read_auto_request(
+    loss: Callable[..., Any],
+    slices: Sequence[VirtualSlice],
+    microbatches: int,
+    args: tuple[Any, ...],
+    *,
+    has_aux: bool,
+    schedules: Sequence[str],
+    speeds: Sequence[float] | None,
+    times: TimesGiven,
+    latency: str | float | None,
+    bandwidth: str | float | None,
+    max_bytes: str | int | None,
+) -> AutoRequest:
+    """Checks the arguments of `pw.auto`.
+
+    Raises:
+      TypeError: one is of another type.
+      ValueError: one is out of range.
+    """
+    if not callable(loss):
+        raise TypeError(f"pw.auto expects a loss, got {type(loss).__name__}")
+    name = symbol_of(loss)
+    what = f"pw.auto of '{name}'"
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
+        raise ValueError(f"{what}: microbatches must be an integer of at least 1, got {microbatches!r}")
+    if not isinstance(args, tuple) or not args:
+        raise TypeError(
+            f"{what}: args must be a tuple of the arguments of the loss, got {type(args).__name__}"
+        )
+    checked = _slices(what, slices)
+    return AutoRequest(
+        name,
+        checked,
+        microbatches,
+        tuple(jax.tree.map(lambda leaf: _type_of(what, leaf), arg) for arg in args),
+        has_aux,
+        _schedules(what, schedules),
+        _speeds(what, checked, speeds),
+        times,
+        latency,
+        bandwidth,
+        _bytes(what, max_bytes),
+    )
+
+
+def _slices(what: str, slices: Sequence[VirtualSlice]) -> tuple[VirtualSlice, ...]:
+    for one in slices:
+        if not isinstance(one, VirtualSlice):
+            raise TypeError(
+                f"{what}: slices must be from make_virtual_device_set().add_slice(...), "
+                f"got {type(one).__name__}"
+            )
+        if len(one.replicas) > 1:
+            raise ValueError(
+                f"{what}: slice {one.name} has {len(one.replicas)} replicas, each of which takes a part of "
+                "the microbatches: pw.auto cuts for slices without replicas"
+            )
+    if len(slices) < 2 or len(set(slices)) < len(slices):
+        names = ", ".join(one.name for one in slices) or "none"
+        raise ValueError(f"{what}: slices must be two different ones or more, got {names}")
+    return tuple(slices)
+
+
+def _schedules(what: str, schedules: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(schedules, str) or not schedules:
+        raise ValueError(f"{what}: schedules must be a sequence of policies, got {schedules!r}")
+    for schedule in schedules:
+        try:
+            read_request(schedule)
+        except RequestError as error:
+            raise ValueError(f"{what}: schedule is {error}") from None
+    return tuple(schedules)
+
+
+def _speeds(what: str, slices: Sequence[VirtualSlice], speeds: Sequence[float] | None) -> tuple[float, ...]:
+    if speeds is None:
+        return tuple(float(one.size) for one in slices)
+    rates = tuple(map(float, speeds))
+    if len(rates) != len(slices) or not all(0 < rate < float("inf") for rate in rates):
+        raise ValueError(
+            f"{what}: speeds must be a positive number for each of {len(slices)} slices, got {speeds!r}"
+        )
+    return rates
+
+
+def _bytes(what: str, max_bytes: str | int | None) -> int | None:
+    if max_bytes is None:
+        return None
+    return read_bytes(max_bytes, f"{what}: max_bytes")  # type: ignore[arg-type]
+
+
+def _type_of(what: str, leaf: Any) -> jax.ShapeDtypeStruct:
+    (aval,) = abstract([leaf], what, lambda: ["args"])
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

@@ -1,0 +1,100 @@
+"""Plans in files: the cuts that were considered, as JSON, for the loss and slices that they are of."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pathways.compiler.auto.flat_loss import FlatLoss
+from pathways.compiler.auto.request import AutoRequest
+from pathways.compiler.auto.tried_cut import TriedCut
+from pathways.passes.schedule.request import RequestError, read_request
+
+_FORMAT = 1
+
+
+def write_cuts(
+    path: str | os.PathLike[str], cuts: Sequence[TriedCut], request: AutoRequest, flat: FlatLoss
+) -> None:
+    """Writes the cuts of a plan.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    rows = [dataclasses.asdict(cut) | {"step": cut.step if cut.schedule else None} for cut in cuts]
+    document = {
+        "pathways.auto": _FORMAT,
+        "loss": flat.name,
+        "units": len(flat.nodes),
+        "fingerprint": fingerprint(flat),
+        "slices": len(request.slices),
+        "microbatches": request.microbatches,
+        "cuts": rows,
+    }
+    Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss) -> list[TriedCut]:
+    """The cuts that `write_cuts` wrote, the chosen one first.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it is no such file, or one of another loss.
+    """
+    what = f"{request.what}: plan '{os.fspath(path)}'"
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is no JSON: {error}") from None
+    if not isinstance(document, dict) or document.get("pathways.auto") != _FORMAT:
+        raise ValueError(f"{what} is no plan that plan.save of this release wrote")
+    if document.get("fingerprint") != fingerprint(flat):
+        raise ValueError(
+            f"{what} is of another loss, or of arguments of other types: '{document.get('loss')}' of "
+            f"{document.get('units')} units; this one has {len(flat.nodes)}"
+        )
+    if document.get("slices") != len(request.slices):
+        raise ValueError(f"{what} is for {document.get('slices')} slices, got {len(request.slices)}")
+    try:
+        cuts = [_cut(row) for row in document["cuts"]]
+    except (KeyError, TypeError, ValueError, RequestError) as error:
+        raise ValueError(f"{what} cannot be read: {error}") from None
+    stages = len(request.slices) * (2 if cuts and cuts[0].kind == "v" else 1)
+    edges = [0, *(cuts[0].positions if cuts else ()), len(flat.nodes)]
+    if len(edges) != stages + 1 or any(a >= b for a, b in itertools.pairwise(edges)):
+        raise ValueError(f"{what} cannot be read: its positions make no {stages} stages")
+    return cuts
+
+
+def _cut(row: Any) -> TriedCut:
+    cut = TriedCut(
+        str(row["kind"]),
+        tuple(map(int, row["positions"])),
+        tuple(map(float, row["loads"])),
+        tuple(map(int, row["crossing"])),
+        float(row["bound"]),
+        str(row["schedule"]),
+        float("inf") if row["step"] is None else float(row["step"]),
+        float(row["bubble"]),
+        int(row["peak"]),
+        bool(row["fits"]),
+    )
+    if cut.schedule:
+        read_request(cut.schedule)
+    return cut
+
+
+def fingerprint(flat: FlatLoss) -> str:
+    """What losses have in common that can be cut alike: their operations in order, with their types."""
+    lines = [
+        f"{node.equation.primitive.name} {[str(v.aval) for v in (*node.reads, *node.results)]} {node.turn}"
+        for node in flat.nodes
+    ]
+    lines += [str(v.aval) for v in (*flat.parameters, *flat.inputs)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,0 +1,158 @@
+"""How long units take: by their operations, as stated, or as measured in traces of other cuts.
+
+A trace names stages after the units in them, `loss_4_9` for those from 4 up to 9. What a stage took is that
+of its units together; equal units take equally long, and where that leaves it open, as their operations say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pathways.compiler.auto.request import TimesGiven
+from pathways.compiler.auto.units import Units
+from pathways.passes.measured.durations import by_stage, times_taken
+from pathways.passes.measured.events import EventLog
+from pathways.passes.measured.trace_file import TraceError, is_trace, read_trace
+from pathways.passes.util.quantities import FLOPS, SECONDS, QuantityReader, TimesError
+
+_PRIOR = 1e-2
+"""How much operations count beside what was measured."""
+
+Observation = tuple[tuple[int, int], float]
+"""The first unit of a stage and the end, and how long a microbatch took there."""
+
+
+def timed_units(units: Units, given: TimesGiven, name: str, speeds: Sequence[float]) -> tuple[Units, str]:
+    """Units with their times, for a slice of speed 1, and the unit of these.
+
+    Args:
+      units: the units, by floating point operations.
+      given: what the user gives as `times`.
+      name: the name of the loss.
+      speeds: how fast the slices are that a trace is of.
+
+    Raises:
+      TimesError: it cannot be read, or is of another loss.
+    """
+    if given is None or given == FLOPS:
+        return units, FLOPS
+    if isinstance(given, Mapping):
+        return _stated(units, given, "times")
+    paths = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    observations: list[Observation] = []
+    for path in paths:
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise TimesError(f"times: '{path}': {error.strerror}") from None
+        if not is_trace(data):
+            if len(paths) > 1:
+                raise TimesError(f"times: '{path}' is no trace")
+            return _stated(units, _document(path, data), f"times: '{path}'")
+        try:
+            observations += _observed(read_trace(data), units, name, speeds, str(path))
+        except TraceError as error:
+            raise TimesError(f"times: '{path}': {error}") from None
+    return units.reweighed(_fitted(units, observations)), SECONDS
+
+
+def _document(path: str | os.PathLike[str], data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TimesError(f"times: '{path}' is neither a trace nor JSON: {error}") from None
+
+
+def _stated(units: Units, document: Any, where: str) -> tuple[Units, str]:
+    """Units with the times of a document such as `{"units": {"0": "1ms", "4": "3ms"}}`, the others none."""
+    table = document.get("units") if isinstance(document, Mapping) else None
+    if not isinstance(table, Mapping) or len(document) != 1:
+        raise TimesError(f'{where}: expected an object such as {{"units": {{"0": "1ms"}}}}')
+    reader = QuantityReader()
+    work = np.zeros(units.count)
+    for key, value in table.items():
+        if not str(key).isdecimal() or int(key) >= units.count:
+            raise TimesError(f"{where}: there is no unit '{key}'; the last one is {units.count - 1}")
+        work[int(key)] = reader.time(value, f"{where}, unit {key}")
+    if not work.sum():
+        raise TimesError(f"{where}: no unit takes any time")
+    return units.reweighed(list(work)), reader.unit
+
+
+def _observed(
+    timelines: Sequence[EventLog], units: Units, name: str, speeds: Sequence[float], path: str
+) -> list[Observation]:
+    """What the stages of each program in a trace took, in which `plan.loss` has run."""
+    observations: list[Observation] = []
+    for program in dict.fromkeys(timeline.program for timeline in timelines):
+        steps = [timeline for timeline in timelines if timeline.program == program]
+        edges = _edges(steps, name)
+        if edges is None or edges[-1] != units.count:
+            continue
+        taken = by_stage(times_taken(steps))
+        slices = _slices_of_stages(steps)
+        for stage, (first, end) in enumerate(itertools.pairwise(edges)):
+            kinds = taken.get(stage, {})
+            time = sum(kinds.get(kind, 0.0) for kind in ("fwd", "bwd", "recompute"))
+            speed = dict(zip(slices, speeds, strict=False)).get(slices[stage], speeds[0])
+            observations.append(((first, end), time * speed))
+    if not observations:
+        raise TimesError(
+            f"times: '{path}' has no step in which the loss of a plan of '{name}' ran, cut as here into "
+            f"{units.count} units"
+        )
+    return observations
+
+
+def _slices_of_stages(timelines: Sequence[EventLog]) -> list[str]:
+    """The slice of each stage."""
+    found = {call.stage: e.slice for t in timelines for e in t.launches for call in e.origins}
+    return [found[stage] for stage in sorted(s for s in found if s is not None)]
+
+
+def _edges(timelines: Sequence[EventLog], name: str) -> list[int] | None:
+    """Where the stages of a program begin, and the end, by the names of their computations; None for others.
+
+    Equal stages have one computation, with the name of the first; but they have as many units.
+    """
+    pattern = re.compile(rf"{re.escape(name)}_(\d+)_(\d+)(?:_|\[|$)")
+    spans: dict[int, set[tuple[int, int]]] = {}
+    for event in (e for t in timelines for e in t.launches):
+        match = pattern.match(event.label)
+        for call in event.origins:
+            if match and call.stage is not None:
+                spans.setdefault(call.stage, set()).add((int(match[1]), int(match[2])))
+    edges = [0]
+    for stage in range(len(spans)):
+        own = spans.get(stage, set())
+        ends = {end for first, end in own if first == edges[-1]} or {edges[-1] + b - a for a, b in own}
+        if len(ends) != 1:
+            return None
+        edges += ends
+    return edges if len(edges) > 1 else None
+
+
+def _fitted(units: Units, observations: Sequence[Observation]) -> list[float]:
+    """Times of units that add up to what was measured, near to what their operations say."""
+    flops = units.before[1:] - units.before[:-1]
+    kinds = np.asarray(units.kinds)
+    count = int(kinds.max()) + 1
+    of_kind = np.zeros(count)
+    np.maximum.at(of_kind, kinds, flops)
+    measured = np.array([time for _, time in observations])
+    weights = np.array([np.bincount(kinds[a:b], minlength=count) for (a, b), _ in observations], float)
+    scale = measured.sum() / max(1e-30, float((weights @ of_kind).sum()))
+    # In factors of what operations say: those of kinds with more work are held to it as those with less.
+    rows = weights * of_kind * scale / measured[:, None]
+    prior = np.sqrt(_PRIOR) * np.eye(count)
+    wanted = np.concatenate([np.ones(len(measured)), np.full(count, np.sqrt(_PRIOR))])
+    factors, *_ = np.linalg.lstsq(np.concatenate([rows, prior]), wanted, rcond=None)
+    return list(flops * scale * np.maximum(factors, 0.0)[kinds])
