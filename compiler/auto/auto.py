@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from pathways.compiler.auto.auto_plan import AutoPlan
 from pathways.compiler.auto.flat_loss import flatten_loss
-from pathways.compiler.auto.request import TimesGiven, read_auto_request
+from pathways.compiler.auto.request import AutoRequest, TimesGiven, read_auto_request
 from pathways.compiler.auto.saved_plan import read_cuts
 from pathways.compiler.auto.search import CutSearch
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -94,5 +96,22 @@ def auto(
         max_bytes=max_bytes,
     )
     flat, shapes = flatten_loss(loss, request.args, request.name)
+    _check_results(request, shapes)
     search = CutSearch(request, flat, shapes)
     return search.plan() if plan is None else search.again(read_cuts(plan, request, flat))
+
+
+def _check_results(request: AutoRequest, shapes: Any) -> None:
+    """Checks that a loss returns what `jax.value_and_grad` takes.
+
+    Raises:
+      TypeError: it does not.
+    """
+    value = shapes
+    if request.has_aux:
+        if not isinstance(shapes, tuple) or len(shapes) != 2:
+            raise TypeError(f"{request.what}: with has_aux it must return (value, auxiliary), got {shapes}")
+        value = shapes[0]
+    scalar = hasattr(value, "shape") and not value.shape
+    if not scalar or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
+        raise TypeError(f"{request.what}: it must return a scalar of floats, got {value}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -120,8 +121,21 @@ class FlatLoss:
         )
         return node if fits and atom.aval.shape else None
 
-    @property
+    def slice_of_rows(self, node: Node) -> tuple[Variable, tuple[int, int]] | None:
+        """Of what a free node takes rows, and which; None for one that does anything else, such as `w[3]`."""
+        params = node.equation.params
+        if node.equation.primitive.name != "slice" or params["strides"] is not None:
+            return None
+        (stacked,) = node.operands
+        if params["start_indices"][1:] != (0,) * (len(stacked.aval.shape) - 1):
+            return None
+        if params["limit_indices"][1:] != stacked.aval.shape[1:] or not self.leaf_by_rows(stacked):
+            return None
+        return stacked, (params["start_indices"][0], params["limit_indices"][0])
+
+    @functools.cached_property
     def parameters_set(self) -> frozenset[Variable]:
+        """The parameters."""
         return frozenset(self.parameters)
 
 

@@ -11,6 +11,7 @@ import jax
 
 from pathways.compiler.frontend.arguments import abstract
 from pathways.compiler.frontend.names import symbol_of
+from pathways.compiler.frontend.trees import name_of
 from pathways.passes.schedule.request import RequestError, read_request
 from pathways.passes.util.quantities import read_bytes
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -89,7 +90,7 @@ def read_auto_request(
         name,
         checked,
         microbatches,
-        tuple(jax.tree.map(lambda leaf: _type_of(what, leaf), arg) for arg in args),
+        tuple(_types(name, n, arg) for n, arg in enumerate(args)),
         has_aux,
         _schedules(what, schedules),
         _speeds(what, checked, speeds),
@@ -146,6 +147,11 @@ def _bytes(what: str, max_bytes: str | int | None) -> int | None:
     return read_bytes(max_bytes, f"{what}: max_bytes")  # type: ignore[arg-type]
 
 
-def _type_of(what: str, leaf: Any) -> jax.ShapeDtypeStruct:
-    (aval,) = abstract([leaf], what, lambda: ["args"])
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+def _types(name: str, number: int, arg: Any) -> Any:
+    """The types of the leaves of an argument."""
+    structure: Any
+    pairs, structure = jax.tree_util.tree_flatten_with_path(arg)
+    avals = abstract(
+        [leaf for _, leaf in pairs], name, lambda: [f"args[{number}]{name_of(path)}" for path, _ in pairs]
+    )
+    return structure.unflatten(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals)

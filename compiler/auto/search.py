@@ -129,10 +129,11 @@ class CutSearch:
         count = len(self.request.slices)
         candidates = self.units.candidates(count)
         if len(candidates) < count - 1:
+            units, products = self.units.count, len(self.units.products)
             raise ProgramError(
-                f"{self.request.what}: it can be cut at {len(candidates)} positions, too few for {count} "
-                f"slices: its {self.units.count} operations have {len(self.units.products)} products of "
-                "matrices, behind the last of which it is not cut"
+                f"{self.request.what}{self._line()}: it can be cut at {len(candidates)} positions, too few "
+                f"for {count} slices: its {units} operations have {products} products of matrices, behind "
+                f"the last of which it is not cut{self._largest(len(candidates) + 1)}"
             )
         best = best_partitions(self.units, candidates, self.machine, v=False, most=_ROWS)
         self._check_work(best[0])
@@ -149,6 +150,11 @@ class CutSearch:
             partitions += [("v", partition) for partition in of_v]
         return partitions
 
+    def _line(self) -> str:
+        """The line of the last operation of the loss."""
+        lines = [node.line for node in self.flat.nodes[-1:]]
+        return f" at {lines[0]}" if lines and lines[0] else ""
+
     def _smaller(self, known: list[Partition]) -> list[tuple[str, Partition]]:
         """Cuts that are even in bytes: what parameters and their gradients take, and what is alive."""
         count = len(self.request.slices)
@@ -164,12 +170,17 @@ class CutSearch:
         idle = sum(load <= _IDLE * sum(loads) / len(loads) for load in loads)
         if not idle:
             return
+        raise ProgramError(f"{self.request.what}{self._largest(len(loads) - idle)}".replace("; ", ": ", 1))
+
+    def _largest(self, enough: int) -> str:
+        """What the operation with most work is to all of it, where that is more than a slice's part."""
         work = self.units.before[1:] - self.units.before[:-1]
-        largest = int(work.argmax())
-        line = self.flat.nodes[largest].line
-        raise ProgramError(
-            f"{self.request.what}: one operation{f' at {line}' if line else ''} is "
-            f"{work[largest] / work.sum():.0%} of the work: {len(loads) - idle} slices do as well"
+        if not work.sum() or work.max() * len(self.request.slices) <= work.sum():
+            return ""
+        line = self.flat.nodes[int(work.argmax())].line
+        return (
+            f"; one operation{f' at {line}' if line else ''} is {work.max() / work.sum():.0%} of the work: "
+            f"{enough} {'slices do' if enough > 1 else 'slice does'} as well"
         )
 
     def _tried(self, partitions: list[tuple[str, Partition]]) -> Iterator[_Simulated | TriedCut]:

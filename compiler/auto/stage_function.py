@@ -69,6 +69,10 @@ class _Stage:
         self.values.update(zip(run.last.results, results, strict=True))
 
     def run_node(self, node: Node) -> None:
+        sliced = self.flat.slice_of_rows(node) if node.turn is None else None
+        if sliced is not None:
+            self.values[node.results[0]] = self.rows(*sliced)
+            return
         results = jax_internals.bind(node.equation, [self.value(a) for a in node.operands])
         self.values.update(zip(node.results, results, strict=True))
 

@@ -139,7 +139,11 @@ class _StageReads:
             elif node is not None:
                 if node not in self.free:
                     self.free.add(node)
-                    pending += node.reads
+                    sliced = self.flat.slice_of_rows(node)
+                    if sliced is None:
+                        pending += node.reads
+                    else:
+                        self.read_rows(*sliced)
             elif variable not in self.made and variable not in self.flat.constants:
                 self.variables[variable] = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -129,5 +130,110 @@ def test_a_language_model_with_tied_embeddings_is_cut_between_layers(scan: bool,
         args=(init_lm(jax.random.key(0)), microbatch_of(tokens)),
         schedules=("1f1b", "zb-h1"),
     )
-    assert isinstance(plan.params["up"], tuple) == scan
+    assert isinstance(plan.params["up"], tuple), "each stage has a block of the layers"
     check_gradients(plan, loss, init_lm, tokens)
+
+
+def test_a_plan_is_repeated_from_its_file(tmp_path: Path) -> None:
+    args = init_lm(jax.random.key(0)), jax.ShapeDtypeStruct((4, 9), jnp.int32)
+    options = {"slices": slices(2), "microbatches": 4, "args": args, "schedules": ("1f1b", "zb-v")}
+    plan = pw.auto(lm_loss(True, False), **options)
+    assert str(pw.auto(lm_loss(True, False), **options)) == str(plan), "each search finds the same"
+    plan.save(tmp_path / "plan.json")
+    again = pw.auto(lm_loss(True, False), **options, plan=tmp_path / "plan.json")
+    assert str(again) == str(plan)
+    assert again.timeline().step_time == plan.tried[0].step
+    with pytest.raises(ValueError, match="is of another loss"):
+        pw.auto(lm_loss(False, False), **options, plan=tmp_path / "plan.json")
+
+
+def test_the_state_of_an_optimizer_is_merged_as_parameters_are() -> None:
+    params = init_lm(jax.random.key(0))
+    args = params, jax.ShapeDtypeStruct((4, 9), jnp.int32)
+    plan = pw.auto(lm_loss(True, False), slices=slices(2), microbatches=4, args=args, schedules=("1f1b",))
+    state = {"step": 3, "moments": (params, params)}
+    split = plan.split(state)
+    assert jax.tree.structure(split["moments"][0]) == jax.tree.structure(plan.params)
+    jax.tree.map(np.testing.assert_array_equal, plan.merge(split), state)
+
+
+def test_traces_of_steps_say_how_long_units_take(tmp_path: Path) -> None:
+    params = init_mlp(jax.random.key(0))
+    batch = numbers(8, 16), numbers(8, 16)
+    options = {"slices": slices(2), "microbatches": 4, "args": (params, microbatch_of(batch))}
+    plan = pw.auto(mlp_loss, **options, schedules=("1f1b",))
+
+    @pw.program(schedule=plan.schedule)
+    def step(params: Any, batch: Any) -> Any:
+        return pw.accumulate(jax.value_and_grad(plan.loss), MICROBATCHES)(params, batch)
+
+    step(params, batch)
+    with pw.trace(tmp_path / "trace.json"):
+        jax.block_until_ready(step(params, batch))
+    timed = pw.auto(mlp_loss, **options, times=tmp_path / "trace.json", latency="1us", bandwidth="10GB/s")
+    assert timed.unit == "s"
+    with pytest.raises(ValueError, match="has no step in which the loss of a plan of 'penalized' ran"):
+        pw.auto(penalized, **options, times=tmp_path / "trace.json")
+
+
+def penalized(params: Any, batch: Any) -> jax.Array:
+    return mlp_loss(params, batch) + 1e-3 * sum(jnp.sum(w**2) for w in params)
+
+
+def with_a_placed_call(params: Any, batch: Any) -> jax.Array:
+    return mlp_loss(pw.jit(lambda w: w, devices=slices(1)[0])(params), batch)
+
+
+def with_effects(params: Any, batch: Any) -> jax.Array:
+    jax.debug.print("{}", batch[0].sum())
+    return mlp_loss(params, batch)
+
+
+def with_one_wide_product(params: Any, batch: Any) -> jax.Array:
+    x = jnp.tanh(jnp.tile(batch[0] @ params[0], (1, 64))) @ jnp.concatenate([params[1]] * 64)
+    return jnp.mean(x @ params[2])
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "message"),
+    [
+        (mlp_loss, {"slices": slices(30)}, r"at .*test_auto.py:.* positions, too few for 30"),
+        (
+            with_one_wide_product,
+            {"slices": slices(4)},
+            r"one operation at .* is 9\d% of the work: . slices do",
+        ),
+        (with_a_placed_call, {}, "'lambda', placed, is called in it at .*test_auto.py"),
+        (with_effects, {}, "has effects .* at .*test_auto.py"),
+        (mlp_loss, {"max_bytes": "1KiB"}, "no cut keeps to max_bytes=1024 .* the smallest peak is"),
+        (lambda params, batch: batch[0] @ params[0], {}, "must return a scalar of floats"),
+        (mlp_loss, {"times": {"units": {"99": 1}}}, "there is no unit '99'; the last one is"),
+        (mlp_loss, {"latency": "5us"}, "work is counted in operations: give times= too"),
+        (mlp_loss, {"speeds": [1, 2, 3]}, "a positive number for each of 2 slices"),
+        (mlp_loss, {"schedules": ["zb-v(max-live=1)"], "microbatches": 1}, "no schedule fits a cut"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(loss: Any, options: dict[str, Any], message: str) -> None:
+    batch = numbers(2, 16), numbers(2, 16)
+    args = init_mlp(jax.random.key(0)), microbatch_of(batch)
+    with pytest.raises((ValueError, TypeError), match=message):
+        pw.auto(loss, **({"slices": slices(2), "microbatches": 4, "args": args} | options))
+
+
+def test_slices_with_replicas_are_refused() -> None:
+    devices = pw.make_virtual_device_set(replicas=2)
+    two = [devices.add_slice(1, "x") for _ in range(2)]
+    with pytest.raises(ValueError, match="has 2 replicas"):
+        pw.auto(mlp_loss, slices=two, microbatches=4, args=(init_mlp(jax.random.key(0)), numbers(1, 16)))
+
+
+def test_arguments_unlike_those_of_the_plan_are_named() -> None:
+    params = init_mlp(jax.random.key(0))
+    args = params, (numbers(1, 16), numbers(1, 16))
+    plan = pw.auto(mlp_loss, slices=slices(2), microbatches=4, args=args, schedules=("1f1b",))
+    with pytest.raises(TypeError, match=r"args\[1\]\[0\] of type .*4,16.*, got .*3,16.* is baked in"):
+        plan.loss(params, (jnp.ones((3, 16)), args[1][1]))
+    with pytest.raises(TypeError, match=r"args\[0\]\[2\] of type float32\[16,16\], got float32\[16\]"):
+        plan.loss([*params[:2], params[2][0], *params[3:]], args[1])
+    with pytest.raises(TypeError, match="but the plan is for parameters of structure"):
+        plan.init(lambda key: key, jax.random.key(0))

@@ -3,8 +3,8 @@
   python test/fuzz/random_losses.py [--seed N] [--count N] [--first N]
 
 Layers of several widths, skips, stacks under `jax.lax.scan` in both directions, checkpointed blocks,
-functions with rules of their own, masks from the data, tables, parameters that are shared, cast, indexed or penalized,
-branches, keys, auxiliary results. A loss is always the same for its seed and number.
+functions with rules of their own, masks from the data, tables, parameters that are shared, cast, indexed or
+penalized, branches, keys, auxiliary results. A loss is always the same for its seed and number.
 """
 
 from __future__ import annotations
