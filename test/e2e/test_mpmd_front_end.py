@@ -1,0 +1,79 @@
+"""Every program that the tests of Shardy's own front end lower, where it is installed, equals `jax.jit`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+import unittest
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways as pw
+
+PACKAGE = "shardy.integrations.python.jax.mpmd"
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("shardy") is None, reason="the front end is not installed"),
+    # It uses what JAX has deprecated, and donates what nothing takes.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+def lowered_by_its_tests() -> list[tuple[Any, tuple[Any, ...], Any]]:
+    """Runs the tests of `jit`; returns each function, its arguments, and what they were lowered to."""
+    importlib.import_module("pathways.mpmd")
+    # They ask it for eight CPU devices, which are there.
+    stand_in = types.ModuleType("chex")
+    stand_in.set_n_cpu_devices = lambda count: None  # type: ignore[attr-defined]
+    sys.modules.setdefault("chex", stand_in)
+    wrapped = sys.modules[f"{PACKAGE}.jit"].MpmdWrapped
+    seen: list[tuple[Any, tuple[Any, ...], Any]] = []
+    lower: Callable[..., Any] = wrapped.lower
+
+    def remember(self: Any, *args: Any) -> Any:
+        seen.append((self, args, lower(self, *args)))
+        return seen[-1][-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wrapped, "lower", remember)
+        tests = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(f"{PACKAGE}.jit_test"))
+        result = unittest.TestResult()
+        tests.run(result)
+    assert result.wasSuccessful(), result.errors or result.failures
+    return seen
+
+
+def array(leaf: Any) -> Any:
+    """An array for a type."""
+    if not hasattr(leaf, "dtype"):
+        return leaf
+    values = np.random.default_rng(0).normal(size=leaf.shape)
+    return jnp.asarray(values if jnp.issubdtype(leaf.dtype, jnp.floating) else np.abs(values) > 1, leaf.dtype)
+
+
+def test_programs_of_its_own_tests_equal_jax_jit():
+    programs = lowered_by_its_tests()
+    assert len(programs) >= 52
+    for wrapped, types_, lowered in programs:
+        args = jax.tree.map(array, types_)
+        with jax.set_mesh(wrapped._mpmd_config._spmd_mesh):
+            made = (lowered, wrapped.trace(*types_))
+            expected = jax.device_get(jax.jit(wrapped.func)(*args))
+        for program in made:
+            run = pw.from_mpmd(program).compile()
+            results = run(*jax.tree.map(jnp.array, args))
+            jax.tree.map(
+                lambda got, want: np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-4),
+                jax.device_get(results),
+                expected,
+            )
+            said = jax.tree.leaves(lowered.function_named_shardings.output_specs)
+            for got, sharding in zip(jax.tree.leaves(results), said, strict=True):
+                assert got.sharding.is_equivalent_to(sharding, got.ndim)
