@@ -15,6 +15,7 @@ from pathways.compiler.auto.saved_plan import write_cuts
 from pathways.compiler.auto.tried_cut import TriedCut
 from pathways.compiler.frontend.names import symbol_of
 from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.timelines.tables import duration_with_unit, html_table, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
 
@@ -45,6 +46,11 @@ class AutoPlan(OfProcess):
         self.unit = unit
         self._request = request
         self._timeline = timeline
+
+    @property
+    def slices(self) -> tuple[VirtualSlice, ...]:
+        """The slices that it is for."""
+        return self._request.slices
 
     @property
     def params(self) -> Any:

@@ -119,7 +119,7 @@ def lm_loss(scan: bool, remat: bool) -> Callable[..., jax.Array]:
     return loss
 
 
-@pytest.mark.parametrize(("scan", "remat"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize(("scan", "remat"), [(True, True), (False, False)])
 def test_a_language_model_with_tied_embeddings_is_cut_between_layers(scan: bool, remat: bool) -> None:
     loss = lm_loss(scan, remat)
     tokens = jax.random.randint(jax.random.key(1), (4 * MICROBATCHES, 9), 0, 32)
