@@ -25,8 +25,8 @@ NO_LINK = Link()
 _BALANCE = 1e-3
 """What squares of stages count beside their sum: of equal partitions the most even one is taken."""
 
-_STEPS = 48
-"""How many bounds on the longest stage are tried between the least and the most that can pay."""
+_STEPS, _STEPS_OF_V = 48, 12
+"""How many bounds on the longest slice are tried between the least and the most that can pay."""
 
 _ROUNDS = 8
 """How often neighbours of the best partitions are looked at."""
@@ -107,8 +107,8 @@ def best_partitions(
             partition = Partition(0.0, cut, v)
             found[cut] = dataclasses.replace(partition, bound=machine.bound(units, cut, partition.slices()))
 
-    exact = _of_v if v else _contiguous
-    for solution in exact(units, candidates, machine):
+    table = _CostsOfV(units, candidates, machine) if v else _RowCosts(units, candidates, machine)
+    for solution in _solutions(units, table, machine):
         add(solution)
     # What differs from the best in one cut, or two next to each other.
     for _ in range(_ROUNDS):
@@ -140,35 +140,32 @@ def _neighbours(positions: tuple[int, ...], candidates: Sequence[int]) -> Iterat
                 yield (*positions[:n], candidates[other], *positions[n + 1 :])
 
 
-def _bounds(least: float, most: float) -> Iterator[float]:
-    """Bounds on the longest stage, from the least that any partition keeps to."""
-    if not least < most:
-        yield least
-        return
-    yield from np.linspace(least, most, _STEPS)
-
-
-def _contiguous(units: Units, candidates: Sequence[int], machine: Machine) -> Iterator[list[int]]:
-    """The partition of least sum for each bound on the longest stage."""
-    table = _RowCosts(units, candidates, machine)
+def _solutions(units: Units, table: _RowCosts | _CostsOfV, machine: Machine) -> Iterator[list[int]]:
+    """The partition of least sum for each bound on the longest slice, from the least that there can be."""
     least = table.least_longest()
-    whole = table.solve(math.inf)
-    first = table.solve(least)
+    first, whole = table.solve(least), table.solve(math.inf)
     if first is None or whole is None:
         return
     yield first
     yield whole
-    # A longer longest stage pays only as far as the sum gets smaller for it.
+    # A longer longest slice pays only as far as the sum gets smaller for it.
     turns = max(1, machine.microbatches - 1)
-    gain = machine.bound(units, first, range(len(machine.speeds))) - table.sum(whole) - turns * least
-    for bound in _bounds(least, least + max(0.0, gain) / turns):
-        solution = table.solve(bound)
+    slices = Partition(0.0, tuple(first), table.v).slices()
+    least_sum = dataclasses.replace(machine, microbatches=1).bound(units, whole, slices)
+    gain = machine.bound(units, first, slices) - least_sum - turns * least
+    if gain <= 0:
+        return
+    for bound in np.linspace(least, least + gain / turns, table.steps):
+        solution = table.solve(float(bound))
         if solution is not None:
             yield solution
 
 
 class _RowCosts:
     """The time of each run of units on each slice, and the least sums under a bound."""
+
+    v = False
+    steps = _STEPS
 
     def __init__(self, units: Units, candidates: Sequence[int], machine: Machine) -> None:
         self.edges = [0, *candidates, units.count]
@@ -207,14 +204,6 @@ class _RowCosts:
         """What counts besides the time of stages: what crosses in front of them, and how uneven they are."""
         return self.crossing[:, None] + self.machine.uneven(time, self.units)
 
-    def sum(self, positions: Sequence[int]) -> float:
-        """The sum of the stages, with what crosses."""
-        once = dataclasses.replace(self.machine, microbatches=1)
-        edges = [0, *positions, self.edges[-1]]
-        places = [self.edges.index(edge) for edge in edges]
-        times = [self.work[a, b] / s for a, b, s in zip(places, places[1:], once.speeds, strict=False)]
-        return float(sum(times) + sum(self.crossing[p] for p in places[1:-1]))
-
     def least_longest(self) -> float:
         """The least time that the longest stage can have."""
         longest = np.zeros(len(self.edges))
@@ -224,20 +213,6 @@ class _RowCosts:
             time = np.maximum(self.work / speed, self.on_link[:, None])
             longest = np.where(follows, np.maximum(longest[:, None], time), math.inf).min(0)
         return float(longest[-1])
-
-
-def _of_v(units: Units, candidates: Sequence[int], machine: Machine) -> Iterator[list[int]]:
-    """The partition of least sum for each bound, where each slice has a stage on the way there and back."""
-    chosen = _spread(units, candidates, _MOST_OF_V)
-    edges = np.array([0, *chosen, units.count])
-    table = _CostsOfV(units, edges, machine)
-    least = table.least_longest()
-    if not math.isfinite(least):
-        return
-    for bound in (least, 1.05 * least, 1.2 * least):
-        solution = table.solve(bound)
-        if solution is not None:
-            yield solution
 
 
 def _spread(units: Units, candidates: Sequence[int], most: int) -> list[int]:
@@ -252,7 +227,11 @@ def _spread(units: Units, candidates: Sequence[int], most: int) -> list[int]:
 class _CostsOfV:
     """Least sums of a V: a state is how far the outer slices have got from both ends."""
 
-    def __init__(self, units: Units, edges: Any, machine: Machine) -> None:
+    v = True
+    steps = _STEPS_OF_V
+
+    def __init__(self, units: Units, candidates: Sequence[int], machine: Machine) -> None:
+        edges = np.array([0, *_spread(units, candidates, _MOST_OF_V), units.count])
         self.edges = edges
         self.before = units.before[edges]
         self.machine = machine

@@ -46,7 +46,7 @@ def test_a_row_of_stages_is_the_best(
     assert found[0].bound == pytest.approx(least_bound(units, machine, v=False), rel=0.005)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(WORK, st.lists(st.sampled_from([1.0, 2.0]), min_size=2, max_size=2), st.sampled_from([4, 16]))
 def test_a_v_is_the_best(work: list[int], speeds: list[float], microbatches: int) -> None:
     units = line_of(work, [0] * 12)

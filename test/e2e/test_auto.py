@@ -125,7 +125,7 @@ def test_a_language_model_with_tied_embeddings_is_cut_between_layers(scan: bool,
     tokens = jax.random.randint(jax.random.key(1), (4 * MICROBATCHES, 9), 0, 32)
     plan = pw.auto(
         loss,
-        slices=slices(3),
+        slices=slices(2),
         microbatches=4,
         args=(init_lm(jax.random.key(0)), microbatch_of(tokens)),
         schedules=("1f1b", "zb-h1"),
