@@ -53,6 +53,11 @@ class AutoPlan(OfProcess):
         return self._request.slices
 
     @property
+    def args(self) -> tuple[Any, ...]:
+        """The types of the arguments of the user's loss."""
+        return self._request.args
+
+    @property
     def params(self) -> Any:
         """The parameters: a tree of `jax.ShapeDtypeStruct`s, where a stacked leaf that is cut is a tuple."""
         return self.loss.params
