@@ -4,7 +4,8 @@
 
 It needs Shardy's front end, see `pathways.mpmd`. A training step, 1F1B, as Shardy has partitioned it, runs
 
-- as an imported program, against the IFRT IR that Shardy makes of it, walked by bare Python on PjRt;
+- as an imported program, fused or not, against the IFRT IR that Shardy makes of it, walked by bare Python on
+  PjRt with the calls that our own launch path makes;
 - against the same step written with `pw.jit`.
 
 Then it counts XLA modules, and times `pw-import-mpmd` over 64 and 2,000 launches.
@@ -173,8 +174,8 @@ def cases() -> Iterator[Case]:
         imported = Training(pathways.from_mpmd(lowered).compile(), size, devices)
         walked = Training(IfrtWalk(lowered), size, devices)
         written, _ = ours(size)
-        check(imported, walked, written)
         fused = Training(pathways.from_mpmd(lowered, fuse=True).compile(), size, devices)
+        check(imported, fused, walked, written)
         yield Case(f"{size}", "IFRT IR on PjRt", 0.8, imported, walked, is_return_timed=False)
         yield Case(f"{size}, fuse", "IFRT IR on PjRt", 0.8, fused, walked, is_return_timed=False)
         yield Case(f"{size}", "pw.jit", 1.2, imported, written, is_return_timed=False)
@@ -192,7 +193,7 @@ def report_modules() -> None:
 
 
 def report_import() -> None:
-    """Times the import of programs of many launches, half of them in one computation."""
+    """Times the import of programs of many launches, whose bodies are all written out."""
     for launches, target in ((64, 0.05), (2000, 0.5)):
         text = module_of(launches)
         took = []

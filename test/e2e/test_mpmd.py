@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
-from mpmd_programs import CALLS, PROGRAMS, MpmdProgram
+from mpmd_programs import CALLS, PROGRAMS, MpmdProgram, normal
 
 import pathways as pw
 from pathways.compiler.mpmd.from_mpmd import lower_partitioned
@@ -160,3 +161,36 @@ def test_without_the_front_end_an_error_says_how_to_install_it():
         ImportError, match=r"needs Shardy's MPMD front end .*: pip install \"shardy-mpmd @ git"
     ):
         importlib.import_module("pathways.mpmd")
+
+
+CLOSED_OVER = """
+!m = !mpmd.mesh_tensor<"mesh0", tensor<4xf32>>
+func.func public @main(%k: !m, %x: !m) -> !m attributes {topology = #mpmd.topology<<"mesh0" : <["x"=1]>>>} {
+  %y = mpmd.fragment<mesh="mesh0", origin=["f"]> (%k, %x) (%a: tensor<4xf32>, %b: tensor<4xf32>) {
+    %0 = stablehlo.add %a, %b : tensor<4xf32>
+    mpmd.return %0 : tensor<4xf32>
+  } : (!m, !m) -> !m
+  return %y : !m
+}
+"""
+
+
+def test_arrays_that_the_function_closes_over_are_hidden_arguments(tmp_path):
+    """As JAX lowers them with `jax_use_simplified_jaxpr_constants`; the argument between is dropped."""
+    constant, x = normal(4), normal(2, 2).reshape(4)
+    arguments = jax.tree.leaves(jax.jit(lambda unused, x: x).lower(3.0, x).args_info)
+    program = dataclasses.replace(
+        partitioned("two_stages", "call"),
+        bytecode=bytecode_of(ir.Module.parse(CLOSED_OVER, make_context())),
+        topology={"mesh0": jax.sharding.Mesh(jax.devices()[:1], ("x",))},
+        in_tree=jax.tree.structure((0, 0)),
+        arguments=arguments,
+        kept=(1,),
+        constants=(constant,),
+        out_tree=jax.tree.structure(0),
+        out_avals=[jax.core.ShapedArray((4,), np.float32)],
+    )
+    lowered = lower_partitioned(program)
+    lowered.save(tmp_path / "f.pwb")
+    for run in (lowered.compile(), pw.load(tmp_path / "f.pwb")):
+        np.testing.assert_array_equal(run(3.0, x), constant + x)
