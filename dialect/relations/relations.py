@@ -520,14 +520,19 @@ def computations_are_plain(program: ProgramView, report: Report) -> None:
 
 def calls_end(program: ProgramView, report: Report) -> None:
     """No function calls itself, by others or not, and what is called is there."""
+    calls_of_symbols_end(program.symbols, report)
+
+
+def calls_of_symbols_end(symbols: Mapping[str, ir.OpView], report: Report) -> None:
+    """See `calls_end`, for the symbols of a module."""
     called: dict[str, list[str]] = {}
-    for name, function in program.symbols.items():
+    for name, function in symbols.items():
         if function.operation.name != "func.func":
             continue
         seen: set[ir.Attribute] = set()
         called[name] = [symbol for op in nested_ops(function) for symbol in referenced_symbols(op, seen)]
         for target in called[name]:
-            if target not in program.symbols:
+            if target not in symbols:
                 report(function, f"refers to @{target}, which is not in the module")
                 return
     done: set[str] = set()
@@ -540,7 +545,7 @@ def calls_end(program: ProgramView, report: Report) -> None:
                 path.pop()
                 done.add(name)
             elif name in path:
-                report(program.symbols[name], "calls itself")
+                report(symbols[name], "calls itself")
                 return
             elif name not in done:
                 path.append(name)

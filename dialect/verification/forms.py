@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.attributes.names import FORM, HOST, NUMBER, SLICE, TOPOLOGY
-from pathways.dialect.operations.operation import PwOp, attribute_of, ops_named
+from pathways.dialect.attributes.names import FORM, HOST, MAIN, NUMBER, SLICE, TOPOLOGY
+from pathways.dialect.operations.operation import PwOp, attribute_of, ops_named, symbol_name
 from pathways.dialect.operations.ops import (
     AllGatherOp,
     AllReduceOp,
@@ -346,8 +346,18 @@ def form_of(module: ir.Module) -> str | None:
 
 
 def is_mpmd(module: ir.Module) -> bool:
-    """Whether a module is one of Shardy's MPMD compiler, which claims no form: a function has a topology."""
-    return any(TOPOLOGY in op.attributes for op in ops_named(module, ["func.func"]))
+    """Whether a module is one of Shardy's MPMD compiler, which claims no form.
+
+    It is if a function has a topology, or should have one: values of `@main` are on meshes.
+    """
+    try:
+        functions = ops_named(module, ["func.func"])
+    except UnicodeDecodeError:
+        return False
+    if any(TOPOLOGY in op.attributes for op in functions):
+        return True
+    inputs = [type_ for op in functions if symbol_name(op) == MAIN for type_ in op.type.inputs]
+    return any(str(type_).startswith("!mpmd.") for type_ in inputs)
 
 
 def set_form(module: ir.Module, form: Form) -> None:

@@ -19,6 +19,7 @@ from jaxlib.mlir import ir
 from pathways.dialect.attributes.names import FORM
 from pathways.dialect.operations.operation import attribute_of
 from pathways.dialect.relations.program_view import ProgramView, read_hosts, read_program
+from pathways.dialect.relations.relations import calls_of_symbols_end
 from pathways.dialect.verification.forms import FORMS, MPMD, UNCLAIMED, Form, form_of, is_mpmd
 from pathways.dialect.verification.wellformed import WellFormed
 
@@ -65,7 +66,9 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
         claim = _claimed(module, report)
         expected = form or claim or (MPMD if is_mpmd(module) else UNCLAIMED)
         if expected.foreign:
-            WellFormed(module, report, is_program=False).check_names()
+            checker = WellFormed(module, report, is_program=False)
+            if checker.check_names():
+                calls_of_symbols_end(checker.symbols, report)
             return reported
         if not reported and not is_well_formed:
             checker = WellFormed(module, report, is_program=expected is not UNCLAIMED)
