@@ -95,6 +95,7 @@ class FragmentComputations:
         self._counts: dict[str, int] = {}
         self._variants: dict[tuple[str, Layouts, Layouts], str] = {}
         self._original: set[str] = set()
+        self._first: dict[str, str] = {}
 
     def outlined(self, fragment: ir.OpView, base: str) -> str:
         """Takes the body of a fragment out into a function."""
@@ -113,6 +114,19 @@ class FragmentComputations:
         terminator.operation.erase()
         self._symbols[name] = function
         return name
+
+    def shared(self, name: str, base: str) -> str:
+        """The first computation that is equal to one that was just outlined, which goes if there is one.
+
+        Here and not once all are there: most fragments of a pipeline are equal to earlier ones.
+        """
+        text = self._symbols[name].operation.get_asm(use_local_scope=True)
+        head, _, rest = text.partition(f"@{name}(")
+        first = self._first.setdefault(head + rest, name)
+        if first != name:
+            self._symbols.pop(name).operation.erase()
+            self._counts[base] -= 1
+        return first
 
     def is_known(self, callee: str) -> bool:
         """Whether a callee was called before."""

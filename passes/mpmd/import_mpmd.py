@@ -268,11 +268,12 @@ class _Importer:
                     for n, (sharding, value) in enumerate(zip(each, values, strict=True))
                 )
             )
-        callee = self.computations.outlined(op, self.origins.base_name(op))
+        base = self.origins.base_name(op)
+        callee = self.computations.outlined(op, base)
         function = self.symbols[callee]
         self.prepare(function, home)
         constrain(function, *said)
-        return callee
+        return self.computations.shared(callee, base)
 
     def called(self, op: ir.OpView, home: Home, operands: list[MeshTensor], results: list[MeshTensor]) -> str:
         """The computation of a call, in the variant that its shardings ask for."""
