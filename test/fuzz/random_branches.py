@@ -1,0 +1,143 @@
+"""Random nests of `cond`, `switch`, `scan` and calls over slices, against `jax.jit` of the same function.
+
+    python test/fuzz/random_branches.py --count 300
+
+Some are differentiated, under `jax.checkpoint` or not, some are the loss of a `pw.accumulate` under one of several
+schedules. A case is always the same for its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pathways as pw
+
+Fun = Callable[..., Any]
+
+SLICES, ROWS, WIDTH, MICROBATCHES = 3, 6, 4, 3
+POLICIES = ("1f1b", "gpipe", "zb-h1", "eager")
+WEIGHTS = [np.random.default_rng(n).normal(0, 0.7, (WIDTH, WIDTH)).astype(np.float32) for n in range(SLICES)]
+
+
+def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w)
+
+
+def drawn(rng: random.Random, depth: int) -> Any:
+    """A nest: what it is, and what is in it."""
+    kinds = ["call", "call", "call", "glue"] + (["cond", "switch", "scan", "chain", "chain"] if depth else [])
+    match rng.choice(kinds):
+        case "call":
+            return "call", rng.randrange(SLICES)
+        case "glue":
+            return "glue", rng.choice(["sin", "double", "norm", "nothing", "weights"])
+        case "cond":
+            return "cond", rng.choice(["n", "sum", "both"]), drawn(rng, depth - 1), drawn(rng, depth - 1)
+        case "switch":
+            return "switch", [drawn(rng, depth - 1) for _ in range(rng.randint(2, 4))]
+        case "scan":
+            return "scan", rng.randint(1, 3), drawn(rng, depth - 1)
+    return "chain", [drawn(rng, depth - 1) for _ in range(rng.randint(2, 3))]
+
+
+GLUE: dict[str, Fun] = {
+    "sin": lambda w, x: jnp.sin(x),
+    "double": lambda w, x: 2 * x + 1,
+    "norm": lambda w, x: x / (1 + jnp.sqrt(jnp.sum(x**2))),
+    "nothing": lambda w, x: x,
+    "weights": lambda w, x: x + sum(v.sum() for v in w),
+}
+
+
+def apply(nest: Any, layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
+    """Does what a nest says."""
+
+    def inside(nest: Any, k: Any = 0) -> Fun:
+        return lambda x: apply(nest, layers, w, x, n + k)
+
+    match nest:
+        case "call", number:
+            return layers[number](w[number], x)
+        case "glue", name:
+            return GLUE[name](w, x)
+        case "cond", by, on_true, on_false:
+            condition = {"n": n % 2 == 0, "sum": x.sum() > 0, "both": (x.sum() > 0) & (n > 0)}[by]
+            return jax.lax.cond(condition, inside(on_true, 1), inside(on_false, 2), x)
+        case "switch", nests:
+            return jax.lax.switch(n % len(nests), [inside(nest) for nest in nests], x)
+        case "scan", count, nest:
+            turn = lambda x, k: (inside(nest, k)(x), x.sum())  # noqa: E731
+            x, sums = jax.lax.scan(turn, x, jnp.arange(count))
+            return x + sums.mean()
+    for each in nest[1]:
+        x = inside(each)(x)
+    return x
+
+
+def program_of(rng: random.Random) -> tuple[Fun, str]:
+    """A function of layers, weights, a batch and a number; and the policy of its schedule."""
+    nest = ("chain", [("call", 0), drawn(rng, 3), ("call", rng.randrange(SLICES))])
+    how = rng.choice(["value", "gradient", "gradient", "checkpoint", "accumulate"])
+
+    def loss(layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
+        fun = lambda w, x: apply(nest, layers, w, x, n)  # noqa: E731
+        return jnp.mean((jax.checkpoint(fun) if how == "checkpoint" else fun)(w, x) ** 2)
+
+    def program(layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
+        if how == "value":
+            return apply(nest, layers, w, x, n)
+        gradient = jax.value_and_grad(lambda w, x: loss(layers, w, x, n))
+        return pw.accumulate(gradient, MICROBATCHES)(w, x) if how == "accumulate" else gradient(w, x)
+
+    return program, rng.choice(POLICIES)
+
+
+def difference(seed: int) -> str:
+    """What a case gives otherwise than `jax.jit`; empty where it is equal."""
+    rng = random.Random(seed)
+    fun, policy = program_of(rng)
+    devices = pw.make_virtual_device_set()
+    placed: list[Fun] = [pw.jit(layer, devices=devices.add_slice((1,), ("x",))) for _ in range(SLICES)]
+    program = pw.program(lambda w, x, n: fun(placed, w, x, n), schedule=policy)
+    expected = jax.jit(lambda w, x, n: fun([layer] * SLICES, w, x, n))
+    x = np.random.default_rng(seed).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    for n in (0, 1):
+        pairs = zip(*(jax.tree.leaves(f(WEIGHTS, x, n)) for f in (program, expected)), strict=True)
+        for ours, theirs in pairs:
+            scale = 1 + float(np.abs(theirs).max())
+            error = float(np.abs(np.asarray(ours) - np.asarray(theirs)).max())
+            if not error <= 1e-4 * scale:
+                return f"differs by {error} of {scale} with n={n} under {policy}"
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, default=300, help="how many")
+    options = parser.parse_args()
+    pw.connect(cpu_devices=SLICES)
+    failed = 0
+    for seed in range(options.seed, options.seed + options.count):
+        try:
+            wrong = difference(seed)
+        except pw.PathwaysError as error:
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong:
+            failed += 1
+            print(f"seed {seed}: {wrong}", flush=True)
+        jax.clear_caches()
+    print(f"{options.count} programs, {failed} failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
