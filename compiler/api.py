@@ -13,6 +13,7 @@ from pathways.compiler.frontend.arguments import conventions_of
 from pathways.compiler.frontend.names import symbol_of
 from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
+from pathways.dialect.attributes.names import MOST_MICROBATCHES
 from pathways.passes.pipeline import Options
 from pathways.passes.replicate.exchange import WIRES
 from pathways.passes.schedule.request import RequestError, policy_or_file
@@ -58,6 +59,7 @@ class _ProgramKeywords(TypedDict, total=False):
     fuse: bool
     exchange_dtype: Any
     zero1: bool
+    chunk: int
 
 
 @overload
@@ -151,6 +153,7 @@ def program(
     fuse: bool = False,
     exchange_dtype: Any = None,
     zero1: bool = False,
+    chunk: int = 8,
 ) -> Any:
     """Makes a program of a function that calls placed functions.
 
@@ -176,6 +179,8 @@ def program(
         half of the bytes or less, and add them up in their own dtype.
       zero1: each replica updates a part of the parameters, and keeps that part of the optimizer's state: of
         arrays that only updates read, and whose places results take. They lie as `P(..., "replica", ...)`.
+      chunk: how many turns are issued at once of a `jax.lax.while_loop` over several slices whose end depends
+        on values; then the call waits for one number, and issues the next ones or what comes after the loop.
 
     Returns:
       The program, to be called like the function.
@@ -205,7 +210,12 @@ def program(
             fuse=fuse,
             exchange_dtype=exchange_dtype,
             zero1=zero1,
+            chunk=chunk,
         )
+    if isinstance(chunk, bool) or not isinstance(chunk, int):
+        raise TypeError(f"chunk is a number of turns, got {chunk!r}")
+    if not 1 <= chunk <= MOST_MICROBATCHES:
+        raise ValueError(f"chunk is a number of turns from 1 to {MOST_MICROBATCHES}, got {chunk}")
     if not callable(fun):
         raise TypeError(f"expected a function to make a program of, got {type(fun).__name__}")
     conventions = conventions_of(
@@ -213,7 +223,11 @@ def program(
     )
     policy, file = _policy_or_file(schedule)
     options = Options(
-        schedule_file=file, fuse=fuse, exchange_dtype=_exchange_dtype(exchange_dtype), zero1=zero1
+        schedule_file=file,
+        fuse=fuse,
+        exchange_dtype=_exchange_dtype(exchange_dtype),
+        zero1=zero1,
+        chunk=chunk,
     )
     return Program(fun, conventions, options, in_shardings, out_shardings, policy)
 

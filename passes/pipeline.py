@@ -44,6 +44,7 @@ class Options:
       schedule_file: a CSV file with the orders of all loops, in place of a policy.
       fuse: whether the user's own placed calls may be fused with each other.
       exchange_dtype: the dtype in which replicas send wider floats to each other; empty for their own.
+      chunk: how many turns are issued at once of a loop over slices whose end depends on values.
       zero1: whether each replica updates a part of the parameters, and keeps that part of their state.
     """
 
@@ -52,6 +53,7 @@ class Options:
     fuse: bool = False
     exchange_dtype: str = ""
     zero1: bool = False
+    chunk: int = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Phase:
 def phases(options: Options) -> list[Phase]:
     """The phases of the compiler; each starts from the form in which the one before it ends."""
     return [
-        Phase("imported", (Import(),)),
+        Phase("imported", (Import(options.chunk),)),
         Phase(
             "placed",
             (

@@ -49,6 +49,7 @@ __all__ = [
     "SliceOp",
     "SplitOp",
     "TransferOp",
+    "UntilOp",
 ]
 
 REDUCTIONS = ("sum", "concat")
@@ -777,6 +778,26 @@ class NextOp(PwOp):
         for number, value in enumerate(self.operands):
             if value.type != self.results[0].type:
                 emit(f"operand #{number} has type {value.type}, but the result has {self.results[0].type}")
+
+
+@operation("until")
+class UntilOp(PwOp):
+    """Says of a loop that its turns are one chunk of it: they are done again while a value is true.
+
+    Whoever runs the program issues a chunk, reads the value, and goes on with one more chunk or with what
+    comes after the loop. `pathways.compiler` makes three programs of one with such a loop: what comes before
+    it, a chunk, and what comes after.
+
+    ```mlir
+    "pw.until"(%goes_on) {loop = @decode, slice = @s0} : (tensor<i1>) -> ()
+    ```
+    """
+
+    inputs = Values("Whether there is one more chunk.", 1)
+    outputs = Values("None.", 0)
+    loop = Attr(_LOOP, "The loop.")
+    slice = OptionalAttr(_SLICE, "The slice that the value lives on, once it is placed.")
+    traits = frozenset({Trait.LOCAL})
 
 
 @operation("index")

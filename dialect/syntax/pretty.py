@@ -39,6 +39,7 @@ FORMATS = {
     "pw.carry": "$0 in $loop[ on $slice]",
     "pw.next": "$0 in $loop[ inside $outer][ on $slice]",
     "pw.index": "of $loop",
+    "pw.until": "$0 in $loop[ on $slice]",
 }
 """How each operation reads: `$name` is an attribute, `$0` the operands, `[...]` is where its name has
 a value. Attributes that are not named follow in braces, then the types of the results."""

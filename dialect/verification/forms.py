@@ -33,6 +33,7 @@ from pathways.dialect.operations.ops import (
     SliceOp,
     SplitOp,
     TransferOp,
+    UntilOp,
 )
 from pathways.dialect.relations import host_relations, relations
 from pathways.dialect.relations.host_relations import JointRelation
@@ -179,7 +180,7 @@ _OF_ONE_MICROBATCH = {LaunchOp: (("loop", "microbatch"),), TransferOp: (("loop",
 _PLACED_LOOPS = {SplitOp: ("slice",), ReduceOp: ("slice",), AllReduceOp: ("slice",)}
 _WITH_SLICE = {**_PLACED_LOOPS, CarryOp: ("slice",), NextOp: ("slice",)}
 _WITH_ORDER = {LaunchOp: ("order",), TransferOp: ("order", "channel"), ReduceOp: ("slice",)}
-_LOOPS = frozenset({SplitOp, ReduceOp, AllReduceOp, CarryOp, NextOp, IndexOp})
+_LOOPS = frozenset({SplitOp, ReduceOp, AllReduceOp, CarryOp, NextOp, IndexOp, UntilOp})
 _BLOCKS = frozenset({ReduceScatterOp, AllGatherOp, ReplicaOp})
 _CHANNELS = frozenset({SliceOp, ConstantOp, LoopOp, ChannelOp})
 

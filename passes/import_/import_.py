@@ -66,6 +66,7 @@ class Import(Pass):
     name: ClassVar[str] = "pw-import"
     takes = (TRACED,)
     leaves = IMPORTED
+    chunk: int = option(8, "the turns of a chunk of a loop over several slices whose end depends on values")
     max_constant_bytes: int = option(1024, "constants larger than this become hidden arguments")
 
     def run(self, module: ir.Module) -> None:
@@ -75,7 +76,7 @@ class Import(Pass):
         _drop_empty_constraints(traced)
         inliner = Inliner(traced)
         inliner.inline_calls(main)
-        open_regions(traced, inliner)
+        open_regions(traced, inliner, self.chunk)
         merge_equal(body_block(main))
         place_regions(traced)
         # Before loops are known: what is the same for every microbatch is so after a barrier, too.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.dialect import CarryOp, IndexOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, set_loop
+from pathways.dialect import CarryOp, IndexOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, UntilOp, set_loop
 from pathways.passes.branches.tags import branch_of, conditions
 from pathways.passes.util.functions import body_block
 from pathways.passes.util.operations import captured, has_side_effect
@@ -194,7 +194,9 @@ def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None
     memo: dict[str, bool] = {}
     known = {name: op.results[0] for name, op in conditions(main).items()}
     pending = [len(operations) - 1]
-    pending += [n for n, op in enumerate(operations) if has_side_effect(op, symbols, memo)]
+    pending += [
+        n for n, op in enumerate(operations) if isinstance(op, UntilOp) or has_side_effect(op, symbols, memo)
+    ]
     live: set[int] = set()
     while pending:
         n = pending.pop()

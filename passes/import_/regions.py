@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LoopOp, PwOp, make_slices, only_computes
+from pathways.dialect import LoopOp, PwOp, UntilOp, make_slices, only_computes
 from pathways.dialect.attributes.names import MOST_MICROBATCHES, SLICE
 from pathways.passes.branches.open_branches import BRANCHING, open_branches
 from pathways.passes.branches.tags import branch_of, set_branch
+from pathways.passes.import_.chunked_loops import in_chunks
 from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.opened_loops import OpenedLoop, drop_dead_carries
 from pathways.passes.import_.traced import TracedProgram
@@ -20,9 +21,15 @@ from pathways.passes.util.operations import has_side_effect
 from pathways.passes.util.turns import turns_of
 
 
-def open_regions(traced: TracedProgram, inliner: Inliner) -> None:
-    """Opens what JAX repeats or does on a condition over several slices, outer loops and branches first."""
-    opener = _RegionOpener(traced, inliner)
+def open_regions(traced: TracedProgram, inliner: Inliner, chunk: int) -> None:
+    """Opens what JAX repeats or does on a condition over several slices, outer loops and branches first.
+
+    Args:
+      traced: the program.
+      inliner: what inlines calls in it.
+      chunk: how many turns a chunk has of a loop whose end depends on values.
+    """
+    opener = _RegionOpener(traced, inliner, chunk)
     pending = [_Region(op, None) for op in reversed(_regions_among(body_block(traced.main).operations))]
     while pending:
         pending += reversed(opener.opened(pending.pop()))
@@ -49,8 +56,10 @@ class _Region(NamedTuple):
 class _RegionOpener:
     """Opens loops and branches of `@main`."""
 
-    def __init__(self, traced: TracedProgram, inliner: Inliner) -> None:
+    def __init__(self, traced: TracedProgram, inliner: Inliner, chunk: int) -> None:
         self.traced = traced
+        self.chunk = chunk
+        self.has_chunks = False
         self.inliner = inliner
         self.loops: list[LoopOp] = []
         self.conditions: set[str] = set()
@@ -80,12 +89,13 @@ class _RegionOpener:
     def open_loop(self, op: ir.OpView, around: str | None) -> list[_Region]:
         """Makes a loop of one operation."""
         turns, branch = turns_of(op), branch_of(op)
+        is_chunked = turns is None
         if turns is None:
-            fail(
-                self.traced.reason_inside(op),
-                "is in a loop over several slices whose number of turns is not known while tracing: use "
-                "jax.lax.scan, or jax.lax.fori_loop with bounds that are Python numbers",
-            )
+            self.check_chunked(op, around)
+            self.has_chunks = True
+            op = in_chunks(op, self.chunk)
+            turns = turns_of(op)
+            assert turns is not None
         if turns.count == 0:
             for old, init in zip(op.results, op.operands, strict=True):
                 old.replace_all_uses_with(init)
@@ -107,6 +117,9 @@ class _RegionOpener:
             ip=ir.InsertionPoint(self.traced.main),
         )
         self.traced.symbols[name] = loop
+        if is_chunked:
+            ip = ir.InsertionPoint.after(op)
+            UntilOp.build([op.results[1]], loop=name, loc=op.operation.location, ip=ip)
         opened = OpenedLoop(op, turns, loop)
         self.inliner.inline_block(opened.body, self.traced.main)
         body = opened.move()
@@ -118,6 +131,18 @@ class _RegionOpener:
         opened.close(body, self.traced.symbols)
         self.loops.append(loop)
         return inside
+
+    def check_chunked(self, op: ir.OpView, around: str | None) -> None:
+        """Refuses loops whose number of turns depends on values where they cannot be in chunks."""
+        inside = around is not None or branch_of(op) is not None
+        if inside or self.has_chunks:
+            where = "inside of a loop over slices or of a branch" if inside else "after another one"
+            fail(
+                self.traced.reason_inside(op),
+                "is in a loop over several slices whose number of turns is not known while tracing, "
+                f"{where}: use jax.lax.scan with a mask, or jax.lax.fori_loop with bounds that are "
+                "Python numbers",
+            )
 
 
 def _enter_loop(traced: TracedProgram, op: ir.OpView, loop: LoopOp) -> None:

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import IndexOp, PwOp, loop_of_op, op_has, result_slices, slices_of_op, symbol_table
+from pathways.dialect import (
+    IndexOp,
+    PwOp,
+    UntilOp,
+    loop_of_op,
+    op_has,
+    result_slices,
+    slices_of_op,
+    symbol_table,
+)
 from pathways.dialect.attributes.names import MIRRORED
 from pathways.dialect.operations.traits import Trait
 from pathways.passes.manager.base import fail, main_function
@@ -77,7 +86,7 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
             continue
         stands_alone, reads, loop = isinstance(op, PwOp), captured(op), loop_of_op(op)
         mirrored = MIRRORED in op.attributes
-        has_effect = has_side_effect(op, symbols, effects)
+        has_effect = isinstance(op, UntilOp) or has_side_effect(op, symbols, effects)
         # What is done for its effect alone, and on no value, may be on several slices too.
         places = slices_of_op(op) or ()
         copies = {

@@ -2,8 +2,8 @@
 
     python test/fuzz/random_branches.py --count 300
 
-Some are differentiated, under `jax.checkpoint` or not, some are the loss of a `pw.accumulate` under one of several
-schedules. A case is always the same for its seed.
+Some are differentiated, under `jax.checkpoint` or not, some are the loss of a `pw.accumulate` under one of
+several schedules. A case is always the same for its seed.
 """
 
 from __future__ import annotations

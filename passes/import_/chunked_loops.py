@@ -1,0 +1,73 @@
+"""Loops over several slices whose end depends on values: chunks of turns; those after the end do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways.passes.branches.predicated import on_condition
+from pathways.passes.util.operations import replace_operands
+
+
+def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
+    """Replaces a `stablehlo.while` by one with a number of turns, each on the condition that it goes on.
+
+    What each turn passes on is a counter, whether there is one more turn, and what the loop had, but for what
+    no turn changes.
+
+    Returns:
+      The new loop; its result #1 is whether there is one more turn after all of them.
+    """
+    location = loop.operation.location
+    (condition,), (body,) = (region.blocks for region in loop.regions)
+    following = list(list(body.operations)[-1].operands)
+    kept = [n for n, argument in enumerate(body.arguments) if following[n] != argument]
+    for n, init in enumerate(list(loop.operands)):
+        if n not in kept:
+            for value in (condition.arguments[n], body.arguments[n], loop.results[n]):
+                value.replace_all_uses_with(init)
+    inits = [loop.operands[n] for n in kept]
+    with ir.InsertionPoint(loop), location:
+        i32 = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+        zero, one, most = (_number(i32, n) for n in (0, 1, count))
+        goes_on = _copied(condition, dict(zip((condition.arguments[n] for n in kept), inits, strict=True)))[0]
+        passed = [zero, goes_on, *inits]
+        types = [value.type for value in passed]
+        made = stablehlo.WhileOp(types, passed)
+        blocks = [region.blocks.append(*types, arg_locs=[location] * len(types)) for region in made.regions]
+    with ir.InsertionPoint(blocks[0]), location:
+        direction = stablehlo.ComparisonDirectionAttr.get("LT")
+        stablehlo.ReturnOp([stablehlo.compare(blocks[0].arguments[0], most, direction)])
+    with ir.InsertionPoint(blocks[1]), location:
+        counter, goes_on, *values = blocks[1].arguments
+        turn = on_condition(goes_on, types[1:])
+        stablehlo.ReturnOp([stablehlo.add(counter, one), *turn.results])
+    nothing, something = (region.blocks[0] for region in turn.regions)
+    with ir.InsertionPoint(nothing), location:
+        stablehlo.ReturnOp([goes_on, *values])
+    with ir.InsertionPoint(something), location:
+        returned = _copied(body, dict(zip((body.arguments[n] for n in kept), values, strict=True)))
+        new = [returned[n] for n in kept]
+        more = _copied(condition, dict(zip((condition.arguments[n] for n in kept), new, strict=True)))
+        stablehlo.ReturnOp([*more, *new])
+    for n, result in zip(kept, list(made.results)[2:], strict=True):
+        loop.results[n].replace_all_uses_with(result)
+    loop.operation.erase()
+    return made
+
+
+def _copied(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> Sequence[ir.Value]:
+    """Copies a block to the insertion point, for values of its arguments; returns what it hands out."""
+    *operations, terminator = block.operations
+    for op in operations:
+        copy = op.operation.clone().opview
+        replace_operands(copy, mapping)
+        mapping.update(zip(op.results, copy.results, strict=True))
+    return [mapping.get(value, value) for value in terminator.operands]
+
+
+def _number(type_: ir.Type, value: int) -> ir.Value:
+    element = ir.RankedTensorType(type_).element_type
+    return stablehlo.constant(ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(element, value)))
