@@ -141,6 +141,7 @@ class Form:
 _MISSING = {SLICE: "is not placed", NUMBER: "is none of the program"}
 
 _HINTS = {
+    ("unrolled", UntilOp): "; a loop whose end depends on values is run by pw.program alone",
     ("unrolled", AllReduceOp): "; run pw-lower-all-reduces",
     ("unrolled", ReduceScatterOp): "; run pw-lower-all-reduces",
     ("unrolled", AllGatherOp): "; run pw-lower-all-reduces",

@@ -110,3 +110,50 @@ module @whole {
     return %0 : !x
   }
 }
+
+// -----
+
+// A loop over two slices whose end depends on values is a loop of one chunk of turns: each is a branch on whether
+// there is one more, and `pw.until` reads that of the last one.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @chunk
+module @chunk {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: "pw.loop"() {count = 8 : i64, sequential, sym_name = "loop"}
+  func.func public @main(%x: !x, %p: tensor<i1>) -> !x {
+    // CHECK: %[[ALIVE:.*]] = "pw.carry"(%{{.*}}) {loop = @loop} : (tensor<i1>)
+    // CHECK: %[[H:.*]] = "pw.carry"(%arg0) {loop = @loop} : (tensor<4xf32>)
+    // CHECK: %[[TURN:.*]] = stablehlo.compare NE, {{.*}} {pw.condition = "cond", pw.loop = @loop}
+    // CHECK: %[[A:.*]] = "pw.launch"(%[[TURN]], %[[H]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 0 : i64, when = true}], slice = @s0}
+    // CHECK: %[[B:.*]] = "pw.launch"(%[[TURN]], %[[A]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 1 : i64, when = true}], slice = @s1}
+    // CHECK: %[[NEW:.*]] = stablehlo.select %[[TURN]], %[[B]], %[[H]]
+    // CHECK: %[[MORE:.*]] = "pw.next"(%[[ALIVE]], %{{.*}}) {loop = @loop}
+    // CHECK: %[[LAST:.*]] = "pw.next"(%[[H]], %[[NEW]]) {loop = @loop}
+    // CHECK: "pw.until"(%[[MORE]]) {loop = @loop}
+    // CHECK: return %[[LAST]]
+    %0 = stablehlo.while(%h = %x) : !x
+      cond {
+        %c = func.call @small(%h) : (!x) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      } do {
+        %a = func.call @f(%h) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
+        %b = func.call @f(%a) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.call = "1"}} : (!x) -> !x
+        stablehlo.return %b : !x
+      }
+    return %0 : !x
+  }
+  func.func private @f(%x: !x) -> !x {
+    %0 = stablehlo.tanh %x : !x
+    return %0 : !x
+  }
+  func.func private @small(%x: !x) -> tensor<i1> {
+    %one = stablehlo.constant dense<1.0> : tensor<f32>
+    %0 = stablehlo.slice %x [0:1] : (!x) -> tensor<1xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1xf32>) -> tensor<f32>
+    %2 = stablehlo.compare LT, %1, %one : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    return %2 : tensor<i1>
+  }
+}
