@@ -17,7 +17,7 @@ from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.phases import Forms, ProgramError, run_phases
 from pathways.compiler.lower.structures import is_key
 from pathways.compiler.stages import Lowered
-from pathways.passes.loops.split_chunks import Chunks, Part, Port
+from pathways.passes.loops.split_chunks import Chunks, Handed, ProgramPart
 from pathways.passes.manager.base import main_function
 from pathways.passes.pipeline import Options
 from pathways.runtime.bundle.manifest import BundleError
@@ -90,7 +90,7 @@ class ChunkedLowered(Lowered):
 
 
 def _lowered(
-    part: Part, name: str, interface: Interface, options: Options, more: Mapping[str, Any]
+    part: ProgramPart, name: str, interface: Interface, options: Options, more: Mapping[str, Any]
 ) -> Lowered:
     """A part on slices of the whole."""
     types = main_function(part.module).type
@@ -210,7 +210,7 @@ class ChunkedExecutable(ProgramExecutable):
     def execute(self, leaves: list[Any]) -> Any:
         """Runs all parts on arguments that are in place."""
         chunks = self._chunks
-        values: dict[Port, Any] = {Port(None, n): leaf for n, leaf in enumerate(leaves)}
+        values: dict[Handed, Any] = {Handed(None, n): leaf for n, leaf in enumerate(leaves)}
         started = list(_run(self._before, [values[port] for port in chunks.before.inputs]))
         count = len(chunks.turns.outputs)
         carried, handed = started[:count], started[count:]

@@ -94,6 +94,8 @@ class _RegionOpener:
             self.check_chunked(op, around)
             self.has_chunks = True
             op = in_chunks(op, self.chunk)
+            # Whether there is a first turn is worked out in front of the loop.
+            self.inliner.inline_block(body_block(self.traced.main), self.traced.main)
             turns = turns_of(op)
             assert turns is not None
         if turns.count == 0:

@@ -34,7 +34,7 @@ from pathways.passes.util.functions import body_block, erase_unused_functions, s
 from pathways.passes.util.operations import captured
 
 
-class Port(NamedTuple):
+class Handed(NamedTuple):
     """A value that parts pass on: a result of an operation of the whole, or, without one, an argument."""
 
     operation: int | None
@@ -42,7 +42,7 @@ class Port(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ProgramPart:
     """One of the three programs.
 
     Attributes:
@@ -52,8 +52,8 @@ class Part:
     """
 
     module: ir.Module
-    inputs: Sequence[Port]
-    outputs: Sequence[Port]
+    inputs: Sequence[Handed]
+    outputs: Sequence[Handed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Chunks:
       goes_on: the output of `turns` that says whether there is one more chunk.
     """
 
-    before: Part
-    turns: Part
-    after: Part
+    before: ProgramPart
+    turns: ProgramPart
+    after: ProgramPart
     goes_on: int
 
 
@@ -85,14 +85,14 @@ def split_chunks(module: ir.Module) -> Chunks | None:
     if until is None:
         return None
     with module.context, main.operation.location:
-        return _Splitter(module, operations, until).split()
+        return _ChunkSplitter(module, operations, until).split()
 
 
 def _begins_or_ends(op: ir.OpView) -> bool:
     return op_has(op, Trait.OPENS_LOOP) or op_has(op, Trait.CLOSES_LOOP)
 
 
-class _Splitter:
+class _ChunkSplitter:
     """Splits one program; its operations are known by their positions."""
 
     def __init__(self, module: ir.Module, operations: Sequence[ir.OpView], until: UntilOp) -> None:
@@ -133,16 +133,18 @@ class _Splitter:
         into_turns = self.read_by(self.loop - set(self.carries))
         into_after = self.read_by(self.after)
         handed = [p for p in dict.fromkeys([*into_turns, *into_after]) if p.operation in before]
-        ends = [Port(n, 0) for n in self.carries.values()]
+        ends = [Handed(n, 0) for n in self.carries.values()]
         arguments = [p for p in dict.fromkeys([*self.read_by(before), *starts]) if p.operation is None]
         return Chunks(
-            _Writer(self, before, arguments).write([*starts, *handed], copied=self.shared(starts, handed)),
-            _Writer(self, self.loop, [*(Port(n, 0) for n in self.carries), *into_turns]).write(ends),
-            _Writer(self, self.after, into_after).write(None),
+            _PartWriter(self, before, arguments).write(
+                [*starts, *handed], copied=self.shared(starts, handed)
+            ),
+            _PartWriter(self, self.loop, [*(Handed(n, 0) for n in self.carries), *into_turns]).write(ends),
+            _PartWriter(self, self.after, into_after).write(None),
             ends.index(self.port(self.until.operands[0])),
         )
 
-    def shared(self, starts: Sequence[Port], handed: Sequence[Port]) -> list[int]:
+    def shared(self, starts: Sequence[Handed], handed: Sequence[Handed]) -> list[int]:
         """Which of what the loop starts from is read by others too, or is an argument."""
         return [
             n
@@ -150,19 +152,19 @@ class _Splitter:
             if port.operation is None or port in handed or starts.count(port) > 1
         ]
 
-    def port(self, value: ir.Value) -> Port:
+    def port(self, value: ir.Value) -> Handed:
         if isinstance(value, ir.BlockArgument):
-            return Port(None, value.arg_number)
-        return Port(self.makers[value], ir.OpResult(value).result_number)
+            return Handed(None, value.arg_number)
+        return Handed(self.makers[value], ir.OpResult(value).result_number)
 
-    def read_by(self, operations: Collection[int]) -> list[Port]:
+    def read_by(self, operations: Collection[int]) -> list[Handed]:
         """What operations read and do not make."""
         values = (value for n in sorted(operations) for value in captured(self.operations[n]))
         made = operations | self.carries.keys() if set(operations) <= self.loop else operations
         return [p for p in dict.fromkeys(map(self.port, values)) if p.operation not in made]
 
 
-class _Writer:
+class _PartWriter:
     """Writes one part.
 
     Args:
@@ -171,7 +173,7 @@ class _Writer:
       inputs: what it takes; a `pw.carry` that it keeps is what that starts from.
     """
 
-    def __init__(self, whole: _Splitter, kept: Collection[int], inputs: Sequence[Port]) -> None:
+    def __init__(self, whole: _ChunkSplitter, kept: Collection[int], inputs: Sequence[Handed]) -> None:
         self.whole = whole
         self.kept = kept
         self.inputs = inputs
@@ -181,7 +183,7 @@ class _Writer:
         self.symbols = symbol_table(self.module)
         self.sources = argument_attrs(self.main)
 
-    def write(self, outputs: Sequence[Port] | None, copied: Sequence[int] = ()) -> Part:
+    def write(self, outputs: Sequence[Handed] | None, copied: Sequence[int] = ()) -> ProgramPart:
         """Writes it, with some outputs, of which some are copies, or with what the whole returns."""
         block, location = body_block(self.main), self.main.operation.location
         count = len(block.arguments)
@@ -216,9 +218,9 @@ class _Writer:
         self.drop_loops()
         erase_unused_functions(self.module)
         passed = [p for p in self.inputs if p.operation is not None or CONSTANT not in self.sources[p.number]]
-        return Part(self.module, passed, outputs or ())
+        return ProgramPart(self.module, passed, outputs or ())
 
-    def value(self, port: Port) -> ir.Value:
+    def value(self, port: Handed) -> ir.Value:
         if port.operation is None:
             return body_block(self.main).arguments[port.number]
         return self.operations[port.operation].results[port.number]
@@ -229,7 +231,7 @@ class _Writer:
         sharding = sharding_of(value, self.symbols, self.sources)
         return said if sharding is None else said | {SHARDING: sharding}
 
-    def attributes(self, port: Port) -> dict[str, ir.Attribute]:
+    def attributes(self, port: Handed) -> dict[str, ir.Attribute]:
         """What is said of an input."""
         if port.operation is None:
             return {name: value for name, value in self.sources[port.number].items() if name != DONATED}
