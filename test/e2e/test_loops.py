@@ -250,17 +250,6 @@ def test_no_turns_are_none():
     assert_equal(pw.program(fun)(W, X), theirs)
 
 
-def test_an_end_that_depends_on_values_is_refused():
-    f, g = placed("single")
-
-    def fun(w: Any, x: Any, n: Any) -> Any:
-        return jax.lax.fori_loop(0, n, lambda i, h: g(w[1], f(w[0], h)), x)
-
-    message = r"number of turns is not known while tracing: use jax.lax.scan, or .*test_loops.py:\d+"
-    with pytest.raises(pw.ProgramError, match=message):
-        pw.program(fun)(W, X, 3)
-
-
 def test_a_carry_of_microbatches():
     """Batch statistics and a key go from microbatch to microbatch, in a program and outside of one."""
     f, g = placed("single")
