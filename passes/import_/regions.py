@@ -136,9 +136,15 @@ class _RegionOpener:
 
     def check_chunked(self, op: ir.OpView, around: str | None) -> None:
         """Refuses loops whose number of turns depends on values where they cannot be in chunks."""
-        inside = around is not None or branch_of(op) is not None
-        if inside or self.has_chunks:
-            where = "inside of a loop over slices or of a branch" if inside else "after another one"
+        calls = self.traced.calls_inside(op, set())
+        where = ""
+        if around is not None or branch_of(op) is not None:
+            where = "inside of a loop over slices or of a branch"
+        elif any(self.traced.metadata_of(inner).loop is not None for inner in calls):
+            where = "with a pw.accumulate in it"
+        elif self.has_chunks:
+            where = "after another one"
+        if where:
             fail(
                 self.traced.reason_inside(op),
                 "is in a loop over several slices whose number of turns is not known while tracing, "

@@ -1,33 +1,5 @@
 // RUN: pw-opt %s --split-input-file --verify-diagnostics --pw-import
 
-// A loop whose body holds calls placed on two slices is unrolled, and so must have a known end.
-
-!x = tensor<4xf32>
-module @loop_over_two_slices {
-  sdy.mesh @mesh = <["x"=1]>
-  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
-  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  func.func public @main(%x: !x, %n: tensor<i32>) -> !x {
-    %zero = stablehlo.constant dense<0> : tensor<i32>
-    %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, !x
-      cond {
-        %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
-        stablehlo.return %c : tensor<i1>
-      } do {
-        %b = func.call @f(%a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
-        // expected-error@+1 {{is in a loop over several slices whose number of turns is not known while tracing: use jax.lax.scan, or jax.lax.fori_loop with bounds that are Python numbers}}
-        %c = func.call @f(%b) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f"}} : (!x) -> !x
-        stablehlo.return %i, %c : tensor<i32>, !x
-      }
-    return %0#1 : !x
-  }
-  func.func private @f(%x: !x) -> !x {
-    return %x : !x
-  }
-}
-
-// -----
-
 // A placed function cannot call a function of another slice.
 
 !x = tensor<4xf32>
@@ -170,7 +142,7 @@ module @inside_a_loop {
         %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
         stablehlo.return %c : tensor<i1>
       } do {
-        // expected-error@+1 {{is in a loop over several slices whose number of turns is not known while tracing: use jax.lax.scan, or jax.lax.fori_loop with bounds that are Python numbers}}
+        // expected-error@+1 {{is in a loop over several slices whose number of turns is not known while tracing, with a pw.accumulate in it: use jax.lax.scan with a mask, or jax.lax.fori_loop with bounds that are Python numbers}}
         %b = func.call @split(%a) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "1", pw.mark = "split"}} : (!x) -> !x
         stablehlo.return %i, %b : tensor<i32>, !x
       }
