@@ -14,12 +14,19 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # Tests and the processes they start keep compiled code where they find none of earlier runs; workers of
-# pytest-xdist have that of the process that started them.
-os.environ.update(
-    {}
-    if "PYTEST_XDIST_WORKER" in os.environ
-    else {"PW_CACHE_DIR": tempfile.mkdtemp(prefix="pathways-test-"), "PW_CACHE_LIMIT": ""}
-)
+# pytest-xdist have that of the process that started them. What is compiled runs once or twice, so LLVM need
+# not make it fast.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    folder = tempfile.mkdtemp(prefix="pathways-test-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ.update(
+        PW_CACHE_DIR=folder,
+        PW_CACHE_LIMIT="",
+        XLA_FLAGS=f"--xla_backend_optimization_level=0 {flags}",
+        JAX_COMPILATION_CACHE_DIR=f"{folder}/jax",
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1",
+    )
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +39,6 @@ from pathways.runtime.plan import plan
 from pathways.runtime.resources.virtual import VirtualSlice
 
 jax.config.update("jax_num_cpu_devices", 8)
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    atexit.register(shutil.rmtree, os.environ["PW_CACHE_DIR"], ignore_errors=True)
 
 # A runner that was started in the background ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import pathways as pw
 from pathways.runtime.xla import compile_cache, pjrt
@@ -29,6 +30,16 @@ from pathways.runtime.xla.compile_cache import (
 
 Load = Callable[..., int]
 """Loads a program of one function, checks what it computes, and returns how often XLA compiled."""
+
+
+@pytest.fixture(autouse=True)
+def no_cache_of_jax() -> Iterator[None]:
+    """What is not in our store is compiled here; other tests share a cache of JAX."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture
