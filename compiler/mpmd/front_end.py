@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jaxlib.mlir import ir
 
+from pathways.compiler.frontend.names import symbol
 from pathways.dialect.syntax.bytecode import bytecode_of
 
 _PACKAGE = "shardy.integrations.python.jax.mpmd"
@@ -82,7 +83,7 @@ def _of_lowered(
         number - len(constants) for number in lowered.kept_inputs_indices if number >= len(constants)
     )
     return Partitioned(
-        name=lowered.name,
+        name=symbol(lowered.name),
         bytecode=bytecode_of(module),
         exported=None if exported is None else bytecode_of(exported),
         topology=dict(lowered.topology),

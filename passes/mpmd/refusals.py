@@ -8,7 +8,7 @@ from typing import NoReturn
 from jaxlib.mlir import ir
 
 from pathways.dialect import nested_ops
-from pathways.dialect.attributes.names import MEMORY_KIND
+from pathways.dialect.attributes.names import ARGUMENT_INFO, MEMORY_KIND, RESULT_INFO
 from pathways.passes.manager.base import fail
 from pathways.passes.mpmd.mesh_tensors import MeshTensor
 
@@ -84,16 +84,18 @@ def refuse_ports(
       PassFailure: there is one.
     """
     for number, (attrs, value) in enumerate(zip(all_attrs, values, strict=True)):
+        info = attrs.get(ARGUMENT_INFO if what == "argument" else RESULT_INFO)
+        name = f"{what} {info.value}" if isinstance(info, ir.StringAttr) else f"{what} #{number}"
         said = attrs.get(MEMORY_KIND)
         for kind in (value.memory_kind, said.value if isinstance(said, ir.StringAttr) else None):
             if kind not in (None, _DEVICE):
                 fail(
                     function,
-                    f"{what} #{number} is in '{kind}' memory; slices hold arrays in that of the device",
+                    f"{name} is in '{kind}' memory; slices hold arrays in that of the device",
                 )
         layout = attrs.get(_LAYOUT)
         if isinstance(layout, ir.StringAttr) and layout.value != "default":
             fail(
                 function,
-                f"{what} #{number} has the layout {layout}; between computations XLA's default is kept",
+                f"{name} has the layout {layout}; between computations XLA's default is kept",
             )

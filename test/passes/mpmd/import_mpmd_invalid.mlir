@@ -131,8 +131,8 @@ module @another_main {
 
 !h = !mpmd.mesh_tensor<"m", tensor<4xf32>, memory_kind="pinned_host">
 module @memory_kind {
-  // expected-error@+1 {{'func.func' op argument #0 is in 'pinned_host' memory; slices hold arrays in that of the device}}
-  func.func @main(%x: !h) -> !h attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
+  // expected-error@+1 {{'func.func' op argument args[0]['w'] is in 'pinned_host' memory; slices hold arrays in that of the device}}
+  func.func @main(%x: !h {jax.arg_info = "args[0]['w']"}) -> !h attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
     return %x : !h
   }
 }
