@@ -12,6 +12,7 @@ from pathways.compiler.api import jit, program
 from pathways.compiler.auto.cut_loss import CutLoss
 from pathways.compiler.auto.request import AutoRequest
 from pathways.compiler.auto.saved_plan import write_cuts
+from pathways.compiler.auto.source import source_of
 from pathways.compiler.auto.tried_cut import TriedCut
 from pathways.compiler.frontend.names import symbol_of
 from pathways.runtime.resources.process import OfProcess
@@ -165,6 +166,21 @@ class AutoPlan(OfProcess):
             for n, leaf in zip(numbers[slice], of_its, strict=True):
                 leaves[n] = leaf
         return blocks.cut_structure.unflatten(leaves)
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """The arrays that the loss closes over, for what `source` writes."""
+        return tuple(self.loss.flat.constants.values())
+
+    def source(self) -> str:
+        """Python that cuts the loss in the same way, with calls of `pw.jit`: a function `cut_loss` of slices.
+
+        It is written operation by operation, with the lines of the loss that they are from.
+
+        Raises:
+          ProgramError: an operation cannot be written, such as a function with a derivative of its own.
+        """
+        return source_of(self.loss)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the cut and the schedule as JSON; `pw.auto(..., plan=path)` repeats them without a search.

@@ -35,6 +35,8 @@ class CutLoss:
       slices: the slice of each stage.
       args: the types of the arguments of the user's loss.
       params: the types of the parameters that it takes.
+      names: those of the stages.
+      out_structure: the structure of what it returns.
     """
 
     def __init__(
@@ -51,14 +53,14 @@ class CutLoss:
         self.blocks: Blocks = blocks_of(flat, jax.tree.structure(args[0]), self.parts)
         self.params = self.blocks.split(args[0])
         self.args = args
-        self._out_structure: Any = jax.tree.structure(shapes)
+        self.out_structure: Any = jax.tree.structure(shapes)
         self.positions = tuple(positions)
         edges = itertools.pairwise([0, *positions, len(flat.nodes)])
         # After the units in them, by which traces are read again.
-        names = [f"{flat.name}_{first}_{end}" for first, end in edges]
+        self.names = [f"{flat.name}_{first}_{end}" for first, end in edges]
         self._stages = [
             jit(stage_function(flat, part, name), devices=slice, stage=n)
-            for n, (part, name, slice) in enumerate(zip(self.parts, names, self.slices, strict=True))
+            for n, (part, name, slice) in enumerate(zip(self.parts, self.names, self.slices, strict=True))
         ]
 
     def __call__(self, params: Any, *args: Any) -> Any:
@@ -70,7 +72,7 @@ class CutLoss:
             made = stage(blocks, [values[v] for v in part.reads])
             values.update(zip(part.makes, made, strict=True))
         results = [values[atom] if is_variable(atom) else jnp.asarray(atom.val) for atom in self.flat.outputs]
-        return self._out_structure.unflatten(results)
+        return self.out_structure.unflatten(results)
 
     def _checked(self, params: Any, *args: Any) -> list[Any]:
         """The leaves of the parameters, of arguments that are as those that it was cut for.

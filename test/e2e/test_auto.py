@@ -157,6 +157,18 @@ def test_the_state_of_an_optimizer_is_merged_as_parameters_are() -> None:
     jax.tree.map(np.testing.assert_array_equal, plan.merge(split), state)
 
 
+def test_a_plan_is_written_down_as_placed_functions() -> None:
+    params, tokens = init_lm(jax.random.key(0)), jnp.ones((4, 9), jnp.int32)
+    two = slices(2)
+    plan = pw.auto(
+        lm_loss(True, True), slices=two, microbatches=4, args=(params, tokens), schedules=("1f1b",)
+    )
+    written: dict[str, Any] = {}
+    exec(plan.source(), written)
+    loss = written["cut_loss"](*two, constants=plan.constants)
+    assert loss(plan.split(params), tokens) == plan.loss(plan.split(params), tokens)
+
+
 def test_traces_of_steps_say_how_long_units_take(tmp_path: Path) -> None:
     params = init_mlp(jax.random.key(0))
     batch = numbers(8, 16), numbers(8, 16)
