@@ -11,8 +11,8 @@ import jax
 from pathways.compiler.auto.auto_plan import AutoPlan
 from pathways.compiler.auto.flat_loss import flatten_loss
 from pathways.compiler.auto.request import AutoRequest, TimesGiven, read_auto_request
-from pathways.compiler.auto.saved_plan import read_cuts
 from pathways.compiler.auto.search import CutSearch
+from pathways.compiler.auto.tried_cuts import read_cuts
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla.tracebacks import boundary
 

@@ -11,9 +11,8 @@ import jax
 from pathways.compiler.api import jit, program
 from pathways.compiler.auto.cut_loss import CutLoss
 from pathways.compiler.auto.request import AutoRequest
-from pathways.compiler.auto.saved_plan import write_cuts
 from pathways.compiler.auto.source import source_of
-from pathways.compiler.auto.tried_cut import TriedCut
+from pathways.compiler.auto.tried_cuts import TriedCut, write_cuts
 from pathways.compiler.frontend.names import symbol_of
 from pathways.runtime.resources.process import OfProcess
 from pathways.runtime.resources.virtual import VirtualSlice

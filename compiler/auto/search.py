@@ -14,7 +14,7 @@ from pathways.compiler.auto.flat_loss import FlatLoss
 from pathways.compiler.auto.partition import Machine, Partition, best_partitions
 from pathways.compiler.auto.request import AutoRequest
 from pathways.compiler.auto.trials import Trial, TrialTimes
-from pathways.compiler.auto.tried_cut import TriedCut
+from pathways.compiler.auto.tried_cuts import TriedCut
 from pathways.compiler.auto.unit_times import timed_units
 from pathways.compiler.auto.units import bytes_kept, units_of
 from pathways.compiler.lower.phases import ProgramError
