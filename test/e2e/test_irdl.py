@@ -38,6 +38,8 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
     : (tensor<4xf32>) -> tensor<4xf32>
   %u = "pw.transfer"(%h#1) {slice = @s1} : (tensor<i32>) -> tensor<i32>
   %m = "pw.mirror"(%h#1, %u) : (tensor<i32>, tensor<i32>) -> tensor<i32>
+  %q = "pw.launch"(%n) {callee = @goes_on, slice = @s0} : (tensor<i32>) -> tensor<i1>
+  "pw.until"(%q) {loop = @batch, slice = @s0} : (tensor<i1>) -> ()
   "pw.release"(%x, %n) : (tensor<4xf32>, tensor<i32>) -> ()
   %i = "pw.index"() {loop = @batch} : () -> tensor<i32>
   %a = "pw.all_reduce"(%r) {slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
@@ -52,6 +54,7 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
 }
 func.func private @three(tensor<4xf32>, tensor<4xf32>, tensor<i32>)
     -> (tensor<4xf32>, tensor<i32>, tensor<i32>)
+func.func private @goes_on(tensor<i32>) -> tensor<i1>
 """
 
 # What is replaced in the exported text, by what, and what mlir-opt says to it.
