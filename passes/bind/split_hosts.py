@@ -33,6 +33,9 @@ from pathways.passes.manager.base import Pass, main_function, option
 from pathways.passes.memory.host_memory import peak_bytes
 from pathways.passes.util.functions import body_block, erase_unused_functions, unique_name
 
+_MOST_AHEAD = 2**20
+"""Far more than any cluster has under way; the capacity of a channel is a multiple of it, in 64 bits."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SplitHosts(Pass):
@@ -77,6 +80,8 @@ class SplitHosts(Pass):
     def __post_init__(self) -> None:
         if self.ahead < 1:
             raise ValueError(f"ahead must be at least 1, got {self.ahead}")
+        if self.ahead > _MOST_AHEAD:
+            raise ValueError(f"ahead must be at most {_MOST_AHEAD}, got {self.ahead}")
 
     def run(self, module: ir.Module) -> None:
         main_function(module)

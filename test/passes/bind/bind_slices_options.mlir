@@ -14,3 +14,6 @@
 
 // RUN: not pw-opt %s -p 'pw-split-hosts{ahead=0}' 2>&1 | filecheck %s --check-prefix AHEAD
 // AHEAD: ahead must be at least 1, got 0
+
+// RUN: not pw-opt %s -p 'pw-split-hosts{ahead=999999999999999999}' 2>&1 | filecheck %s --check-prefix FAR
+// FAR: ahead must be at most 1048576, got 999999999999999999
