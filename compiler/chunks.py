@@ -54,7 +54,7 @@ class ChunkedLowered(Lowered):
         self._chunks = chunks
         parts = {"before": chunks.before, "turns": chunks.turns, "after": chunks.after}
         self._parts = {
-            which: _lowered(part, f"{forms.name}_{which}", interface, options, more)
+            which: _lowered(part, f"{forms.name}_{which}", interface, signature.context, options, more)
             for which, part in parts.items()
         }
         turns = self._parts["turns"]._forms
@@ -90,7 +90,12 @@ class ChunkedLowered(Lowered):
 
 
 def _lowered(
-    part: ProgramPart, name: str, interface: Interface, options: Options, more: Mapping[str, Any]
+    part: ProgramPart,
+    name: str,
+    interface: Interface,
+    context: Any,
+    options: Options,
+    more: Mapping[str, Any],
 ) -> Lowered:
     """A part on slices of the whole."""
     types = main_function(part.module).type
@@ -109,7 +114,7 @@ def _lowered(
         out_keys=keys_of(out_tree),
     )
     in_tree = jax.tree.structure(((0,) * len(part.inputs), {}))
-    signature = Signature(in_tree, keys_of(in_tree), avals[0], (), None, strict=False)
+    signature = Signature(in_tree, keys_of(in_tree), avals[0], (), context, strict=False)
     return Lowered(forms, own, signature, **more)
 
 
@@ -145,7 +150,7 @@ class ChunkedExecutable(ProgramExecutable):
         self._donated = frozenset()
         self._chunks = chunks
         self._before, self._turns, self._after = parts
-        self.context = signature.context
+        self._context = signature.context
         self._takers: dict[int, tuple[ProgramExecutable, int]] = {}
         for part, executable in zip(
             (chunks.after, chunks.before, chunks.turns), (parts[2], *parts[:2]), strict=True
@@ -153,6 +158,12 @@ class ChunkedExecutable(ProgramExecutable):
             for n, port in enumerate(part.inputs):
                 if port.operation is None:
                     self._takers[port.number] = executable, n
+
+    @property
+    def context(self) -> Any:
+        """The JAX settings it was traced under; none once a host is gone, so that no call is this one."""
+        parts = self._before, self._turns, self._after
+        return None if any(part.context is None for part in parts) else self._context
 
     @property
     def argument_shardings(self) -> list[Any]:

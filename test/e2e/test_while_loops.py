@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,6 +96,18 @@ def two_hosts(own_workers: None) -> None:
 
 def test_a_loop_over_two_hosts(two_hosts):
     check(program_on([(1,), (1,)]))
+
+
+def test_a_host_that_is_lost_in_a_loop(two_hosts):
+    """The loop ends with an error between chunks; the next call compiles it for the new workers."""
+    program = program_on([(1,), (1,)])
+    program(WEIGHTS, X, 1)
+    kill = threading.Timer(0.5, os.kill, (pw.status().hosts[1].pid, signal.SIGKILL))
+    kill.start()
+    with pytest.raises(pw.HostLostError, match=r"host 1 \(island1\) is lost"):
+        program(WEIGHTS, X, 2**30)
+    kill.join()
+    check(program)
 
 
 @pytest.mark.parametrize("chunk", [0, -1])
