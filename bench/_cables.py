@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from pathways.runtime.control.gang import START_SECONDS
+from pathways.runtime.hosts.cluster.host import HostProcess
 from pathways.runtime.hosts.controller import connect
-from pathways.runtime.hosts.controller.host import HostProcess
 from pathways.runtime.hosts.controller.starting import Starter
 
 NAME = "cable"

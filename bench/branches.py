@@ -3,8 +3,9 @@
   python bench/branches.py [--hosts N] [--rounds N]
 
 A branch of three slices against both branches and a selection; decoding that ends after 16 or 17 of at most
-64 turns against a `jax.lax.scan` of 64; and the bytes that `optax.MultiSteps` moves. Both sides of a case run
-in turn; the figures are medians of the time until results are ready.
+64 turns, or on four hosts after all of them, against a `jax.lax.scan` of 64; and the bytes that
+`optax.MultiSteps` moves. Both sides of a case run in turn; the figures are medians of the time until results
+are ready.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.hosts:
         pw.connect(hosts=options.hosts, devices_per_host=-(-SLICES // options.hosts))
-        decoding(64, 8 if options.hosts < 4 else 16, (16, 17), options.rounds)
+        # One that goes to its end shows what it costs to ask.
+        chunk, ends = (8, (16, 17)) if options.hosts < 4 else (16, (16, TURNS))
+        decoding(64, chunk, ends, options.rounds)
         pw.disconnect()
         return
     pw.connect(cpu_devices=SLICES)

@@ -1,11 +1,12 @@
 """Many clients on one cluster: what the scheduler costs, and how fair it is.
 
-python bench/clients.py [--only core]
+python bench/clients.py [--json PATH] [--only core]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterable
@@ -13,12 +14,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 
+import _costs
 from simulated_sharing import DeviceTimers
 
 ISLANDS = 4
 ROUNDS = 5
 SECONDS = 4.0
 """Of simulated time, in which each island does 1,300 steps."""
+
+
+COSTS: dict[str, tuple[float, str]] = {}
+"""What was measured that a simulated cluster has, with what it is."""
 
 
 def microseconds_an_event(clients: int) -> float:
@@ -36,6 +42,9 @@ def core() -> Iterable[str]:
     for _ in range(ROUNDS):
         for clients, times in measured.items():
             times.append(microseconds_an_event(clients))
+    for clients, times in measured.items():
+        what = f"scheduler, CPU of an event, {clients} clients"
+        COSTS[f"per_event_{clients}"] = statistics.median(times) * 1e-6, what
     for clients, target in ((8, 1.3), (64, 2.0)):
         ratio = statistics.median(b / a for a, b in zip(measured[1], measured[clients], strict=True))
         one, many = (statistics.median(measured[n]) for n in (1, clients))
@@ -81,11 +90,17 @@ CASES: dict[str, Callable[[], Iterable[str]]] = {"core": core, "shares": shares,
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", choices=CASES, help="only these rows")
+    parser.add_argument("--json", type=Path, help=_costs.HELP)
     options = parser.parse_args()
+    load = os.getloadavg()[0]
+    lines = []
     for name, case in CASES.items():
         if options.only in (None, name):
             for line in case():
+                lines.append(line)
                 print(line, flush=True)
+    if options.json:
+        _costs.write(options.json, [{"said": line} for line in lines], COSTS, load)
     return 0
 
 

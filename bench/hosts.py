@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import platform
 import random
@@ -35,6 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import _costs
 import jax
 import jax.numpy as jnp
 import jaxlib
@@ -43,9 +43,10 @@ from _bare_hosts import bare
 from pipeline import Size, another_process, layer, loss_of_layer, step_of
 
 import pathways
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.controller.connect import controller
-from pathways.runtime.hosts.controller.controller import Controller
-from pathways.runtime.hosts.controller.hosted import HostedProgram, HostPart
+from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPart, SlicePlace, SplitProgram
 
 BATCHES = 5
 WARM_UP = 5
@@ -72,6 +73,7 @@ class Row:
       theirs: seconds of the other side; None where there is none.
       target: the largest ratio of both; None where it is only reported.
       note: what else there is to say.
+      cost: which cost of a simulated cluster our side is; empty for none.
     """
 
     case: str
@@ -80,6 +82,7 @@ class Row:
     theirs: float | None = None
     target: float | None = None
     note: str = ""
+    cost: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -148,8 +151,7 @@ class Idle:
         found = controller()
         assert found is not None
         self.controller: Controller = found
-        parts = {n: HostPart(empty_part(n), (), (), (), (), {}, {}) for n in range(count)}
-        self.program: HostedProgram = self.controller.load("idle", self.controller.islands.gangs, parts, {})
+        self.program = load_idle(self.controller, count)
         self.arguments: Mapping[int, tuple[int, ...]] = dict.fromkeys(range(count), ())
 
     def step(self) -> None:
@@ -161,6 +163,14 @@ class Idle:
         for _ in range(count - 1):
             self.controller.run(self.program, self.arguments)
         self.step()
+
+
+def load_idle(controller: Controller, count: int, name: str = "idle") -> HostedProgram:
+    """A program of which so many islands have a part with nothing to do."""
+    slices = {f"s{n}": SlicePlace(n, (0,), (n,), None, (1,), ("x",)) for n in range(count)}
+    program = BoundProgram(name, b"", slices, {}, {}, (), ())
+    parts = {n: IslandPart(empty_part(n), (), (), (), (), {}, {}) for n in range(count)}
+    return controller.load(program, lambda **_: SplitProgram(parts, crossing=0, inner=0, share=1))
 
 
 def empty_part(host: int) -> bytes:
@@ -431,6 +441,49 @@ class Spinning:
             count = count * 5 // 4
 
 
+@dataclasses.dataclass(frozen=True)
+class IdleSteps:
+    """What steps without work take, several of them under way.
+
+    Attributes:
+      controller: seconds of CPU of the controller for a step.
+      worker: those of a host.
+      rate: steps in a second.
+    """
+
+    controller: float
+    worker: float
+    rate: float
+
+
+def idle_steps(count: int, steps: int) -> IdleSteps:
+    """What steps without work of so many hosts take, which have to be there."""
+    idle = Idle(count)
+    idle.steps(100)
+    workers = [host.pid for host in pathways.status().hosts]
+    began, before, theirs = time.perf_counter(), time.process_time(), cpu_seconds(workers)
+    idle.steps(steps)
+    used, took = time.process_time() - before, time.perf_counter() - began
+    return IdleSteps(used / steps, (cpu_seconds(workers) - theirs) / steps / count, steps / took)
+
+
+def control(rounds: int) -> Iterator[Row]:
+    """What control costs: a simulated cluster has that."""
+    counts = (1, 2, 4, 8)
+    found = []
+    for count in counts:
+        with Hosts(count):
+            found.append(idle_steps(count, rounds * 500))
+    each = statistics.linear_regression(counts, [steps.controller for steps in found]).slope
+    note = f"CPU, fitted to steps without work of {', '.join(map(str, counts))} hosts"
+    yield Row("controller, a host and step", "", each, note=note, cost="per_host")
+    note = "the rest of the CPU of a step without work of one host"
+    yield Row("controller, once a step", "", max(found[0].controller - each, 0.0), note=note, cost="per_step")
+    worker = statistics.median(steps.worker for steps in found)
+    note = "CPU of a worker for a step without work"
+    yield Row("worker, a step", "", worker, note=note, cost="per_worker")
+
+
 def hidden(rounds: int) -> Iterator[Row]:
     """The smallest computation that hides all control, and a model of it for many hosts."""
     counts = (2, 4, 8)
@@ -438,15 +491,10 @@ def hidden(rounds: int) -> Iterator[Row]:
     for count in counts:
         with Hosts(count) as hosts:
             shortest = Spinning(hosts).smallest()
-            idle = Idle(count)
-            idle.steps(100)
-            steps = rounds * 50
-            began, before = time.perf_counter(), time.process_time()
-            idle.steps(steps)
-            used, took = time.process_time() - before, time.perf_counter() - began
-        costs.append(used / steps)
+            idle = idle_steps(count, rounds * 50)
+        costs.append(idle.controller)
         note = (
-            f"controller: {used / steps * 1e6:.0f} us of CPU a step without work, {steps / took:.0f} steps/s"
+            f"controller: {idle.controller * 1e6:.0f} us of CPU a step without work, {idle.rate:.0f} steps/s"
         )
         yield Row(f"smallest computation hidden, {count} hosts", "", shortest, note=note)
     each, once = statistics.linear_regression(counts, costs)
@@ -460,6 +508,7 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "ahead": ahead,
     "moves": moves,
     "mlp": mlp,
+    "control": control,
     "hidden": hidden,
 }
 
@@ -467,12 +516,13 @@ GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
 def main() -> None:
     """Prints the table, and writes it as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path, help=_costs.HELP)
     parser.add_argument("--rounds", type=int, default=20, help="calls of each side in each of five batches")
     parser.add_argument(
         "--only", default="", help=f"only groups with this text in their names: {', '.join(GROUPS)}"
     )
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     print(f"command: {' '.join(['python', *sys.argv])}")
     print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
     print(f"{'case':<42}{'versus':<24}{'target':>7}{'ratio':>7}{'ours us':>11}{'theirs us':>11}  note")
@@ -484,8 +534,8 @@ def main() -> None:
                 print(row, flush=True)
     if options.json:
         cases = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
-        document = {"jax": jax.__version__, "command": sys.argv, "cases": cases}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+        costs = {row.cost: (row.ours, f"{row.case}: {row.note}") for row in rows if row.cost}
+        _costs.write(options.json, cases, costs, load)
 
 
 if __name__ == "__main__":

@@ -13,31 +13,32 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import json
 import math
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import _lab
+import _costs
+import _lab  # noqa: F401 - what is imported after it lies where it says
 import jax
 import jaxlib
 from _bare_hosts import bare
-from hosts import Hosts, Idle, clocked, empty_part, in_turn
+from _timers import TimerHosts
+from hosts import Hosts, Idle, clocked, in_turn, load_idle
 from lab import Lab, why_not
 from sessions import Session
-from workers_without_jax import ThreadLauncher, ThreadWorker
+from workers_without_jax import ThreadLauncher
 
-from pathways.runtime.hosts.controller.controller import Controller
-from pathways.runtime.hosts.controller.hosted import HostedProgram, HostPart
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.controller.own_controller import OwnController
 from pathways.runtime.hosts.controller.starting import Starter
-from pathways.runtime.hosts.launch.launching import WorkerConfig
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
 DELAY = 20e-3
@@ -57,6 +58,7 @@ class Row:
       floor: that of the floor; None where there is none.
       target: the largest ratio of both; without a floor the largest figure. None where it is only reported.
       unit: of the figures.
+      cost: which cost of a simulated cluster our figure is; empty for none.
     """
 
     case: str
@@ -65,6 +67,7 @@ class Row:
     floor: float | None
     target: float | None
     unit: str = "ms"
+    cost: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -220,50 +223,6 @@ def starts(rounds: int) -> Iterator[Row]:
     yield Row("the same, liveness free", "", fast, None, None, "s")
 
 
-class Elsewhere:
-    """A `Launcher` of workers without JAX in another process, whose time is not that of the controller."""
-
-    def __init__(self) -> None:
-        script = "import network; network.serve()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", script], stdin=subprocess.PIPE, text=True, cwd=_lab.TESTS.parent / "bench"
-        )
-
-    def launch(self, configs: Sequence[WorkerConfig], *_: object) -> list[Elsewhere]:
-        """See `Launcher.launch`."""
-        assert self._process.stdin is not None
-        for config in configs:
-            self._process.stdin.write(config.to_json() + "\n")
-        self._process.stdin.flush()
-        return [self for _ in configs]
-
-    pid = 0
-
-    def ending(self, seconds: float) -> str | None:
-        """See `WorkerProcess.ending`."""
-        return None if self._process.poll() is None else f"exit code {self._process.wait(seconds)}"
-
-    def kill(self) -> None:
-        """See `WorkerProcess.kill`."""
-        self._process.kill()
-
-    def last_lines(self) -> tuple[str, ...]:
-        """See `WorkerProcess.last_lines`."""
-        return ()
-
-    def close(self) -> None:
-        """See `Launcher.close`."""
-        self._process.kill()
-        self._process.wait()
-
-
-def serve() -> None:
-    """Workers without JAX, one for each line of standard input."""
-    workers = []
-    for line in sys.stdin:
-        workers.append(ThreadWorker(WorkerConfig.from_json(line), 0.0))
-
-
 def busy(work: Callable[[], object]) -> tuple[float, float]:
     """Seconds of this process's CPU, and all seconds, that something takes."""
     cpu, wall = time.process_time(), time.perf_counter()
@@ -271,7 +230,7 @@ def busy(work: Callable[[], object]) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def run_steps(controller: Controller, program: HostedProgram, count: int) -> None:
+def run_steps(controller: OwnController, program: HostedProgram, count: int) -> None:
     """Steps of a program without arguments, as far ahead as may be."""
     arguments: dict[int, tuple[int, ...]] = dict.fromkeys(program.outputs, ())
     for _ in range(count):
@@ -283,9 +242,8 @@ def controllers(rounds: int) -> Iterator[Row]:
     """The controller's own time, for many hosts."""
     for count in (64, 512):
         settings = Settings((Island(),) * count)
-        controller = Controller(Starter(settings, Elsewhere()), settings)
-        parts = {n: HostPart(empty_part(n), (), (), (), (), {}, {}) for n in range(count)}
-        program = controller.load("idle", controller.islands.gangs, parts, {})
+        controller = OwnController(Starter(settings, TimerHosts(count)), settings)
+        program = load_idle(controller, count, "0")
         steps = rounds * 20
         run_steps(controller, program, 10)
         # It asks hosts whether they live all the time; those of one process answer steps slowly.
@@ -293,11 +251,15 @@ def controllers(rounds: int) -> Iterator[Row]:
         working = busy(functools.partial(run_steps, controller, program, steps))
         used = (working[0] - resting[0] / resting[1] * working[1]) / steps / count
         controller.close()
-        yield Row(f"controller CPU a host and step, {count} hosts", "", used * 1e6, None, 14.2, "us")
+        name, cost = f"controller CPU a host and step, {count} hosts", f"per_host_{count}"
+        yield Row(name, "", used * 1e6, None, 14.2, "us", cost)
 
 
 def idle(rounds: int) -> Iterator[Row]:
     """A step without work, until all hosts say that they have issued it."""
+    with bare(1) as process:
+        round_trip = statistics.median(clocked(process.fan_out)() for _ in range(rounds * 200))
+    yield Row("60 bytes one way, half of there and back", "", round_trip / 2 * 1e6, None, None, "us", "net")
     for count in (2, 4):
         with Hosts(count), bare(count) as processes:
             ours, floor = in_turn(clocked(Idle(count).step), clocked(processes.fan_out), rounds * 20)
@@ -350,12 +312,13 @@ NEED_LAB = {"hops", "round trips", "moves", "strangers", "cut"}
 def main() -> None:
     """Prints the table, and writes it as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path, help=_costs.HELP)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure")
     parser.add_argument(
         "--only", default="", help=f"only groups with this text in their names: {', '.join(GROUPS)}"
     )
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     print(f"command: {' '.join(['python', *sys.argv])}")
     print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
     print(f"{'case':<46}{'floor':<26}{'target':>7}{'ratio':>7}{'ours':>10}{'floor':>9}")
@@ -371,8 +334,8 @@ def main() -> None:
             print(row, flush=True)
     if options.json:
         cases = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
-        document = {"jax": jax.__version__, "command": sys.argv, "cases": cases}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+        costs = {row.cost: (row.ours * 1e-6, row.case) for row in rows if row.cost}
+        _costs.write(options.json, cases, costs, load)
 
 
 if __name__ == "__main__":

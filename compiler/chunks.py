@@ -1,10 +1,11 @@
-"""Programs with a loop whose end depends on values: three programs, and who issues one after the other."""
+"""Programs with loops whose end depends on values: their parts, and what issues one after the other."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,124 +15,109 @@ from pathways.compiler.backends.local_executable import UNLIKE
 from pathways.compiler.frontend.arguments import Signature
 from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.frontend.trees import keys_of
-from pathways.compiler.lower.phases import Forms, ProgramError, run_phases
-from pathways.compiler.lower.structures import is_key
+from pathways.compiler.lower.phases import Forms
 from pathways.compiler.stages import Lowered
-from pathways.passes.loops.split_chunks import Chunks, Handed, ProgramPart
-from pathways.passes.manager.base import main_function
-from pathways.passes.pipeline import Options
-from pathways.runtime.bundle.manifest import BundleError
+from pathways.dialect import form_of
+from pathways.dialect.operations.operation import parts_of, symbol_name
+from pathways.dialect.syntax.bytecode import copy_of
+from pathways.dialect.verification.forms import PARTS
+from pathways.runtime.control.errors import ProgramFailedError
+from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis
-from pathways.runtime.plan.lower import array_type
+from pathways.runtime.plan.parts import PartCall, PartCalls, calls_of
+from pathways.runtime.plan.plan import ArrayType
+from pathways.runtime.xla.compile_cache import Request
+
+
+def lowered(forms: Forms, interface: Interface, signature: Signature, **more: Any) -> Lowered:
+    """A program in all its forms, whether it has parts or not; `more` is what `Lowered` gets besides."""
+    kind = ChunkedLowered if form_of(forms.scheduled) == PARTS.name else Lowered
+    return kind(forms, interface, signature, **more)
 
 
 class ChunkedLowered(Lowered):
-    """A program in three parts, each in all forms of the IR; what is said of plans is said of a chunk.
+    """A program in parts, each in all forms of the IR; what is said of plans is said of a chunk.
 
     Args:
-      forms: the whole, up to the form `sharded`.
-      chunks: its parts in that form; they are scheduled here.
-      interface: what the whole takes, returns and runs on.
+      forms: the whole.
+      interface: what it takes, returns and runs on.
       signature: what its arguments have to be.
-      options: of the compiler.
       more: what `Lowered` gets besides.
     """
 
-    def __init__(
-        self,
-        forms: Forms,
-        chunks: Chunks,
-        interface: Interface,
-        signature: Signature,
-        options: Options,
-        **more: Any,
-    ) -> None:
-        if any(map(is_key, (*interface.in_avals, *interface.out_avals))):
-            raise ProgramError(
-                f"program '{forms.name}' has a loop whose end depends on values, and takes or returns typed "
-                "PRNG keys: take jax.random.key_data of them, and make keys of it in the program"
-            )
-        self._chunks = chunks
-        parts = {"before": chunks.before, "turns": chunks.turns, "after": chunks.after}
-        self._parts = {
-            which: _lowered(part, f"{forms.name}_{which}", interface, signature.context, options, more)
-            for which, part in parts.items()
-        }
-        turns = self._parts["turns"]._forms
-        super().__init__(
-            Forms(forms.name, turns.scheduled, forms.bytecode, (*forms.remarks, *turns.remarks)),
-            dataclasses.replace(interface, slices=self._parts["turns"].slices),
-            signature,
-            **more,
-        )
+    def __init__(self, forms: Forms, interface: Interface, signature: Signature, **more: Any) -> None:
+        self._calls = calls_of(forms.scheduled)
+        ports = part_ports(self._calls, interface, signature.context)
+        self._parts: dict[str, Lowered] = {}
+        for part in parts_of(forms.scheduled):
+            name = symbol_name(part.operation.opview) or ""
+            own = Forms(f"{forms.name}_{name}", copy_of(part), {}, ())
+            self._parts[name] = Lowered(own, *ports[name], **more)
+        chunk = self._parts[self._calls.repeated]
+        super().__init__(forms, interface, signature, **more)
+        self._interface = dataclasses.replace(interface, slices=chunk.slices)
 
     @property
     def args_info(self) -> Any:
-        """`(args, kwargs)` with a `jax.stages.ArgInfo` for each; none is consumed."""
-        return self._signature.tree.unflatten(jax.stages.ArgInfo(aval, False) for aval in self.in_avals)
-
-    def as_text(self, phase: str = "scheduled", *, pretty: bool = False) -> str:
-        """The module after a phase, as MLIR text; of the scheduled form all three, one after the other."""
-        if phase != "scheduled":
-            return super().as_text(phase, pretty=pretty)
-        return "\n// -----\n".join(part.as_text(phase, pretty=pretty) for part in self._parts.values())
+        """`(args, kwargs)` with a `jax.stages.ArgInfo` for each: its type, and whether it is consumed."""
+        donated = self._calls.donated
+        return self._signature.tree.unflatten(
+            jax.stages.ArgInfo(aval, n in donated) for n, aval in enumerate(self.in_avals)
+        )
 
     def load(self, *, strict: bool) -> ProgramExecutable:
         """What `compile` does; returns what runs."""
-        before, turns, after = (part.load(strict=False) for part in self._parts.values())
+        parts = {name: part.load(strict=False) for name, part in self._parts.items()}
         signature = dataclasses.replace(self._signature, strict=strict)
-        return ChunkedExecutable(self._chunks, (before, turns, after), self._interface, signature, self.name)
+        return ChunkedExecutable(self._calls, parts, self._interface, signature, self.name)
 
-    def _save(self, path: Any, requests: Any) -> NoReturn:
-        raise BundleError(
-            f"program '{self.name}' has a loop whose end depends on values, which a bundle cannot hold: give "
-            "it a bound that is a Python number, as of jax.lax.fori_loop, or save what a turn does"
+
+def part_ports(
+    calls: PartCalls, interface: Interface, context: Any
+) -> dict[str, tuple[Interface, Signature]]:
+    """What each part takes and returns, as callers of programs are told.
+
+    Args:
+      calls: what runs the parts.
+      interface: what the whole takes, returns and runs on.
+      context: the JAX settings that it was traced under.
+    """
+    avals: dict[int, Any] = dict(enumerate(interface.in_avals))
+    paths = dict(enumerate(interface.argument_paths))
+    ports = {}
+    for call in calls.calls:
+        results = tuple(map(_aval, call.types))
+        if call is calls.calls[-1]:
+            results = interface.out_avals
+        avals.update(zip(call.results, results, strict=True))
+        out_tree = jax.tree.structure((0,) * len(call.results))
+        inputs = tuple(avals[n] for n in call.operands)
+        own = dataclasses.replace(
+            interface,
+            argument_paths=tuple(paths.get(n, f"value {n}") for n in call.operands),
+            in_avals=inputs,
+            out_avals=results,
+            out_tree=out_tree,
+            out_keys=keys_of(out_tree),
         )
+        in_tree = jax.tree.structure(((0,) * len(inputs), {}))
+        ports[call.part] = own, Signature(in_tree, keys_of(in_tree), inputs, (), context, strict=False)
+    return ports
 
 
-def _lowered(
-    part: ProgramPart,
-    name: str,
-    interface: Interface,
-    context: Any,
-    options: Options,
-    more: Mapping[str, Any],
-) -> Lowered:
-    """A part on slices of the whole."""
-    types = main_function(part.module).type
-    avals = [
-        tuple(_aval(type_) for type_ in list(some)[:count])
-        for some, count in ((types.inputs, len(part.inputs)), (types.results, None))
-    ]
-    forms = run_phases(part.module, name, options)
-    out_tree = jax.tree.structure((0,) * len(avals[1]))
-    own = dataclasses.replace(
-        interface,
-        argument_paths=tuple(f"value {n}" for n in range(len(part.inputs))),
-        in_avals=avals[0],
-        out_avals=avals[1],
-        out_tree=out_tree,
-        out_keys=keys_of(out_tree),
-    )
-    in_tree = jax.tree.structure(((0,) * len(part.inputs), {}))
-    signature = Signature(in_tree, keys_of(in_tree), avals[0], (), context, strict=False)
-    return Lowered(forms, own, signature, **more)
-
-
-def _aval(type_: Any) -> jax.core.ShapedArray:
-    plain = array_type(type_)
+def _aval(plain: ArrayType) -> jax.core.ShapedArray:
     return jax.core.ShapedArray(plain.shape, jax.numpy.dtype(plain.dtype))
 
 
 class ChunkedExecutable(ProgramExecutable):
-    """Issues what comes before the loop, chunks of its turns while there is one more, and what comes after.
+    """Runs the parts of a program: some once, and chunks of the turns of a loop until it has come to its end.
 
     After each chunk it waits for one number of it; the call returns when the last part is issued. Ctrl-C ends
     it between chunks.
 
     Args:
-      chunks: what the parts pass to each other.
-      parts: what runs them.
+      calls: which parts it runs, and what they pass to each other.
+      parts: what runs each of them.
       interface: what the whole takes, returns and runs on.
       signature: what its arguments have to be.
       name: the name of the program.
@@ -139,60 +125,80 @@ class ChunkedExecutable(ProgramExecutable):
 
     def __init__(
         self,
-        chunks: Chunks,
-        parts: tuple[ProgramExecutable, ProgramExecutable, ProgramExecutable],
+        calls: PartCalls,
+        parts: Mapping[str, ProgramExecutable],
         interface: Interface,
         signature: Signature,
         name: str,
     ) -> None:
-        super().__init__(parts[1].plan, interface, signature)
+        self._chunk = parts[calls.repeated]
+        super().__init__(self._chunk.plan, interface, signature)
         self.name = name
-        self._donated = frozenset()
-        self._chunks = chunks
-        self._before, self._turns, self._after = parts
+        self._donated = calls.donated
+        self._calls = [(parts[call.part], call) for call in calls.calls]
         self._context = signature.context
-        self._takers: dict[int, tuple[ProgramExecutable, int]] = {}
-        for part, executable in zip(
-            (chunks.after, chunks.before, chunks.turns), (parts[2], *parts[:2]), strict=True
-        ):
-            for n, port in enumerate(part.inputs):
-                if port.operation is None:
-                    self._takers[port.number] = executable, n
+        self._takers = [
+            next(((parts[part], n) for part, n in calls.takers(number)), None)
+            for number in range(len(interface.in_avals))
+        ]
 
     @property
     def context(self) -> Any:
         """The JAX settings it was traced under; none once a host is gone, so that no call is this one."""
-        parts = self._before, self._turns, self._after
-        return None if any(part.context is None for part in parts) else self._context
+        return None if any(part.context is None for part, _ in self._calls) else self._context
+
+    @property
+    def loaded(self) -> Executable:  # type: ignore[override]
+        """What XLA made of a chunk."""
+        return self._chunk.loaded
 
     @property
     def argument_shardings(self) -> list[Any]:
         """Where each argument lives, on the first of its slices; None for one that nothing reads."""
-        takers = map(self._takers.get, range(len(self.paths)))
-        return [None if taker is None else taker[0].argument_shardings[taker[1]] for taker in takers]
+        return [None if taker is None else taker[0].argument_shardings[taker[1]] for taker in self._takers]
 
     @property
     def result_shardings(self) -> list[Any]:
         """Where each result lives, on the first of its slices."""
-        return self._after.result_shardings
+        return self._calls[-1][0].result_shardings
+
+    def result_types(self) -> list[Any]:
+        """See `ProgramExecutable.result_types`."""
+        return self._calls[-1][0].result_types()
+
+    def argument_types(self, numbers: Sequence[int]) -> list[Any]:
+        """See `ProgramExecutable.argument_types`."""
+        types = super().argument_types(numbers)
+        for n, number in enumerate(numbers):
+            taker = self._takers[number]
+            if taker is not None:
+                (types[n],) = taker[0].argument_types([taker[1]])
+        return types
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one chunk takes on each slice."""
-        return self._turns.memory_analysis()
+        return self._chunk.memory_analysis()
 
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch of a chunk on a slice, on all its devices."""
-        return self._turns.flops(computation, slice)
+        return self._chunk.flops(computation, slice)
+
+    def requests(self) -> Mapping[str, Sequence[Request]]:
+        """What was compiled, by the part of the program that it is of."""
+        return {call.part: requests for part, call in self._calls for requests in part.requests().values()}
 
     def device_text(self) -> str:
         """XLA's optimized module of each computation on each slice, of all parts."""
-        return "\n".join(part.device_text() for part in (self._before, self._turns, self._after))
+        return "\n".join(part.device_text() for part, _ in self._calls)
 
     def transfer_in(self, leaves: list[Any]) -> list[Any] | None:
         """Transfers arguments to their slices; None when they are of another signature."""
         if not self.takes(range(len(leaves)), leaves):
             return None
-        placed = self._placed(dict(enumerate(leaves)))
+        self._check_donated(leaves)
+        kept = {n: leaf for n, leaf in enumerate(leaves) if n not in self._donated}
+        # What a part consumes it brings itself: only it knows whose buffer that is then.
+        placed = self._placed(kept)
         return [placed.get(n, leaf) for n, leaf in enumerate(leaves)]
 
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
@@ -204,14 +210,10 @@ class ChunkedExecutable(ProgramExecutable):
 
     def _placed(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
         placed: dict[int, Any] = {}
-        for executable in (self._before, self._turns, self._after):
-            numbers = {
-                taker[1]: n
-                for n in leaves
-                if (taker := self._takers.get(n)) is not None and taker[0] is executable
-            }
-            for k, array in executable.place({k: leaves[n] for k, n in numbers.items()}).items():
-                placed[numbers[k]] = array
+        for part, _ in self._calls:
+            taken = [(n, taker[1]) for n in leaves if (taker := self._takers[n]) and taker[0] is part]
+            brought = part.place({k: leaves[n] for n, k in taken})
+            placed.update((n, brought[k]) for n, k in taken)
         return placed
 
     def execute_if_like_last(self, leaves: list[Any]) -> Any:
@@ -220,18 +222,31 @@ class ChunkedExecutable(ProgramExecutable):
 
     def execute(self, leaves: list[Any]) -> Any:
         """Runs all parts on arguments that are in place."""
-        chunks = self._chunks
-        values: dict[Handed, Any] = {Handed(None, n): leaf for n, leaf in enumerate(leaves)}
-        started = list(_run(self._before, [values[port] for port in chunks.before.inputs]))
-        count = len(chunks.turns.outputs)
-        carried, handed = started[:count], started[count:]
-        values.update(zip(chunks.before.outputs[count:], handed, strict=True))
-        others = [values[port] for port in chunks.turns.inputs[count:]]
-        while bool(np.asarray(carried[chunks.goes_on])):
-            carried = list(_run(self._turns, [*carried, *others]))
-        values.update(zip(chunks.turns.outputs, carried, strict=True))
-        results = _run(self._after, [values[port] for port in chunks.after.inputs])
-        return self.interface.out_tree.unflatten(results)
+        values: dict[int, Any] = dict(enumerate(leaves))
+        del leaves
+        for part, call in self._calls:
+            operands = [values[n] for n in call.operands]
+            made = _run(part, operands)
+            if call.until is not None:
+                shared = operands[len(made) :]
+                del operands
+                began = time.monotonic()
+                while not bool(np.asarray(made[call.until])):
+                    self._check_deadline(part, call, time.monotonic() - began)
+                    made = _run(part, [*made, *shared])
+            values.update(zip(call.results, made, strict=True))
+            for n in call.last:
+                del values[n]
+        return self.interface.out_tree.unflatten(made)
+
+    def _check_deadline(self, part: ProgramExecutable, call: PartCall, seconds: float) -> None:
+        """Ends a loop that has gone on for longer than a step may."""
+        deadline = part.step_deadline
+        if deadline is not None and seconds >= deadline:
+            raise ProgramFailedError(
+                f"program '{self.name}': loop @{call.part} has gone on for {seconds:.0f} seconds, and "
+                f"step_deadline is {deadline:g}: it was ended after a chunk"
+            )
 
 
 def _run(executable: ProgramExecutable, leaves: list[Any]) -> Sequence[Any]:

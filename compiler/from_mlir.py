@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 from jaxlib.mlir import ir
 
+from pathways.compiler.chunks import lowered
 from pathways.compiler.frontend.arguments import Signature
 from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.frontend.trees import keys_of
@@ -66,7 +67,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     )
     in_tree = jax.tree.structure(((0,) * len(passed), {}))
     signature = Signature(in_tree, keys_of(in_tree), in_avals, (), None)
-    return Lowered(forms or run_phases(module, name, options), interface, signature)
+    return lowered(forms or run_phases(module, name, options), interface, signature)
 
 
 def _path(attributes: Attributes, n: int) -> str:

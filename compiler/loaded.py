@@ -15,6 +15,7 @@ from pathways.compiler.backends.current import backend
 from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.backends.local import LocalBackend
 from pathways.compiler.backends.local_executable import UNLIKE
+from pathways.compiler.chunks import ChunkedExecutable, part_ports
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Signature
 from pathways.compiler.frontend.interface import Interface
@@ -24,8 +25,8 @@ from pathways.compiler.stages import Bound
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
-from pathways.runtime.bundle.manifest import BundleError
-from pathways.runtime.bundle.program import read_program
+from pathways.runtime.bundle.manifest import VERSION_OF_PARTS, BundleError
+from pathways.runtime.bundle.program import read_program, stored_name
 from pathways.runtime.local.devices import cluster, devices_of
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.resources.manager import Binding
@@ -77,7 +78,7 @@ def load_bundle(
         )
     if not trust:
         rehearse_apart(bundle, len(cluster().devices))
-    module, plan, stored = read_program(bundle)
+    stored = read_program(bundle)
     if platform == "cpu" and any(call.startswith("lapack_") for call in manifest.custom_calls):
         pjrt.initialize_lapack()
     out_tree = jax.tree.structure(manifest.result.tree)
@@ -95,12 +96,25 @@ def load_bundle(
     # Its types are settled: a number that is passed for an array is converted.
     structure = jax.tree.structure((args, kwargs))
     signature = Signature(structure, keys_of(structure), interface.in_avals, (), None, strict=False)
-    program = Scheduled(module, plan, interface, signature, stored=stored)
-    bindings = program.bind()
-    target = backend()
-    is_local = isinstance(target, LocalBackend)
-    code = _matching_code(bundle, plan, bindings) if trust and is_local else {}
-    return LoadedProgram(bundle, target.load(program, bindings, code), interface, len(code))
+    calls = stored.calls
+    ports = {"": (interface, signature)} if calls is None else part_ports(calls, interface, None)
+    executables: dict[str, ProgramExecutable] = {}
+    pairs, found = 0, 0
+    for name, part in stored.parts.items():
+        own, types = ports[name]
+        program = Scheduled(part.module, part.plan, own, types, stored=part.stored)
+        bindings = program.bind()
+        target = backend()
+        is_local = isinstance(target, LocalBackend)
+        code = _matching_code(bundle, name, part.plan, bindings) if trust and is_local else {}
+        executables[name] = target.load(program, bindings, code)
+        pairs += len({(step.computation, step.slice) for step in part.plan.steps if isinstance(step, Launch)})
+        found += len(code)
+    whole = executables.get("") if calls is None else None
+    if calls is not None:
+        whole = ChunkedExecutable(calls, executables, interface, signature, manifest.name)
+    assert whole is not None
+    return LoadedProgram(bundle, whole, interface, (found, pairs - found))
 
 
 def _slices(bundle: Bundle, chosen: Mapping[str, VirtualSlice]) -> dict[str, VirtualSlice]:
@@ -122,9 +136,9 @@ def _slices(bundle: Bundle, chosen: Mapping[str, VirtualSlice]) -> dict[str, Vir
 
 
 def _matching_code(
-    bundle: Bundle, plan: Plan, bindings: Mapping[str, Binding]
+    bundle: Bundle, part: str, plan: Plan, bindings: Mapping[str, Binding]
 ) -> dict[tuple[str, str], memoryview]:
-    """The stored code of each computation on each slice, where it was made for such devices."""
+    """The stored code of each computation of a part on each slice, where it was made for such devices."""
     stored = {(code.computation, code.devices, code.target): raw for code, raw in bundle.executables}
     if not stored:
         return {}
@@ -137,7 +151,7 @@ def _matching_code(
         return len(launched_on), code_target(computation, launched_on)
 
     pairs = {(step.computation, step.slice) for step in plan.steps if isinstance(step, Launch)}
-    keys = {pair: (pair[0], *target(*pair)) for pair in pairs}
+    keys = {pair: (stored_name(part, pair[0]), *target(*pair)) for pair in pairs}
     return {pair: stored[key] for pair, key in keys.items() if key in stored}
 
 
@@ -150,14 +164,18 @@ class LoadedProgram(Bound):
     """
 
     def __init__(
-        self, bundle: Bundle, executable: ProgramExecutable, interface: Interface, stored: int
+        self,
+        bundle: Bundle,
+        executable: ProgramExecutable,
+        interface: Interface,
+        origins: tuple[int, int],
     ) -> None:
         super().__init__(executable)
         self.name = bundle.manifest.name
         self._manifest = bundle.manifest
         self._text = bytes(bundle.program).decode()
         self._interface = interface
-        self._stored = stored
+        self._origins = origins
         self._orders: dict[Any, list[int]] = {}
 
     def __repr__(self) -> str:
@@ -180,10 +198,14 @@ class LoadedProgram(Bound):
         return frozenset(leaf.name for leaf in self._manifest.arguments if leaf.donated)
 
     @property
+    def in_parts(self) -> bool:
+        """Whether it has loops whose end depends on values; then its plan is that of a chunk of one."""
+        return self._manifest.version == VERSION_OF_PARTS
+
+    @property
     def origins(self) -> tuple[int, int]:
         """How many executables came out of the bundle, and how many were compiled."""
-        pairs = {(step.computation, step.slice) for step in self.plan.steps if isinstance(step, Launch)}
-        return self._stored, len(pairs) - self._stored
+        return self._origins
 
     def as_text(self, phase: str = "scheduled") -> str:
         """The program as MLIR text.

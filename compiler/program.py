@@ -12,7 +12,7 @@ import jax
 
 from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.compiler.backends.local_executable import UNLIKE
-from pathways.compiler.chunks import ChunkedLowered
+from pathways.compiler.chunks import lowered
 from pathways.compiler.frontend.abstract_call import abstract_call
 from pathways.compiler.frontend.arguments import Conventions, Signature, Static, abstract, join_static
 from pathways.compiler.frontend.jax_internals import (
@@ -29,10 +29,9 @@ from pathways.compiler.frontend.trace import ProgramOptions, Traced, trace
 from pathways.compiler.frontend.trace_state import active_trace
 from pathways.compiler.frontend.trees import of_sealed
 from pathways.compiler.lower.donation import unusable_donations
-from pathways.compiler.lower.phases import Forms, ProgramError, run_phases
+from pathways.compiler.lower.phases import ProgramError, run_phases
 from pathways.compiler.lower.pipelining import why_not_pipelined
 from pathways.compiler.stages import Lowered
-from pathways.passes.loops.split_chunks import split_chunks
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.process import OfProcess
@@ -128,14 +127,7 @@ class Program[**P, R](OfProcess):
         signature, traced = self.traced(*args, **kwargs)
         if not traced.interface.out_avals and not traced.callbacks:
             raise ProgramError(f"program '{self.name}' returns nothing, so there is nothing to compute")
-        forms = run_phases(traced.module, self.name, self._options, until="sharded")
-        more = {"callbacks": traced.callbacks, "keepalive": traced.keepalive}
-        chunks = split_chunks(traced.module)
-        if chunks is not None:
-            return ChunkedLowered(forms, chunks, traced.interface, signature, self._options, **more)
-        rest = run_phases(traced.module, self.name, self._options)
-        bytecode = {**forms.bytecode, **rest.bytecode}
-        forms = Forms(self.name, rest.scheduled, bytecode, (*forms.remarks, *rest.remarks))
+        forms = run_phases(traced.module, self.name, self._options)
         schedule = self._options.schedule_file or self._options.policy or self._schedule
         for reason in (
             *why_not_pipelined(forms.scheduled, schedule),
@@ -146,7 +138,14 @@ class Program[**P, R](OfProcess):
             if reason not in self._warned:
                 self._warned.add(reason)
                 warn(f"program '{self.name}': {reason}")
-        return Lowered(forms, traced.interface, signature, schedule=schedule, **more)
+        return lowered(
+            forms,
+            traced.interface,
+            signature,
+            callbacks=traced.callbacks,
+            keepalive=traced.keepalive,
+            schedule=schedule,
+        )
 
     def traced(self, *args: Any, **kwargs: Any) -> tuple[Signature, Traced]:
         """The program before all passes, for arguments as `lower` takes them, and their signature."""

@@ -128,7 +128,7 @@ class Lowered(OfProcess):
           BundleError: the program calls back into Python, or its arguments have no names in a file.
           OSError: the file cannot be written.
         """
-        self._save(path, ())
+        self._save(path, {})
 
     @boundary
     def compile(self) -> Compiled:
@@ -160,7 +160,7 @@ class Lowered(OfProcess):
         )
         return backend().load(program, program.bind())
 
-    def _save(self, path: str | os.PathLike[str], requests: Sequence[Request]) -> None:
+    def _save(self, path: str | os.PathLike[str], requests: Mapping[str, Sequence[Request]]) -> None:
         save(path, self._forms.scheduled, self.name, self._interface, self._signature, requests)
 
 
@@ -206,12 +206,20 @@ class Bound(OfProcess):
 
     @property
     def out_info(self) -> Any:
-        """A tree like the results, with a `jax.ShapeDtypeStruct` for each that says where it lives."""
-        shardings = self.executable.result_shardings
-        return self.out_tree.unflatten(
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
-            for aval, sharding in zip(self.executable.interface.out_avals, shardings, strict=True)
-        )
+        """A tree like the results, with a `jax.ShapeDtypeStruct` for each that says where it lives.
+
+        On hosts its sharding is over a mesh without devices; `checkpoint.restore` knows which are meant.
+        """
+        return self.out_tree.unflatten(self.executable.result_types())
+
+    def argument_info(self, name: str) -> Any:
+        """A tree like an argument, with a `jax.ShapeDtypeStruct` for each array that says where it has to be.
+
+        Raises:
+          ValueError: there is no such argument, or it has no leaves.
+        """
+        numbers, tree = self.executable.argument(name)
+        return tree.unflatten(self.executable.argument_types(numbers))
 
     @property
     def input_shardings(self) -> Any:
@@ -381,4 +389,4 @@ class Compiled(Bound):
           BundleError: see `Lowered.save`.
           CompileError: the platform cannot serialise its executables.
         """
-        self._lowered._save(path, self.executable.loaded.requests if executables else ())
+        self._lowered._save(path, self.executable.requests() if executables else {})

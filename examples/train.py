@@ -3,11 +3,14 @@
 With `--replicas 2` there are two of each stage, each pair with half of every batch; with `--zero1` as well,
 each of them keeps half of the optimizer's state.
 
-Parameters are born on their slices. Grain cuts excerpts out of a text, shuffled; `pw.prefetch` puts the next
-batches on the slices while a step runs. Orbax writes the state, with the position of the input, every few
-steps in the background. The learning rate warms up and decays. The loss on held-out text is measured now and
-then, and all of it goes to metrics.jsonl, one line of JSON for each step. Kill it, start it again with the
-same flags, and it ends with the same losses, bit for bit.
+Parameters are born on their slices. Grain cuts excerpts out of a text, shuffled (`_train_rows.py`);
+`pw.prefetch` puts the next batches on the slices while a step runs. The state is written, with the position
+of the input, every few steps in the background. The learning rate warms up and decays. The loss on held-out
+text is measured now and then, and all of it goes to metrics.jsonl, one line of JSON for each step. Kill it,
+start it again, and it ends with the same losses, bit for bit.
+
+With `--hosts` each slice is on a worker process of its own. Nothing else changes: the hosts make the batches,
+write and read checkpoints, and measure parameters. So it may be killed with hosts, and go on without.
 
     .venv/bin/python examples/train.py --out build/train --steps 200
 """
@@ -21,32 +24,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from _devices import connect
+from _train_rows import LENGTH, VOCABULARY, excerpts
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 
-VOCABULARY, WIDTH, LENGTH, BATCH, MICROBATCHES = 128, 64, 32, 16, 4
-TEXT = "".join(Path(__file__).with_name(name).read_text() for name in ("char_lm.py", "train.py"))
-
-
-# The input: excerpts of a text, in an order that the seed says, without end.
-
-
-def excerpts(text: str, seed: int) -> grain.IterDataset:
-    """Batches of inputs and of the characters that follow them, int32 of shape (BATCH, LENGTH)."""
-    codes = np.minimum(np.frombuffer(text.encode(), np.uint8), VOCABULARY - 1).astype(np.int32)
-
-    def excerpt(start: int) -> dict[str, np.ndarray]:
-        return {"inputs": codes[start : start + LENGTH], "targets": codes[start + 1 : start + LENGTH + 1]}
-
-    starts = grain.MapDataset.range(len(codes) - LENGTH).seed(seed).shuffle().repeat()
-    return starts.map(excerpt).batch(BATCH, drop_remainder=True).to_iter_dataset()
+WIDTH, BATCH, MICROBATCHES = 64, 16, 4
 
 
 # The model: two stages, a small network over the last characters each.
@@ -83,7 +71,7 @@ def back(params: dict[str, jax.Array], x: jax.Array, targets: jax.Array) -> jax.
 
 def main() -> int:
     options = parse_options()
-    shape, overlap = connect(slices=2 * options.replicas, shape=(1,))
+    shape, overlap = connect(slices=2 * options.replicas, shape=(1,), hosts=options.hosts)
     devices = pw.make_virtual_device_set(replicas=options.replicas)
     s0, s1 = (devices.add_slice(shape, ("data",), overlap=overlap) for _ in range(2))
     placed_front = pw.jit(front, devices=s0, in_shardings=(P(), P("data")))
@@ -110,21 +98,23 @@ def main() -> int:
 
     evaluate = pw.program(loss_of)
 
-    held_out = iter(excerpts(TEXT[: len(TEXT) // 10], seed=0))
-    held_out = [next(held_out) for _ in range(4)]
-    batches = iter(excerpts(TEXT[len(TEXT) // 10 :], options.seed))
+    held_out = excerpts(seed=0, held_out=True).batch(BATCH)
+    held_out = [held_out[n] for n in range(4)]
+    # Functions of a module, which hosts import. Without hosts they are called here.
+    source = pw.on_hosts(excerpts, seed=options.seed)
+    norm = pw.on_hosts("_train_rows:norm", devices=s0)
     key = jax.random.key(options.seed)
 
     folder = options.out / "checkpoints"
     done = pw.checkpoint.latest(folder) or 0
     if done:
-        state = pw.checkpoint.restore(folder, init.lower(key).compile().out_info, data=batches)
+        state = pw.checkpoint.restore(folder, init.lower(key).compile().out_info, data=source)
     else:
         state = init(key)
     step = train_step.lower(state, held_out[0]).compile()
 
     with Metrics(options.out / "metrics.jsonl", done) as metrics:
-        with pw.prefetch(batches, step, "batch", count=options.steps - done) as ready:
+        with pw.prefetch(source, step, "batch", rows=BATCH, count=options.steps - done) as ready:
             for n, batch in enumerate(ready, done + 1):
                 began = time.perf_counter()
                 state, loss = step(state, batch)
@@ -132,6 +122,7 @@ def main() -> int:
                 if n % options.every == 0 or n == options.steps:
                     losses = [float(evaluate(state["params"], batch)) for batch in held_out]
                     line["held_out"] = float(np.mean(losses))
+                    line["norm"] = norm(state["params"]["front"]).result()[0]
                     metrics.write({**line, "seconds": time.perf_counter() - began})
                     # Behind the metrics: what a checkpoint says is done is in them.
                     pw.checkpoint.save(folder, state, n, data=ready, keep=options.keep)
@@ -183,6 +174,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--zero1", action="store_true", help="each replica keeps a part of the optimizer's state"
     )
+    parser.add_argument("--hosts", action="store_true", help="run each slice in a worker process of its own")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and input (default: %(default)s)")
     options = parser.parse_args()
     if min(options.steps, options.every, options.keep) < 1:

@@ -12,6 +12,7 @@ from pathways.passes.import_.import_ import Import
 from pathways.passes.loops.accumulate import Accumulate
 from pathways.passes.loops.fuse_launches import FuseLaunches
 from pathways.passes.loops.share_loops import ShareLoops
+from pathways.passes.loops.split_chunks import SplitChunks
 from pathways.passes.loops.unroll_microbatches import UnrollMicrobatches
 from pathways.passes.manager.base import Pass
 from pathways.passes.memory.plan_memory import PlanMemory
@@ -109,6 +110,8 @@ def phases(options: Options) -> list[Phase]:
         Phase(
             "scheduled",
             (
+                # First: all passes above see one program, and those below run on each of its parts.
+                SplitChunks(),
                 # Right before carries go from replica to replica: their updates are in computations by now.
                 SumCarries(),
                 # Not sooner: whatever the number of replicas, all passes above see one of them.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import runpy
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -14,3 +17,33 @@ BENCHES = sorted((Path(__file__).parents[1] / "bench").glob("[!_]*.py"))
 def test_a_bench_starts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(path.parent))
     assert "__doc__" in runpy.run_path(str(path))
+
+
+def test_the_page_of_the_paper_is_whole_and_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHES[0].parent))
+    page = importlib.import_module("_paper_page")
+    points = [(2, 0.5), (512, 35.0)]
+    plots = [page.Plot("hosts", "ms", [page.Series("a < b", points)], is_log=log) for log in (False, True)]
+    entry = page.Entry("16 hosts & more", "2.3 ms", "", "0.1 ms", "<= 0.5 ms", is_over=True)
+    text = page.page_of("Paper", ["note"], [page.Table("Figure", [entry], plot) for plot in plots])
+    ET.fromstring(text.partition("\n")[2])
+    assert not re.search(r"src=|href=|url\(|@import|<script", text)
+    assert "2.3 ms (paper), 0.1 ms (simulated); to reach <= 0.5 ms, over" in page.text_of(
+        page.Table("Figure", [entry])
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--what-if", "hosts=2x"], "there is no cost 'hosts'"),
+        (["--costs", "/no/such/file"], "--costs: cannot read /no/such/file"),
+    ],
+)
+def test_the_paper_names_what_is_wrong(arguments, message, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHES[0].parent))
+    paper = importlib.import_module("paper")
+    monkeypatch.setattr("sys.argv", ["paper.py", *arguments])
+    with pytest.raises(SystemExit):
+        paper.main()
+    assert message in capsys.readouterr().err

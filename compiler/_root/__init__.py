@@ -7,6 +7,7 @@ accumulate                runs a function on microbatches, which go through the 
 auto                      cuts a loss into stages on slices, where a simulated step is shortest
 from_mpmd                 runs a program of Shardy's MPMD compiler
 load                      runs a program that was saved: `program.lower(*args).save(path)`
+on_hosts                  calls functions in the processes of hosts, beside the arrays there
 prefetch                  puts batches where a program reads them, while the step before runs
 checkpoint                saves and restores trees of arrays: `save`, `restore`, `latest`
 connect, cluster          the devices of this process, or of hosts, until `disconnect`; `release` gives those
@@ -38,22 +39,24 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathways.compiler import checkpoint
     from pathways.compiler.api import jit, program
     from pathways.compiler.auto.auto import auto
     from pathways.compiler.auto.auto_plan import AutoPlan
+    from pathways.compiler.data import checkpoint
+    from pathways.compiler.data.on_hosts import on_hosts
+    from pathways.compiler.data.prefetch import prefetch
     from pathways.compiler.frontend.accumulate import accumulate
     from pathways.compiler.frontend.notices import PathwaysWarning
     from pathways.compiler.links import Links, measure_links
     from pathways.compiler.loaded import LoadedProgram, load
     from pathways.compiler.lower.phases import ProgramError
     from pathways.compiler.mpmd.from_mpmd import from_mpmd
-    from pathways.compiler.prefetch import prefetch
     from pathways.compiler.program import Program
     from pathways.compiler.stages import Compiled, Lowered
     from pathways.dialect.errors import PathwaysError
     from pathways.runtime.bundle.manifest import BundleError
     from pathways.runtime.control.errors import (
+        CallFailedError,
         ClusterClosedError,
         HostError,
         HostLeavingError,
@@ -61,7 +64,7 @@ if TYPE_CHECKING:
         HostStartError,
         ProgramFailedError,
     )
-    from pathways.runtime.hosts.controller.array import Array
+    from pathways.runtime.hosts.cluster.array import Array
     from pathways.runtime.hosts.controller.connect import connect, disconnect
     from pathways.runtime.hosts.launch.options import HostOptions
     from pathways.runtime.hosts.launch.settings import Island
@@ -77,6 +80,7 @@ __all__ = [
     "Array",
     "AutoPlan",
     "BundleError",
+    "CallFailedError",
     "ClusterClosedError",
     "CompileError",
     "Compiled",
@@ -109,6 +113,7 @@ __all__ = [
     "load",
     "make_virtual_device_set",
     "measure_links",
+    "on_hosts",
     "prefetch",
     "program",
     "release",
@@ -119,9 +124,10 @@ __all__ = [
 # Imported when they are first used: `import pathways` loads neither jax nor jaxlib, so that tools which need
 # no tracing start fast.
 _MODULES = {
-    "Array": "runtime.hosts.controller.array",
+    "Array": "runtime.hosts.cluster.array",
     "AutoPlan": "compiler.auto.auto_plan",
     "BundleError": "runtime.bundle.manifest",
+    "CallFailedError": "runtime.control.errors",
     "CompileError": "runtime.xla.compile_cache",
     "Compiled": "compiler.stages",
     "ClusterClosedError": "runtime.control.errors",
@@ -144,7 +150,7 @@ _MODULES = {
     "VirtualSlice": "runtime.resources.virtual",
     "accumulate": "compiler.frontend.accumulate",
     "auto": "compiler.auto.auto",
-    "checkpoint": "compiler.checkpoint",
+    "checkpoint": "compiler.data.checkpoint",
     "cluster": "runtime.local.devices",
     "connect": "runtime.hosts.controller.connect",
     "disconnect": "runtime.hosts.controller.connect",
@@ -153,7 +159,8 @@ _MODULES = {
     "load": "compiler.loaded",
     "make_virtual_device_set": "runtime.resources.virtual",
     "measure_links": "compiler.links",
-    "prefetch": "compiler.prefetch",
+    "on_hosts": "compiler.data.on_hosts",
+    "prefetch": "compiler.data.prefetch",
     "program": "compiler.api",
     "release": "runtime.local.devices",
     "status": "runtime.hosts.controller.cluster_status",

@@ -16,6 +16,7 @@ from pathways.compiler.frontend.trees import name_of
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.plan import Plan
+from pathways.runtime.xla.compile_cache import Request
 
 
 class ProgramExecutable(abc.ABC):
@@ -51,6 +52,18 @@ class ProgramExecutable(abc.ABC):
     @abc.abstractmethod
     def result_shardings(self) -> list[Any]:
         """Where each result lives, on the first of its slices."""
+
+    def result_types(self) -> list[Any]:
+        """A `jax.ShapeDtypeStruct` for each result, which says where it lives."""
+        return [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+            for aval, sharding in zip(self.interface.out_avals, self.result_shardings, strict=True)
+        ]
+
+    def argument_types(self, numbers: Sequence[int]) -> list[Any]:
+        """A `jax.ShapeDtypeStruct` for some arguments, which says where each has to be."""
+        avals, shardings = self._signature.avals, self.argument_shardings
+        return [jax.ShapeDtypeStruct(avals[n].shape, avals[n].dtype, sharding=shardings[n]) for n in numbers]
 
     def __init__(self, plan: Plan, interface: Interface, signature: Signature) -> None:
         self.plan = plan
@@ -110,6 +123,15 @@ class ProgramExecutable(abc.ABC):
     @abc.abstractmethod
     def flops(self, computation: str, slice: str) -> float:
         """The floating-point operations of one launch on a slice, on all its devices."""
+
+    @property
+    def step_deadline(self) -> float | None:
+        """After how many seconds a loop without a known end is ended; None for never."""
+        return None
+
+    def requests(self) -> Mapping[str, Sequence[Request]]:
+        """What was compiled, by the part of the program that it is of; without a name where it has none."""
+        return {"": self.loaded.requests}
 
     @abc.abstractmethod
     def device_text(self) -> str:

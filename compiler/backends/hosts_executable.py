@@ -12,14 +12,15 @@ import numpy as np
 
 from pathways.compiler.backends.executable import ProgramExecutable, describe
 from pathways.compiler.backends.local_executable import UNLIKE
+from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Signature, is_type
 from pathways.compiler.frontend.interface import Interface
 from pathways.runtime.control.step import Step
-from pathways.runtime.hosts.controller.array import Array
-from pathways.runtime.hosts.controller.controller import Controller
-from pathways.runtime.hosts.controller.host import Location
-from pathways.runtime.hosts.controller.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.array import Array
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.cluster.host import Location
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.protocol.describing import HostFacts
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
@@ -95,6 +96,11 @@ class HostsExecutable(ProgramExecutable):
         raise RuntimeError(f"program '{self.name}' runs on hosts, which keep what XLA made of it")
 
     @property
+    def step_deadline(self) -> float | None:
+        """See `ProgramExecutable.step_deadline`."""
+        return self._controller.step_deadline
+
+    @property
     def argument_shardings(self) -> list[Any]:
         """Hosts have no shardings of this process."""
         return [None] * len(self._locations)
@@ -103,6 +109,18 @@ class HostsExecutable(ProgramExecutable):
     def result_shardings(self) -> list[Any]:
         """Hosts have no shardings of this process."""
         return [None] * len(self.interface.out_avals)
+
+    def result_types(self) -> list[Any]:
+        """See `ProgramExecutable.result_types`."""
+        return [
+            PlacedType(aval, self._controller, [where for where, _ in places])
+            for aval, places in zip(self.interface.out_avals, self._results, strict=True)
+        ]
+
+    def argument_types(self, numbers: Sequence[int]) -> list[Any]:
+        """See `ProgramExecutable.argument_types`."""
+        avals = self._signature.avals
+        return [PlacedType(avals[n], self._controller, self._locations[n]) for n in numbers]
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that one call takes on each slice.

@@ -31,10 +31,10 @@ from pathways.dialect.attributes.names import MAIN, SHARDING, SLICE
 from pathways.dialect.attributes.shardings import make_mesh, make_sharding
 from pathways.dialect.verification.forms import PLACED
 from pathways.passes.pipeline import Options
-from pathways.runtime.hosts.controller.array import Array
-from pathways.runtime.hosts.controller.controller import Controller
-from pathways.runtime.hosts.controller.host import Location
-from pathways.runtime.hosts.controller.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.array import Array
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.cluster.host import Location
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.resources.manager import Binding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +15,15 @@ import pathways
 from pathways.compiler.frontend.arguments import Signature
 from pathways.compiler.frontend.interface import Interface
 from pathways.compiler.lower.structures import argument_roots, dtype_of, tree_of
-from pathways.dialect import make_context, ops_named
+from pathways.dialect import LaunchOp, form_of, make_context, ops_named, symbol_table
+from pathways.dialect.attributes.names import MAIN
+from pathways.dialect.operations.operation import parts_of, symbol_name
+from pathways.dialect.verification.forms import PARTS, working_modules
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.manifest import (
+    VERSION,
+    VERSION_OF_PARTS,
     BundleError,
     Code,
     Constant,
@@ -28,9 +33,10 @@ from pathways.runtime.bundle.manifest import (
     Root,
     Slice,
 )
-from pathways.runtime.bundle.program import custom_calls, read_artifact
+from pathways.runtime.bundle.program import custom_calls, read_artifact, stored_name
 from pathways.runtime.plan.lower import plan_of
-from pathways.runtime.plan.plan import Argument, Computation, Plan, Result
+from pathways.runtime.plan.parts import calls_of
+from pathways.runtime.plan.plan import Argument, Computation, Result
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Request, code_target, serialize_all
 
@@ -44,17 +50,18 @@ def save(
     name: str,
     interface: Interface,
     signature: Signature,
-    requests: Sequence[Request] = (),
+    requests: Mapping[str, Sequence[Request]],
 ) -> None:
     """Writes a bundle.
 
     Args:
       path: the file.
-      scheduled: the program in scheduled form.
+      scheduled: the program in scheduled form, or in parts that are.
       name: its name.
       interface: what it takes, returns and runs on.
       signature: the structure of its arguments.
-      requests: what was compiled for its devices, to store the code as well.
+      requests: what was compiled for its devices, to store the code as well: that of each part by its name,
+        or that of the whole without one.
 
     Raises:
       BundleError: the program has no place in a bundle; names what of it.
@@ -62,29 +69,47 @@ def save(
       OSError: the file cannot be written.
     """
     try:
-        _save(path, plan_of(scheduled, name, proved=True), scheduled, interface, signature, requests)
+        _save(path, scheduled, name, interface, signature, requests)
     except BundleError as error:
         raise BundleError(f"cannot save program '{name}': {error}") from None
 
 
 def _save(
     path: str | os.PathLike[str],
-    plan: Plan,
     scheduled: ir.Module,
+    name: str,
     interface: Interface,
     signature: Signature,
-    requests: Sequence[Request],
+    requests: Mapping[str, Sequence[Request]],
 ) -> None:
-    for computation in plan.computations.values():
+    in_parts = form_of(scheduled) == PARTS.name
+    modules = (
+        {symbol_name(p.operation.opview) or "": p for p in parts_of(scheduled)}
+        if in_parts
+        else {"": scheduled}
+    )
+    plans = {part: plan_of(module, name, proved=True) for part, module in modules.items()}
+    computations = {
+        stored_name(part, c.name): c for part, plan in plans.items() for c in plan.computations.values()
+    }
+    for computation in computations.values():
         _refuse_callbacks(computation)
+    if in_parts:
+        passed, made = calls_of(scheduled).ports(plans)
+    else:
+        passed = [argument for argument in plans[""].arguments if argument.constant is None]
+        made = plans[""].results
     positional, named = argument_roots(signature.tree, signature.keys, interface.argument_paths)
     result = Root(RESULT, tree_of(interface.out_tree, interface.out_keys))
-    artifacts = [pjrt.portable_artifact(computation.module) for computation in plan.computations.values()]
+    artifacts = [pjrt.portable_artifact(computation.module) for computation in computations.values()]
     calls = {call for artifact in artifacts for call in custom_calls(read_artifact(artifact))}
-    passed = [argument for argument in plan.arguments if argument.constant is None]
-    constants = {name: np.asarray(value, order="C") for name, value in plan.constants.items()}
+    constants = {
+        stored_name(part, constant): np.asarray(value, order="C")
+        for part, plan in plans.items()
+        for constant, value in plan.constants.items()
+    }
     manifest = Manifest(
-        name=plan.name,
+        name=name,
         platform=interface.platform,
         versions={
             "pathways": pathways.__version__,
@@ -99,18 +124,19 @@ def _save(
         named=named,
         arguments=tuple(_leaves((*positional, *named), interface.in_avals, passed)),
         result=result,
-        results=tuple(_leaves((result,), interface.out_avals, plan.results)),
-        computations=tuple(ListedComputation(c.name, c.local, c.effects) for c in plan.computations.values()),
+        results=tuple(_leaves((result,), interface.out_avals, made)),
+        computations=tuple(ListedComputation(n, c.local, c.effects) for n, c in computations.items()),
         custom_calls=tuple(sorted(calls)),
-        constants=tuple(Constant(name, value.shape, value.dtype.name) for name, value in constants.items()),
+        constants=tuple(Constant(n, value.shape, value.dtype.name) for n, value in constants.items()),
+        version=VERSION_OF_PARTS if in_parts else VERSION,
     )
     bundle.write(
         path,
         manifest,
-        _program_text(scheduled, plan),
+        _program_text(scheduled),
         artifacts,
         [value.tobytes() for value in constants.values()],
-        _codes(requests),
+        [code for part, of in requests.items() for code in _codes(part, of)],
     )
 
 
@@ -124,31 +150,43 @@ def _refuse_callbacks(computation: Computation) -> None:
         )
 
 
-def _codes(requests: Sequence[Request]) -> list[tuple[Code, bytes]]:
-    """The code of each computation, once for each number of devices that it runs on."""
+def _codes(part: str, requests: Sequence[Request]) -> list[tuple[Code, bytes]]:
+    """The code of each computation of a part, once for each number of devices that it runs on."""
     unlike = {(r.computation.name, len(r.devices)): r for r in requests}
     codes = []
     for request, raw in zip(unlike.values(), serialize_all(list(unlike.values())), strict=True):
         target = code_target(request.computation, request.devices)
-        codes.append((Code(request.computation.name, len(request.devices), target, bundle.sha256(raw)), raw))
+        name = stored_name(part, request.computation.name)
+        codes.append((Code(name, len(request.devices), target, bundle.sha256(raw)), raw))
     return codes
 
 
-def _program_text(scheduled: ir.Module, plan: Plan) -> bytes:
+def _program_text(scheduled: ir.Module) -> bytes:
     """The scheduled program with computations and constants declared, without source locations."""
     with scheduled.context, ir.Location.unknown(scheduled.context):
         module = scheduled.operation.clone()
-        for op in ops_named(module, ["func.func"]):
-            name = op.attributes["sym_name"].value
-            if name in plan.computations:
-                attributes = dict(op.attributes.items())
-                ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(op))
-            if name != "main":
-                op.operation.erase()
-        for op in ops_named(module, ["pw.constant"]):
-            op.attributes["value"] = ir.Attribute.parse(f"dense_resource<{op.sym_name}> : {op.value.type}")
+        for part in working_modules(module):
+            _declare(part)
         PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
     return f"{module}\n".encode()
+
+
+def _declare(module: ir.Module) -> None:
+    """Leaves of a module what it declares, and its `@main`."""
+    launched = {
+        op.callee
+        for op in symbol_table(module)[MAIN].regions[0].blocks[0].operations
+        if isinstance(op, LaunchOp)
+    }
+    for op in ops_named(module, ["func.func"]):
+        name = op.attributes["sym_name"].value
+        if name in launched:
+            attributes = dict(op.attributes.items())
+            ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(op))
+        if name != MAIN:
+            op.operation.erase()
+    for op in ops_named(module, ["pw.constant"]):
+        op.attributes["value"] = ir.Attribute.parse(f"dense_resource<{op.sym_name}> : {op.value.type}")
 
 
 def _leaves(

@@ -14,11 +14,14 @@ from pathways.dialect import (
     argument_attrs,
     argument_slices,
     donated_arguments,
+    form_of,
     result_slices,
     symbol_table,
 )
 from pathways.dialect.attributes.names import DONATED, MAIN
 from pathways.dialect.attributes.replica_ports import ports_of_callers
+from pathways.dialect.verification.forms import PARTS
+from pathways.runtime.plan.parts import PartCalls, calls_of
 
 
 def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: bool) -> Iterator[str]:
@@ -35,6 +38,9 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
     """
     symbols = symbol_table(module)
     main = symbols[MAIN]
+    if form_of(module) == PARTS.name:
+        yield from _shared_by_turns(main, arguments, calls_of(module))
+        return
     values = main.regions[0].blocks[0].arguments
     all_attrs, places = argument_attrs(main), argument_slices(main)
     gathered = set(zip(main.type.results, result_slices(main), strict=True)) if gathers else set()
@@ -51,11 +57,30 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
         and _is_only_freed(values[n], donated)
     ]
     if unused:
-        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         yield (
-            f"some donated buffers were not usable: {', '.join(unused[:3])}{more}; no result of what reads "
+            f"some donated buffers were not usable: {_first(unused)}; no result of what reads "
             "them last has their type, so that they are only freed"
         )
+
+
+def _shared_by_turns(main: ir.OpView, arguments: Sequence[str], calls: PartCalls) -> Iterator[str]:
+    """Says which donated arguments the turns of a loop share: nobody knows who reads them last."""
+    attrs = argument_attrs(main)
+    shared = [
+        name
+        for n, name in enumerate(arguments)
+        if DONATED in attrs[n] and n not in calls.donated and calls.takers(n)
+    ]
+    if shared:
+        yield (
+            f"some donated buffers were not usable: {_first(shared)}; turns of a loop whose end depends on "
+            "values share them, so that they are kept"
+        )
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def _is_only_freed(value: ir.Value, donated: Callable[[str], Collection[int]]) -> bool:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import form_of
 from pathways.dialect.errors import PathwaysError
 from pathways.dialect.syntax.bytecode import bytecode_of
-from pathways.dialect.verification.forms import MPMD, is_mpmd
+from pathways.dialect.verification.forms import MPMD, is_mpmd, stage_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.manager.text import did_you_mean
@@ -78,7 +77,7 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
       ProgramError: a pass refuses the program.
     """
     folder = os.environ.get("PW_DUMP_TO")
-    form = form_of(module) or (MPMD.name if is_mpmd(module) else None)
+    form = stage_of(module) or (MPMD.name if is_mpmd(module) else None)
     bytecode = {}
 
     def keep(phase: str) -> None:

@@ -8,6 +8,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, LoopOp, ops_named, symbol_table
 from pathways.dialect.attributes.names import MAIN
+from pathways.dialect.verification.forms import working_modules
 
 
 def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
@@ -17,14 +18,20 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
       module: the program, scheduled.
       schedule: the policy or file that the user asked for; None for none, or each loop for its own.
     """
-    loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp) and not op.sequential]
+    parts = working_modules(module)
+    loops = [
+        op
+        for part in parts
+        for op in ops_named(part, ["pw.loop"])
+        if isinstance(op, LoopOp) and not op.sequential
+    ]
     if schedule is not None and not loops:
         yield (
             f"schedule '{schedule}' orders the microbatches of pw.accumulate, but it has no pw.accumulate: "
             "nothing is pipelined"
         )
     slices: dict[str, set[str]] = {}
-    for op in symbol_table(module)[MAIN].regions[0].blocks[0].operations:
+    for op in (op for part in parts for op in symbol_table(part)[MAIN].regions[0].blocks[0].operations):
         if isinstance(op, LaunchOp) and op.loop is not None and not op.is_glue:
             slices.setdefault(op.loop, set()).add(op.slice)
     said: set[tuple[str, ...]] = set()

@@ -209,6 +209,15 @@ def symbol_table(module: ir.Module) -> dict[str, ir.OpView]:
     return {name: op for name, op in named if name is not None}
 
 
+def parts_of(module: ir.Module) -> list[ir.Module]:
+    """The modules inside of a module, in order. They live as long as that does.
+
+    An `OpView` of one has what is used of an `ir.Module`.
+    """
+    parts: list[ir.Module] = ops_named(module, ["builtin.module"])
+    return parts
+
+
 def _only_computes(kind: type[ir.OpView]) -> bool:
     """Whether all operations of a kind do nothing but compute their results, by themselves.
 

@@ -44,7 +44,9 @@ __all__ = [
     "ReduceOp",
     "ReduceScatterOp",
     "ReleaseOp",
+    "RepeatOp",
     "ReplicaOp",
+    "RunOp",
     "SendOp",
     "SliceOp",
     "SplitOp",
@@ -59,6 +61,7 @@ _CHANNEL = symbol("pw.channel")
 _FUNC = symbol("func.func")
 _MESH = symbol("sdy.mesh")
 _LOOP = symbol("pw.loop")
+_PART = symbol("builtin.module")
 
 _OUTER = "The loop that the loop is inside of: what the result is of."
 
@@ -474,14 +477,16 @@ class LoopOp(PwOp):
     ```mlir
     "pw.loop"() {count = 8, schedule = "1f1b", sym_name = "batch"} : () -> ()
     "pw.loop"() {count = 128, sequential, sym_name = "tokens"} : () -> ()
+    "pw.loop"() {chunk = 8, sequential, sym_name = "decode"} : () -> ()
     ```
 
-    Invariants: `count` is at least 1; no loop is inside of itself; a loop that others are inside of is
-    sequential.
+    Invariants: there is a `count` or a `chunk`, of at least 1, and not both; no loop is inside of itself; a
+    loop that others are inside of is sequential; one with a `chunk` is, and is inside of no other.
     """
 
     sym_name = Attr(STRING, "The name of the loop.")
-    count = Attr(NATURAL, "How many turns there are.")
+    count = OptionalAttr(NATURAL, "How many turns there are.")
+    chunk = OptionalAttr(NATURAL, "How many turns are issued at once, where a `pw.until` says when it ends.")
     schedule = OptionalAttr(STRING, "The pipeline schedule that the program asks for.")
     sequential = OptionalAttr(
         UNIT, "Its turns keep the order of the program, whatever schedule other loops have."
@@ -492,9 +497,22 @@ class LoopOp(PwOp):
     )
     traits = frozenset({Trait.SYMBOL})
 
+    @property
+    def turns(self) -> int:
+        """How many turns of it there are in `@main`: all, or those of a chunk."""
+        return self.chunk if self.count is None else self.count
+
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
-        if not 1 <= self.count <= MOST_MICROBATCHES:
-            emit(f"expected a count of 1 to {MOST_MICROBATCHES}, got {self.count}")
+        if (self.count is None) == (self.chunk is None):
+            emit(f"expected `count` or `chunk`, got {'neither' if self.count is None else 'both'}")
+            return
+        if not 1 <= self.turns <= MOST_MICROBATCHES:
+            what = "chunk" if self.count is None else "count"
+            emit(f"expected a {what} of 1 to {MOST_MICROBATCHES}, got {self.turns}")
+        if self.chunk is not None and not self.sequential:
+            emit("has a `chunk`, but is not sequential")
+        if self.chunk is not None and self.parent is not None:
+            emit(f"has a `chunk`, but is inside of @{self.parent}")
         if self.parent is not None and not symbols[self.parent].sequential:
             emit(f"is inside of @{self.parent}, which is not sequential")
         ancestor, seen = self.parent, {self.sym_name}
@@ -527,7 +545,7 @@ class SplitOp(PwOp):
     traits = frozenset({Trait.LOCAL, Trait.PURE, Trait.OPENS_LOOP})
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
-        _check_blocks(self.operands[0], self.results[0], symbols[self.loop].count, "operand", emit)
+        _check_blocks(self.operands[0], self.results[0], symbols[self.loop].turns, "operand", emit)
 
 
 @operation("reduce")
@@ -556,7 +574,7 @@ class ReduceOp(PwOp):
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         _check_outer(self, symbols, emit)
-        count = symbols[self.loop].count
+        count = symbols[self.loop].turns
         if len(self.operands) not in (1, count):
             emit(
                 f"expected {counted(1, 'operand')} or one for each of {count} microbatches, "
@@ -782,22 +800,71 @@ class NextOp(PwOp):
 
 @operation("until")
 class UntilOp(PwOp):
-    """Says of a loop that its turns are one chunk of it: they are done again while a value is true.
+    """Says when a loop with a `chunk` ends: when a value is true after a chunk of its turns.
 
-    Whoever runs the program issues a chunk, reads the value, and goes on with one more chunk or with what
-    comes after the loop. `pathways.compiler` makes three programs of one with such a loop: what comes before
-    it, a chunk, and what comes after.
+    The turns of the chunk after the end change nothing. `pw-split-chunks` makes a `pw.repeat` of the loop.
 
     ```mlir
-    "pw.until"(%goes_on) {loop = @decode, slice = @s0} : (tensor<i1>) -> ()
+    "pw.until"(%done) {loop = @decode, slice = @s0} : (tensor<i1>) -> ()
     ```
     """
 
-    inputs = Values("Whether there is one more chunk.", 1)
+    inputs = Values("Whether the loop has ended.", 1)
     outputs = Values("None.", 0)
     loop = Attr(_LOOP, "The loop.")
     slice = OptionalAttr(_SLICE, "The slice that the value lives on, once it is placed.")
     traits = frozenset({Trait.LOCAL})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if symbols[self.loop].chunk is None:
+            emit(f"ends @{self.loop}, which has a count and no `chunk`")
+        if str(self.operands[0].type) != "tensor<i1>":
+            emit(f"expected an operand of type tensor<i1>, got {self.operands[0].type}")
+
+
+@operation("run")
+class RunOp(PwOp):
+    """Runs a part of the program once: a module inside of this one, with a `@main` of its own.
+
+    ```mlir
+    %0:2 = "pw.run"(%x) {part = @before_decode} : (tensor<4xf32>) -> (tensor<i1>, tensor<4xf32>)
+    ```
+    """
+
+    inputs = Values("The arguments of the part, but for its constants.")
+    outputs = Values("What it returns.")
+    part = Attr(_PART, "The part.")
+
+
+@operation("repeat")
+class RepeatOp(PwOp):
+    """Runs a part of the program again and again: once, and then until one of its results is true.
+
+    What the part returns is what it takes first the next time; the other operands are the same every time.
+    Whoever runs the program reads the result that says so each time, before it goes on.
+
+    ```mlir
+    %1:2 = "pw.repeat"(%0#0, %0#1, %w) {part = @decode, until = 0}
+        : (tensor<i1>, tensor<4xf32>, tensor<4x4xf32>) -> (tensor<i1>, tensor<4xf32>)
+    ```
+    """
+
+    inputs = Values("The arguments of the part for the first time, but for its constants.")
+    outputs = Values("What it returns the last time.")
+    part = Attr(_PART, "The part.")
+    until = Attr(NATURAL, "The number of the result that says whether it was the last time.")
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        if len(self.results) > len(self.operands):
+            emit(f"has {counted(len(self.results), 'result')}, but {counted(len(self.operands), 'operand')}")
+            return
+        for number, (result, operand) in enumerate(zip(self.results, self.operands, strict=False)):
+            if result.type != operand.type:
+                emit(f"result #{number} has type {result.type}, but operand #{number} has {operand.type}")
+        if self.until >= len(self.results):
+            emit(f"has no result #{self.until}, which `until` names")
+        elif str(self.results[self.until].type) != "tensor<i1>":
+            emit(f"expected result #{self.until} to be of type tensor<i1>, as `until` names it")
 
 
 @operation("index")

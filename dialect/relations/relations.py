@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlib.mlir import ir
@@ -26,12 +27,14 @@ from pathways.dialect.operations.ops import (
     CarryOp,
     ChannelOp,
     LaunchOp,
+    LoopOp,
     NextOp,
     ReduceOp,
     ReduceScatterOp,
     SliceOp,
     SplitOp,
     TransferOp,
+    UntilOp,
 )
 from pathways.dialect.operations.placement import (
     Slices,
@@ -189,6 +192,14 @@ def carries_go_on(program: ProgramView, report: Report) -> None:
             report(op, f"is passed on by {counted(counts.get(op.results[0], 0), 'pw.next')}, expected 1")
 
 
+def chunks_end(program: ProgramView, report: Report) -> None:
+    """A loop that has a chunk of turns has one `pw.until`."""
+    ends = Counter(op.loop for op, _ in program.ops_of(UntilOp))
+    for name, op in program.symbols.items():
+        if isinstance(op, LoopOp) and op.chunk is not None and ends[name] != 1:
+            report(op, f"has a `chunk` and {counted(ends[name], 'pw.until')}, expected 1")
+
+
 def microbatches_exist(program: ProgramView, report: Report) -> None:
     """A microbatch is one that its loop has, and so is that of every origin."""
     counts: dict[str, int] = {}
@@ -200,7 +211,7 @@ def microbatches_exist(program: ProgramView, report: Report) -> None:
             report(op, "names a microbatch, but no loop")
             continue
         if loop not in counts:
-            counts[loop] = program.symbols[loop].count
+            counts[loop] = program.symbols[loop].turns
         named = (
             [o.microbatch for o in op.origins if o.microbatch is not None] if isinstance(op, LaunchOp) else []
         )
@@ -219,7 +230,7 @@ def reductions_are_rolled(program: ProgramView, report: Report) -> None:
 def reductions_are_unrolled(program: ProgramView, report: Report) -> None:
     """A reduction reads the value of each microbatch."""
     for op, read in program.ops_of(ReduceOp):
-        if len(read) != program.symbols[op.loop].count:
+        if len(read) != program.symbols[op.loop].turns:
             report(op, f"has {len(read)} operands for the microbatches of the loop @{op.loop}")
 
 

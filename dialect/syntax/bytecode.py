@@ -12,3 +12,8 @@ def bytecode_of(module: ir.Module) -> bytes:
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
+
+
+def copy_of(module: ir.Module) -> ir.Module:
+    """A copy of a module, which may be a part of another one and does not keep that alive."""
+    return ir.Module.parse(bytecode_of(module), module.context)

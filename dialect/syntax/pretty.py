@@ -23,7 +23,7 @@ FORMATS = {
     "pw.slice": "$sym_name mesh $mesh[ replica $replica][ of $replica_of][ host $host]",
     "pw.channel": "$sym_name from $src to $dst capacity $capacity",
     "pw.constant": "$sym_name = $value",
-    "pw.loop": "$sym_name of $count[ inside $parent][ schedule $schedule]",
+    "pw.loop": "$sym_name[ of $count][ in chunks of $chunk][ inside $parent][ schedule $schedule]",
     "pw.launch": "$callee($0) on $slice[ $origins]" + _IN_LOOP + "[ order $order]",
     "pw.transfer": "$0 to $slice[ over $channel]" + _IN_LOOP + "[ order $order]",
     "pw.send": "$0 from $slice over $channel[ index $index]" + _IN_LOOP + "[ order $order]",
@@ -40,6 +40,8 @@ FORMATS = {
     "pw.next": "$0 in $loop[ inside $outer][ on $slice]",
     "pw.index": "of $loop",
     "pw.until": "$0 in $loop[ on $slice]",
+    "pw.run": "$part($0)",
+    "pw.repeat": "$part($0) until $until",
 }
 """How each operation reads: `$name` is an attribute, `$0` the operands, `[...]` is where its name has
 a value. Attributes that are not named follow in braces, then the types of the results."""

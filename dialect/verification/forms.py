@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect.attributes.names import FORM, HOST, MAIN, NUMBER, SLICE, TOPOLOGY
-from pathways.dialect.operations.operation import PwOp, attribute_of, ops_named, symbol_name
+from pathways.dialect.operations.operation import PwOp, attribute_of, ops_named, parts_of, symbol_name
 from pathways.dialect.operations.ops import (
     AllGatherOp,
     AllReduceOp,
@@ -28,14 +28,16 @@ from pathways.dialect.operations.ops import (
     ReduceOp,
     ReduceScatterOp,
     ReleaseOp,
+    RepeatOp,
     ReplicaOp,
+    RunOp,
     SendOp,
     SliceOp,
     SplitOp,
     TransferOp,
     UntilOp,
 )
-from pathways.dialect.relations import host_relations, relations
+from pathways.dialect.relations import host_relations, part_relations, relations
 from pathways.dialect.relations.host_relations import JointRelation
 from pathways.dialect.relations.program_view import ProgramView
 from pathways.dialect.relations.relations import Relation
@@ -141,7 +143,7 @@ class Form:
 _MISSING = {SLICE: "is not placed", NUMBER: "is none of the program"}
 
 _HINTS = {
-    ("unrolled", UntilOp): "; a loop whose end depends on values is run by pw.program alone",
+    ("unrolled", UntilOp): "; run pw-split-chunks",
     ("unrolled", AllReduceOp): "; run pw-lower-all-reduces",
     ("unrolled", ReduceScatterOp): "; run pw-lower-all-reduces",
     ("unrolled", AllGatherOp): "; run pw-lower-all-reduces",
@@ -166,7 +168,7 @@ _PLACED = (
     relations.moves_lead_elsewhere,
     relations.microbatches_exist,
 )
-_CARRIES = (relations.reductions_are_rolled, relations.carries_go_on)
+_CARRIES = (relations.reductions_are_rolled, relations.carries_go_on, relations.chunks_end)
 _ROLLED = (*_PLACED, *_CARRIES)
 _OF_ONE_REPLICA = (relations.sums_stand_for_replicas,)
 _OF_REPLICAS = (relations.replicas_are_one, relations.replicas_agree)
@@ -239,6 +241,20 @@ SHARDED = dataclasses.replace(
         relations.replicas_agree,
     ),
     proofs=_CORRESPONDS,
+)
+# What is issued at once, in modules inside of this one; each of them claims a form, from `sharded` on.
+PARTS = Form(
+    "parts",
+    symbols=frozenset({SliceOp}),
+    main=frozenset({RunOp, RepeatOp}),
+    ports=(SLICE,),
+    relations=(part_relations.parts_are_programs,),
+    proofs=(
+        part_relations.parts_fit,
+        part_relations.last_part_returns,
+        part_relations.values_last,
+        part_relations.turns_keep_what_they_share,
+    ),
 )
 UNROLLED = Form(
     "unrolled",
@@ -314,6 +330,7 @@ FORMS: Mapping[str, Form] = {
         OUTLINED,
         PLACED,
         SHARDED,
+        PARTS,
         UNROLLED,
         ORDERED,
         SCHEDULED,
@@ -345,6 +362,17 @@ def form_of(module: ir.Module) -> str | None:
     """The form that a module claims to be in; None when it claims none."""
     claim = attribute_of(module.operation, FORM)
     return claim.value_bytes.decode(errors="replace") if isinstance(claim, ir.StringAttr) else None
+
+
+def stage_of(module: ir.Module) -> str | None:
+    """How far a module is: the form that it claims, or that its parts claim."""
+    form = form_of(module)
+    return form_of(parts_of(module)[0]) if form == PARTS.name and parts_of(module) else form
+
+
+def working_modules(module: ir.Module) -> list[ir.Module]:
+    """What passes work on: the parts of a module in the form `parts`, and every other module itself."""
+    return parts_of(module) if form_of(module) == PARTS.name else [module]
 
 
 def is_mpmd(module: ir.Module) -> bool:

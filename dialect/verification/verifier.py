@@ -17,10 +17,10 @@ from collections.abc import Callable
 from jaxlib.mlir import ir
 
 from pathways.dialect.attributes.names import FORM
-from pathways.dialect.operations.operation import attribute_of
+from pathways.dialect.operations.operation import attribute_of, parts_of
 from pathways.dialect.relations.program_view import ProgramView, read_hosts, read_program
 from pathways.dialect.relations.relations import calls_of_symbols_end
-from pathways.dialect.verification.forms import FORMS, MPMD, UNCLAIMED, Form, form_of, is_mpmd
+from pathways.dialect.verification.forms import FORMS, MPMD, PARTS, UNCLAIMED, Form, form_of, is_mpmd
 from pathways.dialect.verification.wellformed import WellFormed
 
 Report = Callable[[ir.OpView, str], None]
@@ -64,6 +64,12 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
 
     with module.context:
         claim = _claimed(module, report)
+        if claim is PARTS:
+            for part in parts_of(module):
+                if form_of(part) == PARTS.name:
+                    report(part.operation.opview, "is a part of a program, and has no parts itself")
+                else:
+                    reported += problems(part, is_well_formed=is_well_formed)
         expected = form or claim or (MPMD if is_mpmd(module) else UNCLAIMED)
         if expected.foreign:
             checker = WellFormed(module, report, is_program=False)
@@ -71,12 +77,16 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
                 calls_of_symbols_end(checker.symbols, report)
             return reported
         if not reported and not is_well_formed:
-            checker = WellFormed(module, report, is_program=expected is not UNCLAIMED)
+            checker = WellFormed(
+                module, report, is_program=expected is not UNCLAIMED, has_parts=claim is PARTS
+            )
             if checker.check() and expected.arrays:
                 checker.check_types()
         if reported:
             return reported
         programs = _programs(module, expected)
+        if claim is PARTS and not programs:
+            report(module.operation.opview, "has no function @main, which runs its parts")
         for program in programs:
             expected.check(program, report)
         for relations in (expected.relations, expected.proofs):

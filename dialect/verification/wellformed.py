@@ -114,10 +114,14 @@ class WellFormed:
       module: the module.
       report: is called with each operation that is wrong, and what is wrong with it.
       is_program: whether the module is taken for a program, whose functions have one block each.
+      has_parts: whether modules may be inside of it, which are checked apart.
     """
 
-    def __init__(self, module: ir.Module, report: Report, *, is_program: bool) -> None:
+    def __init__(
+        self, module: ir.Module, report: Report, *, is_program: bool, has_parts: bool = False
+    ) -> None:
         self.module = module
+        self.has_parts = has_parts
         self.is_program = is_program
         self._report = report
         self.valid = True
@@ -172,7 +176,7 @@ class WellFormed:
         operations = [op for op in self.module.body.operations if op.operation.name != "func.func"]
         for op in operations:
             self.check_operation(op)
-            if self.is_program and op.operation.name == "builtin.module":
+            if self.is_program and op.operation.name == "builtin.module" and not self.has_parts:
                 self.report(op, "is inside another: a program is one module")
             if op.operation.name == "sdy.mesh":
                 self.check_mesh(op)

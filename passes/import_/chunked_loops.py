@@ -14,11 +14,11 @@ from pathways.passes.util.operations import replace_operands
 def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
     """Replaces a `stablehlo.while` by one with a number of turns, each on the condition that it goes on.
 
-    What each turn passes on is a counter, whether there is one more turn, and what the loop had, but for what
+    What each turn passes on is a counter, whether the loop has ended, and what the loop had, but for what
     no turn changes.
 
     Returns:
-      The new loop; its result #1 is whether there is one more turn after all of them.
+      The new loop; its result #1 is whether the loop has ended after all turns.
     """
     location = loop.operation.location
     (condition,), (body,) = (region.blocks for region in loop.regions)
@@ -33,7 +33,7 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
         i32 = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         zero, one, most = (_number(i32, n) for n in (0, 1, count))
         goes_on = _copied(condition, dict(zip((condition.arguments[n] for n in kept), inits, strict=True)))[0]
-        passed = [zero, goes_on, *inits]
+        passed = [zero, stablehlo.not_(goes_on), *inits]
         types = [value.type for value in passed]
         made = stablehlo.WhileOp(types, passed)
         blocks = [region.blocks.append(*types, arg_locs=[location] * len(types)) for region in made.regions]
@@ -41,17 +41,17 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
         direction = stablehlo.ComparisonDirectionAttr.get("LT")
         stablehlo.ReturnOp([stablehlo.compare(blocks[0].arguments[0], most, direction)])
     with ir.InsertionPoint(blocks[1]), location:
-        counter, goes_on, *values = blocks[1].arguments
-        turn = on_condition(goes_on, types[1:])
+        counter, done, *values = blocks[1].arguments
+        turn = on_condition(done, types[1:])
         stablehlo.ReturnOp([stablehlo.add(counter, one), *turn.results])
-    nothing, something = (region.blocks[0] for region in turn.regions)
+    something, nothing = (region.blocks[0] for region in turn.regions)
     with ir.InsertionPoint(nothing), location:
-        stablehlo.ReturnOp([goes_on, *values])
+        stablehlo.ReturnOp([done, *values])
     with ir.InsertionPoint(something), location:
         returned = _copied(body, dict(zip((body.arguments[n] for n in kept), values, strict=True)))
         new = [returned[n] for n in kept]
         more = _copied(condition, dict(zip((condition.arguments[n] for n in kept), new, strict=True)))
-        stablehlo.ReturnOp([*more, *new])
+        stablehlo.ReturnOp([stablehlo.not_(*more), *new])
     for n, result in zip(kept, list(made.results)[2:], strict=True):
         loop.results[n].replace_all_uses_with(result)
     loop.operation.erase()

@@ -211,7 +211,10 @@ def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None
     dead: list[int] = []
     values: set[ir.Value] = set()
     for n, op in enumerate(operations):
-        if n not in live and (n in handed_on or not values.isdisjoint(captured(op))):
+        branch = branch_of(op)
+        # An operation reads the condition of its branch, too.
+        read = captured(op) if branch is None else [*captured(op), known[branch.condition]]
+        if n not in live and (n in handed_on or not values.isdisjoint(read)):
             dead.append(n)
             values.update(op.results)
     for n in reversed(dead):

@@ -59,7 +59,6 @@ class _RegionOpener:
     def __init__(self, traced: TracedProgram, inliner: Inliner, chunk: int) -> None:
         self.traced = traced
         self.chunk = chunk
-        self.has_chunks = False
         self.inliner = inliner
         self.loops: list[LoopOp] = []
         self.conditions: set[str] = set()
@@ -92,7 +91,6 @@ class _RegionOpener:
         is_chunked = turns is None
         if turns is None:
             self.check_chunked(op, around)
-            self.has_chunks = True
             op = in_chunks(op, self.chunk)
             # Whether there is a first turn is worked out in front of the loop.
             self.inliner.inline_block(body_block(self.traced.main), self.traced.main)
@@ -120,6 +118,8 @@ class _RegionOpener:
         )
         self.traced.symbols[name] = loop
         if is_chunked:
+            # Of the number of its turns no more is known than that of a chunk.
+            loop.chunk, loop.count = loop.count, None
             ip = ir.InsertionPoint.after(op)
             UntilOp.build([op.results[1]], loop=name, loc=op.operation.location, ip=ip)
         opened = OpenedLoop(op, turns, loop)
@@ -142,8 +142,6 @@ class _RegionOpener:
             where = "inside of a loop over slices or of a branch"
         elif any(self.traced.metadata_of(inner).loop is not None for inner in calls):
             where = "with a pw.accumulate in it"
-        elif self.has_chunks:
-            where = "after another one"
         if where:
             fail(
                 self.traced.reason_inside(op),

@@ -166,7 +166,7 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
         for call in placed
         if call.kind == "recompute" and call.identity in run_forward
     }
-    operations = [(op, list(op.operands), list(op.results)) for op in body_block(main).operations]
+    operations = [(op, captured(op), list(op.results)) for op in body_block(main).operations]
     leading: set[ir.Value] = set()
     """Values that lead to forward calls; those of the backward do not, and read very many of them."""
     for op, operands, results in reversed(operations):

@@ -1,10 +1,12 @@
-"""Three programs of one with a loop whose end depends on values: before it, a chunk of turns, after it."""
+"""`pw-split-chunks`: makes parts of a program with loops whose end depends on values, to issue one by one."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
@@ -14,154 +16,301 @@ from pathways.dialect import (
     LoopOp,
     NextOp,
     PwOp,
+    RepeatOp,
+    RunOp,
     UntilOp,
     argument_attrs,
     loop_of_op,
     make_slices,
     op_has,
+    ops_named,
+    result_attrs,
     set_argument_attrs,
+    set_form,
     set_result_attrs,
     slices_of,
     symbol_table,
 )
-from pathways.dialect.attributes.names import CONSTANT, DONATED, SHARDING, SLICE
+from pathways.dialect.attributes.names import (
+    BLOCK,
+    CONSTANT,
+    DONATED,
+    MAIN,
+    SHARDING,
+    SLICE,
+)
 from pathways.dialect.attributes.shardings import sharding_of
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.syntax.bytecode import bytecode_of
-from pathways.passes.manager.base import main_function
+from pathways.dialect.verification.forms import PARTS, SHARDED
+from pathways.passes.manager.base import Pass, fail, main_function
 from pathways.passes.util.computations import Computations
-from pathways.passes.util.functions import body_block, erase_unused_functions, set_signature
+from pathways.passes.util.functions import body_block, erase_unused_functions, set_signature, unique_name
 from pathways.passes.util.operations import captured
 
 
-class Handed(NamedTuple):
-    """A value that parts pass on: a result of an operation of the whole, or, without one, an argument."""
+@dataclasses.dataclass(frozen=True)
+class SplitChunks(Pass):
+    """Makes parts of a program that has loops with a `chunk`, each of which is issued at once.
+
+    1. A part is a module of its own, inside of the program's: a chunk of the turns of each such loop, what
+       comes before the first one, between two, and after the last one. What a later part can do, no earlier
+       one does, unless something else of it asks for that.
+    2. `@main` says in which order they run, with `pw.run` and `pw.repeat`, and what they pass to each other.
+    3. What turns pass on is donated from chunk to chunk. What a loop starts from is donated to its first
+       chunk: a copy, where others read it too, or where it is an argument that is kept.
+    4. A donated argument is donated to the part that reads it last. One that turns share is kept: nobody
+       knows which chunk is the last one.
+
+    A program without such loops stays as it is.
+
+    ```mlir
+    // before
+    pw.loop @turns in chunks of 2 {sequential}
+    %1 = pw.launch @has_ended(%arg0) on @s0
+    %2 = pw.carry %1 in @turns on @s0
+    %3 = pw.carry %arg0 in @turns on @s0
+    %8 = pw.next %2, %7 in @turns on @s0
+    %9 = pw.next %3, %6 in @turns on @s0
+    pw.until %8 in @turns on @s0
+    %11 = pw.launch @g(%9, %10) on @s0
+    // after
+    %0:3 = pw.run @before_turns(%arg1, %arg0)
+    %1:2 = pw.repeat @turns(%0#0, %0#1, %arg1) until 0
+    %2 = pw.run @after_turns(%1#1, %0#2)
+    module @before_turns ...
+    module @turns ...
+    %0 = pw.carry %arg0 in @turns on @s0
+    module @after_turns ...
+    %0 = pw.launch @g(%arg0, %arg1) on @s0
+    ```
+
+    Guarantees: every part is a program by itself, in the form `sharded`, and its loops have a `count`.
+    """
+
+    name: ClassVar[str] = "pw-split-chunks"
+    takes = (SHARDED,)
+
+    def run(self, module: ir.Module) -> None:
+        main = main_function(module)
+        if not any(isinstance(op, UntilOp) for op in body_block(main).operations):
+            return
+        if any(BLOCK in attrs for attrs in argument_attrs(main)):
+            loop = next(op for op in ops_named(module, ["pw.loop"]) if op.chunk is not None)
+            fail(loop, "ends when its values say so, which does not go with zero1")
+        with main.operation.location:
+            _PartSplitter(module, main).split()
+
+
+class _Handed(NamedTuple):
+    """A value of the whole: a result of the operation at a position, or, without one, an argument."""
 
     operation: int | None
     number: int
 
 
-@dataclasses.dataclass(frozen=True)
-class ProgramPart:
-    """One of the three programs.
+@dataclasses.dataclass
+class _ProgramPart:
+    """A part of the program.
 
     Attributes:
-      module: the program, in the form that the whole was in.
-      inputs: what it takes, in order; what is closed over is in the module.
+      name: the name of its module.
+      kept: the positions of its operations.
+      loop: the loop that it is a chunk of.
+      inputs: what it takes, in order; of a chunk first what turns pass on.
       outputs: what it returns, in order.
+      copied: which of these are copies.
+      donated: which of its inputs it consumes.
     """
 
-    module: ir.Module
-    inputs: Sequence[Handed]
-    outputs: Sequence[Handed]
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunks:
-    """A program in three parts.
-
-    Attributes:
-      before: what comes before the loop; its first outputs are what the first chunk takes first.
-      turns: a chunk. What it returns is what the next chunk takes first, in this order.
-      after: what comes after the loop; it returns what the whole does.
-      goes_on: the output of `turns` that says whether there is one more chunk.
-    """
-
-    before: ProgramPart
-    turns: ProgramPart
-    after: ProgramPart
-    goes_on: int
-
-
-def split_chunks(module: ir.Module) -> Chunks | None:
-    """Makes three programs of one in form `sharded`, which stays as it is; None where no loop is in chunks.
-
-    What the loop starts from is a copy: the first chunk consumes it. Arguments of the whole are not donated
-    to parts.
-    """
-    main = main_function(module)
-    operations = list(body_block(main).operations)
-    until = next((op for op in operations if isinstance(op, UntilOp)), None)
-    if until is None:
-        return None
-    with module.context, main.operation.location:
-        return _ChunkSplitter(module, operations, until).split()
+    name: str
+    kept: Collection[int]
+    loop: str | None = None
+    inputs: list[_Handed] = dataclasses.field(default_factory=list)
+    outputs: list[_Handed] = dataclasses.field(default_factory=list)
+    copied: set[int] = dataclasses.field(default_factory=set)
+    donated: set[_Handed] = dataclasses.field(default_factory=set)
+    reads: list[_Handed] = dataclasses.field(default_factory=list)
+    """What its operations read and none of them makes."""
+    starts: list[_Handed] = dataclasses.field(default_factory=list)
+    """What its loop starts from."""
 
 
 def _begins_or_ends(op: ir.OpView) -> bool:
     return op_has(op, Trait.OPENS_LOOP) or op_has(op, Trait.CLOSES_LOOP)
 
 
-class _ChunkSplitter:
+class _PartSplitter:
     """Splits one program; its operations are known by their positions."""
 
-    def __init__(self, module: ir.Module, operations: Sequence[ir.OpView], until: UntilOp) -> None:
+    def __init__(self, module: ir.Module, main: ir.OpView) -> None:
         self.module = module
-        self.operations = operations
-        self.until = until
-        self.arguments = argument_attrs(main_function(module))
-        self.makers = {result: n for n, op in enumerate(operations) for result in op.results}
-        symbols = symbol_table(module)
+        self.main = main
+        self.operations = list(body_block(main).operations)
+        self.arguments = argument_attrs(main)
+        self.makers = {result: n for n, op in enumerate(self.operations) for result in op.results}
+        self.symbols = symbol_table(module)
+        self.untils = {op.loop: op for op in self.operations if isinstance(op, UntilOp)}
+        self.carries: dict[str, dict[int, int]] = {loop: {} for loop in self.untils}
+        """Of each loop the positions of what begins a turn, with those of what ends it."""
+        self.parts = self.made_parts()
 
-        def is_inside(loop: str | None) -> bool:
-            while loop is not None and loop != until.loop:
-                loop = symbols[loop].parent
-            return loop is not None
+    def split(self) -> None:
+        """Replaces the program by its parts."""
+        for before, part in itertools.pairwise(self.parts):
+            if part.loop is not None:
+                self.start(before, part)
+        self.hand_on()
+        self.donate()
+        parts = [part for part in self.parts if part.kept or part.outputs]
+        # All of them are made of the whole, which is there until then.
+        modules = [_PartWriter(self, part).write() for part in parts]
+        self.write_main(parts)
+        for op in list(self.module.body.operations):
+            if op.operation.name in ("pw.loop", "pw.constant") or (
+                op.operation.name == "func.func" and op != self.main
+            ):
+                op.operation.erase()
+        for part, module in zip(parts, modules, strict=True):
+            copy = module.operation.clone(ip=ir.InsertionPoint(self.module.body))
+            copy.attributes["sym_name"] = ir.StringAttr.get(part.name)
+        set_form(self.module, PARTS)
 
-        self.loop: set[int] = set()
-        self.after: set[int] = set()
-        self.carries: dict[int, int] = {}
-        """The positions of what begins turns, and of what ends them."""
-        for n, op in enumerate(operations):
-            if is_inside(op.loop if isinstance(op, PwOp) and _begins_or_ends(op) else loop_of_op(op)):
-                self.loop.add(n)
-                if isinstance(op, NextOp) and op.loop == until.loop:
-                    self.carries[self.makers[op.operands[0]]] = n
-            elif op != until and (n == len(operations) - 1 or self._leads_here(op)):
-                self.after.add(n)
+    def made_parts(self) -> list[_ProgramPart]:
+        """All parts, with their operations: what is in front of each loop, its turns, and what is last."""
+        loops = list(self.untils)
+        levels: dict[int, int] = {}
+        chunks: list[list[int]] = [[] for _ in loops]
+        others: list[list[int]] = [[] for _ in range(len(loops) + 1)]
+        for n, op in enumerate(self.operations):
+            loop = self.chunked(op.loop if isinstance(op, PwOp) and _begins_or_ends(op) else loop_of_op(op))
+            if loop is not None:
+                levels[n] = loops.index(loop) + 1
+                chunks[levels[n] - 1].append(n)
+                if isinstance(op, NextOp) and op.loop == loop:
+                    self.carries[loop][self.makers[op.operands[0]]] = n
+            elif not isinstance(op, UntilOp):
+                reads = [levels[self.makers[v]] for v in captured(op) if v in self.makers]
+                levels[n] = len(loops) if n == len(self.operations) - 1 else max(reads, default=0)
+                others[levels[n]].append(n)
+        taken = dict.fromkeys([*loops, MAIN, *self.symbols])
+        parts = []
+        for loop, before, chunk in zip(loops, others, chunks, strict=False):
+            parts += [_ProgramPart(_named(f"before_{loop}", taken), before), _ProgramPart(loop, chunk, loop)]
+        parts.append(_ProgramPart(_named(f"after_{loops[-1]}", taken), others[-1]))
+        for part in parts:
+            own = set(part.kept)
+            starts = self.carries[part.loop] if part.loop else {}
+            values = (v for n in part.kept if n not in starts for v in captured(self.operations[n]))
+            part.reads = [p for p in dict.fromkeys(map(self.port, values)) if p.operation not in own]
+            part.starts = [self.port(self.operations[n].operands[0]) for n in starts]
+        return parts
 
-    def _leads_here(self, op: ir.OpView) -> bool:
-        """Whether an operation reads what the loop ends with, at once or by way of others."""
-        return any(self.makers.get(value) in self.after | self.loop for value in captured(op))
+    def chunked(self, loop: str | None) -> str | None:
+        """The loop with a chunk that another one is inside of, or is itself."""
+        while loop is not None and loop not in self.untils:
+            loop = self.symbols[loop].parent
+        return loop
 
-    def split(self) -> Chunks:
-        """The three programs."""
-        count = len(self.operations)
-        is_until = {n for n, op in enumerate(self.operations) if isinstance(op, UntilOp)}
-        before = set(range(count)) - self.loop - self.after - is_until
-        starts = [self.port(self.operations[n].operands[0]) for n in self.carries]
-        into_turns = self.read_by(self.loop - set(self.carries))
-        into_after = self.read_by(self.after)
-        handed = [p for p in dict.fromkeys([*into_turns, *into_after]) if p.operation in before]
-        ends = [Handed(n, 0) for n in self.carries.values()]
-        arguments = [p for p in dict.fromkeys([*self.read_by(before), *starts]) if p.operation is None]
-        return Chunks(
-            _PartWriter(self, before, arguments).write(
-                [*starts, *handed], copied=self.shared(starts, handed)
-            ),
-            _PartWriter(self, self.loop, [*(Handed(n, 0) for n in self.carries), *into_turns]).write(ends),
-            _PartWriter(self, self.after, into_after).write(None),
-            ends.index(self.port(self.until.operands[0])),
-        )
-
-    def shared(self, starts: Sequence[Handed], handed: Sequence[Handed]) -> list[int]:
-        """Which of what the loop starts from is read by others too, or is an argument."""
-        return [
-            n
-            for n, port in enumerate(starts)
-            if port.operation is None or port in handed or starts.count(port) > 1
-        ]
-
-    def port(self, value: ir.Value) -> Handed:
+    def port(self, value: ir.Value) -> _Handed:
         if isinstance(value, ir.BlockArgument):
-            return Handed(None, value.arg_number)
-        return Handed(self.makers[value], ir.OpResult(value).result_number)
+            return _Handed(None, value.arg_number)
+        return _Handed(self.makers[value], ir.OpResult(value).result_number)
 
-    def read_by(self, operations: Collection[int]) -> list[Handed]:
-        """What operations read and do not make."""
-        values = (value for n in sorted(operations) for value in captured(self.operations[n]))
-        made = operations | self.carries.keys() if set(operations) <= self.loop else operations
-        return [p for p in dict.fromkeys(map(self.port, values)) if p.operation not in made]
+    def start(self, before: _ProgramPart, chunk: _ProgramPart) -> None:
+        """Says what a loop starts from, and makes what is in front of it copy what others need as well."""
+        later = self.parts[self.parts.index(chunk) :]
+        read = {port for part in later for port in (*part.reads, *(part.starts if part is not chunk else ()))}
+        ends = [_Handed(n, 0) for n in self.carries[chunk.loop or ""].values()]
+        counts = Counter(chunk.starts)
+        for n, port in enumerate(chunk.starts):
+            is_kept = port.operation is None and DONATED not in self.arguments[port.number]
+            if port in read or is_kept or counts[port] > 1:
+                before.copied.add(len(before.outputs))
+                before.outputs.append(port)
+                if port.operation not in before.kept and port not in before.reads:
+                    before.reads.append(port)
+                # What the copy is called in @main.
+                chunk.starts[n] = _Handed(-1 - self.parts.index(before), len(before.outputs) - 1)
+            elif port.operation in before.kept:
+                before.outputs.append(port)
+        chunk.outputs = ends
+        chunk.inputs = [_Handed(n, 0) for n in self.carries[chunk.loop or ""]] + chunk.reads
+
+    def hand_on(self) -> None:
+        """Lets parts return what later ones read, and take what they read."""
+        for n, part in enumerate(self.parts):
+            if part.loop is not None:
+                continue
+            part.inputs = part.reads
+            later = [p for q in self.parts[n + 1 :] for p in (*q.starts, *q.reads)]
+            own = {port for n, port in enumerate(part.outputs) if n not in part.copied}
+            part.outputs += [p for p in dict.fromkeys(later) if p.operation in part.kept and p not in own]
+
+    def donate(self) -> None:
+        """Donates what turns pass on, and arguments to the parts that read them last."""
+        for part in self.parts:
+            part.donated.update(part.inputs[: len(part.starts)])
+        for number, attrs in enumerate(self.arguments):
+            port = _Handed(None, number)
+            last = next((p for p in reversed(self.parts) if port in (*p.reads, *p.starts)), None)
+            if DONATED not in attrs or last is None or port in last.starts:
+                continue
+            if last.loop is None:
+                last.donated.add(port)
+
+    def write_main(self, parts: Sequence[_ProgramPart]) -> None:
+        """Makes of `@main` what runs the parts; it takes no constants."""
+        block = body_block(self.main)
+        passed = [n for n, attrs in enumerate(self.arguments) if CONSTANT not in attrs]
+        types = [block.arguments[n].type for n in passed]
+        returned = list(block.operations)[-1].operands
+        result_types = [value.type for value in returned]
+        results = result_attrs(self.main)
+        made = func.FuncOp(MAIN, (types, result_types), visibility="public", ip=ir.InsertionPoint(self.main))
+        set_argument_attrs(made, [self.arguments[n] for n in passed])
+        set_result_attrs(made, results)
+        body = made.add_entry_block()
+        values: dict[_Handed, ir.Value] = {
+            _Handed(None, n): argument for n, argument in zip(passed, body.arguments, strict=True)
+        }
+        with ir.InsertionPoint(body):
+            for part in parts:
+                count = len(part.starts)
+                inputs = [p for p in part.inputs[count:] if p.operation is not None or p in values]
+                operands = [values[p] for p in (*part.starts, *inputs)]
+                if part.loop is None:
+                    number = -1 - self.parts.index(part)
+                    outputs = [
+                        _Handed(number, n) if n in part.copied else port
+                        for n, port in enumerate(part.outputs)
+                    ]
+                    last = part is self.parts[-1]
+                    made_types = result_types if last else [self.value(p).type for p in part.outputs]
+                    op = RunOp.build(operands, made_types, part=part.name)
+                    if last:
+                        func.ReturnOp(op.results)
+                        continue
+                else:
+                    outputs = part.outputs
+                    done = outputs.index(self.port(self.untils[part.loop].operands[0]))
+                    made_types = [self.value(p).type for p in outputs]
+                    op = RepeatOp.build(operands, made_types, part=part.name, until=done)
+                values.update(zip(outputs, op.results, strict=True))
+        self.main.operation.erase()
+        self.main = made
+
+    def value(self, port: _Handed) -> ir.Value:
+        if port.operation is None:
+            return body_block(self.main).arguments[port.number]
+        return self.operations[port.operation].results[port.number]
+
+
+def _named(name: str, taken: dict[str, None]) -> str:
+    """A name that no other part has."""
+    free = unique_name(name, taken)
+    taken[free] = None
+    return free
 
 
 class _PartWriter:
@@ -169,58 +318,60 @@ class _PartWriter:
 
     Args:
       whole: the program.
-      kept: the operations of the part.
-      inputs: what it takes; a `pw.carry` that it keeps is what that starts from.
+      part: the part; a `pw.carry` in it is what a turn begins with.
     """
 
-    def __init__(self, whole: _ChunkSplitter, kept: Collection[int], inputs: Sequence[Handed]) -> None:
-        self.whole = whole
-        self.kept = kept
-        self.inputs = inputs
+    def __init__(self, whole: _PartSplitter, part: _ProgramPart) -> None:
+        self.part = part
+        self.is_last = part is whole.parts[-1]
         self.module = ir.Module.parse(bytecode_of(whole.module), whole.module.context)
         self.main = main_function(self.module)
         self.operations = list(body_block(self.main).operations)
         self.symbols = symbol_table(self.module)
         self.sources = argument_attrs(self.main)
 
-    def write(self, outputs: Sequence[Handed] | None, copied: Sequence[int] = ()) -> ProgramPart:
-        """Writes it, with some outputs, of which some are copies, or with what the whole returns."""
+    def write(self) -> ir.Module:
+        """The part as a program of its own."""
         block, location = body_block(self.main), self.main.operation.location
-        count = len(block.arguments)
-        attributes = [self.attributes(port) for port in self.inputs]
-        types = [self.value(port).type for port in self.inputs]
-        # Before anything is replaced.
-        returned = None if outputs is None else [(self.value(p), self.place(self.value(p))) for p in outputs]
-        made = [block.add_argument(type_, location) for type_ in types]
+        part, count = self.part, len(block.arguments)
+        attributes = [self.attributes(port) for port in part.inputs]
+        types = [self.value(port).type for port in part.inputs]
         terminator = self.operations[-1]
-        if returned is not None:
+        # Before anything is replaced.
+        outputs = [(self.value(p), self.place(self.value(p))) for p in part.outputs]
+        made = [block.add_argument(type_, location) for type_ in types]
+        if not self.is_last:
             with ir.InsertionPoint(terminator), location:
-                values = [value for value, _ in returned]
-                for n in copied:
-                    values[n] = self.copied(values[n], returned[n][1])
+                values = [value for value, _ in outputs]
+                for n in sorted(part.copied):
+                    values[n] = self.copied(values[n], outputs[n][1])
                 func.ReturnOp(values)
             terminator.operation.erase()
-            set_result_attrs(self.main, [place for _, place in returned])
-        for port, argument in zip(self.inputs, made, strict=True):
-            if port.operation is not None and port.operation in self.kept:
+            set_result_attrs(self.main, [place for _, place in outputs])
+        for port, argument in zip(part.inputs, made, strict=True):
+            if port.operation is not None and port.operation in part.kept:
                 self.operations[port.operation].operands[0] = argument
             else:
                 self.value(port).replace_all_uses_with(argument)
         # The return of the whole is the last one; where there is another, it is erased already.
-        last = len(self.operations) - (returned is not None)
-        for n in reversed([n for n in range(last) if n not in self.kept]):
-            self.operations[n].operation.erase()
+        others = self.operations if self.is_last else self.operations[:-1]
+        for n, op in reversed(list(enumerate(others))):
+            if n not in part.kept:
+                op.operation.erase()
         for n in reversed(range(count)):
             block.erase_argument(n)
         results = [value.type for value in list(block.operations)[-1].operands]
         set_signature(self.main, types, results)
         set_argument_attrs(self.main, attributes)
-        self.drop_loops()
+        self.settle_loops()
+        read = {attrs[CONSTANT].value for attrs in attributes if CONSTANT in attrs}
+        for op in ops_named(self.module, ["pw.constant"]):
+            if op.sym_name not in read:
+                op.operation.erase()
         erase_unused_functions(self.module)
-        passed = [p for p in self.inputs if p.operation is not None or CONSTANT not in self.sources[p.number]]
-        return ProgramPart(self.module, passed, outputs or ())
+        return self.module
 
-    def value(self, port: Handed) -> ir.Value:
+    def value(self, port: _Handed) -> ir.Value:
         if port.operation is None:
             return body_block(self.main).arguments[port.number]
         return self.operations[port.operation].results[port.number]
@@ -231,13 +382,13 @@ class _PartWriter:
         sharding = sharding_of(value, self.symbols, self.sources)
         return said if sharding is None else said | {SHARDING: sharding}
 
-    def attributes(self, port: Handed) -> dict[str, ir.Attribute]:
+    def attributes(self, port: _Handed) -> dict[str, ir.Attribute]:
         """What is said of an input."""
         if port.operation is None:
-            return {name: value for name, value in self.sources[port.number].items() if name != DONATED}
-        said = self.place(self.value(port))
-        # What turns pass on is consumed by the next chunk.
-        return said | {DONATED: ir.UnitAttr.get()} if port.operation in self.kept else said
+            said = {name: value for name, value in self.sources[port.number].items() if name != DONATED}
+        else:
+            said = self.place(self.value(port))
+        return said | {DONATED: ir.UnitAttr.get()} if port in self.part.donated else said
 
     def copied(self, value: ir.Value, place: dict[str, ir.Attribute]) -> ir.Value:
         """A copy of a value on the first of its slices, which it is said to be on."""
@@ -256,8 +407,8 @@ class _PartWriter:
         launch = LaunchOp.build([value], [value.type], callee=name, slice=slices[0], loc=location)
         return launch.results[0]
 
-    def drop_loops(self) -> None:
-        """Erases loops that nothing is of."""
+    def settle_loops(self) -> None:
+        """Erases loops that nothing is of; the part has all turns of its own."""
         named: set[str] = set()
         for op in body_block(self.main).operations:
             if isinstance(op, PwOp):
@@ -270,3 +421,5 @@ class _PartWriter:
         for name, op in self.symbols.items():
             if isinstance(op, LoopOp) and name not in named:
                 op.operation.erase()
+            elif isinstance(op, LoopOp) and op.chunk is not None:
+                op.count, op.chunk = op.chunk, None

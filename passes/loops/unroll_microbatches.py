@@ -79,6 +79,9 @@ class UnrollMicrobatches(Pass):
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)]
+        for loop in loops:
+            if loop.chunk is not None:
+                fail(loop, "ends when its values say so; run pw-split-chunks")
         _check_size(main, loops)
         with main.operation.location:
             numbers = _numbers(module, main, loops)

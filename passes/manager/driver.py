@@ -15,6 +15,7 @@ from jaxlib.mlir.passmanager import PassManager
 from pathways.dialect import FORMS, form_of, problems, set_form, verify
 from pathways.dialect.attributes.names import MAIN
 from pathways.dialect.operations.operation import counted, is_public, is_text, symbol_name
+from pathways.dialect.verification.forms import working_modules
 from pathways.passes.manager.base import Pass, PassFailure, fail, listen
 from pathways.passes.manager.text import Builtin, Item, item_name
 
@@ -157,7 +158,8 @@ def run_passes(
     """Runs passes over a module in place, and verifies it first and after each.
 
     A pass runs on the forms that it takes: those that the module claims, or, when it claims none, those that
-    it turns out to be in. Then the module claims the form that the pass leaves.
+    it turns out to be in. Then the module claims the form that the pass leaves. Of a program in parts it runs
+    on each part.
 
     Args:
       module: the module; its context must come from `pathways.dialect.make_context`.
@@ -176,12 +178,18 @@ def run_passes(
         verified = False
         for item in items:
             if isinstance(item, Pass):
-                _check_form(item, module, seen, verify_each and not verified)
+                workings = working_modules(module)
+                if verify_each and not verified and workings != [module]:
+                    _verify(module, seen)
+                    verified = True
+                for worked in workings:
+                    _check_form(item, worked, seen, verify_each and not verified)
             elif verify_each and not verified:
                 _verify(module, seen)
             if before_each is not None:
                 before_each(item, module)
-            _run(item, module, seen)
+            for worked in working_modules(module):
+                _run(item, worked, seen)
             if after_each is not None:
                 after_each(item, module)
             if verify_each or (isinstance(item, Pass) and item.closes):

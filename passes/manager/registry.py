@@ -33,6 +33,7 @@ MODULES = {
     "pw-propagate-shardings": "shard.propagate_shardings",
     "pw-lower-transfers": "shard.lower_transfers",
     "pw-split-updates": "replicate.split_updates",
+    "pw-split-chunks": "loops.split_chunks",
     "pw-sum-carries": "replicate.sum_carries",
     "pw-replicate": "replicate.replicate",
     "pw-lower-all-reduces": "replicate.lower_all_reduces",

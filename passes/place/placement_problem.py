@@ -98,7 +98,7 @@ class PlacementProblem:
     def cost(self, value: ir.Value) -> int:
         """The bytes that cross when a value does, for all microbatches of its loop together."""
         loop = loop_of(value)
-        return self.byte_size(value.type) * (1 if loop is None else self.symbols[loop].count)
+        return self.byte_size(value.type) * (1 if loop is None else self.symbols[loop].turns)
 
 
 def read_problem(

@@ -353,8 +353,15 @@ def _check_stage_order(events: list[Event], loop: Loop) -> None:
         topological_order(reads)
     except CycleError as error:
         if stage in error.cycle:
-            fail(op, f"{both}, which needs results of stage {stage}: no numbers fit; leave out `stage=`")
-    fail(op, f"{both}; number stages in the order in which a microbatch goes through them")
+            fail(
+                op,
+                f"{both}, which needs results of stage {stage}: no numbers fit; leave out `stage=`, or use "
+                f"'{PROGRAM}'",
+            )
+    fail(
+        op,
+        f"{both}; number stages in the order in which a microbatch goes through them, or use '{PROGRAM}'",
+    )
 
 
 def _check_needs(request: ScheduleRequest, loop: Loop, work: Work) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.limits import end_with, memory_of_at_most
 from pathways.runtime.bundle.manifest import BundleError
-from pathways.runtime.bundle.program import check_artifacts, read_program
-from pathways.runtime.plan.plan import Plan
+from pathways.runtime.bundle.program import StoredProgram, check_artifacts, read_program
 
 
 def allowance(bundle: Bundle) -> tuple[float, int]:
@@ -25,18 +24,18 @@ def allowance(bundle: Bundle) -> tuple[float, int]:
     return 30 + size / 1e6, 4 * 2**30 + 64 * size
 
 
-def examine(bundle: Bundle) -> Plan:
-    """Checks all that an untrusted bundle passes to MLIR and XLA, in this process; returns its plan.
+def examine(bundle: Bundle) -> StoredProgram:
+    """Checks all that an untrusted bundle passes to MLIR and XLA, in this process; returns its program.
 
     Raises:
       BundleError: says what is wrong.
     """
-    _, plan, _ = read_program(bundle)
-    check_artifacts(bundle, plan)
-    return plan
+    program = read_program(bundle)
+    check_artifacts(bundle, program)
+    return program
 
 
-def examine_within_limits(bundle: Bundle) -> Plan:
+def examine_within_limits(bundle: Bundle) -> StoredProgram:
     """The same with the memory that reading the bundle may take, for a process that does little else.
 
     Raises:

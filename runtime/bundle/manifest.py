@@ -20,7 +20,10 @@ from pathways.runtime.bundle import trees
 from pathways.runtime.plan.plan import ArrayType
 
 VERSION = 1
-"""The version of the format; a reader refuses any other."""
+"""The version of the format; a reader refuses those that it does not know."""
+
+VERSION_OF_PARTS = 2
+"""That of a bundle whose program has parts, which readers of the first version know nothing of."""
 
 FORMAT = "pathways-bundle"
 MANIFEST = "manifest.json"
@@ -142,6 +145,7 @@ class Manifest:
       custom_calls: what the computations call outside of XLA, in alphabetical order.
       constants: the constants, in the order of their members.
       digests: the SHA-256 of each member, but for the manifest and executables.
+      version: that of the format.
     """
 
     name: str
@@ -157,6 +161,7 @@ class Manifest:
     custom_calls: tuple[str, ...]
     constants: tuple[Constant, ...]
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    version: int = VERSION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,13 +368,13 @@ def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     plain = {
         field.name: getattr(manifest, field.name)
         for field in dataclasses.fields(manifest)
-        if field.name not in ("positional", "named", "result")
+        if field.name not in ("positional", "named", "result", "version")
     }
     for key in ("slices", "arguments", "results", "computations", "constants"):
         plain[key] = [dataclasses.asdict(listed) for listed in plain[key]]
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": manifest.version,
         "positional": [to_json(root) for root in manifest.positional],
         "named": [to_json(root) for root in manifest.named],
         "result": to_json(manifest.result),
@@ -383,9 +388,11 @@ def _manifest_from_json(value: Any) -> Manifest:
     version = value.pop("version", None)
     if type(version) is not int:
         raise BundleError(f"not a bundle: {MANIFEST} does not say its version")
-    if version != VERSION:
-        raise BundleError(f"its format is version {version}, and this reader knows version {VERSION}")
-    manifest: Manifest = _MANIFEST(value, "bundle")
+    if version not in (VERSION, VERSION_OF_PARTS):
+        raise BundleError(
+            f"its format is version {version}, and this reader knows {VERSION} and {VERSION_OF_PARTS}"
+        )
+    manifest: Manifest = dataclasses.replace(_MANIFEST(value, "bundle"), version=version)
     for what, names in (
         ("slice", [slice.name for slice in manifest.slices]),
         ("computation", [computation.name for computation in manifest.computations]),

@@ -6,9 +6,10 @@ see `runtime.bundle.examine`.
 
 from __future__ import annotations
 
+import dataclasses
 import graphlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -21,14 +22,18 @@ from pathways.dialect import (
     referenced_symbols,
     symbol_table,
 )
-from pathways.dialect.operations.operation import is_text, printed, symbol_name
+from pathways.dialect.attributes.names import MAIN
+from pathways.dialect.operations.operation import is_text, parts_of, printed, symbol_name
+from pathways.dialect.syntax.bytecode import copy_of
+from pathways.dialect.verification.forms import PARTS
 from pathways.dialect.verification.wellformed import type_problem
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.runtime.bundle.file import PROGRAM, Bundle
-from pathways.runtime.bundle.manifest import BundleError, Constant, Leaf
+from pathways.runtime.bundle.manifest import VERSION_OF_PARTS, BundleError, Constant, Leaf
 from pathways.runtime.plan.lower import Stored, StoredComputation, array_type, plan_of
+from pathways.runtime.plan.parts import PartCalls, calls_of
 from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Result
 
 _LAPACK = ("potrf", "geqrf", "geev", "gees", "gehrd", "geqp3", "gesdd", "gesvd", "getrf", "gtsv", "trsm")
@@ -89,10 +94,46 @@ _FORMER_NAMES = {"soon": "overlap_with_loop"}
 _STEPS = ("pw.launch", "pw.transfer", "pw.mirror", "pw.release", "func.return")
 
 
-def read_program(bundle: Bundle) -> tuple[ir.Module, Plan, Stored]:
-    """The scheduled program of a bundle, proved free of deadlock, its plan, and what the module declares.
+@dataclasses.dataclass(frozen=True)
+class StoredPart:
+    """A part of a program in a bundle, or all of it.
 
-    The computations of the plan are the artifacts of the bundle, which are not looked into.
+    Attributes:
+      module: the program in scheduled form.
+      plan: the same as a plan; its computations are artifacts, which nobody has looked into.
+      stored: what the module declares only.
+    """
+
+    module: ir.Module
+    plan: Plan
+    stored: Stored
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredProgram:
+    """The program in a bundle.
+
+    Attributes:
+      parts: its parts by name, in their order; one without a name where it has none.
+      calls: what runs the parts; None where it has none.
+    """
+
+    parts: Mapping[str, StoredPart]
+    calls: PartCalls | None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is shown of it: that of a chunk where it has parts."""
+        return self.parts[self.calls.repeated if self.calls else ""].plan
+
+
+def stored_name(part: str, name: str) -> str:
+    """What the manifest calls a computation or constant of a part."""
+    return f"{part}::{name}" if part else name
+
+
+def read_program(bundle: Bundle) -> StoredProgram:
+    """The scheduled program of a bundle, each part of it proved free of deadlock.
 
     Raises:
       BundleError: it is no such program, or not what the manifest says.
@@ -105,27 +146,36 @@ def read_program(bundle: Bundle) -> tuple[ir.Module, Plan, Stored]:
     with Diagnostics(context) as seen:
         try:
             module = ir.Module.parse(text, context)
-            _check_shape(bundle, module)
-            _rename_attributes(module)
+            modules = _modules_in(bundle, module)
+            for part in modules.values():
+                _check_shape(bundle, part)
+                _rename_attributes(part)
             run_passes(module, [VerifySchedule()])
         except (ir.MLIRError, PassFailure):
             first = seen.errors[0] if seen.errors else None
             line = f", line {first.position.line}" if first and first.position else ""
             what = " ".join(first.message.split()) if first else "cannot be parsed"
             raise _error(bundle, f"{PROGRAM}{line}: {what[:500]}") from None
-    _check_declarations(bundle, module)
-    artifacts = bundle.artifacts()
-    computations = {
-        listed.name: StoredComputation(bytes(artifacts[listed.name]), listed.local, listed.effects)
-        for listed in bundle.manifest.computations
-    }
-    stored = Stored(computations, bundle.constants())
-    plan = plan_of(module, bundle.manifest.name, stored, proved=True)
-    _check_plan(bundle, plan)
-    return module, plan, stored
+    _check_declarations(bundle, modules)
+    artifacts, constants = bundle.artifacts(), bundle.constants()
+    listed = {computation.name: computation for computation in bundle.manifest.computations}
+    parts = {}
+    for name, part in modules.items():
+        computations = {
+            function: StoredComputation(bytes(artifacts[full]), listed[full].local, listed[full].effects)
+            for function, full in ((f, stored_name(name, f)) for f in _declared(part))
+        }
+        own = {c.sym_name: constants[stored_name(name, c.sym_name)] for c in ops_named(part, ["pw.constant"])}
+        stored = Stored(computations, own)
+        called = f"{bundle.manifest.name}_{name}" if name else bundle.manifest.name
+        part = copy_of(part) if name else part
+        parts[name] = StoredPart(part, plan_of(part, called, stored, proved=True), stored)
+    program = StoredProgram(parts, None if "" in parts else calls_of(module))
+    _check_plans(bundle, program)
+    return program
 
 
-def check_artifacts(bundle: Bundle, plan: Plan) -> None:
+def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
     """Checks that each artifact is the computation that the program declares, and makes no foreign calls.
 
     Raises:
@@ -133,6 +183,11 @@ def check_artifacts(bundle: Bundle, plan: Plan) -> None:
     """
     context = make_context()
     calls: set[str] = set()
+    known = {
+        stored_name(part, name): computation
+        for part, stored in program.parts.items()
+        for name, computation in stored.plan.computations.items()
+    }
     for name, data in bundle.artifacts().items():
         what = f"computation '{name}'"
         computation = _parse_artifact(bundle, what, bytes(data), context)
@@ -141,7 +196,7 @@ def check_artifacts(bundle: Bundle, plan: Plan) -> None:
         main = symbol_table(computation).get("main")
         if main is None or main.operation.name != "func.func":
             raise _error(bundle, f"{what} has no function @main")
-        declared = plan.computations[name]
+        declared = known[name]
         sides = main.type.inputs, main.type.results
         has_others = any(type_problem(type_) is not None for side in sides for type_ in side)
         if has_others or [tuple(map(array_type, s)) for s in sides] != [declared.operands, declared.results]:
@@ -277,6 +332,22 @@ def _shardings(op: ir.Operation) -> list[str]:
     return texts
 
 
+def _modules_in(bundle: Bundle, module: ir.Module) -> dict[str, ir.Module]:
+    """The parts of a program by name; one without a name where it has none."""
+    if bundle.manifest.version != VERSION_OF_PARTS:
+        return {"": module}
+    if form_of(module) != PARTS.name:
+        raise _error(bundle, f"{PROGRAM} is not in the form {PARTS.name}")
+    functions = [symbol_name(op) for op in ops_named(module, ["func.func"])]
+    if functions != ["main"]:
+        raise _error(bundle, f"{PROGRAM} has functions beside its parts other than @main")
+    parts = parts_of(module)
+    names = [symbol_name(part.operation.opview) or "" for part in parts]
+    if not all(names) or len(set(names)) < len(names):
+        raise _error(bundle, f"{PROGRAM} has parts without a name, or two of one name")
+    return dict(zip(names, parts, strict=True))
+
+
 def _check_shape(bundle: Bundle, module: ir.Module) -> None:
     """Checks that the module is a flat program and declarations, before anything relies on it."""
     if form_of(module) != "scheduled":
@@ -314,29 +385,42 @@ def _rename_attributes(module: ir.Module) -> None:
                 del step.attributes[old]
 
 
-def _check_declarations(bundle: Bundle, module: ir.Module) -> None:
+def _declared(module: ir.Module) -> list[str]:
+    """The names of the computations that a module declares."""
+    return [n for op in ops_named(module, ["func.func"]) if (n := op.attributes["sym_name"].value) != MAIN]
+
+
+def _check_declarations(bundle: Bundle, modules: Mapping[str, ir.Module]) -> None:
     manifest = bundle.manifest
-    functions = [op.attributes["sym_name"].value for op in ops_named(module, ["func.func"])]
-    declared = [name for name in functions if name != "main"]
+    declared = [stored_name(part, name) for part, module in modules.items() for name in _declared(module)]
     _same(bundle, "computations", sorted(c.name for c in manifest.computations), sorted(declared))
     constants = [
-        Constant(op.sym_name, *_shape_and_dtype(array_type(op.value.type)))
+        Constant(stored_name(part, op.sym_name), *_shape_and_dtype(array_type(op.value.type)))
+        for part, module in modules.items()
         for op in ops_named(module, ["pw.constant"])
     ]
     _same(bundle, "constants", list(manifest.constants), constants)
-    overlap = [(op.sym_name, bool(op.overlap)) for op in ops_named(module, ["pw.slice"])]
-    _same(bundle, "slices", [(s.name, s.overlap) for s in manifest.slices], overlap)
+    for module in modules.values():
+        overlap = [(op.sym_name, bool(op.overlap)) for op in ops_named(module, ["pw.slice"])]
+        _same(bundle, "slices", [(s.name, s.overlap) for s in manifest.slices], overlap)
 
 
-def _check_plan(bundle: Bundle, plan: Plan) -> None:
+def _check_plans(bundle: Bundle, program: StoredProgram) -> None:
     manifest = bundle.manifest
-    slices = {name: (s.axis_names, s.shape, s.island) for name, s in plan.slices.items()}
-    _same(bundle, "slices", {s.name: (s.axis_names, s.shape, s.island) for s in manifest.slices}, slices)
+    plans = {name: part.plan for name, part in program.parts.items()}
+    for plan in plans.values():
+        slices = {name: (s.axis_names, s.shape, s.island) for name, s in plan.slices.items()}
+        _same(bundle, "slices", {s.name: (s.axis_names, s.shape, s.island) for s in manifest.slices}, slices)
     names = [computation.name for computation in manifest.computations]
-    _same(bundle, "computations", names, list(plan.computations))
-    passed = [argument for argument in plan.arguments if argument.constant is None]
+    planned = [stored_name(part, name) for part, plan in plans.items() for name in plan.computations]
+    _same(bundle, "computations", names, planned)
+    if program.calls is None:
+        passed = [argument for argument in program.plan.arguments if argument.constant is None]
+        results: Sequence[Result] = program.plan.results
+    else:
+        passed, results = program.calls.ports(plans)
     _same(bundle, "arguments", *_leaves(manifest.arguments, passed))
-    _same(bundle, "results", *_leaves(manifest.results, plan.results))
+    _same(bundle, "results", *_leaves(manifest.results, results))
 
 
 def _leaves(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pathways.runtime.control.effects import AskReports, Bury, Disconnect, Effect, Log, LookAgain
-from pathways.runtime.control.errors import failed, lost
+from pathways.runtime.control.errors import Failure, failed, lost
 from pathways.runtime.control.events import (
     Answered,
     Drained,
@@ -27,7 +28,7 @@ from pathways.runtime.control.peers import Peer, PeerWords
 from pathways.runtime.control.replies import HostRequest, PendingReplies
 from pathways.runtime.control.reports import HostReport
 from pathways.runtime.control.stalls import Stall, Stalls, causes, described
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
 
 REPORT_SECONDS = 2.0
@@ -122,15 +123,17 @@ class ClusterCore:
           wrong: what is wrong with single results, by their positions.
           now: the time.
         """
-        gang.pulses[host].progressed = now
         step = self.steps.get(run)
+        # A call says nothing of the steps that it is beside.
+        if step is None or not step.is_beside:
+            gang.pulses[host].progressed = now
         if step is None:
             return _NOTHING
         effects: Sequence[Effect] = _NOTHING
         if error is None and not wrong:
             is_last = step.done(host, None)
         else:
-            if gang.is_several:
+            if gang.is_several and not step.is_beside:
                 what = error or next(iter(wrong.values()))
                 why = f"step {run} of program {step.program} failed there: {what}"
                 # That processes end which were told to is no loss; what they make until then may be one.
@@ -148,6 +151,23 @@ class ClusterCore:
         return effects
 
     # All else.
+
+    def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
+        """A host has ended its part of a call.
+
+        Args:
+          host: its number.
+          call: that of the call.
+          answer: what it says.
+          failure: why it failed; None if it did not.
+        """
+        step = self.steps.get(call)
+        if not isinstance(step, FunctionCall) or host not in step.hosts:
+            return
+        # First: who sees that it is done reads them.
+        step.answers[host] = answer
+        if step.done(host, failure):
+            self.steps.end(step)
 
     def gang(self, key: GangKey) -> Gang | None:
         """The current gang of an island, unless the key is that of an earlier one."""
@@ -278,7 +298,9 @@ class ClusterCore:
         step = stall.step
         pulses = {host: pulse for gang in self.gangs for host, pulse in gang.pulses.items()}
         # While they were asked it may have gone on.
-        if step.is_done() or any(pulses[host].progressed > stall.since for host in step.pending()):
+        if step.is_done():
+            return []
+        if not step.is_beside and any(pulses[host].progressed > stall.since for host in step.pending()):
             return []
         text = described(step, stall.seconds, reports)
         if not stall.is_over:

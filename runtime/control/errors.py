@@ -43,6 +43,12 @@ class ProgramFailedError(HostError):
     __module__ = "pathways"
 
 
+class CallFailedError(HostError):
+    """A function that was called on a host raised; has its type, message and traceback."""
+
+    __module__ = "pathways"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
     """Why something is not there.

@@ -15,6 +15,7 @@ changes it.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -170,7 +171,73 @@ class Pulse:
     progressed: float
 
 
-class Gang:
+class GangView(abc.ABC):
+    """The workers of an island, as those see them who give them steps.
+
+    Args:
+      key: which island's workers they are, and how often these were started before.
+      hosts: their numbers, in the order of their devices.
+      ahead: how many steps may be under way.
+      now: when they were started.
+
+    Attributes:
+      name: the name of the island.
+      is_several: whether they are more than one, so that the loss of one spoils what others did.
+      pulses: when each host was heard of.
+      window: the steps under way.
+      unused: the numbers of the arrays that are no longer held.
+    """
+
+    def __init__(self, key: GangKey, hosts: Sequence[int], ahead: int, now: float) -> None:
+        self.key = key
+        self.name = f"island{key.island}"
+        self.hosts = tuple(hosts)
+        self.is_several = len(self.hosts) > 1
+        self.pulses = {host: Pulse(now, now) for host in self.hosts}
+        self.window = Window(ahead)
+        self.unused: Unused[int] = Unused()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    @abc.abstractmethod
+    def failure(self) -> Failure | None:
+        """Why it is gone; None while it is not."""
+
+    @property
+    @abc.abstractmethod
+    def problem(self) -> Failure | None:
+        """Why it takes nothing new; None while it does."""
+
+    @abc.abstractmethod
+    def is_replaced_soon(self) -> bool:
+        """Whether it is worth waiting for the gang that takes its place."""
+
+    @abc.abstractmethod
+    def is_dead(self) -> bool:
+        """Whether it is gone, and nothing takes its place."""
+
+    def check(self) -> None:
+        """Checks that it, and with it what it has, is there.
+
+        Raises:
+          HostError: it is gone.
+        """
+        if failure := self.failure:
+            raise failure.error()
+
+    def check_open(self) -> None:
+        """Checks that it takes what is new.
+
+        Raises:
+          HostError: it is gone, or leaves.
+        """
+        if problem := self.problem:
+            raise problem.error()
+
+
+class Gang(GangView):
     """The workers of an island, from their start to their end.
 
     Args:
@@ -184,11 +251,7 @@ class Gang:
       cut_since: see `Restarting`.
 
     Attributes:
-      name: the name of the island.
       state: what it is at.
-      pulses: when each host was heard of.
-      window: the steps under way.
-      unused: the numbers of the arrays that are no longer held.
       grace: seconds that it may take to end.
     """
 
@@ -204,23 +267,14 @@ class Gang:
         restarts: int = 0,
         cut_since: float | None = None,
     ) -> None:
-        self.key = key
-        self.name = f"island{key.island}"
-        self.hosts = tuple(hosts)
-        self.is_several = len(self.hosts) > 1
+        super().__init__(key, hosts, ahead, now)
         self.state: State = Running()
-        self.pulses = {host: Pulse(now, now) for host in self.hosts}
-        self.window = Window(ahead)
-        self.unused: Unused[int] = Unused()
         self._ahead = ahead
         self.grace = grace
         self._began = now
         self._restart_seconds = restart_seconds
         self._restarts = restarts
         self._cut_since = cut_since
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def failure(self) -> Failure | None:
@@ -240,24 +294,6 @@ class Gang:
     def problem(self) -> Failure | None:
         """Why it takes nothing new; None while it does."""
         return None if type(self.state) is Running else self.failure or self.leaving
-
-    def check(self) -> None:
-        """Checks that it, and with it what it has, is there.
-
-        Raises:
-          HostError: it is gone.
-        """
-        if failure := self.failure:
-            raise failure.error()
-
-    def check_open(self) -> None:
-        """Checks that it takes what is new.
-
-        Raises:
-          HostError: it is gone, or leaves.
-        """
-        if type(self.state) is not Running and (problem := self.problem):
-            raise problem.error()
 
     def is_replaced_soon(self) -> bool:
         """Whether it is worth waiting for the gang that takes its place."""

@@ -48,6 +48,23 @@ class Underway:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CallUnderway:
+    """A call of a function that has not ended on a host.
+
+    Attributes:
+      number: its number.
+      about: what it is at, as the end of a phrase; nothing when that is not known.
+      seconds: since when it runs.
+      place: the function, file and line where it is.
+    """
+
+    number: int
+    about: str
+    seconds: float
+    place: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class HostReport:
     """How a worker is.
 
@@ -56,9 +73,13 @@ class HostReport:
       bytes: the bytes of all their shards.
       programs: the names of the programs that it has loaded.
       steps: the steps that it has begun and that are not done.
+      calls: the calls of functions that run there.
+      clients: of arrays of clients, for each client their number and their bytes.
     """
 
     arrays: int
     bytes: int
     programs: tuple[str, ...]
     steps: tuple[Underway, ...]
+    calls: tuple[CallUnderway, ...] = ()
+    clients: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)

@@ -40,7 +40,8 @@ class Stalls:
     Args:
       report: seconds without progress after which a step is reported, and again whenever they have doubled;
         None for never.
-      deadline: seconds without progress after which a step is ended; None for never.
+      deadline: seconds without progress after which a step is ended; None for never. A call of a function
+        is not: who has written it knows how long it may take.
     """
 
     def __init__(self, report: float | None, deadline: float | None) -> None:
@@ -66,6 +67,11 @@ class Stalls:
         seen: set[int] = set()
         for step in steps:
             pending = set(step.pending())
+            if step.is_beside:
+                # Others go on meanwhile, and it does not say how far it is.
+                since = step.began
+                stalled[step.number, since] = Stall(step, since, now - since, False)
+                continue
             # One that comes after another one on its hosts waits for that.
             first = pending - seen
             seen |= pending
@@ -78,7 +84,8 @@ class Stalls:
 
     def _judged(self, stall: Stall) -> Stall | None:
         key, seconds = (stall.step.number, stall.since), stall.seconds
-        if self._deadline is not None and seconds >= self._deadline:
+        deadline = None if stall.step.is_beside else self._deadline
+        if deadline is not None and seconds >= deadline:
             return dataclasses.replace(stall, is_over=True)
         if self._report is None or seconds < self._next.get(key, self._report):
             return None
@@ -103,7 +110,11 @@ def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:
 
 def described(step: Step, seconds: float, reports: Mapping[int, HostReport]) -> str:
     """What each host that is not done with a step is doing."""
-    lines = [f"step {step.number} of program {step.program} has made no progress for {seconds:.0f} seconds"]
+    if step.is_beside:
+        lines = [f"{step} has not ended for {seconds:.0f} seconds"]
+        lines += [f"  host {host}: {_place(reports.get(host), step)}" for host in step.pending()]
+        return "\n".join(lines)
+    lines = [f"{step} has made no progress for {seconds:.0f} seconds"]
     lines += [f"  host {host}: {_state(reports.get(host), step)}" for host in step.pending()]
     return "\n".join(lines)
 
@@ -124,6 +135,16 @@ def _state(report: HostReport | None, step: Step) -> str:
         return doing
     more = ", ..." if waiting[3:] else ""
     return f"{doing}, or has waited for " + "; ".join(map(_shown, waiting[:3])) + more
+
+
+def _place(report: HostReport | None, step: Step) -> str:
+    """What a host says of a call."""
+    if report is None:
+        return "does not say what it is doing"
+    own = next((call for call in report.calls if call.number == step.number), None)
+    if own is None:
+        return "has not begun it"
+    return f"is at it{own.about} for {own.seconds:.0f} s, in {own.place}"
 
 
 def _shown(one: Waiting) -> str:

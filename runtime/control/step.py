@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pathways.runtime.control.errors import Failure, HostError
 from pathways.runtime.resources.status import StepStatus
@@ -28,7 +29,10 @@ class Step:
 
     Attributes:
       hosts: the hosts that have a part of it.
+      is_beside: whether steps that are issued later need not wait for it.
     """
+
+    is_beside = False
 
     __slots__ = (
         "_before",
@@ -74,7 +78,12 @@ class Step:
         self._reads: Iterable[Step] = ()
 
     def __str__(self) -> str:
-        return f"step {self.number} of program {self.program}"
+        return f"step {self.number} of {self.subject}"
+
+    @property
+    def subject(self) -> str:
+        """What it is a run of."""
+        return f"program {self.program}"
 
     def follow(self, before: Iterable[Step]) -> None:
         """Notes the steps that its hosts had last: what they made, it may read."""
@@ -172,7 +181,7 @@ class Step:
         """
         verdict = self._verdict()
         if verdict is not None and verdict is not _GOOD:
-            raise verdict.error(f"program {self.program}")
+            raise verdict.error(self.subject)
 
     def check(self, hosts: Iterable[int] | None = None, number: int | None = None) -> None:
         """Checks that what some hosts, or all, have done went well.
@@ -195,8 +204,39 @@ class Step:
         found += [failure for of, failure in [*self._cut.items()] if of in which]
         found += [what for (of, at), what in failed if of in which and position in (None, at)]
         if found:
-            raise (self._loss() or found[0]).error(f"program {self.program}")
+            raise (self._loss() or found[0]).error(self.subject)
 
     def _loss(self) -> Failure | None:
         """The loss of a host because of which it fails, if there is one."""
         return self._lost or next((loss for step in self._reads if (loss := step._loss())), None)
+
+
+class FunctionCall(Step):
+    """A call of a function on hosts: in the order of steps, and beside those that follow.
+
+    Who follows does not wait for it, and one that fails leaves its host as it was: nothing of other hosts was
+    to meet it.
+
+    Attributes:
+      answers: what each host has said of it; without those that have not ended it.
+    """
+
+    is_beside = True
+
+    __slots__ = ("answers",)
+
+    def __init__(self, function: str, number: int, hosts: Iterable[int], began: float) -> None:
+        super().__init__(function, number, hosts, began=began, share=0)
+        self.answers: dict[int, Any] = {}
+
+    def __str__(self) -> str:
+        return f"call {self.number} of {self.program}"
+
+    @property
+    def subject(self) -> str:
+        """What it is a run of."""
+        return self.program
+
+    def failures(self) -> dict[int, Failure]:
+        """What went wrong, by hosts."""
+        return {**self._cut, **self._errors}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pathways.runtime.control.errors import Failure, HostError
-from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.step import Step
 
 
@@ -24,7 +24,7 @@ class IssuedSteps:
         # Those that may still be spoiled, in their order.
         self._unsettled: list[Step] = []
 
-    def issue(self, step: Step, gangs: Sequence[Gang], made: Iterable[Step | None]) -> None:
+    def issue(self, step: Step, gangs: Sequence[GangView], made: Iterable[Step | None]) -> None:
         """Notes a step that is about to be sent to its hosts; twice changes nothing.
 
         Args:
@@ -65,7 +65,7 @@ class IssuedSteps:
         """The steps that are not done, in the order in which they were issued."""
         return [step for step in [*self._steps.values()] if not step.is_done()]
 
-    def of(self, gang: Gang) -> list[Step]:
+    def of(self, gang: GangView) -> list[Step]:
         """The steps that are not done and of which a gang has a part; others may need it for theirs."""
         return gang.window.unfinished()
 
@@ -73,10 +73,11 @@ class IssuedSteps:
         """Notes that two hosts do not reach each other: who waits for what they make of a step of both gets
         an error now, though they are not done with it."""
         for step in self.unfinished():
-            if step.hosts.issuperset(hosts):
+            # Hosts do not meet in calls.
+            if step.hosts.issuperset(hosts) and not step.is_beside:
                 step.cut(hosts, failure)
 
-    def lose(self, gang: Gang, failure: Failure) -> list[Step]:
+    def lose(self, gang: GangView, failure: Failure) -> list[Step]:
         """Notes that an island is gone; the steps that it had a part of and that were not done."""
         if gang.is_several:
             self._spoil(gang, failure)
@@ -95,9 +96,11 @@ class IssuedSteps:
         # Without itself: Ctrl-C may have come between this and what is noted next.
         self._unsettled = [o for o in self._unsettled if o is not step and not o.is_settled()]
         step.follow(other for other in self._unsettled if not step.hosts.isdisjoint(other.hosts))
-        self._unsettled.append(step)
+        # What is beside others has no part in what they make.
+        if not step.is_beside:
+            self._unsettled.append(step)
 
-    def _spoil(self, gang: Gang, failure: Failure) -> None:
+    def _spoil(self, gang: GangView, failure: Failure) -> None:
         """Spoils all steps that may have had something of an island of which it is unknown what it did."""
         hosts = set(gang.hosts)
         for step in self._unsettled:

@@ -17,22 +17,30 @@ class Window:
       most: how many may be under way; a step may count for several, see `Step.share`.
     """
 
-    __slots__ = ("_most", "_steps", "_used")
+    __slots__ = ("_beside", "_most", "_steps", "_used")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._steps: collections.deque[Step] = collections.deque()
+        # Those that take no room, see `Step.is_beside`.
+        self._beside: list[Step] = []
         self._used = 0
 
     def add(self, step: Step) -> None:
         """Notes that a step is under way; twice changes nothing."""
-        if not self._steps or self._steps[-1] is not step:
-            self._steps.append(step)
+        if step.is_beside:
+            self._beside = [o for o in self._beside if o is not step and not o.is_done()] + [step]
+            return
+        steps = self._steps
+        if not steps or steps[-1] is not step:
+            while steps and steps[0].is_done():
+                self._used -= steps.popleft().share
+            steps.append(step)
             self._used += step.share
 
     def unfinished(self) -> list[Step]:
-        """The steps that are not done, in their order."""
-        return [step for step in [*self._steps] if not step.is_done()]
+        """The steps that are not done, in their order; behind them those that take no room."""
+        return [step for step in [*self._steps, *self._beside] if not step.is_done()]
 
     def blocker(self, share: int = 1) -> Step | None:
         """The step that has to be done before there is room for another one; None when there is room.

@@ -60,6 +60,40 @@ class TimesOfCalls:
         raise TimesError(f"the program does not say how long launch {launch.label} takes in {self.unit}")
 
 
+@dataclasses.dataclass(frozen=True)
+class ExpectedTimes:
+    """The times to expect of launches where calls on a condition are taken with a probability.
+
+    A call that is not taken gives zeros, which take no time. Of a launch of several calls, some of them on a
+    condition, each has an equal share of its time.
+
+    Attributes:
+      times: those of launches whose calls are all taken.
+      taken: the probability.
+    """
+
+    times: ReplayTimes
+    taken: float
+
+    @property
+    def unit(self) -> str:
+        """The unit of the times."""
+        return self.times.unit
+
+    def in_program(self, launches: Iterable[Launch]) -> Self:
+        """The same times, as they are of a program."""
+        return dataclasses.replace(self, times=self.times.in_program(launches))
+
+    def of(self, launch: Launch) -> float:
+        """How long a launch is expected to take.
+
+        Raises:
+          TimesError: nothing says how long it takes.
+        """
+        time, calls = self.times.of(launch), launch.origins
+        return time * statistics.fmean(self.taken if c.when else 1.0 for c in calls) if calls else time
+
+
 def stated_times(word: str | None, plan: Plan) -> tuple[ReplayTimes, str] | None:
     """The times that a program says itself, and what they are called; None for a word that is of a file.
 

@@ -264,7 +264,10 @@ def _tip(event: TimelineEvent, timeline: EventLog) -> str:
     if event.stage is not None:
         lines.append(f"stage {event.stage}")
     if event.kind == "launch":
-        kinds = [_KINDS[kind_of(origin)] for origin, _ in event.parts]
+        kinds = [
+            _KINDS[kind_of(origin)] + (" on a condition" if origin and origin.when else "")
+            for origin, _ in event.parts
+        ]
         lines.append(", ".join(kinds))
     if event.microbatch is not None:
         lines.append(f"microbatch {event.microbatch}")

@@ -56,7 +56,7 @@ def rehearse(bundle: Bundle, devices: int) -> None:
     Raises:
       BundleError: says what is wrong.
     """
-    plan = examine_within_limits(bundle)
+    program = examine_within_limits(bundle)
     platform = bundle.manifest.platform
     if platform == "tpu":
         return  # They belong to one process at a time: the one that asks.
@@ -69,7 +69,8 @@ def rehearse(bundle: Bundle, devices: int) -> None:
     memory = allowance(bundle)[1] + _MEMORY if platform == "cpu" else resource.RLIM_INFINITY
     try:
         with memory_of_at_most(memory):
-            load_all(_requests(plan, jax.devices()), lambda done, total: None)
+            for part in program.parts.values():
+                load_all(_requests(part.plan, jax.devices()), lambda done, total: None)
     except CompileError as error:
         raise BundleError(f"{bundle.path}: {error}") from None
     except MemoryError:

@@ -17,6 +17,7 @@ import tomllib
 from pathlib import Path
 
 import pages
+import preloaded
 import pytest
 
 from pathways.passes.manager.registry import MODULES
@@ -116,9 +117,9 @@ def check_flags(command: str) -> None:
 @functools.cache
 def help_of(tool: str) -> str:
     name = f"pathways.tools.{tool.replace('-', '_')}"
-    return subprocess.run(
-        [sys.executable, "-m", name, "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    done = preloaded.run("-m", name, "--help")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("page", [page for page in pages.pages() if pages.mentioned(page)])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pages
+import preloaded
 import pytest
 
 EXTRAS = {
@@ -48,9 +47,7 @@ def check(program: str, folder: Path) -> None:
     for package in re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE):
         pytest.importorskip(EXTRAS.get(package, "jax"))
     (folder / "step.py").write_text(pages.programs("README.md")[1])
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = preloaded.run("-c", program, cwd=folder, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = re.sub(r"Array\((.*?), dtype=\w+\)", r"\1", done.stdout).splitlines()
     if "import shardy" in program:
@@ -60,7 +57,7 @@ def check(program: str, folder: Path) -> None:
 
 
 def test_every_block_says_what_it_is() -> None:
-    languages = {"python", "sh", "text", "mlir", "csv", "console", "json", "mermaid", "diff", "lua"}
+    languages = {"python", "sh", "text", "mlir", "csv", "console", "json", "mermaid", "diff", "lua", "toml"}
     wrong = [
         (page, block.language, block.text[:40])
         for page in pages.pages()

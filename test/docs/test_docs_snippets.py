@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 from jaxlib.mlir import ir
 
@@ -68,7 +67,8 @@ def forms(tmp_path_factory):
     dump = tmp_path_factory.mktemp("forms")
     (program,) = [b.values[3] for b in BLOCKS if b.values[0] == PAGES[0] and b.values[2] == "python"]
     environment = {**os.environ, "PW_DUMP_TO": str(dump)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    done = preloaded.run("-c", program, env=environment)
+    assert done.returncode == 0, done.stderr
     return {file.name.rpartition("_")[2]: file.read_text() for file in dump.iterdir()}
 
 
@@ -77,10 +77,7 @@ def run(command: str, folder: Path) -> str:
     program, *arguments = shlex.split(command)
     name = Path(program).name
     assert name in ("pw-opt", "pw-sim")
-    tool = [sys.executable, "-m", f"pathways.tools.{name.replace('-', '_')}"]
-    done = subprocess.run(
-        [*tool, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = preloaded.run("-m", f"pathways.tools.{name.replace('-', '_')}", *arguments, cwd=folder)
     return done.stdout + done.stderr
 
 

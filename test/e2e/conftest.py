@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import preloaded
 import pytest
+from attached import ServiceInThreads
 
 import pathways as pw
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.controller import connect
+from pathways.runtime.hosts.launch.settings import Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -33,8 +36,7 @@ def run_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Examp
     def run(name: str, *flags: str) -> ExampleRun:
         forms = tmp_path_factory.mktemp(name.removesuffix(".py"))
         environment = {**os.environ, "PW_DUMP_TO": str(forms)}
-        command = [sys.executable, EXAMPLES / name, *flags]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        done = preloaded.run(EXAMPLES / name, *flags, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return ExampleRun(done.stdout, forms)
 
@@ -47,6 +49,38 @@ def shared_workers() -> Iterator[None]:
     pw.disconnect()
     yield
     pw.disconnect()
+
+
+@pytest.fixture(scope="module", params=["own", "attached"])
+def own_or_attached_workers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """As `shared_workers`, and once more as a client of a service that has started such workers."""
+    pw.disconnect()
+    services: list[ServiceInThreads] = []
+
+    def started(settings: Settings) -> Controller:
+        while services:
+            services.pop().close()
+        services.append(ServiceInThreads(settings, tmp_path_factory.mktemp("service")))
+        return services[0].attach()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "attached":
+            patch.setattr(connect, "_started", started)
+        yield
+        pw.disconnect()
+    for service in services:
+        service.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that are about workers of their own are not run as clients of a service."""
+    items[:] = [
+        item
+        for item in items
+        if "own_workers" not in getattr(item, "fixturenames", ()) or "[attached" not in item.name
+    ]
 
 
 @pytest.fixture

@@ -96,3 +96,24 @@ def test_loops_have_policies_of_their_own():
     assert ['schedule = "zb-h1(max-live=2)"' in line for line in loops] == [True, False]
     assert ['schedule = "gpipe"' in line for line in loops] == [False, True]
     assert "pw.schedule" not in text
+
+
+def test_a_stage_after_a_condition_on_one_slice():
+    """A condition that is whole on its slice comes after the stages that it reads, and before its readers."""
+    devices = pw.make_virtual_device_set()
+    placed = [pw.jit(join, devices=devices.add_slice((1,), ("x",))) for _ in range(3)]
+
+    def gradient(stages: list[Any], n: Any) -> Any:
+        def loss(weights: Any, x: jax.Array) -> Any:
+            x = stages[1](weights[1], stages[0](weights[0], x))
+            x = jax.lax.cond(n > 0, lambda x: stages[0](weights[0], x), lambda x: x, x)
+            return (stages[2](weights[2], stages[1](weights[1], x)) ** 2).mean()
+
+        return pw.accumulate(jax.value_and_grad(loss), MICROBATCHES)
+
+    weights = weights_of(0, 3)
+    program = pw.program(lambda n: gradient(placed, n)(weights, X), schedule="1f1b")
+    for n in (0, 1):
+        expected = jax.jit(lambda n: gradient([join] * 3, n)(weights, X))(n)
+        for ours, theirs in zip(*map(jax.tree.leaves, (program(n), expected)), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import preloaded
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import PartitionSpec as P
@@ -223,8 +224,7 @@ def test_a_process_without_the_code_runs_it(model, expected, trust, tmp_path):
     leaves = jax.tree.leaves((args, dict(sorted(kwargs.items()))))
     arrays = {name: bits(jnp.asarray(leaf)) for name, leaf in zip(loaded.inputs, leaves, strict=True)}
     np.savez(tmp_path / "in.npz", **arrays)
-    command = [sys.executable, "-c", FRESH, model, tmp_path / "in.npz", "2", trust]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120)
+    done = preloaded.run("-c", FRESH, model, tmp_path / "in.npz", "2", trust, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "in.npz.out.npz")
     for name, array in zip(loaded.outputs, jax.tree.leaves(expected), strict=True):
@@ -408,7 +408,8 @@ def test_the_same_program_has_the_same_bytes(tmp_path):
         folder.mkdir()
         (folder / "test_bundles.py").write_text("\n" * int(seed) + Path(__file__).read_text())
         paths.append(tmp_path / f"{seed}.pwb")
-        environment = {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": ""}
+        support = str(Path(preloaded.__file__).parent)
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": support, "JAX_PLATFORMS": "cpu", "PATH": ""}
         subprocess.run(
             [sys.executable, "-c", SAVE, folder, paths[-1]], env=environment, check=True, timeout=120
         )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import preloaded
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -277,7 +278,7 @@ except ImportError as error:
 
 
 def test_says_what_to_install_where_orbax_is_missing() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    done = preloaded.run("-c", WITHOUT)
     assert done.stdout == "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]\n"
 
 

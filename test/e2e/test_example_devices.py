@@ -1,9 +1,8 @@
 """Where the examples run: on accelerators as far as there are any, else on CPU devices."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,7 +48,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 )
 def test_an_example_runs_on_a_single_device(tmp_path, example, arguments, promise):
     folder = [str(tmp_path)] if "--dump-dir" in arguments else []
-    command = [sys.executable, "-c", ON_ONE_DEVICE, EXAMPLES, EXAMPLES / example, *arguments, *folder]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = preloaded.run("-c", ON_ONE_DEVICE, EXAMPLES, EXAMPLES / example, *arguments, *folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert promise in done.stdout

@@ -19,7 +19,7 @@ import pathways as pw
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.hosts.controller.connect import controller
 
-pytestmark = pytest.mark.usefixtures("shared_workers")
+pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
 
 def test_handles_are_arrays_to_those_who_read_them(devices):

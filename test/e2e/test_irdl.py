@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 
 from pathways.dialect import OPERATIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MLIR_OPT = shutil.which("mlir-opt-22")
-PW_OPT = [sys.executable, "-m", "pathways.tools.pw_opt"]
 
 pytestmark = pytest.mark.skipif(
     MLIR_OPT is None, reason="no mlir-opt-22; .ci/install-mlir-opt installs Debian's mlir-22-tools"
@@ -28,6 +27,7 @@ sdy.mesh @mesh = <["x"=1]>
 "pw.channel"() {capacity = 1, dst = @s1, src = @s0, sym_name = "c0", value_type = tensor<4xf32>} : () -> ()
 "pw.constant"() {sym_name = "k0", value = dense<[1.0, 2.0]> : tensor<2xf32>} : () -> ()
 "pw.loop"() {count = 2, schedule = "1f1b", sym_name = "batch"} : () -> ()
+"pw.loop"() {chunk = 2, sequential, sym_name = "turns"} : () -> ()
 func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = @s0})
     -> (tensor<4xf32> {pw.slice = @s1}, tensor<i32> {pw.slice = [@s0, @s1]}) {
   %b = "pw.split"(%x) {loop = @batch, slice = @s0} : (tensor<4xf32>) -> tensor<2xf32>
@@ -39,7 +39,7 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
   %u = "pw.transfer"(%h#1) {slice = @s1} : (tensor<i32>) -> tensor<i32>
   %m = "pw.mirror"(%h#1, %u) : (tensor<i32>, tensor<i32>) -> tensor<i32>
   %q = "pw.launch"(%n) {callee = @goes_on, slice = @s0} : (tensor<i32>) -> tensor<i1>
-  "pw.until"(%q) {loop = @batch, slice = @s0} : (tensor<i1>) -> ()
+  "pw.until"(%q) {loop = @turns, slice = @s0} : (tensor<i1>) -> ()
   "pw.release"(%x, %n) : (tensor<4xf32>, tensor<i32>) -> ()
   %i = "pw.index"() {loop = @batch} : () -> tensor<i32>
   %a = "pw.all_reduce"(%r) {slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
@@ -55,6 +55,22 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
 func.func private @three(tensor<4xf32>, tensor<4xf32>, tensor<i32>)
     -> (tensor<4xf32>, tensor<i32>, tensor<i32>)
 func.func private @goes_on(tensor<i32>) -> tensor<i1>
+module @parts attributes {pw.form = "parts"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, sym_name = "p0"} : () -> ()
+  func.func @main(%x: tensor<i1> {pw.slice = @p0}) -> (tensor<i1> {pw.slice = @p0}) {
+    %r = "pw.run"(%x) {part = @turn} : (tensor<i1>) -> tensor<i1>
+    %l = "pw.repeat"(%r) {part = @turn, until = 0} : (tensor<i1>) -> tensor<i1>
+    return %l : tensor<i1>
+  }
+  module @turn attributes {pw.form = "sharded"} {
+    sdy.mesh @mesh = <["x"=1]>
+    "pw.slice"() {mesh = @mesh, sym_name = "p0"} : () -> ()
+    func.func @main(%x: tensor<i1> {pw.slice = @p0}) -> (tensor<i1> {pw.slice = @p0}) {
+      return %x : tensor<i1>
+    }
+  }
+}
 """
 
 # What is replaced in the exported text, by what, and what mlir-opt says to it.
@@ -95,25 +111,25 @@ BROKEN = {
         "'\"mean\"' does not satisfy the constraint",
     ),
     "operand too many": (
-        '"pw.split"(%arg0) {loop = @batch, slice = @s0} : (tensor<4xf32>)',
-        '"pw.split"(%arg0, %arg0) {loop = @batch, slice = @s0} : (tensor<4xf32>, tensor<4xf32>)',
+        '"pw.split"(%arg2) {loop = @batch, slice = @s0} : (tensor<4xf32>)',
+        '"pw.split"(%arg2, %arg2) {loop = @batch, slice = @s0} : (tensor<4xf32>, tensor<4xf32>)',
         "op expects exactly 1 operands, but got 2",
     ),
     "result too few": (
-        '%5 = "pw.mirror"(%2#1, %4) : (tensor<i32>, tensor<i32>) -> tensor<i32>',
-        '"pw.mirror"(%2#1, %4) : (tensor<i32>, tensor<i32>) -> ()\n    %5 = "any.i32"() : () -> tensor<i32>',
+        '%7 = "pw.mirror"(%4#1, %6) : (tensor<i32>, tensor<i32>) -> tensor<i32>',
+        '"pw.mirror"(%4#1, %6) : (tensor<i32>, tensor<i32>) -> ()\n    %7 = "any.i32"() : () -> tensor<i32>',
         "op expects exactly 1 results, but got 0",
     ),
     "result of a release": (
-        '"pw.release"(%arg0, %arg1) {operandSegmentSizes = array<i32: 1, 1>} '
+        '"pw.release"(%arg2, %arg3) {operandSegmentSizes = array<i32: 1, 1>} '
         ": (tensor<4xf32>, tensor<i32>) -> ()",
-        '%released = "pw.release"(%arg0, %arg1) {operandSegmentSizes = array<i32: 1, 1>} '
+        '%released = "pw.release"(%arg2, %arg3) {operandSegmentSizes = array<i32: 1, 1>} '
         ": (tensor<4xf32>, tensor<i32>) -> tensor<i32>",
         "op expects exactly 0 results, but got 1",
     ),
     "pieces of different types": (
-        '"pw.transfer"(%2#1) {slice = @s1} : (tensor<i32>) -> tensor<i32>',
-        '"pw.transfer"(%2#1, %2#0) {slice = @s1} : (tensor<i32>, tensor<4xf32>) -> tensor<i32>',
+        '"pw.transfer"(%4#1) {slice = @s1} : (tensor<i32>) -> tensor<i32>',
+        '"pw.transfer"(%4#1, %4#0) {slice = @s1} : (tensor<i32>, tensor<4xf32>) -> tensor<i32>',
         "expected 'tensor<i32>' but got 'tensor<4xf32>'",
     ),
     "groups that do not add up": (
@@ -122,8 +138,8 @@ BROKEN = {
         "sum of elements in 'operandSegmentSizes' attribute must be equal to the number of operands",
     ),
     "region": (
-        '"pw.loop"() {',
-        '"pw.loop"() ({}) {',
+        '"pw.loop"() {count',
+        '"pw.loop"() ({}) {count',
         "'pw.loop' op unexpected number of regions: expected 0 but got 1",
     ),
 }
@@ -148,7 +164,8 @@ def check(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def export(source: Path, folder: Path, *passes: str) -> None:
     flags = [*passes, "--emit-irdl=pw.irdl.mlir", "-o", "program.mlir"]
-    subprocess.run([*PW_OPT, source, *flags], cwd=folder, check=True)
+    done = preloaded.run("-m", "pathways.tools.pw_opt", source, *flags, cwd=folder)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.events import HostEnded
 from pathways.runtime.hosts.controller.connect import controller
 
-pytestmark = pytest.mark.usefixtures("shared_workers")
+pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
 
 def connected(devices):

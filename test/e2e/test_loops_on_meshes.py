@@ -4,9 +4,8 @@ In child processes: XLA dies of what it does not expect.
 """
 
 import re
-import subprocess
-import sys
 
+import preloaded
 import pytest
 
 PREPARE = """
@@ -37,9 +36,7 @@ LOOPS = {
 
 
 def run(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", PREPARE + script], capture_output=True, text=True, check=False
-    )
+    done = preloaded.run("-c", PREPARE + script)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import preloaded
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -172,13 +171,10 @@ print(f(jnp.ones(1000)))
 
 
 def test_a_program_that_cannot_fit_is_refused_with_a_table(tmp_path):
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    good = run(sys.executable, "-c", REFUSED)
+    good = preloaded.run("-c", REFUSED)
     assert good.returncode == 0, good.stderr
     text = REFUSED.replace("ones(1000)", "ones(100_000)")
-    bad = run(sys.executable, "-c", text)
+    bad = preloaded.run("-c", text)
     lines = bad.stderr.splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("pathways.ResourceError: "))
     error, header, first, second = lines[start : start + 4]
@@ -187,8 +183,8 @@ def test_a_program_that_cannot_fit_is_refused_with_a_table(tmp_path):
     assert [line.split()[0] for line in (header, first, second)] == ["slice", "first", "second"]
     file = tmp_path / "large.py"
     file.write_text(REFUSED.rpartition("print")[0])
-    pw_compile = Path(sys.executable).with_name("pw-compile")
-    tool = run(str(pw_compile), f"{file}:f", "--args", "f32[100000]", "--explain")
+    flags = ["--args", "f32[100000]", "--explain"]
+    tool = preloaded.run("-m", "pathways.tools.pw_compile", f"{file}:f", *flags)
     assert tool.returncode == 1
     note, error, *_ = tool.stderr.splitlines()
     assert note.startswith("pw-compile: note: importing ")

@@ -64,6 +64,23 @@ a, b = (pw.jit(f, devices=slice, in_shardings=(None, P("x"))) for f, slice in ((
 program = pw.program(lambda w, x: b(w, a(w, x)))
 expected = jax.jit(lambda w, x: back(w, front(w, x)))(W, X)
 assert_equal(program(W, X), expected)
+
+# Hosts call functions of modules that this process finds, write checkpoints, and make batches.
+import tempfile
+
+h = program(W, X)
+said = pw.on_hosts("host_functions:total", devices=narrow)(h).result()
+assert abs(said[0]["sum"] - np.asarray(h).sum()) < 1e-3, said
+with tempfile.TemporaryDirectory() as folder:
+    pw.checkpoint.save(folder, {"h": h}, 1).wait()
+    assert_equal(pw.checkpoint.restore(folder, {"h": h}), {"h": np.asarray(h)})
+rows = pw.on_hosts("host_functions:numbered", seed=1)
+total = pw.jit(lambda x: x.sum(0), devices=wide, in_shardings=P("x"))
+step = pw.program(lambda batch: (total(batch["x"]), total(batch["y"][0]), total(batch["y"][1]["z"])))
+step = step.lower({"x": X, "y": (X[:, 0].astype(int), {"z": X[:, 0].astype(int)})}).compile()
+with pw.prefetch(rows, step, "batch", rows=8, count=3) as batches:
+    assert [int(step(batch)[1]) for batch in batches] == [28, 92, 156]
+
 for signals in (signal.SIGKILL, signal.SIGSTOP):
     os.kill(controller().hosts[1].process.pid, signals)
     began = time.monotonic()

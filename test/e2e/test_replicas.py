@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import preloaded
 import pytest
 from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
@@ -153,13 +152,8 @@ def test_a_schedule_file_is_for_each_replica(tmp_path: Path) -> None:
     params, batch = inputs(2)
     by_name = pw.program(step_of(placed(stages(2))), schedule="1f1b").lower(params, batch)
     (tmp_path / "step.mlir").write_text(by_name.as_text())
-    written = subprocess.run(
-        [sys.executable, "-m", "pathways.tools.pw_opt", "step.mlir", "--emit-schedule", "-o", "order.csv"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    flags = ["--emit-schedule", "-o", "order.csv"]
+    written = preloaded.run("-m", "pathways.tools.pw_opt", "step.mlir", *flags, cwd=tmp_path)
     assert written.returncode == 0, written.stderr
     by_file = pw.program(step_of(placed(stages(2))), schedule=tmp_path / "order.csv")
     value, new = by_file(params, batch)

@@ -15,8 +15,8 @@ pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installe
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
 
 
-def command(folder: Path, replicas: int) -> list[str]:
-    flags = ["--steps", "80", "--every", "4", "--replicas", str(replicas), "--keep", "2"]
+def command(folder: Path, replicas: int, *more: str) -> list[str]:
+    flags = ["--steps", "80", "--every", "4", "--replicas", str(replicas), "--keep", "2", *more]
     return [sys.executable, str(EXAMPLE), "--out", str(folder), *flags]
 
 
@@ -26,8 +26,11 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_ends_with_the_same_losses_when_it_is_killed_and_started_again(tmp_path: Path, replicas: int) -> None:
+@pytest.mark.parametrize(("replicas", "hosts"), [(1, ["--hosts"]), (2, [])])
+def test_ends_with_the_same_losses_when_it_is_killed_and_started_again(
+    tmp_path: Path, replicas: int, hosts: list[str]
+) -> None:
+    """Begun on hosts, it goes on in one process."""
     subprocess.run(command(tmp_path / "whole", replicas), check=True, capture_output=True)
     whole = metrics(tmp_path / "whole")
     assert [line["step"] for line in whole] == list(range(1, 81))
@@ -35,7 +38,7 @@ def test_ends_with_the_same_losses_when_it_is_killed_and_started_again(tmp_path:
 
     cut = tmp_path / "cut"
     with subprocess.Popen(
-        command(cut, replicas), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(cut, replicas, *hosts), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         while not (cut / "metrics.jsonl").exists() or len((cut / "metrics.jsonl").read_text()) < 1000:
             assert process.poll() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -74,19 +75,98 @@ def test_a_loop_on_slices_of_several_devices():
     check(program_on([(2,), (1,)], in_shardings=(P(None, "x"), None)))
 
 
-def test_what_is_said_of_plans_is_said_of_a_chunk(tmp_path):
+def test_what_is_said_of_plans_is_said_of_a_chunk():
     lowered = program_on([(1,), (1,)]).lower(WEIGHTS, X, 3)
-    assert lowered.as_text().count("func.func public @main") == 3
+    assert lowered.as_text().count("module @") == 4, "the program and its three parts"
     assert '"pw.until"' in lowered.as_text("sharded")
     compiled = lowered.compile()
     placed = compiled.place(WEIGHTS, X)
     assert int(compiled(*placed, 3)[0]) == 3
     assert compiled.cost_analysis()["transfers"] >= 2 * CHUNK
     assert len(compiled.timeline().slices) == 2
-    with pytest.raises(pw.BundleError, match="depends on values, which a bundle cannot hold"):
-        compiled.save(tmp_path / "decode.pwb")
     with pytest.raises(TypeError, match="was compiled for"):
         compiled(WEIGHTS, X[:2], 3)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_loop_from_a_bundle(tmp_path, trust):
+    """All parts of it are in the file; it takes keys and donated arguments as what was saved does."""
+    devices = pw.make_virtual_device_set()
+    placed = [pw.jit(fun, devices=devices.add_slice((1,), ("x",))) for fun in LAYERS]
+
+    @functools.partial(pw.program, chunk=CHUNK, donate_argnums=1)
+    def sample(w: Any, x: Any, end: Any, key: Any) -> Any:
+        def turn(state: Any) -> Any:
+            n, x, key = state
+            key, now = jax.random.split(key)
+            x = placed[1](w[1], placed[0](w[0], x))
+            return n + 1, x + jax.random.normal(now, x.shape), key
+
+        return jax.lax.while_loop(lambda state: state[0] < end, turn, (0, x, key))
+
+    compiled = sample.lower(WEIGHTS, X, 0, jax.random.key(0)).compile()
+    compiled.save(tmp_path / "sample.pwb", executables=True)
+    loaded = pw.load(tmp_path / "sample.pwb", trust=trust)
+    assert loaded.donated == {"x"}
+    assert loaded.origins[trust] == 0, "executables are in the file, for those who trust it"
+    for end in ENDS:
+        passed = [jnp.asarray(X) for _ in range(2)]
+        results = [
+            fun(WEIGHTS, x, end, jax.random.key(1)) for fun, x in zip((loaded, compiled), passed, strict=True)
+        ]
+        assert [int(n) for n, *_ in results] == [end, end]
+        assert all(x.is_deleted() for x in passed)
+        for ours, theirs in zip(*([x, jax.random.key_data(key)] for _, x, key in results), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def several(layers: Sequence[Fun], w: Any, x: Any, end: Any) -> Any:
+    """Loops that follow each other: on what the one before ends with, on what others read too, and a scan."""
+    turn = lambda s: (s[0] + 1, layers[1](w[1], layers[0](w[0], s[1])))  # noqa: E731
+    n, y = jax.lax.while_loop(lambda s: s[0] < end, turn, (0, x))
+    y, _ = jax.lax.scan(lambda y, _: (layers[0](w[0], y), None), y, length=2)
+    m, z = jax.lax.while_loop(lambda s: s[0] < end + 2, turn, (n, y))
+    halved = lambda s: (s[0] + 1, layers[0](w[0], s[1]) / 2)  # noqa: E731
+    k, u = jax.lax.while_loop(lambda s: jnp.abs(s[1]).sum() > 1, halved, (0, x))
+    return n, m, k, x, y, z, u
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_several_loops(replicas):
+    devices = pw.make_virtual_device_set(replicas=replicas)
+    placed = [pw.jit(fun, devices=devices.add_slice((1,), ("x",))) for fun in LAYERS]
+    program = pw.program(lambda *args: several(placed, *args), chunk=CHUNK)
+    for end in ENDS:
+        expected = jax.jit(lambda *args: several(LAYERS, *args))(WEIGHTS, X, end)
+        for ours, theirs in zip(program(WEIGHTS, X, end), expected, strict=True):
+            np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loop_of_which_only_the_count_is_read():
+    """What it carries besides is dropped, with the conditions that only that decides."""
+    devices = pw.make_virtual_device_set()
+    placed = [pw.jit(fun, devices=devices.add_slice((1,), ("x",))) for fun in LAYERS]
+
+    def count(layers: Sequence[Fun], w: Any, x: Any, end: Any) -> Any:
+        def turn(state: Any) -> Any:
+            n, y = state
+            both = lambda: layers[1](w[1], layers[0](w[0], x))  # noqa: E731
+            return n + 1, jax.lax.cond(y.sum() > 0, both, lambda: y)
+
+        return jax.lax.while_loop(lambda state: state[0] < end, turn, (0, x))[0]
+
+    assert int(pw.program(lambda *args: count(placed, *args))(WEIGHTS, X, 11)) == 11
+
+
+def test_what_turns_share_is_not_donated():
+    """The last reader of an argument takes its buffer, but of a loop nobody knows the last chunk."""
+    devices = pw.make_virtual_device_set()
+    placed = [pw.jit(fun, devices=devices.add_slice((1,), ("x",))) for fun in LAYERS]
+    program = pw.program(lambda *args: decode(placed, *args)[:3], chunk=CHUNK, donate_argnums=(0, 1))
+    weights, x = (jax.tree.map(jnp.asarray, value) for value in (WEIGHTS, X))
+    with pytest.warns(pw.PathwaysWarning, match=r"not usable: args\[0\]\[0\]; turns of a loop .* share them"):
+        program(weights, x, 2)
+    assert [array.is_deleted() for array in (*weights, x)] == [False, True, True]
 
 
 @pytest.fixture
@@ -108,6 +188,17 @@ def test_a_host_that_is_lost_in_a_loop(two_hosts):
         program(WEIGHTS, X, 2**30)
     kill.join()
     check(program)
+
+
+def test_a_loop_that_never_ends_has_a_deadline(own_workers):
+    """It ends between chunks: the hosts live on, and what comes next runs."""
+    pw.connect(hosts=4, options=pw.HostOptions(step_deadline=1.5))
+    workers = [host.pid for host in pw.status().hosts]
+    program = program_on([(1,), (1,)])
+    with pytest.raises(pw.ProgramFailedError, match=r"loop @loop has gone on for .* step_deadline is 1.5"):
+        program(WEIGHTS, X, 2**30)
+    check(program)
+    assert [host.pid for host in pw.status().hosts] == workers
 
 
 @pytest.mark.parametrize("chunk", [0, -1])

@@ -54,7 +54,7 @@ class Parts:
 def write_seeds(folder: Path, note: Callable[[str], None] = print) -> None:
     """Writes one bundle for each kind of program."""
     pw.connect(cpu_devices=DEVICES)
-    for make in (_tiny, _stages, _cut, _pipeline):
+    for make in (_tiny, _stages, _cut, _pipeline, _parts):
         note(f"making {make.__name__}")
         program, arguments = make()
         program.lower(*arguments).save(folder / f"{make.__name__.strip('_')}.pwb")
@@ -116,3 +116,20 @@ def _pipeline() -> tuple[Any, tuple[Any, ...]]:
 
     weights = [np.eye(4, dtype=np.float32)] * 2
     return pw.program(step, schedule="1f1b", donate_argnums=0), (weights, np.ones((4, 4), np.float32))
+
+
+def _parts() -> tuple[Any, tuple[Any, ...]]:
+    """Two loops whose end depends on values, a key, a constant and an argument that is consumed."""
+    s0, s1 = _slices((1,), (1,))
+    front = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=s0)
+    back = pw.jit(lambda x: x * 0.5, devices=s1)
+    table = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+
+    def step(w, x, end, key):
+        turn = lambda s: (s[0] + 1, back(front(w, s[1])))  # noqa: E731
+        n, x = jax.lax.while_loop(lambda s: s[0] < end, turn, (0, x))
+        n, x = jax.lax.while_loop(lambda s: jnp.abs(s[1]).sum() > 0.1, turn, (n, x + table))
+        return n, x + jax.random.normal(key, x.shape), w
+
+    arguments = table, np.ones((4, 4), np.float32), np.int32(3), jax.random.key(0)
+    return pw.program(step, chunk=2, donate_argnums=1), arguments

@@ -1,9 +1,10 @@
 """Random nests of `cond`, `switch`, `scan` and calls over slices, against `jax.jit` of the same function.
 
-    python test/fuzz/random_branches.py --count 300
+    python test/fuzz/random_branches.py --count 300 --keep build/fuzz/branches
 
 Some are differentiated, under `jax.checkpoint` or not, some are the loss of a `pw.accumulate` under one of
-several schedules. A case is always the same for its seed.
+several schedules. A case is always the same for its seed and number. What has no place in a program by the
+manual is refused, and counted apart.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -82,8 +85,8 @@ def apply(nest: Any, layers: list[Fun], w: Any, x: Any, n: Any) -> Any:
     return x
 
 
-def program_of(rng: random.Random) -> tuple[Fun, str]:
-    """A function of layers, weights, a batch and a number; and the policy of its schedule."""
+def program_of(rng: random.Random) -> tuple[Fun, str, Any]:
+    """A function of layers, weights, a batch and a number; the policy of its schedule; and what it does."""
     nest = ("chain", [("call", 0), drawn(rng, 3), ("call", rng.randrange(SLICES))])
     how = rng.choice(["value", "gradient", "gradient", "checkpoint", "accumulate"])
 
@@ -97,18 +100,19 @@ def program_of(rng: random.Random) -> tuple[Fun, str]:
         gradient = jax.value_and_grad(lambda w, x: loss(layers, w, x, n))
         return pw.accumulate(gradient, MICROBATCHES)(w, x) if how == "accumulate" else gradient(w, x)
 
-    return program, rng.choice(POLICIES)
+    return program, rng.choice(POLICIES), (how, nest)
 
 
-def difference(seed: int) -> str:
+def difference(number: int) -> str:
     """What a case gives otherwise than `jax.jit`; empty where it is equal."""
-    rng = random.Random(seed)
-    fun, policy = program_of(rng)
+    fun, policy, (how, _) = program_of(random.Random(number))
     devices = pw.make_virtual_device_set()
     placed: list[Fun] = [pw.jit(layer, devices=devices.add_slice((1,), ("x",))) for _ in range(SLICES)]
-    program = pw.program(lambda w, x, n: fun(placed, w, x, n), schedule=policy)
+    program = pw.program(
+        lambda w, x, n: fun(placed, w, x, n), schedule=policy if how == "accumulate" else None
+    )
     expected = jax.jit(lambda w, x, n: fun([layer] * SLICES, w, x, n))
-    x = np.random.default_rng(seed).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    x = np.random.default_rng(number).normal(size=(ROWS, WIDTH)).astype(np.float32)
     for n in (0, 1):
         pairs = zip(*(jax.tree.leaves(f(WEIGHTS, x, n)) for f in (program, expected)), strict=True)
         for ours, theirs in pairs:
@@ -119,24 +123,70 @@ def difference(seed: int) -> str:
     return ""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--count", type=int, default=300, help="how many")
-    options = parser.parse_args()
-    pw.connect(cpu_devices=SLICES)
-    failed = 0
-    for seed in range(options.seed, options.seed + options.count):
+REFUSED = (
+    "is in a loop (jax.lax.scan, fori_loop) over several slices inside the function",
+    "cannot be scheduled by",
+    "or use 'program'",
+)
+"""What is said of programs that the manual excludes: a scan over slices in a microbatch, and pipelines of
+another shape than a policy is for. What a condition does on a slice for several stages may tie these to each
+other, so that only the order of the program fits."""
+
+
+def run(
+    check: Callable[[int], str], described: Callable[[int], str], refused: tuple[str, ...], options: Any
+) -> int:
+    """Checks cases, prints and keeps those that fail, and returns the exit code.
+
+    Args:
+      check: says what is wrong with a case, by its number; nothing if all is right.
+      described: writes a case down.
+      refused: of errors that count as right, what they say.
+      options: `seed`, `first`, `count` and `keep` of the command line.
+    """
+    outcomes: Counter[str] = Counter()
+    for n in range(options.first, options.first + options.count):
+        number = options.seed * 1_000_003 + n
         try:
-            wrong = difference(seed)
+            wrong = check(number)
         except pw.PathwaysError as error:
             wrong = f"{type(error).__name__}: {error}"
-        if wrong:
-            failed += 1
-            print(f"seed {seed}: {wrong}", flush=True)
+        except Exception as error:
+            wrong = f"a defect: {type(error).__name__}: {error}"
+        if any(text in wrong for text in refused):
+            outcomes["refused"] += 1
+        elif wrong:
+            outcomes["failed"] += 1
+            print(f"seed {options.seed}, number {n}: {wrong}", flush=True)
+            options.keep.mkdir(parents=True, exist_ok=True)
+            (options.keep / f"{options.seed}.{n}.txt").write_text(f"{wrong}\n{described(number)}\n")
+        else:
+            outcomes["equal"] += 1
         jax.clear_caches()
-    print(f"{options.count} programs, {failed} failed", file=sys.stderr)
-    return 1 if failed else 0
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())), file=sys.stderr)
+    return 1 if outcomes["failed"] else 0
+
+
+def flags(doc: str | None) -> argparse.ArgumentParser:
+    """The flags that `run` takes."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="of all cases")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--count", type=int, default=300, help="how many")
+    parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="a folder for those that fail")
+    return parser
+
+
+def described(number: int) -> str:
+    """A case in words."""
+    _, policy, what = program_of(random.Random(number))
+    return f"{policy}: {what}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = flags(__doc__).parse_args(argv)
+    pw.connect(cpu_devices=SLICES)
+    return run(difference, described, REFUSED, options)
 
 
 if __name__ == "__main__":

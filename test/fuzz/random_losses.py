@@ -16,7 +16,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import argparse
 import random
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -288,6 +290,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="a folder for what failed")
     options = parser.parse_args(argv)
     pw.connect(cpu_devices=4)
     outcomes: dict[str, int] = {}
@@ -297,6 +300,8 @@ def main(argv: list[str] | None = None) -> int:
         except Exception as error:
             print(f"seed {options.seed}, number {number}: {type(error).__name__}: {error}", flush=True)
             outcome = "failed"
+            options.keep.mkdir(parents=True, exist_ok=True)
+            (options.keep / f"{options.seed}.{number}.txt").write_text(traceback.format_exc())
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())))
     return 1 if outcomes.get("failed") else 0

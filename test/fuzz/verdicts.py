@@ -196,7 +196,7 @@ REFUSALS = (
 """What may be said of a program that `jax.jit` takes."""
 
 
-NO_CODE_ON_HOSTS = r"calls back into Python .* workers on hosts run no code of yours"
+NO_CODE_ON_HOSTS = r"calls back into Python .* which workers on hosts cannot"
 """What may be said, over hosts, of a program with a callback."""
 
 

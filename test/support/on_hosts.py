@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import preloaded
 
 X = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
 W = np.linspace(-1, 1, 4 * 4, dtype=np.float32).reshape(4, 4)
@@ -115,11 +115,4 @@ def alone(test: Callable[[], None]) -> Callable[[], None]:
 
 def _python(code: str, timeout: float) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-        env=environment,
-    )
+    return preloaded.run("-c", code, timeout=timeout, env=environment)

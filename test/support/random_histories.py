@@ -33,6 +33,7 @@ def random_history(seed: int) -> History:
         acts += _failure_that_spreads(chance, shape)
     if chance.random() < 0.1:
         acts.append(Act(chance.uniform(1, SECONDS), "close"))
+    acts += _calls(random.Random(f"{seed} calls"), [act.at for act in acts])
     return History(shape, tuple(sorted(acts, key=lambda act: act.at)), is_calm)
 
 
@@ -91,6 +92,16 @@ def _use(chance: random.Random, at: float) -> Act:
         route = [chance.getrandbits(16) for _ in range(chance.randint(1, 4))]
         on = (chance.getrandbits(16), chance.randint(1, 2), len(picks), *picks, *route)
     return Act(at, what, on)
+
+
+def _calls(chance: random.Random, times: list[float]) -> list[Act]:
+    """Calls of functions right after some of what else is done, or at any time."""
+    acts = []
+    for _ in range(chance.randint(0, 5)):
+        at = chance.choice([*times, chance.uniform(0, SECONDS)]) + chance.uniform(0, 0.05)
+        on = tuple(chance.getrandbits(16) for _ in range(2 + chance.randint(0, 2)))
+        acts.append(Act(at, "call", on, chance.choice((0.0, 0.01, 0.5, 3.0))))
+    return acts
 
 
 def _wrong(chance: random.Random, what: str, *, is_calm: bool) -> Act:

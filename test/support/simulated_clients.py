@@ -8,12 +8,12 @@ import functools
 from collections.abc import Callable, Generator, Sequence
 
 from simulated_cluster import SimulatedCluster
-from simulated_messages import Fetch, Poison, Run, SimulatedProgram
+from simulated_messages import Call, Fetch, Poison, Run, SimulatedProgram
 
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.replies import HostRequest
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.step import FunctionCall, Step
 
 Client = Generator[Callable[[], bool]]
 """Gives what it waits for."""
@@ -116,6 +116,40 @@ class SimulatedClients:
         self.verdicts[step] = None
         yield from self._watch(step, made_here)
 
+    def call(self, island: int, salt: int, picks: Sequence[int], seconds: float) -> Client:
+        """Calls a function on hosts of an island, with arrays that they have, and waits for its values."""
+        gang = self.core.gangs[island % len(self.core.gangs)]
+        if gang.problem is not None:
+            self.outcomes["call not begun"] += 1
+            return
+        taken = self._arguments({gang.key.island: gang}, picks)[gang.key.island]
+        hosts = gang.hosts[salt % len(gang.hosts) :]
+        call = FunctionCall("m:f", self.core.take_numbers(), hosts, self.cluster.time.now)
+        try:
+            self.core.issue(call, [gang], [handle.step for handle in taken])
+        except HostError as error:
+            self.outcomes[f"call refused: {type(error).__name__}"] += 1
+            return
+        raises = salt % 5 == 0
+        message = Call(call.number, salt, tuple(handle.number for handle in taken), seconds, raises)
+        for host in hosts:
+            self.cluster.send(host, "steps", message)
+        self.verdicts[call] = None
+        expected = hash((salt, *(handle.expected for handle in taken)))
+        is_done = call.is_settled if self.core.is_several else call.is_done
+        yield lambda: is_done() or call.is_cut()
+        try:
+            call.check()
+        except HostError as error:
+            self.outcomes[f"call: {type(error).__name__}"] += 1
+        else:
+            self.outcomes["called"] += 1
+            assert not raises, f"{call} raises"
+            values = [call.answers[host] for host in hosts]
+            assert values == [expected] * len(hosts), f"what {call} says is wrong: {values}"
+        yield call.is_settled
+        self.verdicts[call] = verdict(call)
+
     def fetch(self, pick: int, *, by_all: bool) -> Client:
         """Reads an array, of one of its hosts or of all."""
         if not self.held:
@@ -193,7 +227,8 @@ class SimulatedClients:
             most = self.cluster.shape.limits.ahead
             assert len(under_way) < most, f"{len(under_way)} steps are under way on {gang}, and {step}"
             # A loss and a drain look at these.
-            assert self.core.steps.of(gang) == self._under_way[gang], f"steps of {gang} are others"
+            steps = [other for other in self.core.steps.of(gang) if not other.is_beside]
+            assert steps == self._under_way[gang], f"steps of {gang} are others"
 
     def _send(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from simulated_messages import (
     Ask,
+    Called,
     Cancel,
     Done,
     Free,
@@ -37,6 +38,7 @@ from pathways.runtime.control.effects import (
     StartAnew,
     TellToEnd,
 )
+from pathways.runtime.control.errors import CallFailedError, Failure
 from pathways.runtime.control.events import (
     Answered,
     Buried,
@@ -288,6 +290,10 @@ class SimulatedCluster:
         match message:
             case Done(run, error, wrong):
                 self._did(message, [*self.core.done(gang, worker.host, run, error, wrong, now)])
+            case Called(call, value, error):
+                failure = None if error is None else Failure(CallFailedError, error)
+                self.core.called(worker.host, call, value, failure)
+                self._did(message, [])
             case Said(request, value, is_last):
                 self.tell(Answered(worker.host, request, value, is_last))
             case Leaving():

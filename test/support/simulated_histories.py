@@ -169,6 +169,10 @@ def _run(player: HistoryPlayer, act: Act) -> None:
     player.clients.start(player.clients.run(SimulatedProgram(salt, tuple(route), outputs), picks))
 
 
+def _call(player: HistoryPlayer, act: Act) -> None:
+    player.clients.start(player.clients.call(act.on[0], act.on[1], act.on[2:], act.seconds))
+
+
 def _fetch(player: HistoryPlayer, act: Act) -> None:
     player.clients.start(player.clients.fetch(act.on[0], by_all=bool(act.on[1] % 2)))
 
@@ -260,6 +264,7 @@ def _worker(player: HistoryPlayer, act: Act):
 
 ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "run": _run,
+    "call": _call,
     "fetch": _fetch,
     "drop": _drop,
     "ask": _ask,
@@ -279,4 +284,4 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "late": _late,
 }
 
-_OF_USERS = {"run", "fetch", "drop", "ask", "close", "late"}
+_OF_USERS = {"run", "call", "fetch", "drop", "ask", "close", "late"}

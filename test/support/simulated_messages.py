@@ -56,6 +56,24 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a function, which takes so many seconds and may raise."""
+
+    call: int
+    salt: int
+    arguments: tuple[int, ...]
+    seconds: float
+    raises: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Called:
+    call: int
+    value: int
+    error: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Free:
     arrays: tuple[int, ...]
 

@@ -21,11 +21,13 @@ from pathways.runtime.control.clients.items import (
     Expel,
     InOrder,
     IslandBack,
+    IslandLeaves,
     IslandLost,
     Issue,
     PartDone,
     QueuedStep,
     Refuse,
+    RoundTripMeasured,
     SchedulerEvent,
     Sweep,
     TakeTurn,
@@ -72,6 +74,9 @@ class SimulatedSharing:
         self.running: set[QueuedStep] = set()
         self.ended: set[QueuedStep] = set()
         self.clients: list[SimulatedClient] = []
+        # What steps would have made that were refused, or that were not there any more.
+        self.refused: set[int] = set()
+        self.leaving: set[int] = set()
         self.numbers = itertools.count(1)
         self.events = 0
         self.largest = self.chance.choice([1, 1, 2])
@@ -86,7 +91,7 @@ class SimulatedSharing:
             if self.chance.random() < 0.3:
                 self.time.at(self.chance.uniform(0, 0.25), lambda n=number: self.kill(self.clients[n]))
         if self.chance.random() < 0.3:
-            self.time.at(self.chance.uniform(0, 0.2), self.lose)
+            self.time.at(self.chance.uniform(0, 0.2), self.chance.choice([self.lose, self.leave]))
         while self.time.step():
             pass
         self.check_end()
@@ -116,7 +121,17 @@ class SimulatedSharing:
             island = self.chance.choice(alive)
             frees = tuple(self.chance.sample(client.held[island], min(2, len(client.held[island]))))
             client.held[island] = [array for array in client.held[island] if array not in frees]
-            self.ask_in_order(client, InOrder(client.number, island, frees, what="free"))
+            sent = frozenset(self.sent.intersection(frees))
+            self.ask_in_order(client, InOrder(client.number, island, frees, (), (), sent, what="free"))
+        elif what < 0.4:
+            island = self.chance.choice(alive)
+            takes = tuple(self.chance.sample(client.held[island], min(1, len(client.held[island]))))
+            sent = frozenset(self.sent.intersection(takes))
+            # A call makes some, too, which are there when it had its turn.
+            makes = tuple(next(self.numbers) for _ in range(self.chance.choice([0, 0, 1])))
+            client.held[island] += makes
+            self.owner.update(dict.fromkeys(makes, client.number))
+            self.ask_in_order(client, InOrder(client.number, island, (), takes, makes, sent, what="look"))
         elif len(client.unfinished) < 32:
             self.step(client, self.chance.sample(alive, self.chance.randint(1, min(3, len(alive)))))
 
@@ -178,18 +193,26 @@ class SimulatedSharing:
                 self.running.add(step)
                 for n in step.islands:
                     assert n not in self.lost, f"step {step.number} is issued to island {n}, which is lost"
+                    assert n not in self.leaving, f"step {step.number} is issued to island {n}, which leaves"
                     missing = set(step.takes[n]) - self.there[n]
                     assert not missing, f"step {step.number} waits on island {n} for {missing} for ever"
                     self.pop(client, n, step)
                     self.there[n].update(step.makes[n])
                     self.queues[n].append(step)
-            case TakeTurn(item, frees):
+            case TakeTurn(item, frees, is_there):
                 self.pop(self.clients[item.client], item.island, item)
-                assert self.there[item.island].issuperset(frees) or item.island in self.lost
-                self.there[item.island].difference_update(frees)
+                there = self.there[item.island]
+                assert there.issuperset(frees) or item.island in self.lost
+                assert not is_there or there.issuperset(item.takes)
+                # What its client has not freed is there, but for what refused steps would have made.
+                assert is_there or item.island in self.lost or not self.refused.isdisjoint(item.takes)
+                there.difference_update(frees)
+                if item.island not in self.lost:
+                    there.update(item.makes)
             case Refuse(step):
                 assert step not in self.running | self.ended
                 self.end(step)
+                self.refused.update(*step.makes.values())
                 for n in step.islands:
                     self.clients[step.client].asked[n].remove(step)
             case Sweep(_, island, arrays):
@@ -229,9 +252,17 @@ class SimulatedSharing:
         self.ended.add(step)
         self.clients[step.client].unfinished.discard(step)
 
-    def lose(self) -> None:
+    def leave(self) -> None:
+        """An island is asked to end: it finishes what it has, and is lost some time later."""
         island = self.chance.randrange(self.count)
+        self.leaving.add(island)
+        self.tell(IslandLeaves(island, f"island {island} leaves"))
+        self.time.after(self.chance.uniform(0.01, 0.1), lambda: self.lose(island))
+
+    def lose(self, island: int | None = None) -> None:
+        island = self.chance.randrange(self.count) if island is None else island
         self.lost.add(island)
+        self.leaving.discard(island)
         self.losses[island] += 1
         steps = [*self.queues[island]]
         self.queues[island].clear()
@@ -251,7 +282,8 @@ class SimulatedSharing:
 
     def come_back(self, island: int) -> None:
         self.lost.discard(island)
-        self.tell(IslandBack(island, 0.001))
+        self.tell(IslandBack(island))
+        self.tell(RoundTripMeasured(island, 0.001))
 
     def check_end(self) -> None:
         """Checks that each step has ended, and that islands hold what living clients do, and no more."""
@@ -329,6 +361,7 @@ class DeviceTimers:
             if isinstance(effect, Issue):
                 for n in effect.step.islands:
                     self._queues[n].append(effect.step)
+                for n in effect.step.islands:
                     self._begin(n)
 
     def run(self, seconds: float) -> None:

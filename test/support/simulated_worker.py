@@ -14,6 +14,8 @@ from typing import Protocol
 
 from simulated_messages import (
     Ask,
+    Call,
+    Called,
     Cancel,
     Done,
     Fetch,
@@ -125,6 +127,7 @@ class SimulatedWorker:
         self._pulled: dict[tuple[int, int], int | Poison] = {}
         self._waits: tuple[int, SimulatedWorker, float] | None = None
         self._begun: tuple[int, float] | None = None
+        self._calls = 0
         self._work = self._serve()
         self._is_ready = next(self._work)
         together.members.append(self)
@@ -134,7 +137,7 @@ class SimulatedWorker:
 
     def is_idle(self) -> bool:
         """Whether it has nothing to do."""
-        return not self._queue and self._begun is None
+        return not self._queue and self._begun is None and not self._calls
 
     # What happens to its process.
 
@@ -238,6 +241,10 @@ class SimulatedWorker:
                     self._begun = message.run, self._time.now
                     yield from self._run(message)
                     self._begun = None
+                case Call() as message:
+                    assert message.call > self._last, f"{self} gets call {message.call} after {self._last}"
+                    self._last = message.call
+                    self._call(message)
                 case Free(arrays):
                     self._free(arrays)
                 case Fetch() as message:
@@ -250,6 +257,22 @@ class SimulatedWorker:
         for array in arrays:
             assert array in self.store, f"{self} frees array {array}, which it does not have"
             del self.store[array]
+
+    def _call(self, call: Call) -> None:
+        """Looks its arrays up now, and goes on beside what follows."""
+        arrays = [self.store[number] for number in call.arguments]
+        error = next((array.error for array in arrays if isinstance(array, Poison)), None)
+        error = "bad row" if error is None and call.raises else error
+        value = 0 if error is not None else hash((call.salt, *arrays))
+        self._calls += 1
+        self._time.after(call.seconds, lambda: self._end_call(Called(call.call, value, error)))
+
+    def _end_call(self, said: Called) -> None:
+        if self.is_stopped:
+            self._unread.append(lambda: self._end_call(said))
+        elif self.is_alive:
+            self._calls -= 1
+            self._network.say(self, "steps", said)
 
     def _send(self, fetch: Fetch) -> None:
         array = self.store[fetch.array]

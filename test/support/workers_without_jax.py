@@ -78,7 +78,8 @@ class ThreadWorker:
                 secret = bytes.fromhex(config.secret)
                 self._connections[channel] = call(sock, secret, purpose, decode_for_worker)
             self._connections["watch"].send(Ready("cpu", (0,), (None,), "127.0.0.1:1", "127.0.0.1:2"))
-            threading.Thread(target=self._answer, args=("steps",), daemon=True).start()
+            for channel in ("steps", "arrays"):
+                threading.Thread(target=self._answer, args=(channel,), daemon=True).start()
             self._answer("watch")
 
     def _answer(self, channel: str) -> None:
@@ -91,7 +92,8 @@ class ThreadWorker:
                     case Run() as run:
                         connection.send(Done(run.run, None, {}, 0.0))
                     case Load() as load:
-                        connection.send(LoadDone(load.request, None))
+                        # It comes among arrays.
+                        self._connections["steps"].send(LoadDone(load.request, None))
                     case _:
                         pass
         self._ended.set()

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import preloaded
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,13 +26,7 @@ ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
 def run(*arguments, **kwargs):
-    return subprocess.run(
-        [*PW_COMPILE, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **{"env": ENVIRONMENT, "check": False, **kwargs},
-    )
+    return preloaded.run("-m", "pathways.tools.pw_compile", *arguments, **kwargs)
 
 
 def error_of(*arguments, **kwargs):
@@ -345,7 +340,7 @@ def test_in_this_process(tmp_path, capsys):
 
 def test_modules_of_xla_and_their_share_of_the_time(tmp_path):
     """The second time they come from the code store."""
-    environment = {**ENVIRONMENT, "PW_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, "PW_CACHE_DIR": str(tmp_path)}
     for how in ("compiled", "from the code store"):
         done = run(f"{FIGURE2}:f", "--args", "f32[2]", "--explain", env=environment)
         assert done.returncode == 0, done.stderr

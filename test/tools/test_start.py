@@ -58,7 +58,7 @@ def test_every_tool_tells_its_version_and_its_flags(tool, capfd):
 
 
 def test_there_are_tools():
-    names = ["bundle", "compile", "completion", "lsp", "opt", "run", "sim", "viz"]
+    names = ["bundle", "cluster", "compile", "completion", "lsp", "opt", "run", "sim", "viz"]
     assert [f"pw_{name}" for name in names] == TOOLS
 
 

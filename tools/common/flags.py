@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -74,7 +75,8 @@ class FlagParser(argparse.ArgumentParser):
         return self._actions
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, rest = self.parse_known_args(args, namespace)
+        # Also `tool command --flag FILE`, where a flag parts two arguments that may be missing.
+        options, rest = self.parse_known_intermixed_args(args, namespace)
         if rest:
             self.error(f"unexpected argument '{rest[0]}'{hint(rest[0].partition('=')[0], self.flags)}")
         return options
@@ -138,8 +140,27 @@ def add_timing_flags(parser: FlagParser) -> None:
         metavar="FILE",
         help="how long launches take: a JSON file, the trace of a run, flops or units",
     )
+    add(
+        "--taken",
+        type=_probability,
+        default=1.0,
+        metavar="P",
+        help="how likely calls of branches, and turns of loops that may have ended, are taken: each takes so "
+        "much of its time; default: 1",
+    )
     add("--latency", metavar="TIME", help="of a link between two slices, such as 5us; default: none")
     add("--bandwidth", metavar="RATE", help="of a link, such as 10GB/s or 200Gbit/s; default: no limit")
+
+
+def _probability(text: str) -> float:
+    """A number from 0 to 1 on the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be a probability from 0 to 1, got '{text}'")
+    return value
 
 
 def add_policy_flags(parser: FlagParser) -> None:

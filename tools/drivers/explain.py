@@ -11,8 +11,10 @@ from jaxlib.mlir import ir
 
 from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import TransferOp, make_context, ops_named
+from pathways.dialect.operations.operation import symbol_name
 from pathways.passes.manager.base import main_function
 from pathways.passes.schedule.request import read_request
+from pathways.runtime.plan.parts import shown_part
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 
@@ -27,12 +29,14 @@ def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
     plan = compiled.plan
     cost = compiled.cost_analysis()
     launches = [step for step in plan.steps if isinstance(step, Launch)]
-    module = ir.Module.parse(lowered.as_text(), make_context())
+    whole = ir.Module.parse(lowered.as_text(), make_context())
+    module = shown_part(whole)
     loops = [{"loop": op.sym_name, "microbatches": op.count} for op in ops_named(module, ["pw.loop"])]
     timeline = compiled.timeline() if loops else None
     link = _link(lowered.schedule) if loops else None
     return {
         "program": lowered.name,
+        "chunk_of": None if module is whole else symbol_name(module.operation.opview),
         "arguments": [aval.str_short(short_dtypes=True) for aval in lowered.in_avals],
         "launches": cost["launches"],
         "transfers": cost["transfers"],
@@ -85,6 +89,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 def _totals(of: Row) -> list[tuple[str, str]]:
     totals = [
+        *([("of a chunk of", f"@{of['chunk_of']}")] if of["chunk_of"] else []),
         ("slices", str(len(of["slices"]))),
         ("computations", str(len({row["computation"] for row in of["computations"]}))),
         ("launches", str(of["launches"])),

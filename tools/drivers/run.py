@@ -189,8 +189,9 @@ def _run(
         jax.block_until_ready(list(results.values()))
     took = time.perf_counter() - began
     _say(f"{steps} step{'s' if steps > 1 else ''} in {took:.3f} s: {steps / took:,.1f} steps/s")
+    once = "chunk" if loaded.in_parts else "step"
     _say(
-        f"each step: {cost['launches']} launches, {cost['transfers']} transfers, "
+        f"each {once}: {cost['launches']} launches, {cost['transfers']} transfers, "
         f"{cost['bytes transferred']:,} bytes between slices"
     )
     return loaded.to_buffers(results)

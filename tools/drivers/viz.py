@@ -49,7 +49,7 @@ def _replays(options: argparse.Namespace) -> list[EventLog] | None:
     plan = read_plan(options.input)
     if plan is None:
         return None
-    by_default = argparse.Namespace(times=None, latency=None, bandwidth=None)
+    by_default = argparse.Namespace(times=None, taken=1.0, latency=None, bandwidth=None)
     models = [read_model(by_default, plan)]
     if (asked := read_model(options, plan)) != models[0]:
         models.append(asked)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import form_of, make_context
-from pathways.dialect.verification.forms import SCHEDULED
+from pathways.dialect import make_context
+from pathways.dialect.operations.operation import symbol_name
+from pathways.dialect.verification.forms import SCHEDULED, stage_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.measured.durations import measured_durations
@@ -25,9 +26,10 @@ from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.passes.util.links import Link, read_link
 from pathways.passes.util.quantities import FLOPS, UNITS, TimesError
 from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.plan.parts import shown_part
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate
-from pathways.runtime.simulate.times import ReplayTimes, stated_times, times_in, title_of
+from pathways.runtime.simulate.times import ExpectedTimes, ReplayTimes, stated_times, times_in, title_of
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.common.diagnostics import Printer
 from pathways.tools.common.errors import UserError
@@ -50,7 +52,7 @@ def read_plan(path: str) -> Plan | None:
     with Diagnostics(context, Printer(source)):
         try:
             module = parse(source, context)
-            form = form_of(module)
+            form = stage_of(module)
             if form != SCHEDULED.name:
                 problem = "says no form (pw.form)" if form is None else f"is in the form '{form}'"
                 raise UserError(
@@ -63,9 +65,11 @@ def read_plan(path: str) -> Plan | None:
         except (ir.MLIRError, PassFailure):
             return None
         doing("making the plan")
-        name = module.operation.attributes
+        part = shown_part(module)
+        # As runs of it are called in a trace.
+        names = [symbol_name(each.operation.opview) for each in dict.fromkeys([module, part])]
         try:
-            return plan_of(module, name["sym_name"].value if "sym_name" in name else "main", proved=True)
+            return plan_of(part, "_".join(filter(None, names)) or "main", proved=True)
         except ValueError as error:
             raise UserError(f"'{source.name}': {error}") from None
 
@@ -103,7 +107,10 @@ def read_model(options: argparse.Namespace, plan: Plan) -> Model:
         link = read_link(options.latency, options.bandwidth, times.unit)
     except TimesError as error:
         raise UserError(f"--{error}") from None
-    return Model(times, link, title_of(name, link, planned=stated is not None))
+    taken = options.taken
+    if taken < 1:
+        times, name = ExpectedTimes(times, taken), f"{name}, taken={taken:g}"
+    return Model(times, link, title_of(name, link, planned=stated is not None and taken == 1))
 
 
 def common_times(options: argparse.Namespace) -> argparse.Namespace:

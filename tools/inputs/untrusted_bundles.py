@@ -38,7 +38,7 @@ def plan_in(path: str) -> Plan:
     try:
         bundle = read(path)
         with within_allowance(bundle):
-            _, plan, _ = read_program(bundle)
+            program = read_program(bundle)
     except BundleError as error:
         raise UserError(str(error)) from None
-    return plan
+    return program.plan

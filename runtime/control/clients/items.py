@@ -34,7 +34,6 @@ class QueuedStep:
         "_left",
         "_missing",
         "_order",
-        "_rank",
         "_state",
         "_token",
         "client",
@@ -73,7 +72,6 @@ class QueuedStep:
         self._missing = 0
         self._left = set(self.islands)
         self._state: Literal["waits", "ready", "issued", "dropped"] = "waits"
-        self._rank = 0.0
         self._keys: Mapping[int, float] = {}
         self._order = 0
         self._token = 0
@@ -88,12 +86,18 @@ class InOrder:
       client: the number of the client.
       island: that of the island.
       frees: the numbers of the arrays that end with it.
+      takes: those of the arrays that it looks at.
+      makes: those of the arrays that are there after it.
+      sent: those of both that its client sends itself: they are waited for.
       what: for the shell.
     """
 
     client: int
     island: int
     frees: tuple[int, ...] = ()
+    takes: tuple[int, ...] = ()
+    makes: tuple[int, ...] = ()
+    sent: frozenset[int] = frozenset()
     what: Any = None
 
 
@@ -141,6 +145,14 @@ class PartDone:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class IslandLeaves:
+    """An island takes no more steps; those under way go on, and what it has can be looked at."""
+
+    island: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class IslandLost:
     """An island is gone, with all arrays there and all that was under way."""
 
@@ -150,13 +162,30 @@ class IslandLost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IslandBack:
-    """An island is there again, and empty; `round_trip` is that to its farthest host, in seconds."""
+    """An island is there again, and empty."""
 
     island: int
-    round_trip: float = 0.0
 
 
-SchedulerEvent = ClientJoined | ClientLeft | WorkAsked | Arrived | PartDone | IslandLost | IslandBack
+@dataclasses.dataclass(frozen=True, slots=True)
+class RoundTripMeasured:
+    """A message to the farthest host of an island and its answer take so many seconds."""
+
+    island: int
+    seconds: float
+
+
+SchedulerEvent = (
+    ClientJoined
+    | ClientLeft
+    | WorkAsked
+    | Arrived
+    | PartDone
+    | IslandLeaves
+    | IslandLost
+    | IslandBack
+    | RoundTripMeasured
+)
 
 
 # What is to be done.
@@ -171,10 +200,17 @@ class Issue:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeTurn:
-    """It is the turn of what has an order; `frees` are those of its arrays that are there."""
+    """It is the turn of what has an order.
+
+    Attributes:
+      item: what.
+      frees: those of the arrays that end with it that are there.
+      is_there: whether all are that it looks at.
+    """
 
     item: InOrder
     frees: tuple[int, ...]
+    is_there: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -37,11 +37,13 @@ from pathways.runtime.control.clients.items import (
     Expel,
     InOrder,
     IslandBack,
+    IslandLeaves,
     IslandLost,
     Issue,
     PartDone,
     QueuedStep,
     Refuse,
+    RoundTripMeasured,
     SchedulerEffect,
     SchedulerEvent,
     Sweep,
@@ -87,8 +89,8 @@ class ScheduledClient:
         ]
         self._served = [0.0] * islands
         self._arrays: list[set[int]] = [set() for _ in range(islands)]
-        # The steps that wait for an array, by its island and number.
-        self._awaited: dict[tuple[int, int], list[QueuedStep]] = {}
+        # What waits for an array, by its island and number.
+        self._awaited: dict[tuple[int, int], list[QueuedStep | InOrder]] = {}
         self._estimates: dict[int, float] = {}
 
     @property
@@ -107,6 +109,7 @@ class _SharedIsland:
     __slots__ = (
         "busy_until",
         "claim",
+        "is_lost",
         "problem",
         "ready",
         "round_trip",
@@ -127,6 +130,7 @@ class _SharedIsland:
         self.virtual = 0.0
         self.round_trip = 0.0
         self.problem: str | None = None
+        self.is_lost = False
 
 
 class Scheduler:
@@ -169,11 +173,16 @@ class Scheduler:
                 self.clients[client] = ScheduledClient(client, weight, len(self._islands))
             case ClientLeft(client):
                 self._leave(self.clients.pop(client))
+            case IslandLeaves(number, why):
+                self._islands[number].problem = why
+                for each in self.clients.values():
+                    self._refuse_all(each, number, why)
             case IslandLost():
                 self._lose(event)
-            case IslandBack(number, round_trip):
-                self._islands[number].problem = None
-                self._islands[number].round_trip = round_trip
+            case IslandBack(number):
+                self._islands[number].problem, self._islands[number].is_lost = None, False
+            case RoundTripMeasured(number, seconds):
+                self._islands[number].round_trip = seconds
         while self._open:
             self._fill(self._open.pop(), now)
         return self._effects
@@ -185,6 +194,7 @@ class Scheduler:
         if isinstance(item, InOrder):
             line = client._lines[item.island]
             line.append(item)
+            client._arrays[item.island].update(item.makes)
             if len(line) == 1:
                 self._advance(client, item.island)
             return
@@ -232,11 +242,18 @@ class Scheduler:
                 first._firsts += 1
                 self._see_if_ready(client, first)
                 return
-            line.popleft()
             there = client._arrays[island]
+            coming = next(
+                (n for n in (*first.frees, *first.takes) if n in first.sent and n not in there), None
+            )
+            if coming is not None and not self._islands[island].is_lost:
+                client._awaited.setdefault((island, coming), []).append(first)
+                return
+            line.popleft()
+            is_there = there.issuperset(first.takes)
             frees = tuple([number for number in first.frees if number in there])
             there.difference_update(frees)
-            self._effects.append(TakeTurn(first, frees))
+            self._effects.append(TakeTurn(first, frees, is_there))
 
     def _see_if_ready(self, client: ScheduledClient, step: QueuedStep) -> None:
         if step._missing or step._firsts < len(step.islands) or step._state != "waits":
@@ -251,14 +268,27 @@ class Scheduler:
         # What has another one is of no account any more.
         token = step._token = next(self._orders)
         if not self._is_fair:
-            step._rank = step._order
             step._keys = dict.fromkeys(step.islands, step._order)
         else:
-            # By how much it was served more than others, where that is most.
-            more = step._rank = max([client._served[n] - islands[n].virtual for n in step.islands])
+            more = self._more(step)
             step._keys = {n: more + islands[n].virtual for n in step.islands}
         for n, key in step._keys.items():
             heapq.heappush(islands[n].ready, (key, token, step))
+
+    def _more(self, step: QueuedStep) -> float:
+        """By how much its client was served more than others now, where that is most."""
+        served, islands = self.clients[step.client]._served, self._islands
+        return max([served[n] - islands[n].virtual for n in step.islands])
+
+    def _is_before(self, step: QueuedStep, other: QueuedStep, island: int) -> bool:
+        """Whether it is the turn of a ready step on an island before it is that of another one."""
+        if not self._is_fair:
+            return step._order < other._order
+        if len(step.islands) > 1 and len(other.islands) > 1:
+            # One order for all islands: else each of two could wait for the other. By what both were served
+            # until now: what others were served while a step waits brings it forward.
+            return (self._more(step), step._order) < (self._more(other), other._order)
+        return (step._keys[island], step._order) < (other._keys[island], other._order)
 
     # Places.
 
@@ -297,7 +327,7 @@ class Scheduler:
     def _claim(self, step: QueuedStep) -> None:
         for n in step.islands:
             before = self._claim_of(n)
-            if before is None or _is_before(step, before, n):
+            if before is None or self._is_before(step, before, n):
                 self._islands[n].claim = step
 
     def _claim_of(self, number: int) -> QueuedStep | None:
@@ -318,7 +348,7 @@ class Scheduler:
         end = self._start_of(step, now) + step._estimate
         return all(
             claim is None
-            or _is_before(step, claim, n)
+            or self._is_before(step, claim, n)
             or (end <= self._start_of(claim, now) and self._has_room_beside(n, step, claim))
             for n, claim in claims
         )
@@ -429,9 +459,12 @@ class Scheduler:
             self._effects.append(Sweep(arrived.client, arrived.island, (arrived.array,)))
             return
         client._arrays[arrived.island].add(arrived.array)
-        for step in client._awaited.pop((arrived.island, arrived.array), ()):
-            step._missing -= 1
-            self._see_if_ready(client, step)
+        for item in client._awaited.pop((arrived.island, arrived.array), ()):
+            if isinstance(item, InOrder):
+                self._advance(client, item.island)
+            else:
+                item._missing -= 1
+                self._see_if_ready(client, item)
 
     def _leave(self, client: ScheduledClient) -> None:
         for n, line in enumerate(client._lines):
@@ -439,6 +472,8 @@ class Scheduler:
                 if isinstance(item, QueuedStep):
                     item._state = "dropped"
                     client._arrays[n].difference_update(item.makes[n])
+                else:
+                    client._arrays[n].difference_update(item.makes)
             if client._arrays[n]:
                 self._effects.append(Sweep(client.number, n, tuple(sorted(client._arrays[n]))))
         self._open.update(range(len(self._islands)))
@@ -446,7 +481,7 @@ class Scheduler:
     def _lose(self, lost: IslandLost) -> None:
         n = lost.island
         island = self._islands[n]
-        island.problem = lost.why
+        island.problem, island.is_lost = lost.why, True
         for step in [*island.under_way]:
             self._free_place(step, n)
             if (client := self.clients.get(step.client)) is not None:
@@ -454,12 +489,16 @@ class Scheduler:
         island.busy_until = 0.0
         island.claim = None
         for client in self.clients.values():
+            client._arrays[n].clear()
             self._refuse_all(client, n, lost.why)
+            for waiting in [key for key in client._awaited if key[0] == n]:
+                del client._awaited[waiting]
+            # Only what has an order is left, which waits for nothing there any more.
+            self._advance(client, n)
         self._open.update(range(len(self._islands)))
 
     def _refuse_all(self, client: ScheduledClient, island: int, why: str) -> None:
-        """Refuses what a client wants on an island that is gone, and what needs that."""
-        client._arrays[island].clear()
+        """Refuses the steps that a client wants on an island that takes none, and those that need them."""
         refused = {item for item in client._lines[island] if isinstance(item, QueuedStep)}
         made = {(n, array) for step in refused for n in step.islands for array in step.makes[n]}
         for line in client._lines:
@@ -467,6 +506,8 @@ class Scheduler:
                 if isinstance(item, QueuedStep) and item not in refused and _takes_any(item, made):
                     refused.add(item)
                     made |= {(n, array) for n in item.islands for array in item.makes[n]}
+        for waiting in client._awaited.values():
+            waiting[:] = [item for item in waiting if item not in refused]
         for step in sorted(refused, key=lambda step: step._order):
             step._state = "dropped"
             client.unfinished -= 1
@@ -481,14 +522,6 @@ class Scheduler:
                 line.extend(kept)
                 if kept and kept[0] is not was:
                     self._advance(client, n)
-
-
-def _is_before(step: QueuedStep, other: QueuedStep, island: int) -> bool:
-    """Whether it is the turn of a ready step on an island before it is that of another one."""
-    if len(step.islands) > 1 and len(other.islands) > 1:
-        # One order for all islands: else each of two could wait for the other.
-        return (step._rank, step._order) < (other._rank, other._order)
-    return (step._keys[island], step._order) < (other._keys[island], other._order)
 
 
 def _takes_any(step: QueuedStep, made: Iterable[tuple[int, int]]) -> bool:

@@ -9,22 +9,22 @@ import threading
 from collections.abc import Sequence
 from typing import Unpack
 
-from pathways.runtime.hosts.controller.controller import Controller
+from pathways.runtime.hosts.attached.attaching import Attachment, attachment_of
+from pathways.runtime.hosts.attached.attaching import attach as attach_to
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.controller.own_controller import OwnController
 from pathways.runtime.hosts.controller.starting import Starter
-from pathways.runtime.hosts.launch.children import Spawner
-from pathways.runtime.hosts.launch.commands import DEFAULT_START, StartCommand
-from pathways.runtime.hosts.launch.joining import JoinLauncher, secret_of
-from pathways.runtime.hosts.launch.launching import Launcher
+from pathways.runtime.hosts.launch.choosing import doing, settings_of
 from pathways.runtime.hosts.launch.options import FormerKeywords, HostOptions, with_former
-from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
-from pathways.runtime.hosts.launch.settings import Island, Settings, islands_of
-from pathways.runtime.hosts.launch.slurm import SLURM_START, islands_on, nodes_of, own_address
+from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local import devices, recording, stalls
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.xla.tracebacks import boundary
 
 _lock = threading.RLock()
 _controller: Controller | None = None
+_asked: Settings | Attachment | None = None
+"""What `_controller` was made for."""
 
 
 @boundary
@@ -44,6 +44,9 @@ def connect(
     platform: str | None = None,
     device_memory: int | None = None,
     options: HostOptions | None = None,
+    attach: str | None = None,
+    client: str | None = None,
+    token: str | os.PathLike[str] | None = None,
     **former: Unpack[FormerKeywords],
 ) -> Cluster:
     """Chooses the devices that programs use, and returns them.
@@ -85,6 +88,11 @@ def connect(
         `jax.Device.memory_stats()`); for CPU devices that is nothing, and nothing is refused.
       options: how workers are watched and where they listen, see `HostOptions`; its `stall_report` is for the
         devices of this process, too.
+      attach: be a client of a service that `pw-cluster up` has started, and share its islands with others:
+        the name of its cluster, as in `"lab"`, or where it listens, as in `"10.0.0.5:7070"`.
+      client: what the service calls this process; by default the name of the user and the number of the
+        process. Only one client has a name at a time; its share may be set in the file of the cluster.
+      token: the path of a copy of the token of the cluster; by default that in its folder on this machine.
       former: fields of `options`, which may still be given as keywords; that is deprecated.
 
     Raises:
@@ -96,26 +104,18 @@ def connect(
       HostError: a worker does not start.
     """
     with _lock:
+        if attach is not None:
+            # All that may be asked for is in the file of the cluster.
+            others = (launcher, hosts, islands, address, bind, start, python, secret_file)
+            here = (cpu_devices, platform, device_memory, options)
+            if any(each is not None for each in (*others, *here)) or former or devices_per_host != 1:
+                raise ValueError("connect: with attach= go client= and token= alone")
+            return _connect(attachment_of(attach, client, token))
+        if client is not None or token is not None:
+            raise ValueError("connect: client= and token= go with attach=")
         options = with_former(options, former)
-        if launcher not in (None, "ray", "slurm", "join"):
-            raise ValueError(f"connect({launcher!r}): expected 'ray', 'slurm', 'join', or nothing")
-        if launcher == "slurm":
-            if hosts is not None:
-                raise ValueError(
-                    "connect('slurm'): hosts are the nodes of the allocation; say islands=, or nothing"
-                )
-            nodes = nodes_of(os.environ)
-            islands = islands_on(nodes, islands, devices_per_host)
-            start = SLURM_START if start is None else start
-            bind = own_address(os.environ, len(nodes)) if bind is None else bind
-            launcher = None
-        if launcher == "ray" and not isinstance(islands, Sequence):
-            raise ValueError(f"connect({launcher!r}): expected islands=[pathways.Island(...), ...]")
-        if launcher == "join" and hosts is None and not isinstance(islands, Sequence):
-            raise ValueError("connect('join'): expected hosts=, or islands=[pathways.Island(...), ...]")
-        if launcher != "ray" and address is not None:
-            raise ValueError("connect: address= is that of a Ray cluster: say connect('ray', address=...)")
-        if launcher is None and hosts is None and (islands is None or isinstance(islands, int)):
+        is_here = launcher is None and hosts is None and address is None
+        if is_here and (islands is None or isinstance(islands, int)):
             found = devices.connect(
                 cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
             )
@@ -129,14 +129,20 @@ def connect(
                 "connect: cpu_devices, device_memory and islands=2 are for the devices of this "
                 "process; with hosts= say devices_per_host=, or islands=[pathways.Island(...)] alone"
             )
-        asked = islands_of(islands, hosts, devices_per_host)
-        bind = bind or ("127.0.0.1" if launcher == "ray" else None)
-        named = any(machine is not None for island in asked for machine in island.machines)
-        command = None
-        if named or start is not None or python is not None:
-            command = StartCommand(DEFAULT_START if start is None else start, python)
-        return _connect_hosts(
-            Settings(asked, options, bind, command, platform or "cpu", launcher, address, secret_file)
+        return _connect(
+            settings_of(
+                launcher,
+                hosts=hosts,
+                devices_per_host=devices_per_host,
+                islands=islands,
+                address=address,
+                bind=bind,
+                start=start,
+                python=python,
+                secret_file=secret_file,
+                platform=platform,
+                options=options,
+            )
         )
 
 
@@ -157,18 +163,9 @@ def controller() -> Controller | None:
     return _controller
 
 
-def _launcher(settings: Settings) -> Launcher:
-    if settings.launcher is None:
-        return Spawner(settings.start)
-    assert settings.bind is not None
-    if settings.secret_file is not None:
-        return JoinLauncher(settings.endpoints, secret_of(settings.secret_file), settings.hosts)
-    return RayLauncher(settings.address, settings.bind, settings.cores)
-
-
-def _connect_hosts(settings: Settings) -> Cluster:
-    global _controller
-    if _controller is not None and _controller.is_usable() and _controller.settings == settings:
+def _connect(asked: Settings | Attachment) -> Cluster:
+    global _controller, _asked
+    if _controller is not None and _controller.is_usable() and _asked == asked:
         return _controller.cluster
     if bound := devices.session.bound_slices():
         raise RuntimeError(
@@ -176,32 +173,28 @@ def _connect_hosts(settings: Settings) -> Cluster:
             "pathways.release(slice), or connect first"
         )
     _close()
-    launcher = _launcher(settings)
-    match launcher:
-        case RayLauncher():
-            doing = f"starting {settings.hosts} hosts with Ray"
-        case JoinLauncher():
-            doing = f"waiting for {settings.hosts} hosts to join at {launcher.address}"
-        case _:
-            doing = f"starting {settings.hosts} hosts"
-    print(f"pathways: {doing} ...", file=sys.stderr, flush=True)
-    try:
-        secret = launcher.secret if isinstance(launcher, JoinLauncher) else None
-        started = Controller(Starter(settings, launcher, secret), settings)
-    except BaseException:
-        launcher.close()
-        raise
+    started = _started(asked) if isinstance(asked, Settings) else attach_to(asked)
     try:
         recording.register(started.traces)
         cluster = devices.session.connect(lambda: started.cluster)
     except BaseException:
         started.close()
         raise
-    _controller = started
+    _controller, _asked = started, asked
     # Last in, first out: before whatever was imported to start them leaves.
     atexit.unregister(_close)
     atexit.register(_close)
     return cluster
+
+
+def _started(settings: Settings) -> Controller:
+    starter = Starter.of(settings)
+    print(f"pathways: {doing(settings)} ...", file=sys.stderr, flush=True)
+    try:
+        return OwnController(starter, settings)
+    except BaseException:
+        starter.close()
+        raise
 
 
 def _close() -> None:

@@ -23,10 +23,10 @@ from pathways.runtime.control.effects import (
 )
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.control.events import Buried, GangKey, NotStarted, Started
-from pathways.runtime.hosts.controller.host import HostGang, HostProcess
-from pathways.runtime.hosts.controller.islands import Islands
-from pathways.runtime.hosts.controller.listener import Listener
-from pathways.runtime.hosts.controller.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.hosts.cluster.islands import Islands
+from pathways.runtime.hosts.cluster.listener import Listener
+from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.endings import end_all
 from pathways.runtime.hosts.protocol.messages import Ask, Cancel, Leave, Lost, Message, Ping

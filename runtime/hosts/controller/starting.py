@@ -14,9 +14,11 @@ from typing import Any
 
 from pathways.runtime.control.errors import ClusterClosedError, HostStartError
 from pathways.runtime.control.gang import START_SECONDS
-from pathways.runtime.hosts.controller.host import HostProcess, last_words
+from pathways.runtime.hosts.cluster.host import HostProcess, last_words
+from pathways.runtime.hosts.launch.choosing import launcher_of
 from pathways.runtime.hosts.launch.descriptors import make_room
 from pathways.runtime.hosts.launch.endings import Endings, end_all
+from pathways.runtime.hosts.launch.joining import JoinLauncher
 from pathways.runtime.hosts.launch.launching import Launcher, WorkerConfig, WorkerProcess
 from pathways.runtime.hosts.launch.listening import Address, controller_socket
 from pathways.runtime.hosts.launch.settings import Settings
@@ -57,6 +59,18 @@ class Starter:
             range(first, first + len(island.machines))
             for first, island in zip(firsts, settings.islands, strict=False)
         ]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Starter:
+        """One whose launcher is as the settings say; close it when workers do not start.
+
+        Raises:
+          HostError: the launcher cannot, as where a port is taken.
+          OSError: the file with a secret cannot be read.
+          ValueError: that file can be read by others, or has too little.
+        """
+        launcher = launcher_of(settings)
+        return cls(settings, launcher, launcher.secret if isinstance(launcher, JoinLauncher) else None)
 
     def start(
         self, islands: Sequence[int], stop: threading.Event, contact: float = START_SECONDS

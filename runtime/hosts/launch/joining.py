@@ -40,8 +40,12 @@ _PATIENCE = 10.0
 """Seconds that one who has joined may take to start a process, or that its machine may not answer."""
 
 
-def secret_of(path: str) -> bytes:
+def secret_of(path: str, setting: str = "secret_file") -> bytes:
     """The secret in a file, without white space round it.
+
+    Args:
+      path: the file.
+      setting: what users call it.
 
     Raises:
       ValueError: others may read the file, or it is too short.
@@ -50,11 +54,11 @@ def secret_of(path: str) -> bytes:
     file = Path(path)
     mode = file.stat().st_mode & 0o777
     if mode & 0o077:
-        raise ValueError(f"secret_file={path!r} can be read by others (mode {mode:04o}): chmod 600 {path}")
+        raise ValueError(f"{setting}={path!r} can be read by others (mode {mode:04o}): chmod 600 {path}")
     secret = file.read_bytes().strip()
     if len(secret) < _LEAST_BYTES:
         raise ValueError(
-            f"secret_file={path!r} has {len(secret)} bytes; expected at least {_LEAST_BYTES} random ones"
+            f"{setting}={path!r} has {len(secret)} bytes; expected at least {_LEAST_BYTES} random ones"
         )
     return secret
 
@@ -132,7 +136,7 @@ class JoinLauncher:
         assert endpoints.ports is not None
         self.secret = secret
         self._hosts = hosts
-        self.address = f"{endpoints.advertise or endpoints.bind}:{endpoints.ports[0]}"
+        self.address = endpoints.join_address
         self._changed = threading.Condition()
         # Those who have no worker, and all.
         self._guests: list[_Guest] = []

@@ -78,7 +78,11 @@ def connect_to(address: Address, heartbeat: float) -> socket.socket:
     """
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX)
-        sock.connect(address)
+        try:
+            sock.connect(address)
+        except BaseException:
+            sock.close()
+            raise
         return sock
     sock = socket.create_connection(address, timeout=_CONNECT_SECONDS)
     sock.settimeout(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypedDict
@@ -13,6 +12,8 @@ AUTO: Final = "auto"
 
 MOST_AHEAD = 256
 """How many steps may be under way where nothing else bounds them."""
+
+_MOST = 1e12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,8 @@ def check_count(name: str, number: object) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Some whole numbers have no float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_MOST < value < _MOST
 
 
 def _port_range(ports: object) -> tuple[int, int]:

@@ -78,6 +78,12 @@ class Endpoints:
                 "advertise= and ports= go with bind=, the address that the controller listens on"
             )
 
+    @property
+    def join_address(self) -> str:
+        """Where those who join find the controller: the first of its ports."""
+        assert self.ports is not None
+        return f"{self.advertise or self.bind}:{self.ports[0]}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:

@@ -29,6 +29,11 @@ _MOST_OF_ONE = 32
 
 log = logging.getLogger("pathways")
 
+
+class NotProvedError(ConnectionEnded):
+    """The other side has ended the connection when it had our proof: it has another secret."""
+
+
 Decode = Callable[[bytearray], Any]
 """Reads a message."""
 
@@ -130,17 +135,22 @@ def call(
 
     Raises:
       MessageError: the other side does not know the secret, or says something else.
-      ConnectionEnded: it went away, or took too long.
+      NotProvedError: it went away when it had our proof.
+      ConnectionEnded: it went away before, or took too long.
     """
     connection: Connection[Any] = Connection(sock, decode)
     connection.bound(seconds, HANDSHAKE_BYTES)
     opener = Opener(secret, purpose, secrets.token_bytes(NONCE_BYTES))
+    has_proved = False
     try:
         connection.send(opener.first)
         while (answer := opener.on_message(connection.receive())) is not None:
             connection.send(answer)
-    except BaseException:
+            has_proved = True
+    except BaseException as error:
         connection.close()
+        if has_proved and isinstance(error, ConnectionEnded):
+            raise NotProvedError(str(error)) from None
         raise
     connection.unbound()
     return connection

@@ -11,10 +11,10 @@ same:
                                     <-         Welcome(code)
 
 A code is the HMAC-SHA256 (RFC 2104) of all that was said: the purpose, which has the channel, the role, the
-host, its epoch and whom it calls, both nonces, and the versions; and of the side that it is of. So a code is
-good for one connection, in one direction, for one purpose. A keeper's code is no opener's, and it is given
-only to an opener that has proved itself: one that relays what it receives learns nothing that helps it with
-another connection. What follows is not encrypted.
+host, its epoch, whom it calls and the name of a client, both nonces, and the versions; and of the side that
+it is of. So a code is good for one connection, in one direction, for one purpose. A keeper's code is no
+opener's, and it is given only to an opener that has proved itself: one that relays what it receives learns
+nothing that helps it with another connection. What follows is not encrypted.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import msgspec
 
 from pathways.runtime.control.reports import HostReport
 
-PROTOCOL = 8
+PROTOCOL = 10
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -22,6 +22,10 @@ CHANNELS = ("steps", "arrays", "watch")
 
 PEER = "peer"
 """The connection of one worker to another, on which they ask whether they live."""
+
+
+CLIENT_BITS = 40
+"""The lower bits of the number of an array or step, which a client counts; the others are the client's."""
 
 
 def versions() -> tuple[str, str, str]:
@@ -61,11 +65,12 @@ class Purpose(msgspec.Struct, frozen=True):
     """What a connection is for.
 
     Attributes:
-      channel: which of `CHANNELS` it is, or `PEER`.
-      role: what the side that opens it is: `worker`.
-      host: its number.
+      channel: which of `CHANNELS` it is, or `PEER`, or what another file of this folder calls it.
+      role: what the side that opens it is: `worker`, `client` or `admin`.
+      host: the number of a worker.
       epoch: how often workers were started before it.
-      to: whom it calls: `controller`, or `host 3`.
+      to: whom it calls: `controller`, `host 3`, or `service`.
+      name: that of a client.
     """
 
     channel: str
@@ -73,9 +78,10 @@ class Purpose(msgspec.Struct, frozen=True):
     host: int
     epoch: int
     to: str
+    name: str = ""
 
     def __str__(self) -> str:
-        return f"connection {self.channel!r} of {self.role} {self.host} to {self.to}"
+        return f"connection {self.channel!r} of {self.role} {self.name or self.host} to {self.to}"
 
 
 class Open(Message, frozen=True):
@@ -266,11 +272,22 @@ class Fetch(Message, frozen=True):
       request: the number of the request, which the answers carry.
       array: the number of the array.
       devices: the positions of those that have them, among the devices of the array on this host.
+      size: their bytes, all together.
+      credit: how many bytes may be sent before there is a `Credit`; None for all.
     """
 
     request: int
     array: int
     devices: tuple[int, ...]
+    size: int = 0
+    credit: int | None = None
+
+
+class Credit(Message, frozen=True):
+    """So many more bytes of what was fetched may be sent; of none that is left, the rest is not wanted."""
+
+    request: int
+    bytes: int
 
 
 class Unload(Message, frozen=True):
@@ -482,6 +499,102 @@ class Described(Message, frozen=True):
     error: str | None
 
 
+# Calls of functions.
+
+
+class KeptArray(msgspec.Struct, frozen=True):
+    """An array of a call.
+
+    Attributes:
+      array: its number; known on all hosts of the island.
+      key: which typed PRNG keys it holds the words of, such as `threefry2x32`; None for another array.
+    """
+
+    array: int
+    key: str | None
+
+
+class MadeArray(msgspec.Struct, frozen=True):
+    """An array that a call makes.
+
+    Attributes:
+      shape: its global shape.
+      dtype: its dtype; of typed PRNG keys that of their words.
+      placement: where it goes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    placement: DeviceLayout
+
+
+class Call(Message, frozen=True):
+    """Calls a function, in its place among steps, and beside those that follow.
+
+    Attributes:
+      call: the number of the call, higher than those of steps and calls before it.
+      first: the number of the first array that it makes; others follow it.
+      hosts: those that call it; all others of the island only learn that they have no part of what it makes.
+      function: where it is, as in `package.module:name`.
+      path: where modules are found.
+      lane: calls of one lane are made one after the other.
+      x64: whether JAX has 64 bits.
+      arrays: those that it takes.
+      arguments: JSON: the positional arguments, see `trees`, and the named ones.
+      made: the arrays that it makes; None for a value.
+      structure: JSON: how these lie in what it returns, see `trees`.
+    """
+
+    call: int
+    first: int
+    hosts: tuple[int, ...]
+    function: str
+    path: tuple[str, ...]
+    lane: int
+    x64: bool
+    arrays: tuple[KeptArray, ...]
+    arguments: bytes
+    made: tuple[MadeArray, ...] | None
+    structure: bytes
+
+
+class CallFailure(msgspec.Struct, frozen=True):
+    """Why a call failed.
+
+    Attributes:
+      kind: `raised` for what the function raised, `import` where it was not found, `result` for something
+        that it must not return, `argument` where it had no chance.
+      type: the type of the exception, such as `ValueError`.
+      text: its message, or what is wrong.
+      traceback: from the function on; nothing where there is none.
+      errno: the number of an error of the system; None for others.
+      path: the file that it is about; None where it says none.
+      about: what the call was at, as the end of a phrase.
+    """
+
+    kind: str
+    type: str
+    text: str
+    traceback: str = ""
+    errno: int | None = None
+    path: str | None = None
+    about: str = ""
+
+
+class Called(Message, frozen=True):
+    """A call has ended on this host.
+
+    Attributes:
+      call: its number.
+      value: JSON: what it returned, or says besides the arrays that it makes; nothing when it failed.
+      failure: why it failed; None when it did not.
+    """
+
+    call: int
+    value: bytes
+    failure: CallFailure | None
+
+
 FromTracing = TraceStarted | RunTimes | TraceDone | ClockTime
 
 ToWorker = (
@@ -493,6 +606,7 @@ ToWorker = (
     | Run
     | Free
     | Fetch
+    | Credit
     | Unload
     | Lost
     | Cancel
@@ -503,6 +617,7 @@ ToWorker = (
     | Ask
     | Describe
     | Leave
+    | Call
 )
 ToController = (
     Handshake
@@ -519,4 +634,5 @@ ToController = (
     | PeerFound
     | Described
     | Leaving
+    | Called
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pathways.runtime.hosts.protocol.frames import HEADER_BYTES, MOST_BYTES, encode, lengths
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
@@ -18,6 +19,12 @@ _AT_ONCE = 1 << 16
 
 _LONG = _AT_ONCE // 4
 """The longest message, in bytes, that is sure to be there whole some time."""
+
+LONGEST_TAKEN = 1 << 24
+"""The longest message, in bytes, where reading does not wait for the rest of one."""
+
+MOST_KEPT = 1 << 26
+"""How many bytes are kept for who does not read them."""
 
 type Place[Received] = Callable[[Received, int], memoryview]
 """Gives the memory for the bytes of an array after a message, of their number."""
@@ -35,6 +42,7 @@ class Connection[Received]:
       decode: reads what the other side sends.
 
     Attributes:
+      decode: see above; where several sorts of others call, it is chosen anew when one has said who it is.
       place: where the bytes of arrays go; without it there may be none.
     """
 
@@ -42,12 +50,15 @@ class Connection[Received]:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
-        self._decode = decode
+        self.decode = decode
         self._sending = threading.Lock()
         self._buffer = bytearray(_AT_ONCE)
         self._unread = 0
         self._most = MOST_BYTES
         self._deadline: float | None = None
+        # What the system has not taken yet, where sending does not wait.
+        self._kept: collections.deque[memoryview] | None = None
+        self._wake: Callable[[], None] = lambda: None
         self.place: Place[Received] | None = None
 
     def fileno(self) -> int:
@@ -68,12 +79,69 @@ class Connection[Received]:
 
     def send_frames(self, *frames: bytes | memoryview) -> None:
         """Sends messages that are encoded already; see `send`."""
+        if self._kept is not None:
+            self._send_or_keep(self._kept, frames)
+            return
         with self._sending:
             try:
                 for frame in frames:
                     self._socket.sendall(frame)
             except OSError as error:
                 raise _ended(error) from None
+
+    def _send_or_keep(
+        self, kept: collections.deque[memoryview], frames: Sequence[bytes | memoryview]
+    ) -> None:
+        with self._sending:
+            data = memoryview(b"".join(frames))
+            if not kept:
+                try:
+                    data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    pass
+                except OSError as error:
+                    raise _ended(error) from None
+            if not data:
+                return
+            kept.append(data)
+            if sum(map(len, kept)) > MOST_KEPT:
+                raise ConnectionEnded(f"the other side has not read the last {MOST_KEPT} bytes")
+        self._wake()
+
+    def keep_sending(self, wake: Callable[[], None]) -> None:
+        """Lets nobody wait who sends: what the system does not take at once is kept, and sent by `flush`.
+
+        Args:
+          wake: is called when there is something to flush.
+        """
+        self._kept, self._wake = collections.deque(), wake
+
+    def has_kept(self) -> bool:
+        """Whether something is to be flushed."""
+        return bool(self._kept)
+
+    def flush(self) -> None:
+        """Sends what the system takes now of what was kept.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+        """
+        with self._sending:
+            try:
+                while self._kept:
+                    sent = self._socket.send(self._kept[0], socket.MSG_DONTWAIT)
+                    if sent == len(self._kept[0]):
+                        self._kept.popleft()
+                    else:
+                        self._kept[0] = self._kept[0][sent:]
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise _ended(error) from None
+
+    def read_with(self, decode: Callable[[bytearray], Received]) -> None:
+        """Reads messages in another way from now on, such as those of whoever has proved who it is."""
+        self.decode = decode
 
     def receive(self) -> Received:
         """Waits for the next message.
@@ -87,7 +155,7 @@ class Connection[Received]:
         length, trailing = lengths(header, most=self._most)
         body = bytearray(length)
         self._fill(memoryview(body))
-        message = self._decode(body)
+        message = self.decode(body)
         if trailing:
             if self.place is None:
                 raise MessageError(f"{type(message).__name__} comes with {trailing} bytes of an array")
@@ -118,6 +186,30 @@ class Connection[Received]:
                     self._buffer[: self._unread - end] = self._buffer[end : self._unread]
                 self._unread -= end
                 return received
+
+    def take_some(self) -> list[Received]:
+        """The messages that are there whole, after one look at a socket that has something, without waiting.
+
+        For connections without bytes of arrays.
+
+        Raises:
+          ConnectionEnded: the other side is gone.
+          MessageError: it sent something that is no message, or a long one.
+        """
+        if self._unread == len(self._buffer):
+            if self._unread >= LONGEST_TAKEN:
+                raise MessageError(f"a message is longer than {LONGEST_TAKEN} bytes")
+            self._buffer += bytes(len(self._buffer))
+        with memoryview(self._buffer) as buffer:
+            try:
+                self._unread += self._read(buffer[self._unread :], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return []
+        received, end = self._whole(self._unread)
+        if end:
+            self._buffer[: self._unread - end] = self._buffer[end : self._unread]
+            self._unread -= end
+        return received
 
     def act_on_some(self, act: Callable[[Received], None]) -> None:
         """Acts on all messages that are there whole.
@@ -156,7 +248,7 @@ class Connection[Received]:
             if size - body < length:
                 break
             at = body + length
-            received.append(self._decode(self._buffer[body:at]))
+            received.append(self.decode(self._buffer[body:at]))
         return received, at
 
     def _read(self, buffer: bytearray | memoryview, how: int = 0, most: int = 0) -> int:
@@ -165,6 +257,8 @@ class Connection[Received]:
             self.limit(max(1e-3, self._deadline - time.monotonic()))
         try:
             got = self._socket.recv_into(buffer, most, how)
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise _ended(error) from None
         if not got:

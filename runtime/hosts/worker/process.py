@@ -40,10 +40,13 @@ from pathways.runtime.hosts.protocol.doors import call
 from pathways.runtime.hosts.protocol.frames import CHUNK, decode_for_worker
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
+    CLIENT_BITS,
     Ask,
+    Call,
     Cancel,
     Chunk,
     Coordinator,
+    Credit,
     Describe,
     Done,
     Failed,
@@ -72,6 +75,8 @@ from pathways.runtime.hosts.protocol.messages import (
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.trace.worker_recording import WorkerRecording
+from pathways.runtime.hosts.worker.calls import Calls
+from pathways.runtime.hosts.worker.credits import Credits
 from pathways.runtime.hosts.worker.describing import answers
 from pathways.runtime.hosts.worker.probing import Probes
 from pathways.runtime.hosts.worker.sigterm import SigtermHandler
@@ -106,6 +111,7 @@ class Hosted:
       executable: the function.
       target: what its sends and receipts are bound to.
       inputs: which of the arrays that its island takes it takes; None for all.
+      donated: which of these it donates.
       outputs: the number of each array that it makes among those that its island makes.
       count: how many its island makes.
     """
@@ -114,6 +120,7 @@ class Hosted:
     executable: Executable
     target: WorkerTarget
     inputs: tuple[int, ...] | None
+    donated: tuple[int, ...]
     outputs: tuple[int, ...]
     count: int
 
@@ -158,7 +165,9 @@ class Worker:
         self.unneeded: set[int] = set()
         self.last = 0
         self.underway = StepsUnderway()
+        self.credits = Credits()
         self.recording = WorkerRecording(connections["watch"])
+        self.calls = Calls(self.host, self.store, connections["steps"])
         self.waiting: queue.SimpleQueue[tuple[int, Hosted, list[Any], list[Any]]] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -200,6 +209,10 @@ class Worker:
                     self.store.take(message)
                 case Free():
                     self.store.give_up(message.arrays)
+                case Load():
+                    self.start(self.load, message)
+                case Credit():
+                    self.credits.add(message)
                 case _:
                     raise _unexpected(message)
 
@@ -226,9 +239,14 @@ class Worker:
 
     def report(self) -> HostReport:
         """How this worker is."""
-        held = self.store.held()
+        held = {number: bytes_here(array) for number, array in self.store.held().items()}
+        clients: dict[int, tuple[int, int]] = {}
+        for number, size in held.items():
+            count, total = clients.get(number >> CLIENT_BITS, (0, 0))
+            clients[number >> CLIENT_BITS] = count + 1, total + size
         programs = tuple(sorted(program.name for program in [*self.programs.values()]))
-        return HostReport(len(held), sum(map(bytes_here, held)), programs, self.underway.report())
+        steps, calls = self.underway.report(), self.calls.report()
+        return HostReport(len(held), sum(held.values()), programs, steps, calls, clients)
 
     def lose_peer(self, host: int, address: str, why: str) -> None:
         """Tells the controller that another host does not answer."""
@@ -266,8 +284,8 @@ class Worker:
             case Unload():
                 if self.programs.pop(message.program, None) is None:
                     self.unneeded.add(message.program)
-            case Load():
-                self.start(self.load, message)
+            case Call():
+                self.call(message)
             case Cancel():
                 for program, run in message.runs:
                     if program in self.programs:
@@ -353,7 +371,9 @@ class Worker:
         if inputs is None:
             outputs = tuple(range(len(executable.outputs)))
         count = sum(len(result.slots) for result in whole.results)
-        return Hosted(message.name, executable, targets[0], inputs, outputs, count)
+        passed = [argument for argument in plan.arguments if argument.constant is None]
+        donated = tuple(n for n, port in enumerate(executable.inputs) if passed[port.number].donated)
+        return Hosted(message.name, executable, targets[0], inputs, donated, outputs, count)
 
     def describe(self, message: Describe) -> None:
         """Says what XLA made of a program."""
@@ -378,6 +398,8 @@ class Worker:
             if isinstance(array, Poison):
                 wrong = array.error
                 break
+        if program.donated and self.calls.holding:
+            self.calls.wait_for([taken[n] for n in program.donated])
         self.recording.run = message
         program.target.begin(message.run, self.underway.begin(program.name, message.run))
         results: list[Any] = []
@@ -404,6 +426,13 @@ class Worker:
                 return
         self.done(message.run, None, _wait(program, results) if results else _NOTHING)
 
+    def call(self, message: Call) -> None:
+        """Takes a call of a function in its turn."""
+        # See `run`.
+        if message.call > self.last:
+            self.last = message.call
+            self.calls.take(message)
+
     def done(self, run: int, wrong: str | None, failed: dict[int, str]) -> None:
         """Tells the controller that a step is done."""
         took = self.underway.done(run)
@@ -429,11 +458,21 @@ class Worker:
         except Exception as error:
             connection.send(Failed(message.request, _described(error)))
             return
-        for shard, data in enumerate(shards):
-            raw = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
-            for offset in range(0, len(raw), CHUNK):
-                piece = raw[offset : offset + CHUNK]
-                connection.send_with(Chunk(message.request, shard, offset, len(piece)), piece)
+        size = sum(shard.nbytes for shard in shards)
+        if message.credit is not None and size != message.size:
+            connection.send(Failed(message.request, f"it has {size} bytes, not {message.size}"))
+            return
+        with self.credits.of(message) as credit:
+            for shard, data in enumerate(shards):
+                raw = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+                offset = 0
+                while offset < len(raw):
+                    piece = raw[offset : offset + credit.take(min(CHUNK, len(raw) - offset))]
+                    if not piece:
+                        # Nobody wants the rest.
+                        return
+                    connection.send_with(Chunk(message.request, shard, offset, len(piece)), piece)
+                    offset += len(piece)
 
 
 def _wait(program: Hosted, results: list[Any]) -> dict[int, str]:

@@ -26,6 +26,24 @@ ELSEWHERE = object()
 """What stands for an array that other hosts of the island have alone."""
 
 
+class Promised:
+    """What stands for an array that a call is about to make."""
+
+    def __init__(self) -> None:
+        self._made = threading.Event()
+        self._array: Any = None
+
+    def keep(self, array: Any) -> None:
+        """Says what it is: an array, or the `Poison` in its place."""
+        self._array = array
+        self._made.set()
+
+    def wait(self) -> Any:
+        """Waits for it."""
+        self._made.wait()
+        return self._array
+
+
 class Incoming:
     """An array that is coming from the controller, shard by shard.
 
@@ -42,11 +60,10 @@ class Incoming:
         self.put = put
         placement = put.placement
         devices = [handles[number] for number in placement.devices]
-        mesh = Mesh(np.array(devices, dtype=object).reshape(placement.mesh), placement.axis_names)
         self._placed = [
             (shard, device) for shard, device in zip(put.shards, devices, strict=True) if shard >= 0
         ]
-        self._sharding = NamedSharding(mesh, _spec(placement))
+        self._sharding = sharding_of(placement, handles)
         dtype = jax.numpy.dtype(put.dtype)
         shape = self._sharding.shard_shape(put.shape)
         self._shards = [np.empty(shape, dtype) for _ in range(max(put.shards, default=-1) + 1)]
@@ -70,10 +87,14 @@ class Store:
 
     Args:
       handles: JAX's devices, by their ids.
+
+    Attributes:
+      handles: see above.
     """
 
     def __init__(self, handles: Mapping[int, jax.Device]) -> None:
-        self._handles = handles
+        self.handles = handles
+        self._promised: dict[int, Promised] = {}
         self._arrays: dict[int, Any] = {}
         self._incoming: dict[int, Incoming] = {}
         # Those that were freed before they had come.
@@ -87,7 +108,28 @@ class Store:
             with self._changed:
                 self._changed.wait_for(lambda: number in self._arrays)
                 array = self._arrays[number]
+        if type(array) is Promised:
+            return array.wait()
         return array
+
+    def look_up(self, number: int) -> Any:
+        """As `get`, without waiting for a call: a `Promised` is in the place of what one is to make."""
+        array = self._arrays.get(number)
+        return self.get(number) if array is None else array
+
+    def promise(self, first: int, count: int) -> None:
+        """Notes that a call is about to make arrays, by consecutive numbers."""
+        promised = {number: Promised() for number in range(first, first + count)}
+        self._promised.update(promised)
+        self._arrays.update(promised)
+
+    def keep_promise(self, number: int, array: Any) -> None:
+        """Keeps an array that a call has made, unless it was freed in the meantime."""
+        promised = self._promised.pop(number)
+        promised.keep(array)
+        with self._changed:
+            if self._arrays.get(number) is promised:
+                self._arrays[number] = array
 
     def add(self, first: int, arrays: Iterable[Any]) -> None:
         """Keeps arrays that a step has made, by consecutive numbers."""
@@ -96,24 +138,29 @@ class Store:
     def free(self, numbers: Iterable[int]) -> None:
         """Forgets arrays."""
         for number in numbers:
-            if self._arrays.pop(number, None) is None:
+            array = self._arrays.pop(number, None)
+            if array is None:
                 with self._changed:
                     # It may have come in the meantime.
                     if self._arrays.pop(number, None) is None:
                         self._freed.add(number)
+            elif type(array) is Promised:
+                with self._changed:
+                    # It may have been made in the meantime.
+                    self._arrays.pop(number, None)
 
-    def held(self) -> list[Any]:
-        """All arrays that are there now."""
-        return [
-            array
-            for array in [*self._arrays.values()]
-            if array is not ELSEWHERE and not isinstance(array, Poison)
-        ]
+    def held(self) -> dict[int, Any]:
+        """All arrays that are there now, by their numbers."""
+        return {
+            number: array
+            for number, array in [*self._arrays.items()]
+            if array is not ELSEWHERE and not isinstance(array, Poison | Promised)
+        }
 
     def begin(self, put: Put) -> None:
         """Makes room for an array."""
         try:
-            self._incoming[put.array] = Incoming(put, self._handles)
+            self._incoming[put.array] = Incoming(put, self.handles)
         except MemoryError as error:
             self._finish(put.array, Poison(f"there is no memory for it: {error}"))
             return
@@ -163,6 +210,13 @@ class Store:
                 return
             self._arrays[number] = array
             self._changed.notify_all()
+
+
+def sharding_of(placement: DeviceLayout, handles: Mapping[int, jax.Device]) -> NamedSharding:
+    """How an array lies, as JAX says it."""
+    devices = np.array([handles[number] for number in placement.devices], dtype=object)
+    mesh = Mesh(devices.reshape(placement.mesh), placement.axis_names)
+    return NamedSharding(mesh, _spec(placement))
 
 
 def _spec(placement: DeviceLayout) -> PartitionSpec:

@@ -213,3 +213,47 @@ func.func @main(%x: tensor<4xf32>) {
   %l = "pw.next"(%c, %x) {loop = @batch} : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
   return
 }
+
+// -----
+
+// A loop says how many turns it has, or how many of them are a chunk; a chunk needs a `pw.until`, which names it.
+module attributes {pw.form = "imported"} {
+  // expected-error@below {{'pw.loop' op expected `count` or `chunk`, got both}}
+  "pw.loop"() {sym_name = "both", count = 2, chunk = 2, sequential} : () -> ()
+  // expected-error@below {{'pw.loop' op expected `count` or `chunk`, got neither}}
+  "pw.loop"() {sym_name = "neither", sequential} : () -> ()
+  // expected-error@below {{'pw.loop' op expected a chunk of 1 to 16384, got 0}}
+  "pw.loop"() {sym_name = "empty", chunk = 0, sequential} : () -> ()
+  // expected-error@below {{'pw.loop' op has a `chunk`, but is not sequential}}
+  "pw.loop"() {sym_name = "parallel", chunk = 2} : () -> ()
+  "pw.loop"() {sym_name = "around", count = 2, sequential} : () -> ()
+  // expected-error@below {{'pw.loop' op has a `chunk`, but is inside of @around}}
+  "pw.loop"() {sym_name = "inside", chunk = 2, sequential, parent = @around} : () -> ()
+  func.func @main() {
+    return
+  }
+}
+
+// -----
+
+module attributes {pw.form = "imported"} {
+  // expected-error@below {{'pw.loop' op has a `chunk` and 0 pw.untils, expected 1}}
+  "pw.loop"() {sym_name = "endless", chunk = 2, sequential} : () -> ()
+  func.func @main() {
+    return
+  }
+}
+
+// -----
+
+module attributes {pw.form = "imported"} {
+  "pw.loop"() {sym_name = "counted", count = 2, sequential} : () -> ()
+  "pw.loop"() {sym_name = "chunked", chunk = 2, sequential} : () -> ()
+  func.func @main(%p: tensor<i1>, %x: tensor<f32>) {
+    // expected-error@below {{'pw.until' op ends @counted, which has a count and no `chunk`}}
+    "pw.until"(%p) {loop = @counted} : (tensor<i1>) -> ()
+    // expected-error@below {{'pw.until' op expected an operand of type tensor<i1>, got tensor<f32>}}
+    "pw.until"(%x) {loop = @chunked} : (tensor<f32>) -> ()
+    return
+  }
+}

@@ -114,7 +114,7 @@ module @whole {
 // -----
 
 // A loop over two slices whose end depends on values is a loop of one chunk of turns: each is a branch on whether
-// there is one more, and `pw.until` reads that of the last one.
+// the loop has not ended, and `pw.until` reads whether it has after the last one.
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @chunk
@@ -122,17 +122,18 @@ module @chunk {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
-  // CHECK: "pw.loop"() {count = 8 : i64, sequential, sym_name = "loop"}
+  // CHECK: "pw.loop"() {chunk = 8 : i64, sequential, sym_name = "loop"}
   func.func public @main(%x: !x, %p: tensor<i1>) -> !x {
-    // CHECK: %[[ALIVE:.*]] = "pw.carry"(%{{.*}}) {loop = @loop} : (tensor<i1>)
+    // CHECK: %[[DONE:.*]] = "pw.carry"(%{{.*}}) {loop = @loop} : (tensor<i1>)
     // CHECK: %[[H:.*]] = "pw.carry"(%arg0) {loop = @loop} : (tensor<4xf32>)
-    // CHECK: %[[TURN:.*]] = stablehlo.compare NE, {{.*}} {pw.condition = "cond", pw.loop = @loop}
+    // CHECK: %[[OVER:.*]] = stablehlo.compare NE, {{.*}} {pw.condition = "cond", pw.loop = @loop}
+    // CHECK: %[[TURN:.*]] = stablehlo.not %[[OVER]]
     // CHECK: %[[A:.*]] = "pw.launch"(%[[TURN]], %[[H]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 0 : i64, when = true}], slice = @s0}
     // CHECK: %[[B:.*]] = "pw.launch"(%[[TURN]], %[[A]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 1 : i64, when = true}], slice = @s1}
-    // CHECK: %[[NEW:.*]] = stablehlo.select %[[TURN]], %[[B]], %[[H]]
-    // CHECK: %[[MORE:.*]] = "pw.next"(%[[ALIVE]], %{{.*}}) {loop = @loop}
+    // CHECK: %[[NEW:.*]] = stablehlo.select %[[OVER]], %[[H]], %[[B]]
+    // CHECK: %[[END:.*]] = "pw.next"(%[[DONE]], %{{.*}}) {loop = @loop}
     // CHECK: %[[LAST:.*]] = "pw.next"(%[[H]], %[[NEW]]) {loop = @loop}
-    // CHECK: "pw.until"(%[[MORE]]) {loop = @loop}
+    // CHECK: "pw.until"(%[[END]]) {loop = @loop}
     // CHECK: return %[[LAST]]
     %0 = stablehlo.while(%h = %x) : !x
       cond {

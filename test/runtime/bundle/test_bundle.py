@@ -225,7 +225,7 @@ def test_sizes_are_checked_before_anything_is_made(data):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda m: m.update(version=2), "format is version 2, and this reader knows version 1"),
+        (lambda m: m.update(version=3), "format is version 3, and this reader knows 1 and 2"),
         (lambda m: m.update(version=True), "does not say its version"),
         (lambda m: m.update(format="zip"), "not a bundle"),
         (lambda m: m.update(extra=1), "expected an object of"),

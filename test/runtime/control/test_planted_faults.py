@@ -16,7 +16,7 @@ from pathways.runtime.control.events import GangKey, HostEnded, NotStarted
 from pathways.runtime.control.gang import TRANSITIONS, Draining, Ending, Gang, Restarting
 from pathways.runtime.control.peers import PeerWords
 from pathways.runtime.control.replies import HostRequest, PendingReplies
-from pathways.runtime.control.step import Step
+from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
 from pathways.runtime.control.unused import Unused
 from pathways.runtime.control.window import Window
@@ -135,7 +135,18 @@ def starts_are_tried_once(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(TRANSITIONS, (Restarting, NotStarted), lambda gang, s, e, now: gang._give_up(s, e.why))
 
 
+def calls_are_not_lost_with_their_island(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Window, "unfinished", lambda self: [step for step in self._steps if not step.is_done()])
+
+
+def calls_do_not_follow_steps(patch: pytest.MonkeyPatch) -> None:
+    """What they say of an array may be of one that a host has spoiled."""
+    patch.setattr(FunctionCall, "is_settled", Step.is_done)
+
+
 PLANTS: list[Plant] = [
+    calls_are_not_lost_with_their_island,
+    calls_do_not_follow_steps,
     the_word_of_one_alone_ends_another,
     starts_are_tried_once,
     loss_ends_no_requests,

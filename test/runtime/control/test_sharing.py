@@ -148,6 +148,17 @@ def test_a_step_of_two_islands_is_not_starved_and_leaves_none_idle():
     assert timers.served[2] / 2 == pytest.approx(10, rel=0.1)
 
 
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
+def test_shares_of_steps_of_two_islands_are_those_of_weights(weights):
+    timers = DeviceTimers(weights, islands=2)
+    for client in range(4):
+        timers.keep(client, (0, 1), 0.003)
+    timers.run(20)
+    for client, weight in enumerate(weights):
+        assert timers.served[client] == pytest.approx(40 * weight / sum(weights), rel=0.03)
+    assert min(timers.busy) >= 0.99 * 20
+
+
 def test_who_was_idle_makes_up_for_little():
     timers = DeviceTimers((1, 1))
     timers.keep(0, (0,), 0.003)

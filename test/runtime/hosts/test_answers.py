@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from pathways.runtime.hosts.controller.answers import Answers
-from pathways.runtime.hosts.controller.host import HostProcess
+from pathways.runtime.hosts.cluster.answers import Answers
+from pathways.runtime.hosts.cluster.host import HostProcess
 
 THREADS = 4
 

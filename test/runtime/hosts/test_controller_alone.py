@@ -6,7 +6,7 @@ import sys
 
 def test_it_does_not_import_jax():
     code = (
-        "import sys, pathways.runtime.hosts.controller.controller;"
+        "import sys, pathways.runtime.hosts.cluster.controller;"
         "import pathways.runtime.hosts.launch.children;"
         "sys.exit('jax' in sys.modules)"
     )

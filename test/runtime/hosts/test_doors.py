@@ -17,7 +17,7 @@ from pathways.runtime.hosts.protocol import doors
 from pathways.runtime.hosts.protocol.doors import Door, call
 from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker
 from pathways.runtime.hosts.protocol.handshake import Keeper
-from pathways.runtime.hosts.protocol.messages import Ping, Pong, Purpose
+from pathways.runtime.hosts.protocol.messages import PROTOCOL, Ping, Pong, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
 SECRET = b"s" * 32
@@ -55,7 +55,7 @@ def test_strangers_hold_up_nobody_and_take_no_memory(door, caplog):
     address, greeted = door
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     strangers = []
-    words = (b"", b"PW", b"PW\x07\x00\x3f\xff\xff\xff\x00\x00\x00\x00", b"GET / HTTP/1.1\r\n\r\n")
+    words = (b"", b"PW", b"PW%c\x00\x3f\xff\xff\xff\x00\x00\x00\x00" % PROTOCOL, b"GET / HTTP/1.1\r\n\r\n")
     for n in range(3 * doors._MOST):
         sock = socket.create_connection(address)
         with contextlib.suppress(OSError):
@@ -89,6 +89,6 @@ def test_who_has_had_his_time_is_sent_away(door, monkeypatch):
 
 def _drip(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        for byte in b"PW\x07\x00\x00\x00\x00\x64\x00\x00\x00\x00" + bytes(100):
+        for byte in b"PW%c\x00\x00\x00\x00\x64\x00\x00\x00\x00" % PROTOCOL + bytes(100):
             sock.sendall(bytes([byte]))
             time.sleep(0.1)

@@ -111,14 +111,20 @@ def test_a_real_host_that_calls_a_stranger_does_not_help_him():
 
 
 def test_a_proof_is_of_one_connection():
-    """Of its nonces, its channel, its host, its epoch, and whom it calls."""
+    """Of its nonces, its channel, its host, its epoch, the name of a client, and whom it calls."""
     first = Challenge(b"b" * 32)
     proof = opener().on_message(first)
     for changed in (
         Open(STEPS, b"z" * 32),
         *(
             Open(msgspec.structs.replace(STEPS, **{name: value}), b"a" * 32)
-            for name, value in (("channel", "watch"), ("host", 1), ("epoch", 1), ("role", "client"))
+            for name, value in (
+                ("channel", "watch"),
+                ("host", 1),
+                ("epoch", 1),
+                ("role", "client"),
+                ("name", "ann"),
+            )
         ),
     ):
         other = controller()

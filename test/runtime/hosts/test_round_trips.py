@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathways.runtime.hosts.controller.round_trips import HostRoundTrip, WindowWaits
+from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip, WindowWaits
 from pathways.runtime.resources.status import HostStatus, Status
 
 

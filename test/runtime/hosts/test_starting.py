@@ -12,7 +12,7 @@ import pytest
 from workers_without_jax import ThreadLauncher
 
 from pathways.runtime.control.errors import HostStartError
-from pathways.runtime.hosts.controller.host import HostProcess
+from pathways.runtime.hosts.cluster.host import HostProcess
 from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.descriptors import make_room
 from pathways.runtime.hosts.launch.settings import Island, Settings

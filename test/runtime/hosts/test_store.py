@@ -46,11 +46,11 @@ def test_an_array_may_be_freed_before_it_has_come(store):
     take(store, 1, 0, 8)
     store.free([1])
     take(store, 1, 8, 16)
-    assert store.held() == []
+    assert store.held() == {}
     store.free([2])
     store.begin(put(2))
     take(store, 2, 0, 16)
-    assert store.held() == []
+    assert store.held() == {}
 
 
 @pytest.mark.parametrize(

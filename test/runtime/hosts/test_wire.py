@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 
 from pathways.runtime.hosts.protocol import frames
 from pathways.runtime.hosts.protocol.frames import decode_for_controller, decode_for_worker
-from pathways.runtime.hosts.protocol.messages import Done, MessageError
+from pathways.runtime.hosts.protocol.messages import PROTOCOL, Done, MessageError
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+
+HEAD = b"PW" + bytes([PROTOCOL, 0])
+"""How frames begin."""
 
 
 @pytest.fixture
@@ -32,8 +35,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     [
         (b"GET / HTTP/1.1\r\n\r\n", "these bytes are not a message of pathways"),
         (b"PW\x63\x00\x00\x00\x00\x01\x00\x00\x00\x00a", "the other side speaks version 99 of the protocol"),
-        (b"PW\x08\x00\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
-        (b"PW\x08\x00\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
+        (HEAD + b"\xff\xff\xff\xff\x00\x00\x00\x00", "a message of 4294967295 bytes is longer than"),
+        (HEAD + b"\x00\x00\x00\x03\x00\x00\x00\x00abc", "a message cannot be read"),
     ],
 )
 def test_what_is_no_message_is_refused(pair, sent, message):
@@ -72,13 +75,13 @@ def test_messages_are_short_and_soon_while_a_connection_is_bound(pair):
     ours, theirs = pair
     receiver = Connection(ours, decode_for_controller)
     receiver.bound(0.3, 100)
-    theirs.sendall(b"PW\x08\x00\x00\x00\x00\x65\x00\x00\x00\x00")
+    theirs.sendall(HEAD + b"\x00\x00\x00\x65\x00\x00\x00\x00")
     with pytest.raises(MessageError, match="a message of 101 bytes is longer than 100"):
         receiver.receive()
 
     def drip() -> None:
         with contextlib.suppress(OSError):
-            for byte in b"PW\x08\x00\x00\x00\x00\x64\x00\x00\x00\x00" + bytes(100):
+            for byte in HEAD + b"\x00\x00\x00\x64\x00\x00\x00\x00" + bytes(100):
                 theirs.sendall(bytes([byte]))
                 time.sleep(0.1)
 

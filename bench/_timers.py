@@ -1,0 +1,241 @@
+"""Hosts whose devices are timers: a step takes as long as it is said, and no core is busy with it.
+
+All hosts are one process with one thread. They have no JAX; a controller does not see that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import heapq
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hosts import load_idle
+
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.controller.own_controller import OwnController
+from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.launch.launching import WorkerConfig
+from pathways.runtime.hosts.launch.listening import connect_to
+from pathways.runtime.hosts.launch.options import HostOptions
+from pathways.runtime.hosts.launch.settings import Island, Settings
+from pathways.runtime.hosts.protocol.doors import call
+from pathways.runtime.hosts.protocol.frames import decode_for_worker
+from pathways.runtime.hosts.protocol.messages import (
+    CHANNELS,
+    Done,
+    Load,
+    LoadDone,
+    Ping,
+    Pong,
+    Purpose,
+    Ready,
+    Run,
+)
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+
+_REST = 0.3
+"""For how many seconds it is looked at what is done without any step."""
+
+_FEW = 900
+"""More connections than `select` takes."""
+
+
+class TimerHosts:
+    """A `Launcher` of hosts whose devices are timers.
+
+    Args:
+      count: how many.
+    """
+
+    pid = 0
+
+    def __init__(self, count: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"import _timers; _timers.serve({count})"],
+            stdin=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent,
+        )
+
+    def launch(
+        self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
+    ) -> list[TimerHosts]:
+        """See `Launcher.launch`."""
+        assert self._process.stdin is not None
+        for config in configs:
+            self._process.stdin.write(config.to_json() + "\n")
+        self._process.stdin.flush()
+        return [self for _ in configs]
+
+    def cpu_seconds(self) -> float:
+        """What a core has done for them so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def ending(self, seconds: float) -> str | None:
+        """See `WorkerProcess.ending`."""
+        return None if self._process.poll() is None else f"exit code {self._process.wait(seconds)}"
+
+    def kill(self) -> None:
+        """See `WorkerProcess.kill`."""
+        self._process.kill()
+
+    def last_lines(self) -> tuple[str, ...]:
+        """See `WorkerProcess.last_lines`."""
+        return ()
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        self._process.kill()
+        self._process.wait()
+
+
+class _Hosts:
+    """The hosts, in their process."""
+
+    def __init__(self) -> None:
+        self._heard: list[int] = []
+        self._poll = select.poll()
+        self._connections: dict[int, Connection[Any]] = {}
+        # On which a host answers what came on another one.
+        self._steps: dict[int, Connection[Any]] = {}
+        self._seconds: dict[int, float] = {}
+        self._free: dict[int, float] = {}
+        self._ends: list[tuple[float, int, int]] = []
+
+    def connect(self, config: WorkerConfig) -> None:
+        """Connects a host to its controller."""
+        own = {}
+        for channel in CHANNELS:
+            purpose = Purpose(channel, "worker", config.host, config.epoch, "controller")
+            sock = connect_to(config.controller, config.heartbeat)
+            own[channel] = call(sock, bytes.fromhex(config.secret), purpose, decode_for_worker)
+        own["watch"].send(Ready("cpu", (0,), (None,), "127.0.0.1:1", "127.0.0.1:2"))
+        steps = own["steps"].fileno()
+        self._free[steps] = 0.0
+        for connection in own.values():
+            self._heard.append(connection.fileno())
+            self._poll.register(connection.fileno(), select.POLLIN)
+            self._steps[connection.fileno()] = own["steps"]
+        self._connections |= {connection.fileno(): connection for connection in own.values()}
+
+    def go_on(self) -> None:
+        """Takes what is there, and answers what is over, until it is ended."""
+        while True:
+            self.look(max(0.0, self._ends[0][0] - time.monotonic()) if self._ends else None)
+
+    def look(self, seconds: float | None) -> None:
+        """The same once; waits for so long, None for ever."""
+        for number in self._ready(seconds):
+            for message in self._connections[number].receive_some():
+                self._take(number, message)
+        now = time.monotonic()
+        while self._ends and self._ends[0][0] <= now:
+            _, run, steps = heapq.heappop(self._ends)
+            self._connections[steps].send(Done(run, None, {}, 0.0))
+
+    def _ready(self, seconds: float | None) -> list[int]:
+        """The connections on which there is something."""
+        if len(self._heard) < _FEW:
+            # Others wait for whole milliseconds.
+            return select.select(self._heard, (), (), seconds)[0]
+        return [number for number, _ in self._poll.poll(None if seconds is None else seconds * 1e3)]
+
+    def _take(self, number: int, message: object) -> None:
+        match message:
+            case Ping(ping):
+                self._connections[number].send(Pong(ping))
+            case Run():
+                free = max(self._free[number], time.monotonic()) + self._seconds[message.program]
+                self._free[number] = free
+                heapq.heappush(self._ends, (free, message.run, number))
+            case Load():
+                # Its name is how long it takes.
+                self._seconds[message.program] = float(message.name)
+                self._steps[number].send(LoadDone(message.request, None))
+            case _:
+                pass
+
+
+class TimedCluster:
+    """A controller of hosts whose devices are timers, each an island of its own, until it is closed.
+
+    Args:
+      hosts: how many.
+      ahead: how many steps may be under way.
+    """
+
+    def __init__(self, hosts: int, ahead: int = 8) -> None:
+        self.count = hosts
+        self._hosts = TimerHosts(hosts)
+        settings = Settings((Island(),) * hosts, options=HostOptions(ahead=ahead))
+        self._controller = OwnController(Starter(settings, self._hosts), settings)
+        self._arguments: dict[int, tuple[int, ...]] = dict.fromkeys(range(hosts), ())
+
+    def __enter__(self) -> TimedCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._controller.close()
+        self._hosts.close()
+
+    def measure(self, seconds: float, steps: int) -> Measured:
+        """Steps that take devices so many seconds each, as far ahead as may be."""
+        program = load_idle(self._controller, self.count, str(seconds))
+        self._run(program, 20)
+        resting = [time.perf_counter(), self._controls(), self._hosts.cpu_seconds()]
+        time.sleep(_REST)
+        before = [time.perf_counter(), self._controls(), self._hosts.cpu_seconds()]
+        self._run(program, steps)
+        after = [time.perf_counter(), self._controls(), self._hosts.cpu_seconds()]
+        took = after[0] - before[0]
+        # What hosts are asked all the time is no part of steps.
+        used = [
+            max(0.0, b - a - (a - r) / (before[0] - resting[0]) * took) / steps
+            for r, a, b in zip(resting[1:], before[1:], after[1:], strict=True)
+        ]
+        return Measured(steps / took, *used)
+
+    @staticmethod
+    def _controls() -> float:
+        return time.process_time()
+
+    def _run(self, program: HostedProgram, count: int) -> None:
+        for _ in range(count):
+            last = self._controller.run(program, self._arguments)
+        self._controller.wait(last)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What steps took.
+
+    Attributes:
+      rate: steps in a second.
+      control: seconds of CPU of the controller for a step.
+      workers: those of all hosts.
+    """
+
+    rate: float
+    control: float
+    workers: float
+
+
+def serve(count: int) -> None:
+    """So many hosts, one for each line of standard input."""
+    hosts = _Hosts()
+    for _ in range(count):
+        hosts.connect(WorkerConfig.from_json(sys.stdin.readline()))
+        # The first may be asked whether they live before the last are there.
+        hosts.look(0.0)
+    with contextlib.suppress(ConnectionEnded):
+        hosts.go_on()

@@ -1,0 +1,34 @@
+"""The types of arrays on hosts, with their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from pathways.runtime.hosts.cluster.array import abstract_sharding
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.cluster.host import Location
+
+
+class PlacedType(jax.ShapeDtypeStruct):
+    """The type of an array on hosts, and where it lies there.
+
+    Args:
+      aval: the type.
+      controller: the controller of the hosts.
+      locations: where the array lies.
+
+    Attributes:
+      controller: see above.
+      locations: see above.
+    """
+
+    def __init__(self, aval: Any, controller: Controller, locations: Sequence[Location]) -> None:
+        # Of typed PRNG keys their words lie there, which have one more dimension.
+        is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+        sharding = abstract_sharding(locations[0]) if locations and not is_key else None
+        super().__init__(aval.shape, aval.dtype, sharding=sharding, weak_type=bool(aval.weak_type))
+        self.controller = controller
+        self.locations = tuple(locations)

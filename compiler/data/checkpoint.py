@@ -1,0 +1,525 @@
+"""Checkpoints: trees of arrays in folders of Orbax, one for each step.
+
+`save` writes `path/<step>` in the background and `restore` reads it, straight onto the slices of a program.
+Orbax reads and writes the same folders without us. It is an extra: `pip install pathways-mlir[checkpoint]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from pathways.compiler.backends.placed_type import PlacedType
+from pathways.compiler.data.host_checkpoints import (
+    HostSave,
+    HostsFailedError,
+    RestoredLeaf,
+    is_written_there,
+    orbax_context,
+    restored_by_hosts,
+    saved_by_hosts,
+    wanted_on_hosts,
+)
+from pathways.compiler.stages import Bound
+from pathways.runtime.hosts.cluster.array import Array
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.xla import pjrt
+from pathways.runtime.xla.tracebacks import boundary
+
+_STATE, _DATA = "state", "data"
+"""Under which names Orbax has the tree and the position of the input."""
+
+_REMOVED = ".removed"
+"""The end of the names of checkpoints that are being removed."""
+
+_AS_ARRAYS = (bool, complex, np.generic)
+"""Numbers that are kept as arrays without dimensions: Orbax refuses them, or does not know their types."""
+
+log = logging.getLogger("pathways")
+
+
+class Saving:
+    """A save that is under way.
+
+    Attributes:
+      step: the step that is saved.
+      path: the folder that is there when it is done.
+    """
+
+    def __init__(
+        self, step: int, path: str, response: Any, keep: int | None = None, of_hosts: HostSave | None = None
+    ) -> None:
+        self.step = step
+        self.path = path
+        self._response = response
+        self._keep = keep
+        self._of_hosts = of_hosts
+        # Whether somebody has waited for it, and knows what went wrong.
+        self.is_told = False
+
+    def __repr__(self) -> str:
+        return f"<checkpoint of step {self.step} in {self.path}>"
+
+    def wait(self) -> None:
+        """Waits until it is written.
+
+        Raises:
+          OSError: it cannot be written; there is no checkpoint of this step then.
+        """
+        self.is_told = True
+        try:
+            self._response.result()
+        except Exception as error:
+            if self._of_hosts is not None:
+                self._of_hosts.drop()
+            text = f"the checkpoint of step {self.step} in {self.path} was not saved: {error}"
+            if not isinstance(error, HostsFailedError):
+                raise OSError(text) from error
+            failed = HostsFailedError(text)
+            failed.errno, failed.filename = error.errno, error.filename
+            # Without all frames of Orbax.
+            raise failed from error.__cause__
+        if self._keep is not None:
+            _remove_old(_folder(self.path).parent, self._keep)
+
+
+@boundary
+def save(
+    path: str | os.PathLike[str],
+    state: Any,
+    step: int,
+    *,
+    data: Any = None,
+    keep: int | None = None,
+    compress: bool | None = None,
+) -> Saving:
+    """Writes a checkpoint to `path/<step>`, and returns before it is written.
+
+    The folder appears at once when all of it is written; a process that ends on the way, however it does,
+    leaves what was there. The end of the program waits for what is under way, and so do the next save,
+    `restore` and `latest`. The arrays may be donated and deleted at once. On CPU a step that donates them
+    while they are written copies them, which takes its time and, for as long as the save, their memory once
+    more.
+
+    Args:
+      path: the folder of all checkpoints of a run.
+      state: a tree of arrays, typed keys, numbers and strings. Each host copies its shards of arrays on
+        hosts, and writes them itself: all hosts have to see the folder.
+      step: the number of the checkpoint.
+      data: an iterator whose position belongs to it: one of Grain, or `pw.prefetch` of one. Anything with
+        `get_state()` that JSON can write.
+      keep: how many checkpoints stay, those of the highest steps; by default all. The others are removed once
+        this one is written and something waits for it: the next save, say. So there is one more for a while.
+      compress: whether arrays are compressed; by default as Orbax does, which is with zstd. That takes some
+        seconds of CPU time a GiB, and gains little on weights.
+
+    Returns:
+      What is under way; `wait` says when it is done.
+
+    Raises:
+      ImportError: Orbax is not installed.
+      TypeError: a leaf is nothing that can be saved; names it. Or `data` has no position.
+      ValueError: a leaf has no elements, the tree has no leaves, the step is negative, or `keep` below one.
+      FileExistsError: there is such a checkpoint.
+      OSError: an earlier save failed.
+    """
+    orbax = _orbax()
+    if step < 0:
+        raise ValueError(f"pw.checkpoint: the step must not be negative, got {step}")
+    if keep is not None and keep < 1:
+        raise ValueError(f"pw.checkpoint: keep must be at least 1, got {keep}")
+    folder = _folder(path) / str(int(step))
+    # Hosts write files, and not what is elsewhere.
+    hosts = None if "://" in os.fspath(path) else controller()
+    saved = functools.partial(_saved, hosts)
+    items: dict[str, Any] = {_STATE: jax.tree_util.tree_map_with_path(saved, state)}
+    if not jax.tree.leaves(state):
+        raise ValueError("pw.checkpoint: the tree to save has no leaves")
+    if data is not None:
+        # Before anything is written: what fails in the middle leaves threads that write on.
+        items[_DATA] = _InputPosition(data, _text(data))
+    with _starting:
+        _pending.wait()
+        if folder.exists():
+            raise FileExistsError(f"pw.checkpoint: there is a checkpoint of step {step} already: {folder}")
+        _make(folder.parent)
+        items[_STATE], of_hosts = saved_by_hosts(items[_STATE], hosts)
+        try:
+            with _context(orbax, path, compress, of_hosts):
+                response = orbax.save_checkpointables_async(folder, items)
+        except BaseException:
+            if of_hosts is not None:
+                of_hosts.drop()
+            raise
+        saving = Saving(int(step), str(folder), response, keep, of_hosts)
+        _pending.add(saving)
+    return saving
+
+
+@boundary
+def restore(
+    path: str | os.PathLike[str],
+    like: Any = None,
+    *,
+    step: int | None = None,
+    data: Any = None,
+    program: Bound | None = None,
+    argument: str | None = None,
+) -> Any:
+    """Reads a checkpoint onto the devices where a program wants it.
+
+    Each device gets its part from the file, whatever lay where when it was saved.
+
+    Args:
+      path: the folder of all checkpoints of a run.
+      like: a tree of the same structure, of arrays or of `jax.ShapeDtypeStruct`s with shardings, such as the
+        `out_info` of a compiled program. Of arrays on hosts, or such types, each host reads its shards. What
+        has no sharding becomes an array of NumPy: put it where it belongs with `place` of a program. None
+        with `program`.
+      step: which; the latest unless given.
+      data: an iterator that is put to the position of the checkpoint, or an input of `pw.on_hosts`.
+      program: a compiled program that takes the tree: it is restored where the program wants it.
+      argument: the name of the argument of `program` that it is.
+
+    Returns:
+      The tree.
+
+    Raises:
+      ImportError: Orbax is not installed.
+      FileNotFoundError: there is no such checkpoint.
+      OSError: an earlier save failed.
+      ValueError: it has other leaves than `like`, of other shapes or types, names the first; or no position.
+      TypeError: `data` has no position.
+    """
+    orbax = _orbax()
+    if (like is None) == (program is None) or (program is None) != (argument is None):
+        raise TypeError("pw.checkpoint: expected like=, or program= and argument=")
+    if program is not None:
+        if not isinstance(program, Bound):
+            raise TypeError(f"pw.checkpoint: program must be compiled, got {type(program).__name__}")
+        assert argument is not None
+        like = program.argument_info(argument)
+    if data is not None and not hasattr(data, "set_state"):
+        raise TypeError(
+            f"pw.checkpoint: {type(data).__name__} has no set_state(); restore the position of the input of "
+            "pw.prefetch before it is made"
+        )
+    _pending.wait()
+    folder = _folder(path) / str(_chosen(path, step))
+    _check_alike(orbax.metadata(folder).metadata, like, str(folder))
+    wanted = jax.tree.map(functools.partial(_wanted, controller()), like)
+    if any(isinstance(leaf, RestoredLeaf) for leaf in jax.tree.leaves(wanted)):
+        tree = restored_by_hosts(orbax, folder, wanted)
+    else:
+        tree = orbax.load(folder, wanted)
+    if data is not None:
+        if not (folder / _DATA).exists():
+            raise ValueError(f"pw.checkpoint: {folder} has no position of an input")
+        orbax.load_checkpointables(folder, {_DATA: _InputPosition(data)})
+    return jax.tree.map(_restored, like, tree)
+
+
+@boundary
+def latest(path: str | os.PathLike[str]) -> int | None:
+    """The last step with a complete checkpoint; None when there is none.
+
+    It waits for a save that is under way.
+
+    Args:
+      path: the folder of all checkpoints of a run, which need not exist.
+
+    Raises:
+      ImportError: Orbax is not installed.
+      OSError: an earlier save failed.
+    """
+    _pending.wait()
+    return max(_steps(path), default=None)
+
+
+class _HasState(Protocol):
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any) -> None: ...
+
+
+class _InputPosition:
+    """The position of an iterator as Orbax saves and loads it, in the files of Grain.
+
+    Args:
+      data: the iterator.
+      text: the position to save.
+    """
+
+    def __init__(self, data: _HasState, text: str = "") -> None:
+        self._data = data
+        self._text = text
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """What is returned writes the position."""
+
+        async def write() -> None:
+            folder = await directory.await_creation()
+            await asyncio.to_thread((folder / self._name()).write_text, self._text)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """What is returned moves the iterator there."""
+
+        async def read() -> None:
+            text = await asyncio.to_thread((directory / self._name()).read_text)
+            # A DataLoader of Grain has its position as bytes.
+            is_bytes = isinstance(self._data.get_state(), bytes)
+            self._data.set_state(text.encode() if is_bytes else json.loads(text))
+
+        return read()
+
+    def _name(self) -> str:
+        return f"process_{jax.process_index()}-of-{jax.process_count()}.json"
+
+
+class _Pending:
+    """The save that is under way, of which there is one at most."""
+
+    def __init__(self) -> None:
+        self._saving: Saving | None = None
+        self._waits_at_exit = False
+
+    def wait(self) -> None:
+        """Waits for it.
+
+        Raises:
+          OSError: it failed.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            was_told = saving.is_told
+            try:
+                saving.wait()
+            except OSError:
+                if not was_told:
+                    raise
+
+    def add(self, saving: Saving) -> None:
+        """Notes one."""
+        self._saving = saving
+        if not self._waits_at_exit:
+            self._waits_at_exit = True
+            # Orbax starts threads while it writes, and at `atexit` Python starts none any more.
+            threading._register_atexit(self._wait_at_exit)  # type: ignore[attr-defined]
+
+    def _wait_at_exit(self) -> None:
+        try:
+            self.wait()
+        except OSError as error:
+            log.error("%s", error)
+
+
+_pending = _Pending()
+
+_starting = threading.Lock()
+"""Held while a save starts: there is one at a time."""
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint.experimental.v1 as orbax
+    except ImportError as error:
+        raise ImportError(
+            "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]"
+        ) from error
+    return orbax
+
+
+def _folder(path: str | os.PathLike[str]) -> Any:
+    """The folder, here or where Orbax writes too, such as gs://."""
+    from etils import epath
+
+    folder = epath.Path(path)
+    return folder if "://" in os.fspath(path) else folder.absolute()
+
+
+def _make(folder: Any) -> None:
+    """Makes the folder of checkpoints.
+
+    Orbax, which makes folders in the background, finds out after minutes that it cannot.
+
+    Raises:
+      OSError: it cannot be made, or takes no folders.
+    """
+    if "://" not in os.fspath(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=".", dir=folder)).rmdir()
+
+
+def _context(
+    orbax: Any, path: str | os.PathLike[str], compress: bool | None, of_hosts: HostSave | None
+) -> contextlib.AbstractContextManager[Any]:
+    """The context in which Orbax writes."""
+    if of_hosts is not None:
+        return orbax_context(compress=compress)
+    if compress is None and "://" not in os.fspath(path):
+        return contextlib.nullcontext()
+    context = orbax.Context()
+    context.asynchronous.create_directories_asynchronously = "://" not in os.fspath(path)
+    if compress is not None:
+        context.array.saving.use_compression = compress
+    return context
+
+
+def _steps(path: str | os.PathLike[str]) -> list[int]:
+    orbax = _orbax()
+    folder = _folder(path)
+    if not folder.exists():
+        return []
+    return sorted(
+        int(file.name)
+        for file in folder.iterdir()
+        if file.name.isdecimal() and orbax.is_orbax_checkpoint(file)
+    )
+
+
+def _remove_old(folder: Any, keep: int) -> None:
+    """Removes all checkpoints but the last ones, and what an earlier removal has left.
+
+    A folder that is renamed is no checkpoint any more, whenever the process ends.
+    """
+    for step in _steps(folder)[:-keep]:
+        (folder / str(step)).rename(folder / f"{step}{_REMOVED}")
+    for file in list(folder.iterdir()):
+        if file.name.endswith(_REMOVED):
+            file.rmtree(missing_ok=True)
+
+
+def _chosen(path: str | os.PathLike[str], step: int | None) -> int:
+    steps = _steps(path)
+    if not steps:
+        raise FileNotFoundError(f"pw.checkpoint: there is no checkpoint in {_folder(path)}")
+    if step is None:
+        return steps[-1]
+    if step not in steps:
+        raise FileNotFoundError(
+            f"pw.checkpoint: there is no checkpoint of step {step} in {_folder(path)}, only of "
+            f"{', '.join(map(str, steps))}"
+        )
+    return step
+
+
+def _text(data: Any) -> str:
+    """The position of an iterator as JSON."""
+    if not hasattr(data, "get_state"):
+        raise TypeError(
+            f"pw.checkpoint: {type(data).__name__} has no get_state(), so its position cannot be saved"
+        )
+    position = data.get_state()
+    try:
+        return position.decode() if isinstance(position, bytes) else json.dumps(position, indent=4)
+    except (TypeError, ValueError) as error:
+        kind = type(data).__name__
+        raise TypeError(f"pw.checkpoint: the position of {kind} is not JSON: {error}") from None
+
+
+def _saved(hosts: Controller | None, path: Any, leaf: Any) -> Any:
+    """A leaf as Orbax takes it, or as hosts do that write it themselves."""
+    where = f"pw.checkpoint: state{jax.tree_util.keystr(path)}"
+    if isinstance(leaf, Array | jax.Array) and leaf.is_deleted():
+        raise ValueError(f"{where} has been deleted; it was donated to an earlier call")
+    if isinstance(leaf, Array) and not is_written_there(leaf, hosts):
+        data = leaf.fetch()
+        # NumPy has no keys.
+        leaf = _with_type(leaf.aval, jax.numpy.asarray(data)) if _is_key(leaf.dtype) else data
+    elif isinstance(leaf, _AS_ARRAYS):
+        leaf = np.asarray(leaf)
+    if isinstance(leaf, Array | jax.Array | np.ndarray):
+        if not leaf.size:
+            raise ValueError(f"{where} of shape {leaf.shape} has no elements, and Orbax saves none")
+        if _is_key(leaf.dtype) or leaf.dtype == bool or jax.dtypes.issubdtype(leaf.dtype, np.number):
+            return leaf
+        raise TypeError(f"{where} has the dtype {leaf.dtype}, which is not a number")
+    if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
+        raise ValueError(f"{where} is {leaf}, which has more than 64 bits")
+    if isinstance(leaf, int | float | str):
+        return leaf
+    raise TypeError(f"{where} is a {type(leaf).__name__}, not an array or a number")
+
+
+def _wanted(hosts: Controller | None, leaf: Any) -> Any:
+    """A leaf as Orbax asks what to make of it."""
+    on_hosts = wanted_on_hosts(leaf, hosts)
+    if on_hosts is not None:
+        return on_hosts
+    if isinstance(leaf, _AS_ARRAYS):
+        return np.asarray(leaf)
+    if not hasattr(leaf, "shape"):
+        return leaf
+    sharding = None if isinstance(leaf, Array | PlacedType) else getattr(leaf, "sharding", None)
+    if sharding is None and not _is_key(leaf.dtype):
+        # Of this shape, without its memory.
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    here = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
+
+
+def _restored(like: Any, leaf: Any) -> Any:
+    """What Orbax made of a leaf, as it was saved."""
+    if isinstance(like, np.generic):
+        return leaf[()]
+    if isinstance(like, _AS_ARRAYS):
+        return type(like)(leaf)
+    if isinstance(leaf, jax.Array) and getattr(like, "weak_type", False):
+        # Programs tell it from another, and files do not.
+        return _with_type(jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=True), leaf)
+    return leaf
+
+
+def _with_type(aval: Any, array: jax.Array) -> Any:
+    """An array with the same buffers, as typed keys or weakly typed."""
+    return pjrt.rewrap(aval, array.sharding)(array)
+
+
+def _check_alike(there: Any, like: Any, folder: str) -> None:
+    """Refuses to restore other leaves than there are."""
+    if there is None:
+        return  # Written by others, with leaves that Orbax cannot describe.
+    types, wanted = dict(_types(there)), dict(_types(like))
+    for name in [*wanted, *types]:
+        if name not in types:
+            known = ", ".join([*list(types)[:8], *(["..."] if types.keys() - list(types)[:8] else [])])
+            raise ValueError(f"pw.checkpoint: {folder} has no leaf {name}, only {known}")
+        if name not in wanted:
+            raise ValueError(f"pw.checkpoint: {folder} has the leaf {name}, which `like` does not have")
+        if None not in (types[name], wanted[name]) and types[name] != wanted[name]:
+            (dtype, shape), (asked, form) = types[name], wanted[name]
+            raise ValueError(
+                f"pw.checkpoint: {name} in {folder} is {dtype}{list(shape)}, but `like` has "
+                f"{asked}{list(form)}"
+            )
+
+
+def _types(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Name, and dtype and shape where it has one, of each leaf; keys by their data, as Orbax has them."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        # Orbax has tuples as lists, and what has names as dictionaries.
+        name = "/".join(jax.tree_util.keystr((key,), simple=True) for key in path)
+        if isinstance(leaf, _AS_ARRAYS):
+            leaf = np.asarray(leaf)
+        elif _is_key(getattr(leaf, "dtype", None)):
+            leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        has_type = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        yield name, (np.dtype(leaf.dtype), tuple(leaf.shape)) if has_type else None
+
+
+def _is_key(dtype: Any) -> bool:
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)

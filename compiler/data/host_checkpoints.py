@@ -1,0 +1,530 @@
+"""How Orbax saves and restores arrays on hosts: each host writes and reads its shards itself.
+
+Orbax keeps what it does with all checkpoints: folders, metadata, the merge of what hosts have written, and
+the commit. For leaves on hosts it asks a handler, which calls `runtime.hosts.worker.checkpoints` there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.compiler.backends.placed_type import PlacedType
+from pathways.compiler.data.on_hosts import call_of, lanes, made_array
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.step import FunctionCall
+from pathways.runtime.hosts.cluster.array import Array
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.cluster.host import WHOLE, HostGang, HostProcess, Location
+from pathways.runtime.hosts.protocol import plain
+from pathways.runtime.hosts.protocol.messages import MadeArray
+from pathways.runtime.hosts.protocol.shards import different_shards
+from pathways.runtime.hosts.worker import checkpoints
+
+_MODULE = checkpoints.__name__
+
+_NAME = "pw.checkpoint"
+"""What the calls are called in messages."""
+
+_SEEN_SECONDS = 10.0
+"""How long it may take until this process sees what a host has written, over a network."""
+
+
+class HostsFailedError(OSError):
+    """Hosts did not write or read a checkpoint; its `errno` and `filename` are those of the host."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class _CopiedShard:
+    """A shard that a host writes.
+
+    Attributes:
+      leaf: the number of its array.
+      array: the number of the array among those of its gang.
+      shard: which of the shards of the host it is.
+      first: the first element of it in each dimension of the whole array.
+    """
+
+    leaf: int
+    array: int
+    shard: int
+    first: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedLeaf:
+    """What Orbax gets in the place of an array on hosts that is saved."""
+
+    save: HostSave
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoredLeaf:
+    """What Orbax gets in the place of an array on hosts that is restored.
+
+    Attributes:
+      aval: its type.
+      controller: the controller of the hosts.
+      locations: where it is to lie.
+    """
+
+    aval: Any
+    controller: Controller
+    locations: tuple[Location, ...]
+
+    def put(self, value: np.ndarray[Any, Any]) -> Array:
+        """An array of this process, sent there."""
+        array = Array(self.controller, self.aval, {}, None)
+        for where in self.locations:
+            array.add_copy(where, self.controller.put(value, where))
+        return array
+
+
+def _is_even(array: Array) -> bool:
+    """Whether all shards of an array have one shape, as the files want it."""
+    for where in array.locations:
+        shards = different_shards(where.part.shape(array.shape), where.placement)
+        if len({tuple(part.stop - part.start for part in own) for _, own in shards}) > 1:
+            return False
+    return True
+
+
+class HostSave:
+    """A save of arrays on hosts: it copies them at once, and writes them when Orbax has made the folder.
+
+    Args:
+      controller: the controller of the hosts.
+      arrays: the arrays.
+
+    Raises:
+      HostError: a host is gone.
+      RuntimeError: an array was deleted.
+    """
+
+    def __init__(self, controller: Controller, arrays: Sequence[Array]) -> None:
+        self._controller = controller
+        self._name = f"pathways-{secrets.token_hex(8)}"
+        self._lane = next(lanes)
+        self._types = [(tuple(array.shape), array.dtype) for array in arrays]
+        self._shapes: list[tuple[int, ...]] = []
+        self._pieces: dict[HostProcess, list[_CopiedShard]] = {}
+        held: dict[HostGang, list[tuple[Array, Location]]] = {}
+        for number, array in enumerate(arrays):
+            self._share(number, array, held)
+        self._copies = [self._copy(gang, arrays) for gang, arrays in held.items()]
+
+    def _share(self, number: int, array: Array, held: dict[HostGang, list[tuple[Array, Location]]]) -> None:
+        """Decides who writes what of an array: of equal shards the host that has least to write."""
+        locations = [where for where in array.locations if not where.gang.is_lost()] or [*array.locations]
+        # One that was deleted just now says so.
+        array.is_ready()
+        whole = [where for where in locations if where.part == WHOLE]
+        # There may be copies that are cut otherwise.
+        cut = {where.part: where for where in locations if _is_cut_as(where, locations[0])}
+        parts = [min(whole, key=self._load)] if whole else [*cut.values()]
+        shape: tuple[int, ...] = ()
+        for where in parts:
+            own = held.setdefault(where.gang, [])
+            own.append((array, where))
+            size, offset = where.part_of(array.shape)
+            shards = dict(different_shards(size, where.placement))
+            for host, positions in where.holders.items():
+                for n, position in enumerate(positions):
+                    if position in shards:
+                        bounds = shards[position]
+                        shape = tuple(part.stop - part.start for part in bounds)
+                        first = tuple(at + part.start for at, part in zip(offset, bounds, strict=True))
+                        self._pieces.setdefault(host, []).append(_CopiedShard(number, len(own) - 1, n, first))
+        self._shapes.append(shape)
+
+    def _load(self, where: Location) -> int:
+        return max(self._bytes(host) for host in where.holders)
+
+    def _bytes(self, host: HostProcess) -> int:
+        return sum(
+            math.prod(self._shapes[piece.leaf]) * np.dtype(self._types[piece.leaf][1]).itemsize
+            for piece in self._pieces.get(host, ())
+            if piece.leaf < len(self._shapes)
+        )
+
+    def _copy(self, gang: HostGang, held: Sequence[tuple[Array, Location]]) -> FunctionCall:
+        hosts = [host for host in gang.hosts if host in self._pieces]
+        shards = {str(h.index): [(piece.array, piece.shard) for piece in self._pieces[h]] for h in hosts}
+        with self._controller.order:
+            arrays = [(array.number_at(where), array.aval) for array, where in held]
+            tree = {"t": [{"l": [*range(len(arrays))]}]}
+            arguments = plain.encode([[], tree, {"save": self._name, "shards": shards}], _NAME)
+            message = call_of(f"{_MODULE}:copy", self._lane, arrays, arguments, None)
+            made = [array.step_at(where) for array, where in held]
+            return self._controller.call(f"{_NAME}: copy", gang, hosts, message, made)
+
+    def drop(self) -> None:
+        """Forgets the copies: nothing is written."""
+        with contextlib.suppress(HostError):
+            self._call_all("drop", {"save": self._name})
+
+    def write(self, names: Mapping[int, str], folder: Path, spec: Callable[..., Any], settings: Any) -> None:
+        """Has hosts write all, and returns when all of them have ended.
+
+        Args:
+          names: the name of each array there.
+          folder: the folder, which is there.
+          spec: makes the spec of tensorstore of a leaf: of its name, shapes, dtype and host.
+          settings: of the context of tensorstore.
+
+        Raises:
+          OSError: a host did not write its part, or did elsewhere; names host and folder.
+        """
+        token = folder / f".{self._name}"
+        token.write_text(self._name)
+        try:
+            failures = _failures(self._controller, self._copies)
+            named = {"save": self._name, "folder": str(folder), "settings": settings}
+            own = {
+                host: {"leaves": self._leaves(host, pieces, names, spec)}
+                for host, pieces in self._pieces.items()
+            }
+            calls = self._call_all("write", named, own)
+            failures += _failures(self._controller, calls)
+            _raise_first(failures, folder)
+            for call in calls:
+                for index, answer in call.answers.items():
+                    self._check_seen(index, plain.decode(answer.value), folder)
+        finally:
+            token.unlink(missing_ok=True)
+
+    def _leaves(
+        self,
+        host: HostProcess,
+        pieces: Sequence[_CopiedShard],
+        names: Mapping[int, str],
+        spec: Callable[..., Any],
+    ) -> list[dict[str, Any]]:
+        own: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+        for copy, piece in enumerate(pieces):
+            own.setdefault(piece.leaf, []).append((copy, piece.first))
+        return [
+            {
+                "spec": spec(names[leaf], *self._types[leaf], self._shapes[leaf], f"host{host.index}"),
+                "pieces": copies,
+            }
+            for leaf, copies in own.items()
+        ]
+
+    def _call_all(
+        self, function: str, named: dict[str, Any], own: Mapping[HostProcess, dict[str, Any]] | None = None
+    ) -> list[FunctionCall]:
+        """Calls a function on all hosts that have a part; what each is told is its own."""
+        calls = []
+        for host in self._pieces:
+            arguments = plain.encode([[], {"t": []}, named | (own or {}).get(host, {})], _NAME)
+            message = call_of(f"{_MODULE}:{function}", self._lane, [], arguments, None)
+            calls.append(self._controller.call(f"{_NAME}: {function}", host.gang, [host], message))
+        return calls
+
+    def _check_seen(self, index: int, written: dict[str, int], folder: Path) -> None:
+        own = folder / f"ocdbt.process_host{index}"
+        deadline = time.monotonic() + _SEEN_SECONDS
+        while checkpoints.manifest(own) != written:
+            if time.monotonic() > deadline:
+                raise HostsFailedError(
+                    f"{self._controller.hosts[index]} has written {own}, but this process does not see it"
+                )
+            time.sleep(0.05)
+
+
+def _restored(
+    targets: Sequence[RestoredLeaf], names: Sequence[str], folder: Path, spec: Any, settings: Any
+) -> list[Array]:
+    """Has hosts read arrays from a folder, and returns them when all have.
+
+    Raises:
+      OSError: a host does not; names host and folder.
+    """
+    controller = targets[0].controller
+    wanted: dict[HostGang, list[tuple[int, Location]]] = {}
+    for number, target in enumerate(targets):
+        for where in target.locations:
+            wanted.setdefault(where.gang, []).append((number, where))
+    arrays = [Array(controller, target.aval, {}, None) for target in targets]
+    specs = [spec(name) for name in names]
+    seen = checkpoints.manifest(folder)
+    calls = []
+    for gang, places in wanted.items():
+        made: list[MadeArray] = []
+        leaves = []
+        for number, where in places:
+            aval = targets[number].aval
+            shape, first = where.part_of(aval.shape)
+            made.append(made_array(jax.ShapeDtypeStruct(shape, aval.dtype), where.placement))
+            leaves.append({"spec": specs[number], "first": first})
+        named = {
+            "folder": str(folder),
+            "seen": None if seen["size"] < 0 else seen,
+            "leaves": leaves,
+            "settings": settings,
+        }
+        arguments = plain.encode([[], {"t": []}, named], _NAME)
+        structure = plain.encode({"l": [*range(len(made))]}, _NAME)
+        message = call_of(f"{_MODULE}:read", next(lanes), [], arguments, tuple(made), structure)
+        holders = {host for _, where in places for host in where.holders}
+        hosts = [host for host in gang.hosts if host in holders]
+        call = controller.call(f"{_NAME}: read", gang, hosts, message)
+        for n, (number, where) in enumerate(places):
+            arrays[number].add_copy(where, call.number + 1 + n, call)
+        calls.append(call)
+    _raise_first(_failures(controller, calls), folder)
+    return arrays
+
+
+def _failures(controller: Controller, calls: Sequence[FunctionCall]) -> list[Exception]:
+    """What went wrong in calls, of which none runs any more."""
+    failures: list[Exception] = []
+    for call in calls:
+        try:
+            controller.wait_for_call(call)
+        except HostError as error:
+            failures.append(error)
+            continue
+        for index, failure in sorted(call.failures().items()):
+            said = call.answers.get(index)
+            host = controller.hosts[index]
+            if said is None or said.failure is None:
+                failures.append(failure.error())
+                continue
+            what = said.failure
+            text = f"{what.type}: {what.text}" if what.errno is None and what.type else what.text
+            wrong = HostsFailedError(f"{host} {text}" if what.kind == "folder" else f"{host}: {text}")
+            wrong.errno, wrong.filename = what.errno, what.path
+            failures.append(wrong)
+    return failures
+
+
+def _raise_first(failures: Sequence[Exception], folder: Path) -> None:
+    # What a lost host has not written is why, whatever others say.
+    for failure in sorted(failures, key=lambda one: not isinstance(one, HostError)):
+        if isinstance(failure, HostError):
+            raise HostsFailedError(f"{failure} (it had a part of {folder})") from failure
+        raise failure
+
+
+def _is_cut_as(where: Location, other: Location) -> bool:
+    return (where.part.count, where.part.dim) == (other.part.count, other.part.dim)
+
+
+def orbax_context(*, compress: bool | None) -> Any:
+    """A context of Orbax that knows of leaves on hosts.
+
+    Args:
+      compress: whether arrays are compressed; None as Orbax does.
+    """
+    import orbax.checkpoint as former
+    import orbax.checkpoint.experimental.v1 as orbax
+
+    # There is no other way to it, and `PyTreeHandler` takes one.
+    from orbax.checkpoint.experimental.v1._src.serialization.registry import StandardLeafHandlerRegistry
+
+    helpers = former.type_handlers
+
+    class HostLeafHandler:
+        """Orbax's `LeafHandler` for leaves on hosts."""
+
+        def __init__(self, *, context: Any = None) -> None:
+            self._context = context
+
+        async def serialize(self, params: Sequence[Any], place: Any) -> Awaitable[None]:
+            async def write() -> None:
+                folder = await place.parent_dir.await_creation()
+                saving = self._context.array_options.saving
+
+                def spec(name: str, shape: Any, dtype: Any, shard: Any, process: str) -> Any:
+                    info = helpers.ParamInfo(
+                        name=name,
+                        parent_dir=folder,
+                        use_zarr3=saving.use_zarr3,
+                        use_compression=saving.use_compression,
+                        is_ocdbt_checkpoint=saving.use_ocdbt,
+                        ts_context=place.ts_context,
+                    )
+                    return helpers.get_json_tspec_write(
+                        info,
+                        use_ocdbt=saving.use_ocdbt,
+                        global_shape=shape,
+                        local_shape=shard,
+                        dtype=np.dtype(dtype),
+                        process_index=process,
+                    )
+
+                names = {param.value.number: param.name for param in params}
+                settings = place.ts_context.spec.to_json()
+                save: HostSave = params[0].value.save
+                await asyncio.to_thread(save.write, names, Path(folder), spec, settings)
+
+            return write()
+
+        async def deserialize(self, params: Sequence[Any], place: Any) -> Awaitable[Sequence[Any]]:
+            def spec(name: str) -> Any:
+                info = helpers.ParamInfo(
+                    name=name,
+                    parent_dir=place.parent_dir,
+                    use_zarr3=place.zarr3_checkpoint,
+                    is_ocdbt_checkpoint=place.ocdbt_checkpoint,
+                    ts_context=place.ts_context,
+                )
+                return helpers.get_json_tspec_read(info, use_ocdbt=place.ocdbt_checkpoint)
+
+            targets = [param.value for param in params]
+            names = [param.name for param in params]
+            settings = place.ts_context.spec.to_json()
+            folder = Path(place.parent_dir)
+
+            async def read() -> Sequence[Any]:
+                try:
+                    return await asyncio.to_thread(_restored, targets, names, folder, spec, settings)
+                except HostsFailedError as error:
+                    # Raised when Orbax is done: what else it reads, it would leave unfinished.
+                    return [error] * len(targets)
+
+            return asyncio.create_task(read())
+
+        async def metadata(self, params: Sequence[Any], place: Any) -> Sequence[Any]:
+            raise NotImplementedError("leaves on hosts are those of NumPy in files")
+
+    leaves = StandardLeafHandlerRegistry()
+    # Files are those of arrays of NumPy: who reads them says where they go.
+    leaves.add(SavedLeaf, RestoredLeaf, HostLeafHandler, secondary_typestrs=["np.ndarray"])
+
+    class Handler(orbax.handlers.PyTreeHandler):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(leaf_handler_registry=leaves, **options)
+
+    # Its name is in the files, and others have the one of Orbax alone.
+    Handler.__module__, Handler.__qualname__ = (
+        orbax.handlers.PyTreeHandler.__module__,
+        orbax.handlers.PyTreeHandler.__qualname__,
+    )
+    known = orbax.handlers.global_registry()
+    registry = orbax.handlers.local_registry(include_global_registry=False)
+    for handler, name in known.get_all_entries():
+        registry.add(
+            Handler if handler is orbax.handlers.PyTreeHandler else handler,
+            checkpointable_name=name,
+            secondary_typestrs=known.get_secondary_typestrs(handler),
+        )
+    _quiet_orbax()
+    made = orbax.Context()
+    made.checkpointables.registry = registry
+    if compress is not None:
+        made.array.saving.use_compression = compress
+    return made
+
+
+class _WithoutOurErrors(logging.Filter):
+    """Orbax logs what it also raises, with all of its frames."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        while error is not None:
+            if isinstance(error, HostsFailedError):
+                return False
+            error = error.__cause__ or error.__context__
+        return True
+
+
+def _quiet_orbax() -> None:
+    """Keeps Orbax from logging errors of hosts, which whoever waits for the save gets."""
+    log = logging.getLogger("absl")
+    if not any(isinstance(one, _WithoutOurErrors) for one in log.filters):
+        log.addFilter(_WithoutOurErrors())
+
+
+def restored_by_hosts(orbax: Any, folder: Any, wanted: Any) -> Any:
+    """Loads a tree of which hosts read some leaves.
+
+    Args:
+      orbax: its module.
+      folder: the checkpoint.
+      wanted: what Orbax is asked for, with `RestoredLeaf`s.
+
+    Raises:
+      HostsFailedError: a host does not read its part; names host and folder.
+    """
+    items = [file.name for file in folder.iterdir() if (file / "_METADATA").exists()]
+    if len(items) == 1:
+        # By its name: what is asked for without one has to be of the types that Orbax knows.
+        with orbax_context(compress=None):
+            tree = orbax.load_checkpointables(folder, {items[0]: wanted})[items[0]]
+        for leaf in jax.tree.leaves(tree):
+            if isinstance(leaf, HostsFailedError):
+                raise leaf.with_traceback(None)
+        return tree
+    # The checkpoint of another layout, which this process reads.
+    leaves, structure = jax.tree.flatten(wanted)
+    here = [
+        np.broadcast_to(np.zeros((), leaf.aval.dtype), leaf.aval.shape)
+        if isinstance(leaf, RestoredLeaf)
+        else leaf
+        for leaf in leaves
+    ]
+    loaded = jax.tree.leaves(orbax.load(folder, jax.tree.unflatten(structure, here)))
+    placed = [
+        leaf.put(np.asarray(value)) if isinstance(leaf, RestoredLeaf) else value
+        for leaf, value in zip(leaves, loaded, strict=True)
+    ]
+    return jax.tree.unflatten(structure, placed)
+
+
+def wanted_on_hosts(leaf: Any, controller: Controller | None) -> RestoredLeaf | None:
+    """What to ask Orbax for in the place of a leaf that is to lie on hosts; None for others."""
+    if controller is None:
+        return None
+    if isinstance(leaf, Array):
+        is_there = leaf.is_of(controller) and not leaf.is_deleted()
+    else:
+        is_there = isinstance(leaf, PlacedType) and leaf.controller is controller
+    if not is_there:
+        return None
+    locations = leaf.locations
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) or not locations:
+        return None
+    aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=bool(getattr(leaf, "weak_type", False)))
+    return RestoredLeaf(aval, controller, tuple(locations))
+
+
+def is_written_there(leaf: Any, controller: Controller | None) -> bool:
+    """Whether hosts write a leaf themselves; typed PRNG keys are small, and files know nothing of them."""
+    if controller is None or not isinstance(leaf, Array) or not leaf.is_of(controller):
+        return False
+    return not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) and _is_even(leaf)
+
+
+def saved_by_hosts(tree: Any, controller: Controller | None) -> tuple[Any, HostSave | None]:
+    """Copies the arrays of a tree that hosts write themselves; the tree with what Orbax gets for them.
+
+    Raises:
+      HostError: a host is gone.
+      RuntimeError: an array was deleted.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    numbers = [n for n, leaf in enumerate(leaves) if is_written_there(leaf, controller)]
+    if controller is None or not numbers:
+        return tree, None
+    save = HostSave(controller, [leaves[n] for n in numbers])
+    for number, n in enumerate(numbers):
+        leaves[n] = SavedLeaf(save, number)
+    return jax.tree.unflatten(structure, leaves), save

@@ -1,0 +1,394 @@
+"""Batches of rows that a function of a module gives: made by hosts, each for its devices, or here.
+
+Which rows a batch has depends on their numbers, or on those of shards, and never on how many hosts make it.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import contextlib
+import dataclasses
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.compiler.backends.executable import ProgramExecutable
+from pathways.compiler.backends.placed_type import PlacedType
+from pathways.compiler.data.on_hosts import (
+    FunctionOnHosts,
+    call_of,
+    find_here,
+    lanes,
+    made_array,
+    values_of,
+)
+from pathways.compiler.frontend.jax_internals import unflatten
+from pathways.runtime.control.errors import CallFailedError, HostError
+from pathways.runtime.control.step import FunctionCall
+from pathways.runtime.hosts.cluster.array import Array
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location
+from pathways.runtime.hosts.protocol import plain
+from pathways.runtime.hosts.protocol.messages import MadeArray
+from pathways.runtime.hosts.protocol.shards import shard_indices
+from pathways.runtime.hosts.worker import batches as worker_batches
+from pathways.runtime.hosts.worker.batches import InputEnded, Rows, checked, opened, row_leaves
+from pathways.runtime.hosts.worker.calls import CallRefused
+
+_MODULE = worker_batches.__name__
+
+
+class MadeBatches(Iterator[Any]):
+    """Batches of an input, in their order.
+
+    Args:
+      source: the function.
+      types: the leaves of a batch.
+      tree: their structure.
+      rows: how many rows a batch has.
+      shards: how many shards the input has; None for rows that have numbers.
+      states: the positions where it begins: the number of a batch, or of each shard; None for the beginning.
+
+    Attributes:
+      kind: what has no position where there is none, for messages.
+    """
+
+    def __init__(
+        self,
+        source: FunctionOnHosts,
+        types: Sequence[Any],
+        tree: Any,
+        rows: int,
+        shards: int | None,
+        states: Any,
+    ) -> None:
+        self.kind = f"a shard of {source.name}"
+        self._source = source
+        self._types = types
+        self._tree = tree
+        self._rows = rows
+        self._shards = shards
+        leaves: list[Any] = []
+        numbered = unflatten(tree, list(range(len(types))))
+        self._structure = plain.tree_of(numbered, "the batch", lambda leaf: isinstance(leaf, int), leaves)
+        # In the order in which JAX has them, and we do.
+        self._order = leaves
+        self._number = states if shards is None and states is not None else 0
+        self._states = None if shards is None else states
+        self._has_begun = False
+
+    def get_state(self) -> Any:
+        """The position after the last batch: its number, or a list with that of each shard.
+
+        Raises:
+          TypeError: the input of a shard has none.
+        """
+        if self._shards is None:
+            return self._number
+        return self._states
+
+    def __next__(self) -> Any:
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin()
+        leaves = self._make()
+        self._number += 1
+        return unflatten(self._tree, leaves)
+
+    def close(self) -> None:
+        """Forgets the input."""
+
+    def described(self) -> str | None:
+        """What it is at, where hosts say so."""
+        return None
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Makes the input."""
+
+    @abc.abstractmethod
+    def _make(self) -> list[Any]:
+        """The leaves of the next batch.
+
+        Raises:
+          StopIteration: the input has ended.
+        """
+
+    def _take_states(self, states: Mapping[str, Any] | None) -> None:
+        """Takes note of where shards are."""
+        if self._shards is None or states is None:
+            self._states = None
+            return
+        self._states = [states[str(shard)] for shard in range(self._shards)]
+
+
+class _BatchesHere(MadeBatches):
+    """Batches that are made in this process."""
+
+    _opened: Rows
+
+    def _begin(self) -> None:
+        source = self._source
+        make = find_here(source.name)
+        shards = range(self._shards or 0)
+        with _as_error(source.name, "the input"):
+            self._opened = opened(make, source.plain, self._rows, self._shards, shards, self._states)
+
+    def _make(self) -> list[Any]:
+        columns: list[list[Any]] = [[] for _ in self._types]
+        try:
+            with _as_error(self._source.name, f"batch {self._number}"):
+                rows = self._opened.of(self._number, range(self._rows))
+        except InputEnded:
+            raise StopIteration from None
+        try:
+            for place in range(self._rows):
+                leaves = row_leaves(rows[place], self._structure, f"row {place}")
+                for n, number in enumerate(self._order):
+                    kind = self._types[number]
+                    columns[number].append(checked(*leaves[n], kind.dtype, kind.shape[1:]))
+        except CallRefused as error:
+            raise TypeError(f"{self._source.name}, batch {self._number}: {error}") from None
+        self._take_states(self._opened.states())
+        return [
+            np.stack(column).astype(kind.dtype) for column, kind in zip(columns, self._types, strict=True)
+        ]
+
+
+@contextlib.contextmanager
+def _as_error(name: str, what: str) -> Iterator[None]:
+    """What a function of the user raises, as hosts say it."""
+    try:
+        yield
+    except (InputEnded, TypeError):
+        raise
+    except Exception as error:
+        raise CallFailedError(f"{name}, {what} raised {type(error).__name__}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _AskedBatch:
+    """A batch that hosts make: its leaves, and the calls that make them."""
+
+    arrays: list[Any]
+    calls: list[FunctionCall]
+
+
+class _BatchesOnHosts(MadeBatches):
+    """Batches that hosts make; only numbers of arrays and the positions of shards come here.
+
+    Args:
+      controller: the controller of the hosts.
+      is_ahead: whether hosts make the next batch while one is waited for.
+      *of_all: see `MadeBatches`.
+    """
+
+    def __init__(self, controller: Controller, is_ahead: bool, *of_all: Any) -> None:
+        super().__init__(*of_all)
+        self._is_ahead = is_ahead
+        self._asked: collections.deque[_AskedBatch] = collections.deque()
+        self._controller = controller
+        self._name = f"input-{secrets.token_hex(8)}"
+        self._lane = next(lanes)
+        self._calls: list[FunctionCall] = []
+        # For each island the leaves that it makes, and where.
+        self._places: dict[HostGang, list[tuple[int, Location]]] = {}
+        for number, kind in enumerate(self._types):
+            for where in kind.locations:
+                self._places.setdefault(where.gang, []).append((number, where))
+        self._made = {gang: self._arrays_of(places) for gang, places in self._places.items()}
+        self._hosts = {
+            gang: [host for host in gang.hosts if any(host in where.holders for _, where in places)]
+            for gang, places in self._places.items()
+        }
+        self._own = {
+            host: self._shards_of(host, places)
+            for gang, places in self._places.items()
+            for host in self._hosts[gang]
+        }
+
+    def _arrays_of(self, places: Sequence[tuple[int, Location]]) -> tuple[MadeArray, ...]:
+        return tuple(
+            made_array(
+                jax.ShapeDtypeStruct(where.part.shape(self._types[number].shape), self._types[number].dtype),
+                where.placement,
+            )
+            for number, where in places
+        )
+
+    def _shards_of(self, host: HostProcess, places: Sequence[tuple[int, Location]]) -> list[int]:
+        """The shards of the input that a host reads.
+
+        Raises:
+          ValueError: it reads a part of one.
+        """
+        if self._shards is None:
+            return []
+        rows: set[int] = set()
+        for number, where in places:
+            shape, first = where.part_of(self._types[number].shape)
+            indices = shard_indices(shape, where.placement)
+            for position in where.holders.get(host, ()):
+                part = indices[position][0]
+                rows |= set(range(first[0] + part.start, first[0] + part.stop))
+        each = self._rows // self._shards
+        own = sorted({row // each for row in rows})
+        if len(rows) != len(own) * each:
+            raise ValueError(
+                f"pw.prefetch: {host} reads {len(rows)} of {self._rows} rows, which are no whole shards: "
+                f"shards={self._shards} have {each} rows each"
+            )
+        return own
+
+    def _begin(self) -> None:
+        source = self._source
+        calls = []
+        for gang, places in self._places.items():
+            named = {
+                "source": self._name,
+                "function": source.name,
+                "named": source.plain,
+                "rows": self._rows,
+                "shards": self._shards,
+                "own": {str(host.index): self._own[host] for host in self._hosts[gang]},
+                "states": self._states,
+                "tree": self._structure,
+                "leaves": [
+                    (self._order.index(number), where.part_of(self._types[number].shape)[1])
+                    for number, where in places
+                ],
+                "row_shapes": [list(self._types[number].shape[1:]) for number in self._order],
+            }
+            calls.append(self._call(gang, "begin", named, None))
+        for call in calls:
+            values_of(self._controller, call)
+
+    def _make(self) -> list[Any]:
+        batch = self._asked.popleft() if self._asked else self._ask(self._number)
+        if self._is_ahead:
+            self._asked.append(self._ask(self._number + 1))
+        self._calls = batch.calls
+        states: dict[str, Any] | None = {}
+        failures: list[Exception] = []
+        for call in batch.calls:
+            try:
+                for said in values_of(self._controller, call):
+                    states = None if said is None or states is None else states | said
+            except Exception as error:
+                failures.append(error)
+        # All have ended, so what goes wrong is over.
+        if any(self._has_ended(call) for call in batch.calls):
+            raise StopIteration
+        if failures:
+            raise failures[0]
+        self._take_states(states)
+        return batch.arrays
+
+    def _ask(self, number: int) -> _AskedBatch:
+        """Has hosts make a batch."""
+        arrays = [
+            Array(self._controller, jax.core.ShapedArray(kind.shape, kind.dtype), {}, None)
+            for kind in self._types
+        ]
+        calls = []
+        for gang, places in self._places.items():
+            named = {"source": self._name, "number": number}
+            call = self._call(gang, "batch", named, self._made[gang])
+            for n, (leaf, where) in enumerate(places):
+                arrays[leaf].add_copy(where, call.number + 1 + n, call)
+            calls.append(call)
+        return _AskedBatch(arrays, calls)
+
+    def _has_ended(self, call: FunctionCall) -> bool:
+        answers = [call.answers.get(host) for host in call.hosts]
+        return any(
+            said is not None and said.failure is not None and said.failure.kind == "ended" for said in answers
+        )
+
+    def close(self) -> None:
+        """See `MadeBatches.close`."""
+        for gang in self._places:
+            with contextlib.suppress(HostError):
+                self._call(gang, "end", {"source": self._name}, None)
+
+    def described(self) -> str | None:
+        """See `MadeBatches.described`."""
+        waiting = [call for call in self._calls if not call.is_done()]
+        return "\n".join(self._controller.described(call) for call in waiting) or None
+
+    def _call(
+        self, gang: HostGang, function: str, named: Mapping[str, Any], made: tuple[MadeArray, ...] | None
+    ) -> FunctionCall:
+        arguments = plain.encode([[], {"t": []}, named], f"{self._source.name}: the input")
+        structure = plain.encode({"l": [*range(len(made or ()))]}, "the batch")
+        message = call_of(f"{_MODULE}:{function}", self._lane, [], arguments, made, structure)
+        return self._controller.call(self._source.name, gang, self._hosts[gang], message)
+
+
+def batches_of(
+    source: FunctionOnHosts,
+    executable: ProgramExecutable,
+    argument: str,
+    rows: int | None,
+    shards: int | None,
+    *,
+    is_ahead: bool,
+) -> MadeBatches:
+    """The batches of an input, as `pw.prefetch` takes it; hosts may be asked for one more than is read.
+
+    Raises:
+      ValueError: see `pw.prefetch`.
+      TypeError: the argument is no tree of arrays with rows.
+    """
+    if source.devices is not None:
+        raise ValueError(
+            f"pw.prefetch: {source.name} has devices=, but an input is made where the step reads it"
+        )
+    if (rows is None) == (shards is None):
+        raise ValueError(f"pw.prefetch: {source.name} is an input of pw.on_hosts: expected rows= or shards=")
+    numbers, tree = executable.argument(argument)
+    types = executable.argument_types(numbers)
+    names = [executable.paths[n] for n in numbers]
+    for kind, name in zip(types, names, strict=True):
+        if not kind.shape or jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended):
+            raise TypeError(
+                f"pw.prefetch: {name} is {kind.dtype}{list(kind.shape)}, which has no rows of numbers"
+            )
+    count = types[0].shape[0]
+    for kind, name in zip(types, names, strict=True):
+        if kind.shape[0] != (count if rows is None else rows):
+            expected = f"rows={rows}" if rows is not None else f"{count} rows of {names[0]}"
+            raise ValueError(f"pw.prefetch: {expected}, but {name} has {kind.shape[0]} rows")
+    if shards is not None and (shards < 1 or count % shards):
+        raise ValueError(f"pw.prefetch: shards={shards} do not divide the {count} rows of a batch")
+    states = source.get_state()
+    _check_states(source.name, states, shards)
+    of_all = (source, types, tree, count, shards, states)
+    placed = [kind for kind in types if isinstance(kind, PlacedType)]
+    if not placed:
+        return _BatchesHere(*of_all)
+    return _BatchesOnHosts(placed[0].controller, is_ahead, *of_all)
+
+
+def _check_states(name: str, states: Any, shards: int | None) -> None:
+    if states is None:
+        return
+    if shards is None:
+        if not isinstance(states, int) or isinstance(states, bool) or states < 0:
+            what = f"of shards={len(states)}" if isinstance(states, list) else repr(states)
+            raise ValueError(
+                f"pw.prefetch: {name} begins at a position {what}, but rows= takes the number of a batch"
+            )
+        return
+    if not isinstance(states, list):
+        raise ValueError(
+            f"pw.prefetch: {name} begins at position {states!r}, which is none of shards={shards}"
+        )
+    if len(states) != shards:
+        raise ValueError(
+            f"pw.prefetch: {name} begins at a position of shards={len(states)}, but shards={shards}"
+        )

@@ -1,0 +1,481 @@
+"""`pw.on_hosts`: functions that run beside the arrays, in the processes of the hosts."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pathways.compiler.backends.hosts import bring
+from pathways.compiler.frontend import jax_internals
+from pathways.runtime.control.errors import CallFailedError
+from pathways.runtime.control.step import FunctionCall
+from pathways.runtime.hosts.cluster.array import Array
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.cluster.host import HostGang, Location
+from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.protocol import plain as plain_values
+from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, MadeArray
+from pathways.runtime.local.devices import bind, mesh_of
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.process import OfProcess
+from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.xla.tracebacks import boundary
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+_ARRAYS = (Array, jax.Array, np.ndarray, np.generic)
+
+lanes = itertools.count(1)
+"""The numbers of what makes its calls one after the other."""
+
+
+class FunctionOnHosts(OfProcess):
+    """A function that runs on hosts; made by `on_hosts`.
+
+    Attributes:
+      name: where it is, as in `package.module:name`.
+      devices: the slice on whose hosts it runs; None for an input of `pw.prefetch`.
+      plain: named arguments of all calls.
+    """
+
+    def __init__(self, name: str, devices: VirtualSlice | None, out: Any, plain: Mapping[str, Any]) -> None:
+        self.name = name
+        self.devices = devices
+        self.plain = dict(plain)
+        self._out = out
+        self._lane = next(lanes)
+        self._state: Any = None
+
+    def __repr__(self) -> str:
+        where = "" if self.devices is None else f" on {self.devices.name}"
+        return f"<pw.on_hosts {self.name}{where}>"
+
+    @boundary
+    def __call__(self, *arrays: Any, **plain: Any) -> HostCall:
+        """Starts it on every host of the slice, and returns at once.
+
+        It takes its place among the steps of programs: it sees the arrays as they are now. Steps that follow
+        run beside it; one that donates an array that it has waits. Calls of one `on_hosts` are made one after
+        the other, those of others at the same time.
+
+        Args:
+          *arrays: arrays, or dictionaries, lists and tuples of arrays. Each host gets them as `jax.Array`s
+            of which it has its shards. What is elsewhere is brought to the slice.
+          **plain: named arguments that JSON can write; tuples arrive as lists.
+
+        Raises:
+          TypeError: an argument is neither, says which; or there is no slice to call it on.
+          HostError: a host is gone.
+        """
+        if self.devices is None:
+            raise TypeError(f"pw.on_hosts: {self.name} has no devices= to call it on")
+        named = {**self.plain, **plain}
+        leaves: list[Any] = []
+        trees = [
+            plain_values.tree_of(each, f"{self.name}: argument {n}", _is_array, leaves)
+            for n, each in enumerate(arrays)
+        ]
+        tree = {"t": trees}
+        # Tells of what JSON does not have, also where nothing travels.
+        text = plain_values.encode([[], tree, named], f"{self.name}: named arguments")
+        hosts = controller()
+        if hosts is None:
+            return _LocalCall(self, plain_values.build(tree, leaves), plain_values.decode(text)[2])
+        return self._start(hosts, leaves, text)
+
+    def get_state(self) -> Any:
+        """As an input: the position where it begins; None for the beginning."""
+        return self._state
+
+    def set_state(self, state: Any) -> None:
+        """As an input: has the next `pw.prefetch` of it begin at a position that `get_state` of one gave."""
+        plain_values.encode(state, "the position")
+        self._state = state
+
+    def _start(self, hosts: Controller, leaves: list[Any], text: bytes) -> HostCall:
+        assert self.devices is not None
+        made, structure = self.results()
+        bindings = bind(self.devices.replicas, program=self.name)
+        parts = []
+        for slice in self.devices.replicas:
+            binding = bindings[slice]
+            gang = gang_of(hosts, binding)
+            parts.append((gang, binding, [_at(hosts, leaf, gang, binding) for leaf in leaves]))
+        calls = []
+        results: list[Any] = []
+        with hosts.order:
+            for gang, binding, taken in parts:
+                ids = {device.id for device in binding.devices}
+                makes = None
+                if made is not None:
+                    makes = tuple(
+                        made_array(aval, layout_of(binding, spec, _ndim(aval))) for aval, spec in made
+                    )
+                message = call_of(
+                    self.name,
+                    self._lane,
+                    [(array.number_at(where), array.aval) for array, where in taken],
+                    text,
+                    makes,
+                    structure,
+                )
+                call = hosts.call(
+                    self.name,
+                    gang,
+                    [host for host in gang.hosts if not ids.isdisjoint(host.ready.devices)],
+                    message,
+                    [array.step_at(where) for array, where in taken],
+                )
+                calls.append(call)
+                for n, (aval, _) in enumerate(made or ()):
+                    where = gang.location((makes or ())[n].placement)
+                    results.append(Array(hosts, aval, {where: call.number + 1 + n}, call))
+        tree = None if made is None else plain_values.build(plain_values.decode(structure), results)
+        return _RemoteCall(self.name, hosts, calls, tree, is_value=made is None)
+
+    def results(self) -> tuple[list[tuple[Any, PartitionSpec]] | None, bytes]:
+        """The types and places of the arrays that it makes, and how they lie in what it returns.
+
+        Raises:
+          TypeError: `out` has something else in it.
+          ValueError: a sharding is not one of the slice.
+        """
+        if self._out is None:
+            return None, b"null"
+        assert self.devices is not None
+        leaves: list[Any] = []
+        tree = plain_values.tree_of(self._out, "out", lambda leaf: hasattr(leaf, "dtype"), leaves)
+        if len(self.devices.replicas) > 1:
+            raise ValueError(
+                f"pw.on_hosts: {self.name} makes arrays, and slice {self.devices.name} has replicas, each of "
+                "which would make its own"
+            )
+        return [_result(leaf, self.devices) for leaf in leaves], plain_values.encode(tree, "out")
+
+
+class HostCall:
+    """A call of a function on hosts, which may still run."""
+
+    def result(self) -> Any:
+        """What it returned.
+
+        Returns:
+          A list of plain values, one for each host of the slice, in the order of the hosts. With `out=` its
+          tree of arrays, which may still be made: what goes wrong then is an error of who reads them. Where
+          islands have several hosts, they are waited for.
+
+        Raises:
+          CallFailedError: it raised on a host; has type, message and traceback.
+          ImportError: a host does not find it.
+          TypeError: what it returned is no JSON, or no such array.
+          HostError: a host is gone.
+        """
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        raise NotImplementedError
+
+
+class _RemoteCall(HostCall):
+    def __init__(
+        self, name: str, hosts: Controller, calls: Sequence[FunctionCall], tree: Any, *, is_value: bool
+    ) -> None:
+        self._name = name
+        self._hosts = hosts
+        self._calls = calls
+        self._tree = tree
+        self._is_value = is_value
+
+    @boundary
+    def result(self) -> Any:
+        """See `HostCall.result`."""
+        if self._is_value:
+            return [value for call in self._calls for value in values_of(self._hosts, call)]
+        # One that fails on one host of an island would leave the others in the middle of a step.
+        if any(len(call.hosts) > 1 for call in self._calls):
+            for call in self._calls:
+                values_of(self._hosts, call)
+        return self._tree
+
+    def done(self) -> bool:
+        """See `HostCall.done`."""
+        return all(self._hosts.has_ended(call) for call in self._calls)
+
+
+class _LocalCall(HostCall):
+    """A call in this process; it is made at once."""
+
+    def __init__(self, function: FunctionOnHosts, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        self._error: Exception | None = None
+        self._result: Any = None
+        try:
+            self._result = _called_here(function, args, named)
+        except Exception as error:
+            self._error = error
+
+    @boundary
+    def result(self) -> Any:
+        """See `HostCall.result`."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def done(self) -> bool:
+        """See `HostCall.done`."""
+        return True
+
+
+@boundary
+def on_hosts(
+    function: Callable[..., Any] | str,
+    /,
+    *,
+    devices: VirtualSlice | None = None,
+    out: Any = None,
+    **plain: Any,
+) -> FunctionOnHosts:
+    """A function that runs in the processes of hosts, beside the arrays that they have.
+
+    Only its name, plain arguments and the numbers of arrays travel: hosts import it. They look for modules
+    where this process does (`sys.path`), and then where they would by themselves. Without hosts it runs here.
+
+    Args:
+      function: a function of a module, or where it is, as in `"package.module:name"`, which this process need
+        not have.
+      devices: the slice on whose hosts calls run. None for an input of `pw.prefetch`.
+      out: what it makes, where that are arrays: a tree of `jax.ShapeDtypeStruct`s with global shapes, whose
+        shardings, if they have any, name axes of the slice. Each host returns the arrays, or the part of each
+        that it has, as for `jax.make_array_from_process_local_data`.
+      **plain: named arguments of all calls that JSON can write.
+
+    Returns:
+      What is called with arrays and other named arguments; the result of a call has `result()`.
+
+    Raises:
+      TypeError: the function is no function of a module: put it into one. Or an argument is no JSON.
+      ValueError: a string is no such name.
+
+    Example:
+      ```python
+      norm = pw.on_hosts("metrics:norm", devices=slice)
+      norm(state["params"]).result()  # [1.25] on one host
+      ```
+    """
+    name = _name_of(function)
+    if devices is not None and not isinstance(devices, VirtualSlice):
+        raise TypeError(f"pw.on_hosts: devices must be a slice, got {type(devices).__name__}")
+    plain_values.encode(plain, f"{name}: named arguments")
+    made = FunctionOnHosts(name, devices, out, plain)
+    if devices is not None:
+        made.results()
+    return made
+
+
+def _name_of(function: Callable[..., Any] | str) -> str:
+    if isinstance(function, str):
+        if not _NAME.fullmatch(function):
+            raise ValueError(f"pw.on_hosts: {function!r}: expected package.module:name")
+        return function
+    name = getattr(function, "__qualname__", None)
+    module = getattr(function, "__module__", None)
+    if isinstance(name, str) and isinstance(module, str):
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is function and module != "__main__" and not isinstance(function, types.ModuleType):
+            return f"{module}:{name}"
+    what = f"{name} of {module}" if isinstance(name, str) else repr(function)
+    raise TypeError(
+        f"pw.on_hosts: hosts cannot import {what}: put it into a module of its own, as a function, and pass "
+        "what it closes over as arguments"
+    )
+
+
+def _result(leaf: Any, slice: VirtualSlice) -> tuple[Any, PartitionSpec]:
+    """The aval of an array that is made, and its axes."""
+    sharding = getattr(leaf, "sharding", None)
+    spec = PartitionSpec()
+    if sharding is not None:
+        if not isinstance(sharding, NamedSharding):
+            raise ValueError(f"pw.on_hosts: out has the sharding {sharding}: expected a NamedSharding")
+        spec = sharding.spec
+    sizes = dict(zip(slice.axis_names, slice.shape, strict=True))
+    for dim, axes in zip(leaf.shape, dims_of(spec, len(leaf.shape)), strict=False):
+        for axis in axes:
+            if axis not in sizes:
+                raise ValueError(f"pw.on_hosts: out has the axis {axis!r}, slice {slice.name} has {sizes}")
+        count = int(np.prod([sizes[axis] for axis in axes], dtype=int))
+        if dim % count:
+            raise ValueError(f"pw.on_hosts: out has a dimension of {dim} that {axes} do not divide ({count})")
+    return jax.core.ShapedArray(leaf.shape, leaf.dtype), spec
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, _ARRAYS)
+
+
+def dims_of(spec: PartitionSpec, ndim: int) -> tuple[tuple[str, ...], ...]:
+    """The axes that split each dimension."""
+    parts = [*spec, *(None,) * (ndim - len(spec))]
+    return tuple(() if part is None else part if isinstance(part, tuple) else (part,) for part in parts)
+
+
+def layout_of(binding: Binding, spec: PartitionSpec, ndim: int) -> DeviceLayout:
+    """How an array lies on a slice."""
+    ids = tuple(device.id for device in binding.devices)
+    return DeviceLayout(ids, binding.shape, binding.axis_names, dims_of(spec, ndim))
+
+
+def gang_of(hosts: Controller, binding: Binding) -> HostGang:
+    """The workers of the island that a slice is on.
+
+    Raises:
+      HostError: they are gone.
+    """
+    (gang,) = hosts.islands.current([int(binding.island.removeprefix("island"))])
+    return gang
+
+
+def made_array(aval: Any, layout: DeviceLayout) -> MadeArray:
+    """An array that a call is to make; of typed PRNG keys their words."""
+    if _is_key(aval):
+        aval = jax.eval_shape(jax.random.key_data, aval)
+    return MadeArray(tuple(aval.shape), np.dtype(aval.dtype).name, layout)
+
+
+def call_of(
+    function: str,
+    lane: int,
+    arrays: Sequence[tuple[int, Any]],
+    arguments: bytes,
+    made: tuple[MadeArray, ...] | None,
+    structure: bytes = b"null",
+) -> Call:
+    """A call as hosts are told of it, but for what `Controller.call` knows.
+
+    Args:
+      function: where it is.
+      lane: calls of one lane are made one after the other.
+      arrays: the number of each array that it takes, and its aval.
+      arguments: see `Call`.
+      made: the arrays that it makes.
+      structure: how these lie in what it returns.
+    """
+    kept = tuple(KeptArray(number, _key_kind(aval)) for number, aval in arrays)
+    path = tuple(str(Path(folder).absolute()) for folder in sys.path)
+    x64 = bool(jax.config.jax_enable_x64)
+    return Call(0, 0, (), function, path, lane, x64, kept, arguments, made, structure)
+
+
+def _key_kind(aval: Any) -> str | None:
+    return jax_internals.key_kind(aval.dtype) if _is_key(aval) else None
+
+
+def _is_key(aval: Any) -> bool:
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def _ndim(aval: Any) -> int:
+    """The dimensions of what lies on hosts: of typed PRNG keys of their words."""
+    return int(jax.eval_shape(jax.random.key_data, aval).ndim if _is_key(aval) else aval.ndim)
+
+
+def values_of(hosts: Controller, call: FunctionCall) -> list[Any]:
+    """What each host has returned, when all of them have ended.
+
+    Raises:
+      CallFailedError, ImportError, TypeError, HostError: see `HostCall.result`.
+    """
+    hosts.wait_for_call(call)
+    for host in sorted(call.hosts):
+        answer = call.answers.get(host)
+        if answer is None or answer.failure is None:
+            continue
+        failure = call.failures()[host]
+        kinds: dict[str, type[Exception]] = {"import": ImportError, "result": TypeError}
+        kind = kinds.get(answer.failure.kind, CallFailedError)
+        raise kind(f"{call.subject}: {failure.text}")
+    for host in sorted(call.hosts):
+        if host in call.failures():
+            raise call.failures()[host].error(call.subject)
+    return [plain_values.decode(call.answers[host].value or b"null") for host in sorted(call.hosts)]
+
+
+def _at(hosts: Controller, leaf: Any, gang: HostGang, binding: Binding) -> tuple[Array, Location]:
+    """An array on a slice, and where it is there; brought there if it is elsewhere."""
+    ids = {device.id for device in binding.devices}
+    if isinstance(leaf, Array) and leaf.is_of(hosts):
+        for where in leaf.locations:
+            if where.gang is gang and set(where.placement.devices) == ids:
+                return leaf, where
+    is_key = _is_key(leaf)
+    target = gang.location(layout_of(binding, PartitionSpec(), _ndim(leaf)))
+    if isinstance(leaf, Array) and leaf.is_of(hosts):
+        bring(hosts, leaf, target)
+        return leaf, target
+    aval = jax_internals.abstractify(leaf)
+    array = Array(hosts, aval, {}, None)
+    if isinstance(leaf, Array):
+        value = leaf.fetch()
+    else:
+        value = np.asarray(jax_internals.key_data(leaf)) if is_key else np.asarray(leaf, aval.dtype)
+    array.add_copy(target, hosts.put(value, target))
+    return array, target
+
+
+def find_here(name: str) -> Callable[..., Any]:
+    """A function of this process by its name.
+
+    Raises:
+      ImportError: there is none.
+    """
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        raise ImportError(f"{name}: cannot import {module}: {type(error).__name__}: {error}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ImportError(f"{name}: module {module} has no {path}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ImportError(f"{name} is of type {type(found).__name__}, no function")
+    return found
+
+
+def _called_here(function: FunctionOnHosts, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    name = function.name
+    found = find_here(name)
+    arrays = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf), args)
+    try:
+        result = found(*arrays, **named)
+    except Exception as error:
+        raise CallFailedError(f"{name} raised {type(error).__name__}: {error}") from error
+    made, structure = function.results()
+    if made is None:
+        return [plain_values.decode(plain_values.encode(result, f"{name}: the result"))]
+    assert function.devices is not None
+    tree = plain_values.decode(structure)
+    leaves = plain_values.matched(tree, result, f"{name}: the result")
+    mesh = mesh_of(bind([function.devices], program=name)[function.devices])
+    placed = []
+    for n, (aval, spec) in enumerate(made):
+        where, value = leaves[n]
+        got = value if isinstance(value, jax.Array) else np.asarray(value)
+        if got.shape != aval.shape or got.dtype != aval.dtype:
+            raise TypeError(
+                f"{where} is {got.dtype}{list(got.shape)}: expected {aval.dtype}{list(aval.shape)}"
+            )
+        placed.append(jax.device_put(got, NamedSharding(mesh, spec)))
+    return plain_values.build(tree, placed)

@@ -1,0 +1,336 @@
+"""Batches of an input, put on the slices that read them while the step before runs."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import copy
+import itertools
+import logging
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.compiler.backends.executable import ProgramExecutable
+from pathways.compiler.data.host_input import MadeBatches, batches_of
+from pathways.compiler.data.on_hosts import FunctionOnHosts
+from pathways.compiler.frontend.jax_internals import flatten, unflatten
+from pathways.compiler.program import Program
+from pathways.compiler.stages import Bound
+from pathways.runtime.resources.threads import RunningThread, start_thread
+
+_LAST_WAIT = 5.0
+"""Seconds that closing waits for an input that is in the middle of a batch."""
+
+_ALIGNMENT = 64
+"""Bytes at multiples of which XLA wants arrays to begin (`xla::cpu::MinAlign`)."""
+
+log = logging.getLogger("pathways")
+
+
+class Prefetched[T](Iterator[T]):
+    """An iterator over batches that are on their slices; made by `prefetch`.
+
+    As a context manager it is closed at the end of the block; otherwise when it ends, when nothing refers to
+    it any more, or with the process.
+
+    Attributes:
+      waited: the seconds that `next` has waited for the input in all; next to the time of the steps it says
+        whether the input keeps up.
+    """
+
+    def __init__(self, reader: _Reader, stall_report: float | None) -> None:
+        self.waited = 0.0
+        self._reader = reader
+        self._stall_report = stall_report
+        self._state = reader.state()
+        self._error: BaseException | None = None
+        # The thread knows nothing of this object, and ends when it is gone.
+        weakref.finalize(self, reader.stop).atexit = False
+        reader.start()
+
+    def __next__(self) -> T:
+        """The next batch.
+
+        Raises:
+          StopIteration: the input has ended, or this was closed.
+          Exception: what the input raised, with a note of the batch. It is raised again by later calls.
+        """
+        if self._error is not None:
+            raise self._error
+        began = time.monotonic()
+        try:
+            batch, self._state = self._reader.take(self._stall_report)
+        except StopIteration:
+            self.close()
+            raise
+        except Exception as error:
+            self._error = error
+            raise
+        finally:
+            self.waited += time.monotonic() - began
+        return batch
+
+    def __enter__(self) -> Prefetched[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread, and frees the batches that it has put on slices.
+
+        Where the input is in the middle of a batch, it waits for that for up to 5 seconds.
+        """
+        self._reader.stop()
+        self._reader.join()
+
+    def get_state(self) -> Any:
+        """The position of the input after the last batch that was returned, not after those read ahead.
+
+        `checkpoint.save(..., data=...)` saves it.
+
+        Raises:
+          TypeError: the input has no positions: no `get_state`, which iterators of Grain have.
+        """
+        if self._state is None:
+            raise TypeError(
+                f"pw.prefetch: the input has no position to save: {self._reader.kind} has no get_state(), "
+                "which iterators of Grain have"
+            )
+        return copy.deepcopy(self._state)
+
+
+def prefetch[T](
+    iterable: Iterable[T] | FunctionOnHosts,
+    step: Bound | Program[..., Any],
+    argument: str,
+    depth: int = 2,
+    *,
+    count: int | None = None,
+    stall_report: float | None = 60.0,
+    rows: int | None = None,
+    shards: int | None = None,
+) -> Prefetched[T]:
+    """Reads batches in a thread, and puts them where a step wants an argument, while steps before them run.
+
+    Args:
+      iterable: the input: trees of arrays or numbers. Arrays of NumPy are copied, so the input may use
+        their memory again. Or `pw.on_hosts` of a function: each host makes the rows that its devices read,
+        and nothing of them passes this process; say `rows` or `shards`. It begins at its `get_state()`.
+      step: the compiled program that takes them. A program that is not compiled takes the batches as they
+        are, until its first call has compiled it.
+      argument: the name of the argument of the step that they are.
+      depth: how many batches are ready or being read at most; each takes memory on its slices.
+      count: how many batches to read. No more are read then, and an input that ends before is an error.
+      stall_report: seconds after which a wait for the input is reported on the logger `pathways`, and again
+        whenever they have doubled; None for never.
+      rows: of an input on hosts: how many rows a batch has. The function returns something with
+        `__getitem__`, such as a `grain.MapDataset`: row r of batch k is its row k * rows + r.
+      shards: of an input on hosts: how many shards there are. The function is called with `shard=i` and
+        `shards`, and returns an iterator over rows: shard i has the i-th part of each batch. Hosts share
+        them, so how many hosts there are changes nothing.
+
+    Returns:
+      An iterator over the batches. Where a checkpoint keeps the position of the input, restore it before
+      this is called.
+
+    Raises:
+      ValueError: a step without such an argument, or a depth or count out of range. Rows are not those of
+        the argument, or shards do not divide them; or the input begins with the position of other shards.
+      TypeError: no input or no program; from `next`, a batch of a type that the step was not compiled for.
+
+    Example:
+      ```python
+      with pw.prefetch(batches, step, "batch") as ready:
+          for batch in ready:
+              state, loss = step(state, batch)
+      ```
+    """
+    if not isinstance(step, Bound | Program):
+        raise TypeError(f"pw.prefetch: step must be a program, got {type(step).__name__}")
+    if depth < 1:
+        raise ValueError(f"pw.prefetch: depth must be at least 1, got {depth}")
+    if count is not None and count < 0:
+        raise ValueError(f"pw.prefetch: count must not be negative, got {count}")
+    for executable in _executables(step):
+        executable.argument(argument)
+    if isinstance(iterable, FunctionOnHosts):
+        if not _executables(step):
+            raise ValueError("pw.prefetch: an input on hosts is for a step that is compiled")
+        # One of them is what hosts make while another one is waited for.
+        is_ahead = depth > 1
+        depth -= is_ahead
+        executable = _executables(step)[0]
+        batches: Any = batches_of(iterable, executable, argument, rows, shards, is_ahead=is_ahead)
+    elif rows is not None or shards is not None:
+        raise TypeError("pw.prefetch: rows= and shards= are for an input of pw.on_hosts")
+    else:
+        batches = iter(iterable)
+    return Prefetched(_Reader(batches, step, argument, depth, count), stall_report)
+
+
+class _Reader:
+    """The thread that reads, and the batches that are ready."""
+
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        step: Bound | Program[..., Any],
+        argument: str,
+        depth: int,
+        count: int | None,
+    ) -> None:
+        self.kind = iterator.kind if isinstance(iterator, MadeBatches) else type(iterator).__name__
+        self._iterator = iterator
+        self._step = step
+        self._argument = argument
+        self._depth = depth
+        self._count = count
+        self._x64 = jax.config.jax_enable_x64
+        self._ready: collections.deque[tuple[Any, Any]] = collections.deque()
+        self._number = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        # Its lock can be taken twice by a thread: the garbage collector may call `stop` anywhere.
+        self._changed = threading.Condition()
+        self._thread: RunningThread | None = None
+
+    def start(self) -> None:
+        """Starts to read."""
+        # In front of JAX's own, which takes the devices away.
+        atexit.register(self._exit)
+        self._thread = start_thread(self._read, "prefetch")
+
+    def state(self) -> Any:
+        """The position of the input; None where it has none."""
+        get_state = getattr(self._iterator, "get_state", None)
+        return None if get_state is None else copy.deepcopy(get_state())
+
+    def take(self, stall_report: float | None) -> tuple[Any, Any]:
+        """The next batch, and the position of the input after it.
+
+        Raises:
+          StopIteration: there is none.
+          Exception: what the input raised.
+        """
+        began, report = time.monotonic(), stall_report
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._ready or self._ended, _left(began, report)):
+                assert report is not None
+                log.warning("%s", self._stalled(time.monotonic() - began))
+                report *= 2
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+        if self._error is not None:
+            raise self._error
+        raise StopIteration
+
+    def stop(self) -> None:
+        """Ends the reading, and frees what is ready."""
+        with self._changed:
+            self._ended = True
+            self._ready.clear()
+            self._changed.notify_all()
+        atexit.unregister(self._exit)
+
+    def join(self) -> None:
+        """Waits for the thread, unless the input keeps it."""
+        if self._thread is not None:
+            self._thread.join(_LAST_WAIT)
+
+    def _exit(self) -> None:
+        self.stop()
+        self.join()
+
+    def _read(self) -> None:
+        try:
+            # Settings of JAX belong to threads.
+            with jax.enable_x64(self._x64):
+                self._read_all()
+        except BaseException as error:
+            error.add_note(f"pw.prefetch: batch {self._number} of the input")
+            self._error = error
+        finally:
+            if isinstance(self._iterator, MadeBatches):
+                self._iterator.close()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _read_all(self) -> None:
+        for number in itertools.count() if self._count is None else range(self._count):
+            self._number = number
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._ready) < self._depth or self._ended)
+            if self._ended:
+                return
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                if self._count is not None:
+                    raise ValueError(
+                        f"pw.prefetch: the input ended after {number} of {self._count} batches"
+                    ) from None
+                return
+            item = _placed(batch, self._step, self._argument), self.state()
+            with self._changed:
+                if self._ended:
+                    return
+                self._ready.append(item)
+                self._changed.notify_all()
+
+    def _stalled(self, seconds: float) -> str:
+        if isinstance(self._iterator, MadeBatches) and (said := self._iterator.described()):
+            return f"pw.prefetch: the steps wait for batch {self._number} of the input: {said}"
+        frame = sys._current_frames().get(0 if self._thread is None else self._thread.ident)
+        at = traceback.extract_stack(frame)[-1] if frame is not None else None
+        where = f"; it is in {at.name} at {at.filename}:{at.lineno}" if at is not None else ""
+        return (
+            f"pw.prefetch: the steps wait for the input, which has given no batch {self._number} for "
+            f"{seconds:.1f} seconds{where}"
+        )
+
+
+def _left(began: float, report: float | None) -> float | None:
+    return None if report is None else max(0.0, began + report - time.monotonic())
+
+
+def _executables(step: Bound | Program[..., Any]) -> tuple[ProgramExecutable, ...]:
+    return (step.executable,) if isinstance(step, Bound) else step.executables
+
+
+def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
+    """A batch where the step wants it; as it is where a program is not compiled for such batches."""
+    leaves, tree = flatten(batch)
+    # JAX reads memory of NumPy later, or for as long as the array lives.
+    leaves = [_copied(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    for executable in _executables(step):
+        numbers, wanted = executable.argument(argument)
+        if tree != wanted and isinstance(step, Bound):
+            raise TypeError(
+                f"program '{executable.name}' was compiled for {argument} of structure {wanted}, got {tree}"
+            )
+        if tree == wanted and (isinstance(step, Bound) or executable.takes(numbers, leaves)):
+            placed = executable.place(dict(zip(numbers, leaves, strict=True)))
+            return unflatten(tree, list(placed.values()))
+    return unflatten(tree, leaves)
+
+
+def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy, aligned: JAX makes another one of what is not, where devices read memory of the host."""
+    if type(array) is not np.ndarray or array.dtype.hasobject:
+        return array.copy()
+    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy

@@ -1,0 +1,1 @@
+"""A client of a service: its controller reaches workers through one connection to it."""

@@ -1,0 +1,220 @@
+"""The controller of a client: workers are those of a service, which says whose step is next."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+
+from pathways.runtime.control.clients.attached import AttachedCore, ServiceEnded
+from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED
+from pathways.runtime.control.effects import AskReports, Effect
+from pathways.runtime.control.errors import ClusterClosedError, Failure, HostError
+from pathways.runtime.control.events import GangKey, Tick
+from pathways.runtime.control.step import Step
+from pathways.runtime.hosts.attached.relayed import relayed_host
+from pathways.runtime.hosts.attached.told_listener import AttachedService, ToldListener
+from pathways.runtime.hosts.cluster.controller import Controller, Split
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.islands import Islands
+from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.protocol.frames import encode
+from pathways.runtime.hosts.protocol.messages import CLIENT_BITS, Ask, Call, Ping, Unload
+from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.hosts.protocol.serving import (
+    Admitted,
+    IslandFacts,
+    LoadProgram,
+    ProgramLoaded,
+    ReleaseArrays,
+    Submit,
+    SubmitCall,
+)
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.threads import start_thread
+
+_TICK_SECONDS = 0.05
+_FREE_SECONDS = 0.05
+
+
+class AttachedController(Controller):
+    """The controller of a client of a service.
+
+    Args:
+      service: the service.
+      admitted: what it has said of its islands.
+    """
+
+    def __init__(self, service: AttachedService, admitted: Admitted) -> None:
+        self._service = service
+        self._heartbeat = admitted.heartbeat
+        # The numbers of arrays that it has sent itself, as long as they are held.
+        self._sent: set[int] = set()
+        facts = admitted.islands
+        core = AttachedCore(
+            [(island.start, [host.host for host in island.hosts]) for island in facts],
+            admitted.client << CLIENT_BITS | 1,
+        )
+        self._mirror = core
+        shared = SharedCore(core)
+        islands = Islands([self._gang_of(number, island) for number, island in enumerate(facts)])
+        self.traces = HostTraces(islands.hosts, self.tell_all)
+        self._listener = ToldListener(shared, islands, self.traces, service, self._gang_of)
+        super().__init__(shared, islands, self._listener.answers)
+        shared.act = self._act
+        self._listener.start()
+        start_thread(self._keep_time, "clock")
+        start_thread(self._free, "free")
+
+    def close(self) -> None:
+        """Lets go of the service, which frees all that this client has."""
+        if self._closed.is_set():
+            return
+        self.traces.close()
+        self._closed.set()
+        self._core.tell(*self._closed_events("is closed"))
+        self._answers.forget(self._service)
+        self._service.close()
+        self.islands.wake()
+        self._answers.wake()
+
+    def leave(self) -> None:
+        """See `Controller.leave`."""
+        super().leave()
+        self._service.leave()
+
+    def _closed_events(self, how: str) -> Sequence[ServiceEnded]:
+        return [ServiceEnded(Failure(ClusterClosedError, f"{self._service} {how}"))]
+
+    def load(self, program: BoundProgram, split: Split) -> HostedProgram:
+        """See `Controller.load`; the service cuts the program, after it has proved it."""
+        del split
+        numbers = sorted({place.island for place in program.slices.values()})
+        hosts = [host.index for gang in self.islands.current(numbers) for host in gang.hosts]
+        request = self._core.ask(hosts)
+        try:
+            self._tell("watch", LoadProgram(request.number, program))
+            self._answers.wait(lambda: request.is_done() or bool(request.failures))
+        finally:
+            if not request.is_done():
+                self._core.drop(request)
+        for _, failure in request.first_failure():
+            raise failure.error()
+        loaded = request.answers[hosts[0]][-1]
+        assert isinstance(loaded, ProgramLoaded)
+        gangs = [self.islands.gangs[number] for number in loaded.inputs]
+        for gang in gangs:
+            if gang.life.key != GangKey(gang.number, loaded.starts[gang.number]):
+                gang.life.check_open()
+        return HostedProgram.of(
+            loaded.program, program.name, gangs, loaded.inputs, loaded.outputs, loaded.share
+        )
+
+    def _wait_for_room(self, program: HostedProgram) -> None:
+        for life in program.lives:
+            life.check_open()
+        steps = self._mirror.steps
+        if len(steps) >= MOST_UNFINISHED:
+            began = steps.unfinished()[:1]
+            self._answers.wait(lambda: len(steps) < MOST_UNFINISHED)
+            if began:
+                self._waits.add(time.monotonic() - began[0].began)
+            for life in program.lives:
+                life.check_open()
+
+    def _take_number_to_send(self) -> int:
+        number = super()._take_number_to_send()
+        self._sent.add(number)
+        return number
+
+    def _frames(
+        self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
+    ) -> list[bytes]:
+        taken = {gang.number: tuple(arguments[gang.number]) for gang in program.gangs}
+        free = {gang.number: unused for gang in program.gangs if (unused := gang.life.unused.take())}
+        sent = self._sent_of([*taken.values(), *free.values()])
+        self._sent.difference_update(*free.values())
+        return [encode(Submit(step.number, program.number, taken, sent, free))]
+
+    def _sent_of(self, arrays: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """Those of some arrays that this client has sent itself."""
+        known = self._sent
+        return tuple({number for own in arrays for number in own if number in known}) if known else ()
+
+    def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
+        del program
+        try:
+            self._service.steps.send_frames(*frames)
+        except ConnectionEnded as error:
+            self._listener.lose_service(error)
+
+    def _send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+        gang = hosts[0].gang
+        sent = self._sent_of([[kept.array for kept in call.arrays]])
+        told = tuple(host.index for host in hosts)
+        submit = SubmitCall(gang.number, gang.life.key.start, told, call, sent)
+        try:
+            self._service.steps.send(submit)
+        except ConnectionEnded as error:
+            self._listener.lose_service(error)
+
+    def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
+        self._listener.lose_service(error)
+
+    def _tell(self, channel: str, message: LoadProgram | ReleaseArrays | Unload | Ping) -> None:
+        """Tells the service something.
+
+        Raises:
+          HostError: it is gone.
+        """
+        try:
+            self._service.connections[channel].send(message)
+        except ConnectionEnded as error:
+            self._listener.lose_service(error)
+            for gang in self._mirror.gangs:
+                gang.check()
+
+    def _act(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, AskReports):
+                for number in effect.hosts:
+                    with contextlib.suppress(ConnectionEnded):
+                        self.islands.hosts[number].watch.send(Ask(effect.request))
+
+    def _gang_of(self, island: int, facts: IslandFacts) -> HostGang:
+        life = self._mirror.gangs[island]
+        name = f"island{island}"
+        service, sent = self._service.connections, self._sent
+        hosts = [relayed_host(host, name, facts.start, service, sent) for host in facts.hosts]
+        return HostGang(life, hosts)
+
+    def _keep_time(self) -> None:
+        """Tells the core how time goes by, and the service that this client is there."""
+        asked = time.monotonic()
+        while not self._closed.wait(_TICK_SECONDS):
+            self._answers.poll()
+            self._core.tell(Tick())
+            now = time.monotonic()
+            if now - asked > self._heartbeat / 4:
+                asked = now
+                with contextlib.suppress(HostError):
+                    self._tell("watch", Ping(0))
+            if now - self._service.heard > self._heartbeat and not self._mirror.gangs[0].is_dead():
+                self._listener.end(f"has said nothing for {self._heartbeat:.0f} seconds")
+
+    def _free(self) -> None:
+        """Tells the service what is no longer held, where no step does so."""
+        while not self._closed.wait(_FREE_SECONDS):
+            for gang in [*self.islands.gangs]:
+                unused = gang.life.unused.take()
+                if unused and not gang.is_lost():
+                    sent = self._sent_of([unused])
+                    self._sent.difference_update(unused)
+                    with contextlib.suppress(HostError):
+                        self._tell("steps", ReleaseArrays(gang.number, gang.life.key.start, unused, sent))
+            for program in self._unneeded.take():
+                if program.is_there():
+                    with contextlib.suppress(HostError):
+                        self._tell("watch", Unload(program.number))

@@ -1,0 +1,85 @@
+"""Attaches to a service: three connections, of which the first says which islands there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import os
+
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.attached.attached_controller import AttachedController
+from pathways.runtime.hosts.attached.told_listener import AttachedService
+from pathways.runtime.hosts.launch.folders import call_service, check_name, find
+from pathways.runtime.hosts.launch.listening import Address
+from pathways.runtime.hosts.protocol.messages import CHANNELS, MessageError, Purpose
+from pathways.runtime.hosts.protocol.serving import Admitted, Denied, decode_for_client
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+
+_SECONDS = 10.0
+"""How long a service may take to say whether it lets a client in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Attachment:
+    """Which service a process is a client of.
+
+    Attributes:
+      where: the name of the cluster, or where its service listens.
+      client: the name of the client.
+      token: the path of the token; None for that in the folder of the cluster.
+
+    Raises:
+      ValueError: the client cannot be called so.
+    """
+
+    where: str
+    client: str
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.client, "a client")
+
+
+def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] | None) -> Attachment:
+    """What a user asks for; by default the client has the name of the user and the number of the process."""
+    name = f"{getpass.getuser()}-{os.getpid()}" if client is None else client
+    return Attachment(where, name, None if token is None else os.fspath(token))
+
+
+def attach(attachment: Attachment) -> AttachedController:
+    """The controller of a new client.
+
+    Raises:
+      HostError: there is no such service, or it does not let the client in; says why.
+      OSError: the token cannot be read.
+      ValueError: it can be read by others.
+    """
+    address, secret = find(attachment.where, attachment.token)
+    return attach_at(address, secret, attachment)
+
+
+def attach_at(address: Address, secret: bytes, attachment: Attachment) -> AttachedController:
+    """See `attach`; of a service whose address and secret are known."""
+    service = f"the service of {attachment.where}"
+    connections = {}
+    number = 0
+    try:
+        for channel in ("watch", *(channel for channel in CHANNELS if channel != "watch")):
+            purpose = Purpose(channel, "client", 0, number, "service", attachment.client)
+            connections[channel] = call_service(address, secret, purpose, decode_for_client)
+            if channel == "watch":
+                connections[channel].limit(_SECONDS)
+                said = connections[channel].receive()
+                connections[channel].limit(None)
+                if isinstance(said, Denied):
+                    raise HostError(f"{service} does not let this process in: {said.why}")
+                if not isinstance(said, Admitted):
+                    raise MessageError(f"it says {type(said).__name__}")
+                admitted, number = said, said.client
+    except BaseException as error:
+        for connection in connections.values():
+            connection.close()
+        if isinstance(error, ConnectionEnded | MessageError):
+            raise HostError(f"{service} does not let this process in: {error}") from None
+        raise
+    return AttachedController(AttachedService(attachment.where, connections), admitted)

@@ -1,0 +1,201 @@
+"""Turns what a service says into events for the core of its client."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pathways.runtime.control.clients.attached import (
+    GangBack,
+    GangLeaves,
+    GangLost,
+    ServiceEnded,
+    StepCut,
+    StepRefused,
+    StepSpoiled,
+)
+from pathways.runtime.control.errors import lost
+from pathways.runtime.control.events import Answered, GangKey
+from pathways.runtime.hosts.cluster.host import HostGang
+from pathways.runtime.hosts.cluster.islands import Islands
+from pathways.runtime.hosts.cluster.listener import Listener
+from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.protocol.messages import MessageError, Pong, Unload
+from pathways.runtime.hosts.protocol.serving import (
+    Denied,
+    FromHost,
+    IslandFacts,
+    IslandGone,
+    IslandIsBack,
+    IslandIsLeaving,
+    ProgramLoaded,
+    Refused,
+    Spoiled,
+    StepIsCut,
+)
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.threads import start_thread
+
+_REASON_SECONDS = 0.1
+"""How long to wait for the reason when a connection has ended."""
+
+
+class AttachedService:
+    """The service, as its client sees it.
+
+    Args:
+      name: what messages call it.
+      connections: to it, by the names of `messages.CHANNELS`.
+
+    Attributes:
+      heard: when it said something last, in seconds.
+    """
+
+    def __init__(self, name: str, connections: dict[str, Connection[Any]]) -> None:
+        self.name = name
+        self.connections = connections
+        self.steps = connections["steps"]
+        self.arrays = connections["arrays"]
+        self.watch = connections["watch"]
+        self.heard = time.monotonic()
+
+    def __str__(self) -> str:
+        return f"service {self.name}"
+
+    def close(self) -> None:
+        """Ends the connections; whoever waits on one gets `ConnectionEnded`."""
+        for connection in self.connections.values():
+            connection.close()
+
+    def leave(self) -> None:
+        """Forgets the connections, which another process goes on with."""
+        for connection in self.connections.values():
+            connection.leave()
+
+
+class ToldListener(Listener):
+    """Listens to a service.
+
+    Args:
+      core: is told.
+      islands: the workers.
+      traces: takes what they say about traces.
+      service: the service.
+      gang_of: makes the workers of an island.
+    """
+
+    def __init__(
+        self,
+        core: SharedCore,
+        islands: Islands,
+        traces: HostTraces,
+        service: AttachedService,
+        gang_of: Callable[[int, IslandFacts], HostGang],
+    ) -> None:
+        super().__init__(core, islands, traces)
+        self._service = service
+        self._gang_of = gang_of
+        service.arrays.place = self._place_told
+        self.answers.add(service)
+
+    def start(self) -> None:
+        """Listens from now on."""
+        for connection in (self._service.arrays, self._service.watch):
+            start_thread(functools.partial(self._listen_to, connection), "listen")
+
+    def lose_service(self, error: ConnectionEnded) -> None:
+        """A connection to the service has ended; it may have said why on another one."""
+        time.sleep(_REASON_SECONDS)
+        self.answers.poll()
+        self.end(f"is gone: {error}")
+
+    def end(self, why: str) -> None:
+        """The service is gone; who says so first says why."""
+        self.answers.forget(self._service)
+        self._core.tell(ServiceEnded(lost(f"{self._service} {why}")))
+        self._islands.wake()
+        self.answers.wake()
+
+    def find_ended(self, seconds: float = 0.0) -> None:
+        """What becomes of workers, the service says."""
+
+    def _on_step_messages(self, host: Any) -> None:
+        self._act(lambda: self._service.steps.act_on_some(self._on_told))
+
+    def _listen_to(self, connection: Connection[Any]) -> None:
+        def listen() -> None:
+            while True:
+                self._on_told(connection.receive())
+
+        self._act(listen)
+
+    def _act(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except ConnectionEnded as error:
+            self.lose_service(error)
+        except MessageError as error:
+            self._service.close()
+            self.end(f"is not understood: {error}")
+
+    def _on_told(self, message: object) -> None:
+        self._service.heard = time.monotonic()
+        match message:
+            case FromHost():
+                self._on_message(self._islands.host(message.host), message.message)
+            case Refused():
+                self._core.tell(StepRefused(message.step, message.why.failure()))
+            case Spoiled():
+                self._core.tell(StepSpoiled(message.step, message.why.failure()))
+            case StepIsCut():
+                self._core.tell(StepCut(message.step, message.hosts, message.why.failure()))
+            case IslandIsLeaving():
+                key = GangKey(message.island, message.start)
+                self._core.tell(GangLeaves(key, message.why.failure()))
+            case IslandGone():
+                self._lose(message)
+            case IslandIsBack():
+                self._replace(message)
+            case ProgramLoaded():
+                self._loaded(message)
+            case Denied():
+                self.end(f"has ended this client: {message.why}")
+            case Pong():
+                pass
+            case _:
+                raise MessageError(f"a service does not say {type(message).__name__}")
+
+    def _place_told(self, message: object, size: int) -> memoryview:
+        if not isinstance(message, FromHost):
+            raise MessageError(f"{type(message).__name__} comes with {size} bytes of an array")
+        return self._place(self._islands.host(message.host), message.message, size)
+
+    def _lose(self, message: IslandGone) -> None:
+        key = GangKey(message.island, message.start)
+        gang = self._islands.get(key)
+        for host in () if gang is None else gang.hosts:
+            self._traces.lose(host.index)
+        self._core.tell(GangLost(key, message.why.failure(), message.is_dead))
+        self._islands.wake()
+        self.answers.wake()
+
+    def _replace(self, message: IslandIsBack) -> None:
+        self._core.tell(GangBack(GangKey(message.island, message.facts.start)))
+        gang = self._gang_of(message.island, message.facts)
+        for host in gang.hosts:
+            self._traces.attach(host)
+        self._islands.replace(gang)
+
+    def _loaded(self, message: ProgramLoaded) -> None:
+        request = self._core.core.replies.get(message.request)
+        if request is None:
+            # It is no longer waited for.
+            with contextlib.suppress(ConnectionEnded):
+                self._service.watch.send(Unload(message.program))
+            return
+        value = message if message.error is None else message.error.failure()
+        self._core.tell(*(Answered(host, message.request, value) for host in request.hosts))

@@ -1,0 +1,114 @@
+"""The islands of a cluster, and the workers that each has now."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Sequence
+
+from pathways.runtime.control.events import GangKey
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.hosts.protocol.messages import MessageError
+from pathways.runtime.resources import cluster as resources
+
+
+class Islands:
+    """The islands of a cluster.
+
+    Args:
+      gangs: the workers of each.
+
+    Attributes:
+      gangs: the workers of each island; those that were lost last, while it starts anew.
+      hosts: all of these, by their numbers.
+      cluster: the devices of all islands, which stay the same.
+    """
+
+    def __init__(self, gangs: Sequence[HostGang]) -> None:
+        self.gangs = [*gangs]
+        self.hosts = [host for gang in self.gangs for host in gang.hosts]
+        self.cluster = _cluster(self.gangs)
+        self.forget_threads()
+
+    def forget_threads(self) -> None:
+        """Makes the condition anew in a forked process, where no thread would release it."""
+        self._changed = threading.Condition()
+
+    def get(self, key: GangKey) -> HostGang | None:
+        """The current workers of an island, unless the key is of earlier ones."""
+        gang = self.gangs[key.island]
+        return gang if gang.life.key == key else None
+
+    def gang(self, number: int) -> HostGang:
+        """The workers of an island, by the number that another process gives it.
+
+        Raises:
+          MessageError: there is no such island.
+        """
+        if not 0 <= number < len(self.gangs):
+            raise MessageError(f"there is no island {number}")
+        return self.gangs[number]
+
+    def host(self, number: int) -> HostProcess:
+        """A worker, by the number that another process gives it.
+
+        Raises:
+          MessageError: there is no such host.
+        """
+        if not 0 <= number < len(self.hosts):
+            raise MessageError(f"there is no host {number}")
+        return self.hosts[number]
+
+    def current(self, numbers: Iterable[int]) -> list[HostGang]:
+        """The workers of some islands; waits while these start anew.
+
+        Raises:
+          HostError: one of them does not start any more, or leaves.
+        """
+        numbers = list(numbers)
+        with self._changed:
+            # For as long as the core tries to start them.
+            self._changed.wait_for(
+                lambda: not any(self.gangs[number].life.is_replaced_soon() for number in numbers)
+            )
+            gangs = [self.gangs[number] for number in numbers]
+        for gang in gangs:
+            gang.life.check_open()
+        return gangs
+
+    def replace(self, gang: HostGang) -> None:
+        """Replaces the workers of an island."""
+        with self._changed:
+            self.gangs[gang.number] = gang
+            for host in gang.hosts:
+                self.hosts[host.index] = host
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Has all look again who wait for workers."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _cluster(gangs: Sequence[HostGang]) -> resources.Cluster:
+    positions = itertools.count()
+    return resources.Cluster(
+        tuple(
+            resources.DeviceIsland(
+                gang.name,
+                tuple(
+                    resources.Device(
+                        next(positions),
+                        device,
+                        host.ready.platform,
+                        resources.Host(host.index),
+                        gang.name,
+                        memory,
+                    )
+                    for host in gang.hosts
+                    for device, memory in zip(host.ready.devices, host.ready.memory, strict=True)
+                ),
+            )
+            for gang in gangs
+        )
+    )

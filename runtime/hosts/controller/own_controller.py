@@ -1,0 +1,219 @@
+"""The controller of workers that this process has started."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from pathways.runtime.control.core import ClusterCore, Limits
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.events import Closed, Event, Tick
+from pathways.runtime.control.step import Step
+from pathways.runtime.hosts.cluster.controller import Controller, Split
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.islands import Islands
+from pathways.runtime.hosts.cluster.listener import Listener
+from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.controller.effect_runner import EffectRunner
+from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD, HostOptions
+from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.protocol.frames import encode
+from pathways.runtime.hosts.protocol.messages import Call, Free, Load, Run, Unload
+from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.threads import start_thread
+
+_TICK_SECONDS = 0.05
+_FREE_SECONDS = 0.05
+
+
+class OwnController(Controller):
+    """The controller of workers that this process has started; they end with it.
+
+    What becomes of them is decided by a core (`runtime.control`); `Listener` tells it what they say, and
+    `EffectRunner` carries out its effects.
+
+    Args:
+      starter: starts the workers.
+      settings: what the user says of them.
+      listens: makes what listens to them.
+
+    Attributes:
+      settings: what the user says of them.
+
+    Raises:
+      HostError: a worker does not start.
+    """
+
+    def __init__(
+        self,
+        starter: Starter,
+        settings: Settings,
+        listens: Callable[[SharedCore, Islands, HostTraces], Listener] = Listener,
+    ) -> None:
+        self.settings = settings
+        closed = threading.Event()
+        started = starter.start(range(len(settings.islands)), closed)
+        numbers = [[host.index for host in hosts] for hosts in started]
+        core = ClusterCore(numbers, _limits(settings.options), time.monotonic())
+        shared = SharedCore(core)
+        islands = Islands([HostGang(life, own) for life, own in zip(core.gangs, started, strict=True)])
+        self.traces = HostTraces(islands.hosts, self.tell_all)
+        listener = listens(shared, islands, self.traces)
+        super().__init__(shared, islands, listener.answers)
+        self._closed = closed
+        self._listener = listener
+        self._effect_runner = EffectRunner(
+            self._core, self.islands, listener, self.traces, starter, self.order, self._closed
+        )
+        self._core.act = self._effect_runner.run
+        for gang in self.islands.gangs:
+            listener.attach(gang)
+        start_thread(self._keep_time, "clock")
+        # Apart: a worker that is stopped takes nothing, and only the clock finds that out.
+        start_thread(self._free, "free")
+
+    @property
+    def step_deadline(self) -> float | None:
+        """After how many seconds a step is ended, and a loop without a known end; None for never."""
+        return self.settings.options.step_deadline
+
+    def close(self) -> None:
+        """Ends all workers."""
+        if self._closed.is_set():
+            return
+        self.traces.close()
+        self._closed.set()
+        # Not with a message, which a worker that is stopped would not take: it hears that this side is gone.
+        self._core.tell(*self._closed_events("is closed"))
+        self._effect_runner.close()
+
+    def _closed_events(self, how: str) -> Sequence[Event]:
+        return [Closed(gang.life.key, how) for gang in self.islands.gangs]
+
+    def load(self, program: BoundProgram, split: Split) -> HostedProgram:
+        """See `Controller.load`."""
+        gangs = self.islands.current(sorted({place.island for place in program.slices.values()}))
+        together = any(len(gang.hosts) > 1 for gang in gangs)
+        cut = split(ahead=self.settings.options.ahead, together=together)
+        gangs = [gang for gang in gangs if gang.number in cut.parts]
+        number = self._core.take_numbers()
+        # What is sent under which number cannot be guessed.
+        base = secrets.randbelow(1 << 61)
+        hosts = [host for gang in gangs for host in gang.hosts]
+        request = self._core.ask([host.index for host in hosts])
+        loads = {
+            gang: Load(
+                request.number,
+                number,
+                program.name,
+                part.module,
+                part.computations,
+                part.constants,
+                gang.number,
+                {slice: place.devices for slice, place in program.slices.items()},
+                {slice: place.owners for slice, place in program.slices.items()},
+                {host.index: host.data_address for host in hosts},
+                {host.index: host.ready.probe_address for host in hosts},
+                base,
+                cut.crossing,
+                cut.crossing + cut.inner,
+                part.argument_names,
+                part.weak_results,
+            )
+            for gang in gangs
+            for part in [cut.parts[gang.number]]
+        }
+        loaded = HostedProgram.of(number, program.name, gangs, cut.inputs, cut.outputs, cut.share)
+        try:
+            for gang, load in loads.items():
+                for host in gang.hosts:
+                    # Not among steps: a large one would hold them up.
+                    self._speak(host, host.arrays.send, load)
+            self._answers.wait(lambda: request.is_done() or bool(request.failures))
+            for index, failure in request.first_failure():
+                raise failure.error(f"program {program.name}, host {index}")
+        except BaseException:
+            self._core.drop(request)
+            # Others may have it.
+            self.unload(loaded)
+            raise
+        return loaded
+
+    def _wait_for_room(self, program: HostedProgram) -> None:
+        for life in program.lives:
+            life.check_open()
+            while (oldest := life.window.blocker(program.share)) is not None:
+                self._answers.wait(oldest.is_done)
+                self._waits.add(time.monotonic() - oldest.began)
+
+    def _frames(
+        self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
+    ) -> list[bytes]:
+        """What each host of a step is told."""
+        frames: list[bytes] = []
+        # Islands that take and free nothing are told the same.
+        plain: bytes | None = None
+        for gang in program.gangs:
+            own, unused = tuple(arguments[gang.number]), gang.life.unused.take()
+            if own or unused:
+                frame = encode(Run(program.number, step.number, step.number + 1, own, unused))
+            else:
+                frame = plain = plain or encode(Run(program.number, step.number, step.number + 1, ()))
+            frames += [frame] * len(gang.hosts)
+        return frames
+
+    def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
+        for host, frame in zip(program.hosts, frames, strict=True):
+            try:
+                host.steps.send_frames(frame)
+            except ConnectionEnded as error:
+                self._lose(host, error)
+
+    def _send_call(self, hosts: Sequence[HostProcess], call: Call) -> None:
+        frame = encode(call)
+        for host in hosts:
+            try:
+                host.steps.send_frames(frame)
+            except ConnectionEnded as error:
+                self._lose(host, error)
+
+    def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
+        self._listener.lose(host, error)
+
+    def _keep_time(self) -> None:
+        """Tells the core how time goes by."""
+        while not self._closed.wait(_TICK_SECONDS):
+            self._answers.poll()
+            self._core.tell(Tick())
+
+    def _free(self) -> None:
+        """Frees what is no longer held, in batches, where no step does so."""
+        while not self._closed.wait(_FREE_SECONDS):
+            for gang in [*self.islands.gangs]:
+                unused = gang.life.unused.take()
+                for host in gang.hosts if unused else ():
+                    with contextlib.suppress(HostError):
+                        self._send(host, Free(unused))
+            for program in self._unneeded.take():
+                for host in program.hosts:
+                    # Steps that were issued still run.
+                    with contextlib.suppress(HostError):
+                        self._send(host, Unload(program.number))
+
+
+def _limits(options: HostOptions) -> Limits:
+    return Limits(
+        MOST_AHEAD if options.ahead == AUTO else options.ahead,
+        options.heartbeat,
+        options.grace,
+        options.stall_report,
+        options.step_deadline,
+        options.restart_seconds,
+    )

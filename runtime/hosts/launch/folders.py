@@ -1,0 +1,321 @@
+"""Clusters that many clients share: the folder of each, and how clients find its service and call it.
+
+The folder of a cluster has the `address` of its service and the `token` that clients prove to know, its
+`log`, and the `pid` of its process, which holds a `lock` as long as it lives: so whoever comes next can tell
+a service that is up from the folder of one that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pathways.runtime.control.errors import HostError, HostStartError
+from pathways.runtime.hosts.launch.joining import secret_of
+from pathways.runtime.hosts.launch.listening import Address, connect_to
+from pathways.runtime.hosts.protocol.doors import NotProvedError, call
+from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
+_TCP = re.compile(r"([A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
+
+_PATIENCE = 0.5
+"""Seconds that it is tried to take a lock, which others hold for a moment to see whether somebody has it."""
+
+_HEARTBEAT = 10.0
+
+
+def check_name(name: str, what: str) -> str:
+    """The name of a cluster or a client, checked.
+
+    Args:
+      name: the name.
+      what: what it is of, for the message.
+
+    Raises:
+      ValueError: it cannot be one.
+    """
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise ValueError(
+            f"{name!r} is no name of {what}: expected letters, digits, '_', '.' and '-', at most 64, "
+            "and a letter, a digit or '_' first"
+        )
+    return name
+
+
+def address_of(text: str) -> tuple[str, int] | None:
+    """The address and port that a text such as `10.0.0.5:7070` names; None where it names none."""
+    parts = _TCP.fullmatch(text)
+    return (parts[1], int(parts[2])) if parts is not None and int(parts[2]) < 1 << 16 else None
+
+
+def shown(address: Address) -> str:
+    """An address as users write it."""
+    return address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+
+
+class ClusterFolder:
+    """The folder of a cluster.
+
+    Args:
+      name: the name of the cluster.
+
+    Attributes:
+      name: the name of the cluster.
+      path: the folder.
+      token: the file with what clients have to know.
+      log: the file that the service writes.
+      socket: where it listens, unless that is an address and a port.
+
+    Raises:
+      ValueError: no cluster can have this name.
+      HostError: this user has no home, and `PW_CLUSTERS` is not set.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = check_name(name, "a cluster")
+        self.path = clusters_folder() / name
+        self.token = self.path / "token"
+        self.log = self.path / "log"
+        self.socket = self.path / "socket"
+        self._address = self.path / "address"
+        self._pid = self.path / "pid"
+        self._lock = self.path / "lock"
+
+    def __str__(self) -> str:
+        return f"cluster {self.name!r}"
+
+    def check(self) -> None:
+        """Checks that only this user may enter it.
+
+        Raises:
+          HostError: others may, it is theirs, or it is not there.
+        """
+        with self._told():
+            is_whose = self.path.stat()
+        if is_whose.st_uid != os.getuid():
+            raise HostError(f"{self.path}, the folder of {self}, belongs to another user")
+        if mode := is_whose.st_mode & 0o077:
+            raise HostError(
+                f"{self.path}, the folder of {self}, is open to others (mode {0o700 | mode:04o}): "
+                f"chmod 700 {self.path}"
+            )
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Makes it the folder of this process, which is to be the service; removes what another one left.
+
+        Raises:
+          HostError: another process has it, or it cannot be made.
+        """
+        with self._told():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, exist_ok=True)
+        self.check()
+        with self._told():
+            lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _locked(lock, fcntl.LOCK_EX, _PATIENCE):
+                state = "is starting already" if self.address() is None else "is up already"
+                raise HostStartError(f"{self} {state} (process {self.pid()})")
+            with self._told():
+                self._remove_left()
+                _write(self._pid, f"{os.getpid()}\n")
+            try:
+                yield
+            finally:
+                self._remove_left()
+        finally:
+            os.close(lock)
+
+    def is_held(self) -> bool:
+        """Whether a service has it that lives."""
+        try:
+            lock = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return not _locked(lock, fcntl.LOCK_SH, 0.0)
+        finally:
+            os.close(lock)
+
+    def pid(self) -> int | None:
+        """The process of the service, or of one that was killed; None where none has the folder."""
+        text = _read(self._pid)
+        return int(text) if text is not None and text.isdecimal() else None
+
+    def address(self) -> Address | None:
+        """Where the service listens; None until it is ready."""
+        text = _read(self._address)
+        return None if not text else address_of(text) or text
+
+    def tell(self, address: Address) -> None:
+        """Says where the service listens: it is ready.
+
+        Raises:
+          HostError: it cannot be written.
+        """
+        with self._told():
+            _write(self._address, f"{shown(address)}\n")
+
+    def secret(self, token: Path | None = None) -> bytes:
+        """What clients have to know, from a file; by default from one in the folder, which stays there.
+
+        Raises:
+          HostError: it cannot be written.
+          OSError: the file cannot be read.
+          ValueError: the file can be read by others, or has too little.
+        """
+        if token is not None:
+            return secret_of(str(token), "token")
+        if not self.token.exists():
+            with self._told():
+                _write(self.token, f"{secrets.token_hex(32)}\n")
+        return secret_of(str(self.token), "token")
+
+    def _remove_left(self) -> None:
+        for file in (self._address, self.socket, self._pid):
+            file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise HostError(f"{self}: {error.filename or self.path}: {error.strerror}") from None
+
+
+def clusters_folder() -> Path:
+    """Where the folders of clusters are: `PW_CLUSTERS`, or by default in the user's folder for state.
+
+    Raises:
+      HostError: this user has none.
+    """
+    if folder := os.environ.get("PW_CLUSTERS"):
+        return Path(folder).absolute()
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    try:
+        state = state if state.is_absolute() else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise HostError("this user has no home: set PW_CLUSTERS to a folder for clusters") from None
+    return state / "pathways" / "clusters"
+
+
+def clusters() -> list[ClusterFolder]:
+    """The clusters that are up, or start."""
+    folder = clusters_folder()
+    try:
+        names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    except OSError:
+        return []
+    return [cluster for cluster in map(ClusterFolder, names) if cluster.is_held()]
+
+
+def find(where: str, token: str | None = None) -> tuple[Address, bytes]:
+    """Where a service listens, and what its clients have to know.
+
+    Args:
+      where: the name of a cluster of this user on this machine; or an address and a port, as in
+        `10.0.0.5:7070`, or the path of a socket.
+      token: the path of the token, or of a copy; by default that in the folder of the cluster.
+
+    Raises:
+      HostError: no such cluster is up, or others may enter its folder.
+      OSError: the token cannot be read.
+      ValueError: it can be read by others or has too little, or there is no such name.
+    """
+    place = where if "/" in where else address_of(where)
+    if place is not None:
+        if token is None:
+            raise ValueError(f"{where}: expected token=, the path of a copy of the token of that cluster")
+        return place, secret_of(token, "token")
+    folder = ClusterFolder(where)
+    if not folder.is_held():
+        raise HostError(_why_not_up(folder))
+    folder.check()
+    address = folder.address()
+    if address is None:
+        raise HostError(f"{folder} starts (process {folder.pid()}), and is not ready yet")
+    return address, secret_of(str(folder.token) if token is None else token, "token")
+
+
+def call_service(
+    address: Address, secret: bytes, purpose: Purpose, decode: Callable[[bytearray], Any]
+) -> Connection[Any]:
+    """A connection to a service, which has proved who it is.
+
+    Args:
+      address: where it listens.
+      secret: what its clients know.
+      purpose: what the connection is for.
+      decode: reads what it sends.
+
+    Raises:
+      HostError: it does not answer, has another secret, or is something else.
+    """
+    where = f"the service at {shown(address)}"
+    try:
+        sock = connect_to(address, _HEARTBEAT)
+    except OSError as error:
+        raise HostError(f"{where} does not answer: {error.strerror or error}") from None
+    try:
+        return call(sock, secret, purpose, decode)
+    except NotProvedError:
+        raise HostError(f"{where} refuses this token: it is that of another cluster") from None
+    except ConnectionEnded as error:
+        raise HostError(
+            f"{where} does not greet: {error}; is it stopped, or another version of pathways?"
+        ) from None
+    except MessageError as error:
+        raise HostError(f"{where} is not the one that is meant: {error}") from None
+
+
+def _why_not_up(folder: ClusterFolder) -> str:
+    up = [cluster.name for cluster in clusters()]
+    others = f"up are: {', '.join(up)}" if up else "none is up"
+    if not folder.path.is_dir():
+        return f"no {folder} is up: there is no folder {folder.path}; {others}"
+    if (pid := folder.pid()) is None:
+        return f"no {folder} is up; {others}"
+    return f"{folder} is not up any more: its service (process {pid}) was killed; see {folder.log}; {others}"
+
+
+def _locked(lock: int, how: int, seconds: float) -> bool:
+    """Whether a lock could be taken, after so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file that only this user may read, all of it or nothing."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+    new.replace(path)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None

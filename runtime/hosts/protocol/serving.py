@@ -1,0 +1,315 @@
+"""What a service and its clients say to each other.
+
+A client has the same three connections to the service as a worker to its controller. What it says to a worker
+goes in `ForHost`, and what a worker says to it comes in `FromHost`, with the numbers that the client gave; a
+step is one message, `Submit`, and the service says when it is its turn.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pathways.runtime.control import errors
+from pathways.runtime.control.errors import Failure, HostError
+from pathways.runtime.hosts.protocol.frames import decoded
+from pathways.runtime.hosts.protocol.messages import (
+    Ask,
+    Call,
+    Called,
+    Chunk,
+    ClockTime,
+    Describe,
+    Described,
+    Done,
+    Failed,
+    Fetch,
+    Free,
+    Handshake,
+    Message,
+    MessageError,
+    Ping,
+    Pong,
+    Put,
+    ReadClock,
+    Ready,
+    Report,
+    RunTimes,
+    StartTrace,
+    StopTrace,
+    TraceDone,
+    TraceStarted,
+    Unload,
+)
+from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPort
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Why something is not there: an error that users see, by name, and its text."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, failure: Failure) -> Told:
+        """A failure, as it is sent."""
+        return cls(failure.kind.__name__, failure.text)
+
+    def failure(self) -> Failure:
+        """The failure.
+
+        Raises:
+          MessageError: no error is called so.
+        """
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, HostError)):
+            raise MessageError(f"no error of hosts is called {self.kind!r}")
+        return Failure(kind, self.text)
+
+
+# From a client.
+
+
+class ForHost(Message, frozen=True):
+    """For a worker.
+
+    Attributes:
+      host: its number.
+      start: how often the workers of its island were started before: what was meant for earlier ones is
+        for nobody.
+      message: what it is told.
+      is_sent: whether it is about an array that the client has sent itself.
+    """
+
+    host: int
+    start: int
+    message: Put | Chunk | Free | Fetch | Describe | Ask | ReadClock | StartTrace | StopTrace
+    is_sent: bool = False
+
+
+class Submit(Message, frozen=True):
+    """Asks for a step.
+
+    Attributes:
+      step: its number, higher than those before it.
+      program: the number of the program.
+      arguments: for each island the numbers of the arrays that its part takes, in order.
+      sent: those of all arrays that are named here that the client sends itself.
+      free: for each island the numbers of arrays that are no longer held.
+    """
+
+    step: int
+    program: int
+    arguments: dict[int, tuple[int, ...]]
+    sent: tuple[int, ...] = ()
+    free: dict[int, tuple[int, ...]] = {}
+
+
+class SubmitCall(Message, frozen=True):
+    """Asks for a call of a function.
+
+    Attributes:
+      island: the number of the island.
+      start: as in `ForHost`.
+      hosts: the numbers of the hosts that are told.
+      call: what they are told, with the number that the client gives it.
+      sent: those of the arrays that it takes that the client sends itself.
+    """
+
+    island: int
+    start: int
+    hosts: tuple[int, ...]
+    call: Call
+    sent: tuple[int, ...] = ()
+
+
+class ReleaseArrays(Message, frozen=True):
+    """Arrays are no longer held.
+
+    Attributes:
+      island: the number of the island.
+      start: as in `ForHost`.
+      arrays: their numbers.
+      sent: those of them that the client has sent itself.
+    """
+
+    island: int
+    start: int
+    arrays: tuple[int, ...]
+    sent: tuple[int, ...] = ()
+
+
+class LoadProgram(Message, frozen=True):
+    """Loads a program on the hosts of its slices."""
+
+    request: int
+    program: BoundProgram
+
+
+# From the service.
+
+
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """A worker, as clients see it.
+
+    Attributes:
+      host: its number.
+      pid: its process.
+      ready: what it said of itself.
+    """
+
+    host: int
+    pid: int
+    ready: Ready
+
+
+class IslandFacts(msgspec.Struct, frozen=True):
+    """An island, as clients see it.
+
+    Attributes:
+      start: how often its workers were started before.
+      hosts: its workers.
+    """
+
+    start: int
+    hosts: tuple[WorkerFacts, ...]
+
+
+class Admitted(Message, frozen=True):
+    """The first message, on `watch`: the islands that there are.
+
+    Attributes:
+      client: the number of the client.
+      islands: the islands.
+      heartbeat: seconds that the service may say nothing.
+    """
+
+    client: int
+    islands: tuple[IslandFacts, ...]
+    heartbeat: float
+
+
+class Denied(Message, frozen=True):
+    """Instead of `Admitted`: why the client is not let in, or does not stay."""
+
+    why: str
+
+
+FromWorker = (
+    Done | Called | Chunk | Failed | Described | Report | ClockTime | RunTimes | TraceStarted | TraceDone
+)
+
+
+class FromHost(Message, frozen=True):
+    """A worker says something; see `ForHost`."""
+
+    host: int
+    start: int
+    message: (
+        Done | Called | Chunk | Failed | Described | Report | ClockTime | RunTimes | TraceStarted | TraceDone
+    )
+
+
+class ProgramLoaded(Message, frozen=True):
+    """The answer to `LoadProgram`, whose number it carries.
+
+    Attributes:
+      request: the number of the request.
+      program: the number of the program.
+      inputs: what the part of each island takes, in order.
+      outputs: what the part of each island returns, in order.
+      share: see `control.step.Step`.
+      starts: for each of these islands how often its workers were started before.
+      error: why it is not loaded; None if it is.
+    """
+
+    request: int
+    program: int
+    inputs: dict[int, tuple[IslandPort, ...]]
+    outputs: dict[int, tuple[IslandPort, ...]]
+    share: int
+    starts: dict[int, int]
+    error: Told | None = None
+
+
+class Refused(Message, frozen=True):
+    """A step was not issued, and will not be."""
+
+    step: int
+    why: Told
+
+
+class Spoiled(Message, frozen=True):
+    """It is unknown what any host has made of a step."""
+
+    step: int
+    why: Told
+
+
+class StepIsCut(Message, frozen=True):
+    """What some hosts make of a step is an error, whether they are done with it some time or not."""
+
+    step: int
+    hosts: tuple[int, ...]
+    why: Told
+
+
+class IslandIsLeaving(Message, frozen=True):
+    """An island takes nothing new any more."""
+
+    island: int
+    start: int
+    why: Told
+
+
+class IslandGone(Message, frozen=True):
+    """The workers of an island are gone; `is_dead` says whether none take their place."""
+
+    island: int
+    start: int
+    why: Told
+    is_dead: bool
+
+
+class IslandIsBack(Message, frozen=True):
+    """Other workers have taken the place of those of an island."""
+
+    island: int
+    facts: IslandFacts
+
+
+ToService = Handshake | ForHost | Submit | SubmitCall | ReleaseArrays | LoadProgram | Unload | Ping
+ToClient = (
+    Handshake
+    | Admitted
+    | Denied
+    | FromHost
+    | ProgramLoaded
+    | Refused
+    | Spoiled
+    | StepIsCut
+    | IslandIsLeaving
+    | IslandGone
+    | IslandIsBack
+    | Pong
+)
+
+_to_service = msgspec.msgpack.Decoder(ToService)
+_to_client = msgspec.msgpack.Decoder(ToClient)
+
+
+def decode_for_service(body: bytes | bytearray) -> ToService:
+    """Reads a message to a service.
+
+    Raises:
+      MessageError: it is none.
+    """
+    return decoded(_to_service, body)
+
+
+def decode_for_client(body: bytes | bytearray) -> ToClient:
+    """Reads a message to a client.
+
+    Raises:
+      MessageError: it is none.
+    """
+    return decoded(_to_client, body)

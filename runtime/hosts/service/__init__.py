@@ -1,0 +1,17 @@
+"""A controller in a process of its own, whose islands many clients share; it imports no JAX.
+
+- `configuration.py` reads the file that describes a cluster.
+- `daemon.py` is how the process begins and ends, its door, and what it does for `pw-cluster`; `process.py`
+  is run.
+- `service.py` is the controller: it admits clients (`served_client.py`), and its dispatch thread reads what
+  has an order (`dispatch_loop.py`), checks what clients ask for (`requests.py`), tells the scheduler of
+  `runtime.control.clients`, and sends steps. `known_islands.py` is what clients know of islands.
+- `relay_listener.py` passes on what workers say, `sending.py` sends it, `relayed_traces.py` says to whom a
+  trace is of interest. `incoming_arrays.py` are arrays that clients send, `questions.py` what else they ask.
+- `splitter.py` has programs proved and cut in a process of its own, `split_process.py`; `split_pipe.py` is
+  what both say.
+
+The folder of a cluster, in which clients find its service, is `launch/folders.py`.
+
+Imports `protocol`, `launch`, `splitting`, `trace`, `cluster` and `controller`.
+"""

@@ -1,0 +1,180 @@
+"""What a client asks for that has no order among its steps: programs to load, and how workers are."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pathways.dialect.errors import PathwaysError
+from pathways.runtime.control.errors import Failure, HostError, failed
+from pathways.runtime.control.reports import HostReport
+from pathways.runtime.hosts.cluster.host import HostProcess
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.controller.own_controller import OwnController
+from pathways.runtime.hosts.protocol.messages import (
+    Ask,
+    ClockTime,
+    Describe,
+    Described,
+    MessageError,
+    Ping,
+    Pong,
+    ReadClock,
+    Report,
+    Unload,
+)
+from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
+from pathways.runtime.hosts.protocol.serving import ForHost, FromHost, LoadProgram, Told
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.service.relay_listener import RelayedQuestion
+from pathways.runtime.hosts.service.served_client import ServedClient
+from pathways.runtime.hosts.service.splitter import ProgramSplitter
+from pathways.runtime.resources.threads import start_thread
+
+_MOST_LOADING = 64
+
+Loaded = Callable[[ServedClient, int, HostedProgram | Told], None]
+"""Is called with a client, the number of its request, and a program, or why there is none."""
+
+
+class Questions:
+    """Answers what clients ask on `watch`.
+
+    Args:
+      controller: has the workers.
+      loaded: is called when a program is loaded for a client.
+      unload: is called when a client needs a program no more.
+    """
+
+    def __init__(
+        self, controller: OwnController, loaded: Loaded, unload: Callable[[ServedClient, int], None]
+    ) -> None:
+        self._controller = controller
+        self._core = controller._core
+        self._islands = controller.islands
+        self._splitter = ProgramSplitter()
+        self._loaded = loaded
+        self._unload = unload
+        self._lock = threading.Lock()
+        self._clocks: dict[int, tuple[ServedClient, int]] = {}
+        self._clock_numbers = itertools.count(1)
+
+    def close(self) -> None:
+        """Ends the process that cuts programs."""
+        self._splitter.close()
+
+    def forget(self, client: ServedClient) -> None:
+        """A client is gone."""
+        with self._lock:
+            self._clocks = {n: asked for n, asked in self._clocks.items() if asked[0] is not client}
+
+    def on_clock(self, host: HostProcess, said: ClockTime) -> None:
+        """A worker says what time it is."""
+        with self._lock:
+            asked = self._clocks.pop(said.number, None)
+        if asked is not None:
+            client, number = asked
+            told = ClockTime(number, said.time)
+            client.watch.send(FromHost(host.index, host.gang.life.key.start, told))
+
+    def take(self, client: ServedClient, message: object) -> None:
+        """Takes what a client asks.
+
+        Raises:
+          MessageError: it makes no sense.
+        """
+        match message:
+            case Ping():
+                client.watch.send(Pong(message.number))
+            case LoadProgram():
+                client.loading += 1
+                if client.loading > _MOST_LOADING:
+                    raise MessageError(f"{client} loads more than {_MOST_LOADING} programs at the same time")
+                start_thread(functools.partial(self._load, client, message), "load")
+            case Unload():
+                self._unload(client, message.program)
+            case ForHost(message=Ask() as ask):
+                self._ask(client, message.host, ask)
+            case ForHost(message=Describe() as describe):
+                self._describe(client, message.host, describe)
+            case ForHost(message=ReadClock() as read):
+                host = self._islands.host(message.host)
+                number = next(self._clock_numbers)
+                with self._lock:
+                    self._clocks[number] = client, read.number
+                with contextlib.suppress(ConnectionEnded):
+                    host.watch.send(ReadClock(number))
+            case _:
+                raise MessageError(f"a client does not say {type(message).__name__} here")
+
+    def _ask(self, client: ServedClient, number: int, ask: Ask) -> None:
+        host = self._islands.host(number)
+
+        def answer(report: Report) -> Report:
+            arrays, size = report.report.clients.get(client.number, (0, 0))
+            programs = [*client.programs.values()]
+            names = [p.hosted.name for p in programs if host.index in p.hosted.host_numbers]
+            return Report(ask.request, HostReport(arrays, size, tuple(sorted(names)), ()))
+
+        self._question(host, RelayedQuestion(client, ask.request, answer), lambda n: Ask(n))
+
+    def _describe(self, client: ServedClient, number: int, describe: Describe) -> None:
+        if describe.program not in client.programs:
+            raise MessageError(f"{client} has no program {describe.program}")
+
+        def answer(said: Any) -> Described:
+            assert isinstance(said, Described)
+            return Described(describe.request, said.memory, said.flops, said.text, said.last, said.error)
+
+        self._question(
+            self._islands.host(number),
+            RelayedQuestion(client, describe.request, answer),
+            lambda n: Describe(n, describe.program, describe.text),
+        )
+
+    def _question(self, host: HostProcess, question: RelayedQuestion, message: Any) -> None:
+        request = self._core.ask([host.index], question)
+        with contextlib.suppress(ConnectionEnded):
+            host.watch.send(message(request.number))
+
+    def _load(self, client: ServedClient, message: LoadProgram) -> None:
+        """Compiles a program for a client; in a thread of its own."""
+        loaded: HostedProgram | Told
+        try:
+            program = self._checked(message.program)
+            loaded = self._controller.load(program, functools.partial(self._splitter.split, program))
+        except HostError as error:
+            loaded = Told.of(Failure(type(error), str(error)))
+        except (PathwaysError, MessageError) as error:
+            loaded = Told.of(failed(str(error)))
+        finally:
+            client.loading -= 1
+        self._loaded(client, message.request, loaded)
+
+    def _checked(self, program: BoundProgram) -> BoundProgram:
+        """A program, with what this service knows of its devices.
+
+        Raises:
+          MessageError: there are no such devices.
+        """
+        islands = {island.name: island for island in self._controller.cluster.islands}
+        places = {}
+        for name, place in program.slices.items():
+            island = islands.get(f"island{place.island}")
+            by_id = {} if island is None else {device.id: device for device in island.devices}
+            if not set(place.devices) <= set(by_id) or math.prod(place.mesh) != len(place.devices):
+                raise MessageError(f"program '{program.name}': slice {name} lies on no devices: {place}")
+            devices = [by_id[number] for number in place.devices]
+            memory = min((device.memory for device in devices if device.memory is not None), default=None)
+            owners = tuple(device.host.index for device in devices)
+            places[name] = SlicePlace(
+                place.island, place.devices, owners, memory, place.mesh, place.axis_names
+            )
+        return msgspec.structs.replace(program, slices=places)

@@ -1,0 +1,153 @@
+"""What clients ask for that has an order, checked, as items for the scheduler."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from pathways.runtime.control.clients.items import InOrder, QueuedStep
+from pathways.runtime.control.errors import lost
+from pathways.runtime.hosts.cluster.islands import Islands
+from pathways.runtime.hosts.protocol.messages import Failed, Fetch, MessageError, StartTrace, StopTrace
+from pathways.runtime.hosts.protocol.serving import (
+    ForHost,
+    FromHost,
+    Refused,
+    ReleaseArrays,
+    Submit,
+    SubmitCall,
+    Told,
+)
+from pathways.runtime.hosts.service.sending import RelayedFetch
+from pathways.runtime.hosts.service.served_client import ServedCall, ServedClient, ServedStep, ServedTrace
+
+Asked = InOrder | QueuedStep | Refused
+"""For the scheduler; or what the client is told at once."""
+
+
+class Requests:
+    """Reads what clients ask for.
+
+    Args:
+      islands: the islands, with the workers that each has now.
+    """
+
+    def __init__(self, islands: Islands) -> None:
+        self._islands = islands
+        self._numbers = itertools.count(1)
+
+    def read(self, client: ServedClient, message: object) -> Iterable[Asked]:
+        """What a message of a client asks for.
+
+        Raises:
+          MessageError: it makes no sense.
+        """
+        match message:
+            case Submit():
+                return self._step(client, message)
+            case SubmitCall():
+                return self._call(client, message)
+            case ReleaseArrays():
+                return self._release(client, message)
+            case ForHost(message=Fetch() as fetch):
+                return self._fetch(client, message, fetch)
+            case ForHost(message=StartTrace() | StopTrace() as trace):
+                host = self._islands.host(message.host)
+                if host.gang.life.key.start != message.start:
+                    return []
+                return [InOrder(client.number, host.gang.number, what=ServedTrace(host, trace))]
+        raise MessageError(f"a client does not say {type(message).__name__} here")
+
+    def _step(self, client: ServedClient, message: Submit) -> list[Asked]:
+        if message.step <= client.last:
+            # It was interrupted, and did not know whether it had asked.
+            return []
+        program = client.programs.get(message.program)
+        if program is None:
+            raise MessageError(f"{client} has no program {message.program}")
+        hosted = program.hosted
+        islands = [gang.number for gang in hosted.gangs]
+        if not client.owns(message.step) or sorted(message.arguments) != sorted(islands):
+            raise MessageError(f"{client} asks for step {message.step} in a way that cannot be")
+        for island, arrays in [*message.arguments.items(), *message.free.items()]:
+            _check_own(client, arrays)
+            if island not in islands:
+                raise MessageError(f"program {hosted.name} has no part on island {island}")
+        for island in islands:
+            if len(message.arguments[island]) != len(hosted.inputs[island]):
+                raise MessageError(f"program {hosted.name} takes other arguments than {message.arguments}")
+        client.last = message.step
+        sent = frozenset(message.sent)
+        current = all(self._islands.gangs[gang.number] is gang for gang in hosted.gangs)
+        if not current or not hosted.is_there():
+            why = next((gang.life.failure for gang in hosted.gangs if gang.life.failure is not None), None)
+            return [Refused(message.step, Told.of(why or lost("its island is gone")))]
+        takes = {island: tuple(message.arguments[island]) for island in islands}
+        makes = {
+            island: tuple(range(message.step + 1, message.step + 1 + len(hosted.outputs[island])))
+            for island in islands
+        }
+        served = ServedStep(client, message.step, program, takes)
+        served.queued = QueuedStep(
+            client.number,
+            next(self._numbers),
+            hosted.number,
+            takes,
+            makes,
+            sent.intersection(itertools.chain(*takes.values())),
+            hosted.share,
+            served,
+        )
+        program.queued += 1
+        frees = [
+            InOrder(client.number, island, arrays, sent=sent.intersection(arrays))
+            for island, arrays in message.free.items()
+        ]
+        return [*frees, served.queued]
+
+    def _call(self, client: ServedClient, message: SubmitCall) -> list[Asked]:
+        call = message.call
+        if call.call <= client.last:
+            return []
+        if not client.owns(call.call) or call.first != call.call + 1:
+            raise MessageError(f"{client} asks for call {call.call} in a way that cannot be")
+        gang = self._islands.gang(message.island)
+        client.last = call.call
+        hosts = {host.index for host in gang.hosts}
+        if not {*message.hosts, *call.hosts} <= hosts:
+            raise MessageError(f"{client} asks for call {call.call} on hosts of another island")
+        takes = tuple(kept.array for kept in call.arrays)
+        _check_own(client, takes)
+        if gang.life.key.start != message.start:
+            return [Refused(call.call, Told.of(lost("the workers that had it are gone")))]
+        made = call.made or ()
+        makes = tuple(range(call.first, call.first + len(made)))
+        sent = frozenset(message.sent).intersection(takes)
+        served = ServedCall(client, call.call, gang, frozenset(message.hosts), call, set(call.hosts))
+        return [InOrder(client.number, message.island, (), takes, makes, sent, served)]
+
+    def _release(self, client: ServedClient, message: ReleaseArrays) -> list[Asked]:
+        gang = self._islands.gang(message.island)
+        _check_own(client, message.arrays)
+        if gang.life.key.start != message.start:
+            return []
+        sent = frozenset(message.sent).intersection(message.arrays)
+        return [InOrder(client.number, message.island, message.arrays, sent=sent)]
+
+    def _fetch(self, client: ServedClient, message: ForHost, fetch: Fetch) -> list[Asked]:
+        host = self._islands.host(message.host)
+        _check_own(client, [fetch.array])
+        if host.gang.life.key.start != message.start:
+            # It is told that they are gone, too.
+            told = Failed(fetch.request, "the workers that had it are gone")
+            client.arrays.send(FromHost(host.index, message.start, told))
+            return []
+        sent = frozenset((fetch.array,)) if message.is_sent else frozenset()
+        relayed = RelayedFetch(fetch, host)
+        return [InOrder(client.number, host.gang.number, takes=(fetch.array,), sent=sent, what=relayed)]
+
+
+def _check_own(client: ServedClient, arrays: Sequence[int]) -> None:
+    for number in arrays:
+        if not client.owns(number):
+            raise MessageError(f"{number} is not the number of an array of {client}")

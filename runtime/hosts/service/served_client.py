@@ -1,0 +1,137 @@
+"""A client of a service: its connections, its programs, and what it sends."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from pathways.runtime.control.clients.items import QueuedStep
+from pathways.runtime.control.errors import Failure
+from pathways.runtime.control.step import Step
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.protocol.messages import CLIENT_BITS, Call, StartTrace, StopTrace
+from pathways.runtime.hosts.protocol.wire import Connection
+from pathways.runtime.hosts.service.sending import ArraySender, RelayedFetch, Sender
+
+
+@dataclasses.dataclass(eq=False)
+class ServedProgram:
+    """A program of a client.
+
+    Attributes:
+      hosted: the program.
+      queued: how many steps of it wait for their turn.
+      is_unwanted: whether it is to be unloaded when there is none.
+    """
+
+    hosted: HostedProgram
+    queued: int = 0
+    is_unwanted: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class ServedStep:
+    """A step of a client.
+
+    Attributes:
+      client: the client.
+      number: its number there.
+      program: the program.
+      arguments: for each island the numbers of the arrays that its part takes.
+      queued: the same for the scheduler.
+      step: the same for the core of the cluster; None before it is issued.
+      left: for each island the hosts that are not done.
+      took: for each island how long it had the devices.
+      told: what is said of it when nothing can spoil it any more.
+    """
+
+    client: ServedClient
+    number: int
+    program: ServedProgram
+    arguments: Mapping[int, tuple[int, ...]]
+    queued: QueuedStep | None = None
+    step: Step | None = None
+    left: dict[int, set[int]] = dataclasses.field(default_factory=dict)
+    took: dict[int, float] = dataclasses.field(default_factory=dict)
+    told: list[Any] = dataclasses.field(default_factory=list)
+    is_cut: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class ServedCall:
+    """A call of a function for a client.
+
+    Attributes:
+      client: the client.
+      number: its number there.
+      gang: the workers of its island.
+      hosts: those that are told.
+      call: what they are told.
+      left: those that have not ended it.
+      sent_as: the number that hosts know it by.
+      why: why it is not made; None if it is.
+    """
+
+    client: ServedClient
+    number: int
+    gang: HostGang
+    hosts: frozenset[int]
+    call: Call
+    left: set[int]
+    sent_as: int = 0
+    why: Failure | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedTrace:
+    """A trace that a client begins or ends on a host."""
+
+    host: HostProcess
+    message: StartTrace | StopTrace
+
+
+class ServedClient:
+    """A client.
+
+    Args:
+      number: its number, which no other client has had.
+      name: its name.
+      weight: its share.
+      watch: the first of its connections.
+
+    Attributes:
+      connections: to it, by the names of `messages.CHANNELS`.
+      steps: the one that has an order, which the dispatch loop reads.
+      programs: its programs, by their numbers.
+      last: the number of the last step that it has asked for.
+      fetches: what it fetches, by the numbers of requests to workers.
+      is_joined: whether it has opened all its connections.
+      is_gone: whether it has ended.
+    """
+
+    is_client = True
+    steps: Connection[Any]
+    arrays: ArraySender
+    watch: Sender
+
+    def __init__(self, number: int, name: str, weight: float, watch: Connection[Any]) -> None:
+        self.number = number
+        self.name = name
+        self.weight = weight
+        self.connections: dict[str, Connection[Any]] = {"watch": watch}
+        self.programs: dict[int, ServedProgram] = {}
+        self.last = 0
+        self.loading = 0
+        self.fetches: dict[int, RelayedFetch] = {}
+        self.is_joined = False
+        self.is_gone = threading.Event()
+
+    def __str__(self) -> str:
+        return f"client {self.name}"
+
+    def owns(self, number: int) -> bool:
+        """Whether a number of an array or a step is one of its own."""
+        return number >> CLIENT_BITS == self.number

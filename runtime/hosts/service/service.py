@@ -1,0 +1,736 @@
+"""A service: the controller of islands that many clients share.
+
+One thread, which calls `serve`, reads all that has an order, of workers and of clients, tells the scheduler
+(`control.clients.scheduler`), and sends steps to workers when it is their turn. It waits for nobody: what
+others do not read is kept for them. What is large, and what takes long, has threads of its own for each
+client: arrays that it sends, what it fetches, programs that are compiled for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pathways.runtime.control.clients.items import (
+    Arrived,
+    ClientJoined,
+    ClientLeft,
+    Expel,
+    Issue,
+    PartDone,
+    Refuse,
+    RoundTripMeasured,
+    SchedulerEffect,
+    SchedulerEvent,
+    Sweep,
+    TakeTurn,
+    WorkAsked,
+)
+from pathways.runtime.control.clients.scheduler import Policy, Scheduler
+from pathways.runtime.control.core import REPORT_SECONDS
+from pathways.runtime.control.errors import Failure, HostError, failed
+from pathways.runtime.control.reports import HostReport
+from pathways.runtime.control.step import FunctionCall, Step
+from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.cluster.islands import Islands
+from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.controller.own_controller import OwnController
+from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD
+from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.protocol import serving
+from pathways.runtime.hosts.protocol.frames import encode
+from pathways.runtime.hosts.protocol.handshake import Keeper
+from pathways.runtime.hosts.protocol.messages import (
+    CHANNELS,
+    Called,
+    ClockTime,
+    Credit,
+    Done,
+    Failed,
+    Fetch,
+    Message,
+    MessageError,
+    Purpose,
+    Run,
+    RunTimes,
+    StartTrace,
+    StopTrace,
+    versions,
+)
+from pathways.runtime.hosts.protocol.serving import (
+    Admitted,
+    Denied,
+    FromHost,
+    ProgramLoaded,
+    Refused,
+    Spoiled,
+    Told,
+)
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
+from pathways.runtime.hosts.service.known_islands import KnownIslands
+from pathways.runtime.hosts.service.questions import Questions
+from pathways.runtime.hosts.service.relay_listener import (
+    ClientFetch,
+    FromTracing,
+    RelayListener,
+)
+from pathways.runtime.hosts.service.relayed_traces import RelayedTraces
+from pathways.runtime.hosts.service.requests import Requests
+from pathways.runtime.hosts.service.sending import FIRST_BYTES, ArraySender, RelayedFetch, Sender
+from pathways.runtime.hosts.service.served_client import (
+    ServedCall,
+    ServedClient,
+    ServedProgram,
+    ServedStep,
+    ServedTrace,
+)
+from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.service_status import (
+    ClientStatus,
+    IslandStatus,
+    ServiceStatus,
+    SharedHostStatus,
+)
+from pathways.runtime.resources.threads import start_thread
+
+CONNECT_SECONDS = 10.0
+"""How long a client may take to open all its connections."""
+
+_LOOK_SECONDS = 0.05
+_MOST_LOADING = 64
+
+log = logging.getLogger("pathways")
+
+
+class Service:
+    """The islands of a cluster, shared by many clients.
+
+    Args:
+      settings: how the workers are started and watched.
+      weights: the shares of clients, by their names; others have 1.
+      policy: whose step is next, see `Scheduler`.
+
+    Raises:
+      HostError: a worker does not start.
+    """
+
+    def __init__(
+        self, settings: Settings, *, weights: Mapping[str, float] | None = None, policy: Policy = "fair"
+    ) -> None:
+        self._weights = dict(weights or {})
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._clients: dict[int, ServedClient] = {}
+        self._client_numbers = itertools.count(1)
+        self._issued: dict[int, ServedStep] = {}
+        self._calls: dict[int, ServedCall] = {}
+        # Of islands of several hosts: what is done, and may still be spoiled.
+        self._unsettled: list[ServedStep] = []
+        self._events: list[SchedulerEvent] = []
+        starter = Starter.of(settings)
+        try:
+            self._controller = OwnController(starter, settings, self._listens)
+        except BaseException:
+            starter.close()
+            raise
+        self._settings = settings
+        self._core = self._controller._core
+        self._islands = self._controller.islands
+        self._loop = self._listener.answers
+        ahead = settings.options.ahead
+        count = len(self._islands.gangs)
+        self._scheduler = Scheduler(count, MOST_AHEAD if ahead == AUTO else int(ahead), policy)
+        self._known = KnownIslands(self._islands)
+        self._requests = Requests(self._islands)
+        self._seen = -1
+        self._looked = 0.0
+        self._traces = RelayedTraces()
+        self._questions = Questions(self._controller, self._loaded, self._unload)
+
+    def _listens(self, core: SharedCore, islands: Islands, traces: HostTraces) -> RelayListener:
+        self._listener = RelayListener(core, islands, traces, self)
+        return self._listener
+
+    # What other threads say.
+
+    def admits(self, purpose: Purpose) -> bool:
+        """Whether connections are for this."""
+        return purpose.role == "client" and purpose.to == "service" and purpose.channel in CHANNELS
+
+    def greet(self, connection: Connection[Any], keeper: Keeper) -> None:
+        """Takes a connection of a client, which has proved who it is."""
+        purpose = keeper.purpose
+        assert purpose is not None
+        connection.read_with(serving.decode_for_service)
+        connection.keep_alive(self._settings.options.heartbeat)
+        if purpose.channel == "watch":
+            self._admit(connection, keeper, purpose.name)
+            return
+        with self._lock:
+            client = self._clients.get(purpose.epoch)
+            is_wanted = (
+                client is not None
+                and client.name == purpose.name
+                and not client.is_gone.is_set()
+                and purpose.channel not in client.connections
+            )
+            if client is None or not is_wanted:
+                connection.close()
+                return
+            client.connections[purpose.channel] = connection
+            is_whole = len(client.connections) == len(CHANNELS)
+        if is_whole:
+            self._loop.post(functools.partial(self._join, client))
+
+    def _admit(self, connection: Connection[Any], keeper: Keeper, name: str) -> None:
+        """Lets a client in, or says why not."""
+        why = None
+        if keeper.versions != versions():
+            theirs, ours = ", ".join(keeper.versions), ", ".join(versions())
+            why = f"it runs pathways, jaxlib and Python {theirs}, but the service {ours}"
+        with self._lock:
+            if why is None and any(client.name == name for client in self._clients.values()):
+                why = f"a client called {name!r} is there already; say client= to be another one"
+            if why is None and self._closed.is_set():
+                why = "it ends"
+            if why is None:
+                weight = self._weights.get(name, 1.0)
+                client = ServedClient(next(self._client_numbers), name, weight, connection)
+                self._clients[client.number] = client
+        with contextlib.suppress(ConnectionEnded):
+            if why is not None:
+                connection.send(Denied(why))
+                connection.close()
+                return
+            heartbeat = self._settings.options.heartbeat
+            connection.send(Admitted(client.number, self._known.facts(), heartbeat))
+
+        def give_up() -> None:
+            client.is_gone.wait(CONNECT_SECONDS)
+            with self._lock:
+                is_whole = len(client.connections) == len(CHANNELS)
+            if not is_whole:
+                self.end(client, "it did not open its connections")
+
+        start_thread(give_up, "admit")
+
+    def end(self, client: ServedClient, why: str) -> None:
+        """Ends a client; what it has is freed. Any thread may say so, more than once."""
+        self._loop.post(functools.partial(self._leave, client, why))
+
+    def end_client(self, name: str) -> bool:
+        """Ends the client of a name; whether there is one."""
+        with self._lock:
+            client = next((client for client in self._clients.values() if client.name == name), None)
+        if client is None:
+            return False
+        self.end(client, "it was ended with pw-cluster end")
+        return client.is_gone.wait(10)
+
+    def close(self) -> None:
+        """Ends all clients and workers, and `serve`; any thread may say so."""
+        self._closed.set()
+        self._loop.wake()
+
+    def status(self) -> ServiceStatus:
+        """How the islands and the clients are."""
+        request = self._core.ask_reports(range(len(self._islands.hosts)))
+        self._core.wait_for(request, 2 * REPORT_SECONDS)
+        reports: dict[int, HostReport] = {host: said[-1] for host, said in request.answers.items()}
+        clients: list[ClientStatus] = []
+        asked = threading.Event()
+
+        def look() -> None:
+            for known in self._scheduler.clients.values():
+                counts = [r.clients[known.number] for r in reports.values() if known.number in r.clients]
+                clients.append(
+                    ClientStatus(
+                        self._clients[known.number].name,
+                        known.weight,
+                        known.steps_done,
+                        known.queued,
+                        known.device_seconds,
+                        sum(count for count, _ in counts),
+                        sum(size for _, size in counts),
+                    )
+                )
+            asked.set()
+
+        self._loop.post(look)
+        asked.wait(REPORT_SECONDS)
+        return ServiceStatus(
+            os.getpid(),
+            tuple(_island_status(gang, reports) for gang in [*self._islands.gangs]),
+            tuple(clients),
+        )
+
+    # The dispatch thread.
+
+    def serve(self) -> None:
+        """Serves clients until `close` is called."""
+        try:
+            while not self._closed.is_set():
+                self._loop.look(_LOOK_SECONDS)
+                self._turn()
+        finally:
+            self._closed.set()
+            for client in [*self._clients.values()]:
+                self._leave(client, "the service has ended")
+            self._questions.close()
+            self._controller.close()
+            self._loop.close()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if now - self._looked > _LOOK_SECONDS:
+            self._looked = now
+            self._look_at_islands()
+        while self._events:
+            events, self._events = self._events, []
+            for event in events:
+                self._tell(event)
+        self._settle()
+
+    def _look_at_islands(self) -> None:
+        """Follows what becomes of islands, and how far they are."""
+        self._seen = -1
+        self._follow()
+        for gang in self._islands.gangs:
+            trips = [trip for host in gang.hosts if (trip := host.round_trip.seconds) is not None]
+            if trips:
+                self._events.append(RoundTripMeasured(gang.number, max(trips)))
+
+    def _tell(self, event: SchedulerEvent) -> None:
+        """Tells the scheduler something, and does what it wants.
+
+        Steps are noted while nothing becomes of any worker, so that none is issued to those that are gone.
+        """
+        self._follow()
+        with self._core.unchanged():
+            if self._core.changes == self._seen:
+                effects = self._handle(event)
+                self._note(effects)
+                event_is_told = True
+            else:
+                effects, event_is_told = [], False
+        self._act(effects)
+        if not event_is_told:
+            self._tell(event)
+
+    def _handle(self, event: SchedulerEvent) -> list[SchedulerEffect]:
+        match event:
+            case WorkAsked(item) if item.client not in self._scheduler.clients:
+                return []
+            case ClientLeft(client) if client not in self._scheduler.clients:
+                return []
+        return self._scheduler.handle(event, time.monotonic())
+
+    def _note(self, effects: Sequence[SchedulerEffect]) -> None:
+        """Numbers the steps and calls that are to be sent, in their order, and notes them with the core."""
+        core, now = self._core.core, time.monotonic()
+        for effect in effects:
+            match effect:
+                case Issue(queued):
+                    served = queued.what
+                    hosted = served.program.hosted
+                    number = core.take_numbers()
+                    step = Step(hosted.name, number, hosted.host_numbers, hosted.number, now, hosted.share)
+                    core.issue(step, hosted.lives, ())
+                    served.step = step
+                    served.left = {gang.number: {host.index for host in gang.hosts} for gang in hosted.gangs}
+                case TakeTurn(item, _, is_there) if isinstance(item.what, ServedCall):
+                    called = item.what
+                    called.sent_as = core.take_numbers()
+                    life = called.gang.life
+                    if not is_there:
+                        called.why = failed("an array that it takes is not there")
+                    elif life.problem is not None:
+                        called.why = life.problem
+                    else:
+                        call = called.call
+                        step = FunctionCall(call.function, called.sent_as, call.hosts, now)
+                        core.issue(step, (life,), ())
+
+    def _follow(self) -> None:
+        """Tells the scheduler and all clients what has become of islands."""
+        while self._seen != self._core.changes:
+            with self._core.unchanged():
+                self._seen = self._core.changes
+                told = [*self._known.changes()]
+                effects = [effect for event, _ in told if event for effect in self._handle(event)]
+                self._note(effects)
+            for _, message in told:
+                for client in [*self._clients.values()]:
+                    self._say(client, message)
+            self._act(effects)
+            if told:
+                self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        """Forgets steps whose hosts are done or gone; tells of those that fail because hosts are cut off."""
+        self._calls = {n: served for n, served in self._calls.items() if not served.gang.is_lost()}
+        for number, served in [*self._issued.items()]:
+            step = served.step
+            assert step is not None
+            if step.is_cut() and not served.is_cut:
+                served.is_cut = True
+                for host, why in step._cut.items():
+                    self._say(served.client, serving.StepIsCut(served.number, (host,), Told.of(why)))
+            if step.is_done():
+                del self._issued[number]
+                if self._core.core.is_several and served not in self._unsettled:
+                    self._unsettled.append(served)
+
+    def _act(self, effects: Sequence[SchedulerEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Issue(step):
+                    self._issue(step.what)
+                case TakeTurn():
+                    self._take_turn(effect)
+                case Refuse(step, why):
+                    self._refuse(step.what, why)
+                case Sweep(_, island, arrays):
+                    self._free(island, arrays)
+                case Expel(number, why):
+                    if (client := self._clients.get(number)) is not None:
+                        self.end(client, why)
+
+    def _issue(self, served: ServedStep) -> None:
+        """Sends a step to its hosts."""
+        program, step = served.program, served.step
+        assert step is not None
+        program.queued -= 1
+        self._issued[step.number] = served
+        for gang in program.hosted.gangs:
+            own, unused = served.arguments[gang.number], gang.life.unused.take()
+            frame = encode(Run(program.hosted.number, step.number, served.number + 1, own, unused))
+            for host in gang.hosts:
+                try:
+                    host.steps.send_frames(frame)
+                except ConnectionEnded as error:
+                    self._listener.lose(host, error)
+        self._unload_if_unwanted(program)
+
+    def _take_turn(self, turn: TakeTurn) -> None:
+        self._free(turn.item.island, turn.frees)
+        client = self._clients.get(turn.item.client)
+        what = turn.item.what
+        if client is None or what is None:
+            return
+        if isinstance(what, ServedCall):
+            self._call(what)
+        elif isinstance(what, ServedTrace):
+            self._trace(client, what.host, what.message)
+        else:
+            self._begin_fetch(client, what, is_there=turn.is_there)
+
+    def _call(self, served: ServedCall) -> None:
+        """Has hosts call a function."""
+        gang, call = served.gang, served.call
+        if gang.is_lost():
+            return
+        if served.why is not None:
+            # What it would have made has no place anywhere, and is an error to who takes it.
+            call = msgspec.structs.replace(call, hosts=())
+            self._say(served.client, Refused(served.number, Told.of(served.why)))
+        else:
+            self._calls[served.sent_as] = served
+        for host in gang.hosts:
+            if host.index in served.hosts:
+                try:
+                    host.steps.send(msgspec.structs.replace(call, call=served.sent_as))
+                except ConnectionEnded as error:
+                    self._listener.lose(host, error)
+
+    def on_called(self, host: HostProcess, called: Called) -> None:
+        """See `Hears`."""
+        served = self._calls.get(called.call)
+        if served is None:
+            return
+        told = Called(served.number, called.value, called.failure)
+        self._say(served.client, FromHost(host.index, served.gang.life.key.start, told))
+        served.left.discard(host.index)
+        if not served.left:
+            del self._calls[called.call]
+
+    def _begin_fetch(self, client: ServedClient, fetch: RelayedFetch, *, is_there: bool) -> None:
+        if not is_there or fetch.host.gang.is_lost():
+            self._fail(client, fetch, "the array is not there")
+            return
+        request = self._core.ask([fetch.host.index], ClientFetch(client, fetch))
+        fetch.number = request.number
+        client.fetches[request.number] = fetch
+        asked = fetch.fetch
+        try:
+            fetch.host.steps.send(
+                Fetch(request.number, asked.array, asked.devices, asked.size, min(asked.size, FIRST_BYTES))
+            )
+        except ConnectionEnded as error:
+            self._listener.lose(fetch.host, error)
+        client.arrays.begin(fetch)
+
+    def _fail(self, client: ServedClient, fetch: RelayedFetch, why: str) -> None:
+        told = Failed(fetch.fetch.request, why)
+        client.arrays.send(FromHost(fetch.host.index, fetch.start, told))
+
+    def _refuse(self, served: ServedStep, why: str) -> None:
+        served.program.queued -= 1
+        gangs = served.program.hosted.gangs
+        problem = next((gang.life.problem for gang in gangs if gang.life.problem is not None), None)
+        self._say(served.client, Refused(served.number, Told.of(problem or failed(why))))
+        self._unload_if_unwanted(served.program)
+
+    def _free(self, island: int, arrays: Sequence[int]) -> None:
+        """Has the hosts of an island forget arrays, with the next step or soon."""
+        unused = self._islands.gangs[island].life.unused
+        for number in arrays:
+            unused.add(number)
+
+    def _unload_if_unwanted(self, program: ServedProgram) -> None:
+        if program.is_unwanted and not program.queued:
+            self._controller.unload(program.hosted)
+
+    def on_done(self, host: HostProcess, done: Done) -> None:
+        """See `Hears`."""
+        served = self._issued.get(done.run)
+        if served is None or served.step is None:
+            return
+        island, client = host.gang.number, served.client
+        told = FromHost(
+            host.index,
+            host.gang.life.key.start,
+            Done(served.number, done.error, done.failed, done.took),
+        )
+        is_several = self._core.core.is_several
+        if is_several:
+            served.told.append(told)
+        else:
+            self._say(client, told)
+        left = served.left[island]
+        left.discard(host.index)
+        served.took[island] = max(served.took.get(island, 0.0), done.took)
+        if not left and served.queued is not None:
+            self._events.append(PartDone(served.queued, island, served.took[island]))
+        if served.step.is_done():
+            del self._issued[done.run]
+            if is_several:
+                self._unsettled.append(served)
+
+    def _settle(self) -> None:
+        """Tells of steps that nothing can spoil any more, or that are spoiled."""
+        if not self._unsettled:
+            return
+        kept = []
+        for served in self._unsettled:
+            step = served.step
+            assert step is not None
+            if not step.is_settled():
+                kept.append(served)
+                continue
+            try:
+                step.check_spoiled()
+            except HostError as error:
+                text = str(error).removeprefix(f"{step.subject}: ")
+                self._say(served.client, Spoiled(served.number, Told.of(Failure(type(error), text))))
+                continue
+            for told in served.told:
+                self._say(served.client, told)
+        self._unsettled = kept
+
+    def on_tracing(self, host: HostProcess, message: FromTracing) -> None:
+        """See `Hears`."""
+        start = host.gang.life.key.start
+        if isinstance(message, ClockTime):
+            self._questions.on_clock(host, message)
+            return
+        for number, told in self._traces.take((host.index, start), message):
+            known = self._clients.get(number)
+            # Of its own programs alone.
+            if known is not None and (not isinstance(told, RunTimes) or told.program in known.programs):
+                known.watch.send(FromHost(host.index, start, told))
+
+    def _trace(self, client: ServedClient, host: HostProcess, trace: StartTrace | StopTrace) -> None:
+        """Begins or ends a trace of a client, when all is issued that it asked for before."""
+        worker = host.index, host.gang.life.key.start
+        if isinstance(trace, StartTrace):
+            messages = self._traces.begin(worker, client.number, trace.trace)
+        else:
+            messages = self._traces.end(worker, client.number)
+        with contextlib.suppress(ConnectionEnded):
+            host.steps.send(*messages)
+
+    # Clients.
+
+    def _say(self, client: ServedClient, message: Message) -> None:
+        """Tells a client something that has an order."""
+        if "steps" not in client.connections or client.is_gone.is_set():
+            return
+        try:
+            client.connections["steps"].send(message)
+        except ConnectionEnded as error:
+            # Later: what is under way would be sent after what its end makes room for.
+            self.end(client, str(error))
+
+    def _join(self, client: ServedClient) -> None:
+        """A client has all its connections."""
+        if client.is_gone.is_set():
+            return
+        end = functools.partial(self.end, client)
+        client.steps = client.connections["steps"]
+        client.arrays = ArraySender(client.connections["arrays"], end)
+        client.watch = Sender(client.connections["watch"], end)
+        client.is_joined = True
+        log.info("%s is there", client)
+        self._tell(ClientJoined(client.number, client.weight))
+        self._loop.add(client)
+        # What became of islands since it was told of them first.
+        for message in self._known.whole():
+            self._say(client, message)
+        arrays = IncomingArrays(
+            client.owns, self._islands, functools.partial(self._arrive, client), self._listener.lose
+        )
+        client.connections["arrays"].place = arrays.place
+        start_thread(functools.partial(self._listen_to_arrays, client, arrays), "listen")
+        ask = functools.partial(self._questions.take, client)
+        start_thread(functools.partial(self._listen, client, "watch", ask), "listen")
+
+    def _leave(self, client: ServedClient, why: str) -> None:
+        """A client is gone, or has to go: all that it has is freed."""
+        if client.is_gone.is_set():
+            return
+        log.info("%s is gone: %s", client, why)
+        self._say_end(client, why)
+        client.is_gone.set()
+        if client.is_joined:
+            self._loop.forget(client)
+            client.arrays.close()
+            client.watch.close()
+        for connection in client.connections.values():
+            connection.close()
+        self._tell(ClientLeft(client.number))
+        for program in client.programs.values():
+            program.is_unwanted, program.queued = True, 0
+            self._unload_if_unwanted(program)
+        with self._lock:
+            self._clients.pop(client.number, None)
+        self._questions.forget(client)
+        for host, start in self._traces.workers(client.number):
+            worker = self._islands.hosts[host]
+            if worker.gang.life.key.start == start:
+                with contextlib.suppress(ConnectionEnded):
+                    worker.steps.send(*self._traces.end((host, start), client.number))
+        fetches = [*client.fetches.values()]
+
+        def give_up() -> None:
+            for fetch in fetches:
+                with contextlib.suppress(ConnectionEnded):
+                    fetch.host.arrays.send(Credit(fetch.number, -1))
+
+        if fetches:
+            start_thread(give_up, "give up")
+
+    def _say_end(self, client: ServedClient, why: str) -> None:
+        """Tells a client why it ends, if it reads."""
+        with contextlib.suppress(ConnectionEnded):
+            client.connections.get("steps", client.connections["watch"]).send(Denied(why))
+
+    def read_client(self, client: ServedClient) -> None:
+        """See `Hears`."""
+        try:
+            for message in client.steps.take_some():
+                for asked in self._requests.read(client, message):
+                    if isinstance(asked, Refused):
+                        self._say(client, asked)
+                    else:
+                        self._events.append(WorkAsked(asked))
+        except (ConnectionEnded, MessageError) as error:
+            self._leave(client, str(error))
+
+    # What has no order.
+
+    def _listen(self, client: ServedClient, channel: str, take: Callable[[object], None]) -> None:
+        connection = client.connections[channel]
+        try:
+            while not client.is_gone.is_set():
+                take(connection.receive())
+        except (ConnectionEnded, MessageError) as error:
+            self.end(client, str(error))
+
+    def _listen_to_arrays(self, client: ServedClient, arrays: IncomingArrays) -> None:
+        try:
+            self._listen(client, "arrays", arrays.take)
+        finally:
+            arrays.close()
+
+    def _arrive(self, client: ServedClient, gang: HostGang, number: int) -> None:
+        """All of an array is on its way to an island; any thread may say so."""
+
+        def arrive() -> None:
+            # What was sent to workers that are gone is nowhere.
+            if self._known.is_current(gang):
+                self._events.append(Arrived(client.number, gang.number, number))
+
+        self._loop.post(arrive)
+
+    def _loaded(self, client: ServedClient, request: int, loaded: HostedProgram | Told) -> None:
+        """A program is loaded for a client, or it is not; any thread may say so."""
+        self._loop.post(functools.partial(self._keep, client, request, loaded))
+
+    def _keep(self, client: ServedClient, request: int, loaded: HostedProgram | Told) -> None:
+        if isinstance(loaded, Told):
+            self._say(client, ProgramLoaded(request, 0, {}, {}, 1, {}, loaded))
+            return
+        if client.is_gone.is_set():
+            self._controller.unload(loaded)
+            return
+        client.programs[loaded.number] = ServedProgram(loaded)
+        inputs, outputs = (
+            {island: tuple(port.plain() for port in own) for island, own in ports.items()}
+            for ports in (loaded.inputs, loaded.outputs)
+        )
+        starts = {gang.number: gang.life.key.start for gang in loaded.gangs}
+        # What became of them meanwhile comes first.
+        self._follow()
+        self._say(client, ProgramLoaded(request, loaded.number, inputs, outputs, loaded.share, starts))
+
+    def _unload(self, client: ServedClient, number: int) -> None:
+        """A client needs a program no more; any thread may say so."""
+
+        def unload() -> None:
+            program = client.programs.pop(number, None)
+            if program is not None:
+                program.is_unwanted = True
+                self._unload_if_unwanted(program)
+
+        self._loop.post(unload)
+
+
+def _island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandStatus:
+    problem = gang.life.problem
+    return IslandStatus(
+        gang.name,
+        "running" if problem is None else problem.text,
+        tuple(
+            SharedHostStatus(
+                host.index,
+                host.process.pid,
+                None if report is None else report.arrays,
+                None if report is None else report.bytes,
+            )
+            for host in gang.hosts
+            for report in [reports.get(host.index)]
+        ),
+    )

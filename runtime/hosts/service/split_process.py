@@ -1,0 +1,54 @@
+"""The process that proves and cuts the programs of clients for a service, which parses none of them.
+
+Requests come on standard input, answers leave on standard output. A program that makes it crash, or takes it
+too long, is an error to its client alone: the service starts another one.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+from jaxlib.mlir import ir
+
+from pathways.dialect import make_context
+from pathways.dialect.errors import PathwaysError
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics, run_passes
+from pathways.passes.schedule.verify_schedule import VerifySchedule
+from pathways.runtime.hosts.service.split_pipe import SplitAnswer, SplitRequest, read, write
+from pathways.runtime.hosts.splitting.splitting import split, stored_of
+from pathways.runtime.plan.lower import plan_of
+
+MOST_BYTES = 8 << 30
+"""The memory that it may use, in bytes of address space."""
+
+
+def answer_to(request: SplitRequest) -> SplitAnswer:
+    """Proves and cuts a program."""
+    program = request.program
+    context = make_context()
+    with Diagnostics(context) as seen:
+        try:
+            module = ir.Module.parse(program.module, context)
+            run_passes(module, [VerifySchedule()])
+            plan = plan_of(module, program.name, stored_of(program), proved=True)
+            parts = split(program, plan, context, request.ahead, together=request.together)
+        except (ir.MLIRError, PassFailure):
+            what = " ".join(seen.errors[0].message.split()) if seen.errors else "it cannot be parsed"
+            return SplitAnswer(None, f"program '{program.name}': {what[:500]}")
+        except (PathwaysError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+            return SplitAnswer(None, f"program '{program.name}': {error}"[:500])
+    return SplitAnswer(parts)
+
+
+def main() -> int:
+    """Answers requests until there are none."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    while (request := read(sys.stdin.buffer, SplitRequest)) is not None:
+        write(sys.stdout.buffer, answer_to(request))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

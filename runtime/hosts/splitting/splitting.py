@@ -1,0 +1,146 @@
+"""Cuts a scheduled program into what each island runs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pathways.dialect import ops_named
+from pathways.dialect.attributes.names import HOST
+from pathways.dialect.errors import PathwaysError
+from pathways.dialect.operations.operation import attribute_of
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.passes.bind.bind_slices import BindSlices
+from pathways.passes.bind.split_hosts import SplitHosts, make_room
+from pathways.passes.manager.base import PassFailure
+from pathways.passes.manager.driver import Diagnostics, run_passes
+from pathways.passes.util.functions import erase_unused_functions
+from pathways.runtime.hosts.protocol.messages import DeviceLayout
+from pathways.runtime.hosts.protocol.programs import (
+    BoundProgram,
+    IslandPart,
+    IslandPort,
+    SlicePlace,
+    SplitProgram,
+)
+from pathways.runtime.hosts.splitting.ahead import share, steps_ahead
+from pathways.runtime.plan.lower import Stored, StoredComputation, host_plans_of
+from pathways.runtime.plan.plan import Argument, Plan, Replicas, Result, Send, Slot, Transfer
+
+
+class SplitError(PathwaysError, ValueError):
+    """A program that cannot be cut into parts for islands."""
+
+    __module__ = "pathways"
+
+
+def split(
+    program: BoundProgram, plan: Plan, context: ir.Context, ahead: int | str, *, together: bool
+) -> SplitProgram:
+    """Cuts a program, with room for the steps of it that may be under way.
+
+    Args:
+      program: the program, proved.
+      plan: the same as a plan.
+      context: where it is read.
+      ahead: what the user says of steps under way.
+      together: whether an island of it has several hosts, which wait for each other in its computations.
+
+    Raises:
+      SplitError: it cannot be cut.
+    """
+    islands = {name: place.island for name, place in program.slices.items()}
+    parts = _split(ir.Module.parse(program.module, context), program.name, islands)
+    with parts.context:
+        steps = steps_ahead(ahead, parts, plan, program.slices, together=together)
+        make_room(parts, steps)
+    plans = host_plans_of(parts, program.name, stored_of(program), proved=True)
+    return SplitProgram(
+        {island: _part(own, _module_of(parts, island), program) for island, own in plans.items()},
+        crossing=sum(_count(own, Send) for own in plans.values()),
+        inner=max((_count(own, Transfer) for own in plans.values()), default=0),
+        share=share(ahead, steps),
+    )
+
+
+def stored_of(program: BoundProgram) -> Stored | None:
+    """What the module only declares; None when it has all."""
+    if not program.computations:
+        return None
+    return Stored(
+        {name: StoredComputation(c.module, c.local, c.effects) for name, c in program.computations.items()},
+        {
+            name: np.frombuffer(c.data, np.dtype(c.dtype)).reshape(c.shape)
+            for name, c in program.constants.items()
+        },
+    )
+
+
+def _count(plan: Plan, kind: type) -> int:
+    return sum(isinstance(step, kind) for step in plan.steps)
+
+
+def _part(plan: Plan, module: bytes, program: BoundProgram) -> IslandPart:
+    """What the hosts of an island get of a program."""
+    passed = [
+        (number, argument)
+        for number, argument in zip(plan.argument_numbers, plan.arguments, strict=True)
+        if argument.constant is None
+    ]
+    is_stored = bool(program.computations)
+    return IslandPart(
+        module,
+        _ports(plan, passed, program.slices),
+        _ports(plan, list(zip(plan.result_numbers, plan.results, strict=True)), program.slices),
+        tuple(program.argument_names[number] for number, _ in passed),
+        tuple(program.weak_results[number] for number in plan.result_numbers),
+        {name: program.computations[name] for name in plan.computations} if is_stored else {},
+        {name: program.constants[name] for name in plan.constants} if is_stored else {},
+    )
+
+
+def _split(module: ir.Module, name: str, islands: Mapping[str, int]) -> ir.Module:
+    """Brings a program to the form `host` with room for one step, in which all hosts of an island are one."""
+    hosts = ",".join(f"{slice}:{island}" for slice, island in islands.items())
+    with Diagnostics(module.context) as seen:
+        try:
+            run_passes(module, [BindSlices(hosts=hosts), SplitHosts()], verify_each=False)
+        except PassFailure:
+            raise SplitError(f"program '{name}': {seen.errors[0].message}") from None
+    return module
+
+
+def _module_of(parts: ir.Module, host: int) -> bytes:
+    """The function of one host with all that it needs."""
+    module = ir.Module.parse(bytecode_of(parts), parts.context)
+    for op in ops_named(module, ["func.func"]):
+        number = attribute_of(op, HOST)
+        if number is not None and number.value != host:
+            op.operation.erase()
+    erase_unused_functions(module)
+    return bytecode_of(module)
+
+
+def _ports(
+    plan: Plan, values: Sequence[tuple[int, Argument | Result]], places: Mapping[str, SlicePlace]
+) -> tuple[IslandPort, ...]:
+    """Where arrays enter or leave a part, in the order in which it takes or returns them."""
+    return tuple(
+        IslandPort(number, _layout(plan, slot, places[slice]), *_block(value.replicas, slice))
+        for number, value in values
+        for slice, slot in value.slots.items()
+    )
+
+
+def _block(replicas: Replicas | None, slice: str) -> tuple[int, int, int]:
+    """Which block of an array lies on a slice, of how many, and along which dimension."""
+    if replicas is None or replicas.split is None:
+        return 0, 1, 0
+    replica = next(n for n, names in zip(replicas.numbers, replicas.slices, strict=True) if slice in names)
+    return replica, replicas.count, replicas.split
+
+
+def _layout(plan: Plan, slot: Slot, place: SlicePlace) -> DeviceLayout:
+    return DeviceLayout(place.devices, place.mesh, place.axis_names, plan.sharding(slot))

@@ -1,0 +1,335 @@
+"""Batches that hosts make of rows, each those that its devices read; called by `compiler.data.host_input`.
+
+An input gives rows by their numbers (`NumberedRows`), or has shards that are read one row after the other
+(`ShardedRows`). Either way what a batch has does not depend on who makes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from pathways.runtime.hosts.protocol import plain
+from pathways.runtime.hosts.worker.calls import CallRefused, context, find
+from pathways.runtime.hosts.worker.large_memory import memory_of
+
+_SPARE = 4
+"""How many pieces of memory of a size are kept for later batches."""
+
+
+class InputEnded(Exception):
+    """There is no whole batch left."""
+
+
+class WrongInput(TypeError):
+    """An input has not what rows are asked of."""
+
+
+class Rows(Protocol):
+    """Where rows come from."""
+
+    def of(self, batch: int, wanted: Iterable[int]) -> dict[int, Any]:
+        """Some rows of a batch, by their places in it.
+
+        Raises:
+          InputEnded: there are too few left.
+        """
+
+    def states(self) -> dict[str, Any] | None:
+        """After the last batch the positions of the shards that were read; None where there are none."""
+
+
+class NumberedRows:
+    """Rows of something with `__getitem__`: row r of batch k is number k * rows + r.
+
+    Args:
+      source: has them.
+      rows: how many a batch has.
+    """
+
+    def __init__(self, source: Any, rows: int) -> None:
+        if not hasattr(source, "__getitem__"):
+            raise WrongInput(
+                f"rows= wants an input with __getitem__, such as a grain.MapDataset, got {_kind(source)}"
+            )
+        self._source = source
+        self._rows = rows
+        self._count = len(source) if hasattr(source, "__len__") else None
+
+    def of(self, batch: int, wanted: Iterable[int]) -> dict[int, Any]:
+        """See `Rows.of`."""
+        first = batch * self._rows
+        if self._count is not None and first + self._rows > self._count:
+            raise InputEnded
+        try:
+            return {row: self._source[first + row] for row in wanted}
+        except IndexError:
+            if self._count is None:
+                raise InputEnded from None
+            raise
+
+    def states(self) -> None:
+        """The number of the batch is the position."""
+        return
+
+
+class ShardedRows:
+    """Rows of iterators, one for each shard: each gives as many rows of each batch, one after the other.
+
+    Args:
+      make: makes the input of a shard: of `shard` and `shards`.
+      rows: how many rows a batch has.
+      shards: how many shards there are.
+      own: those that are read here.
+      states: where each of all begins; None for the beginning.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        rows: int,
+        shards: int,
+        own: Iterable[int],
+        states: Sequence[Any] | None,
+    ) -> None:
+        self._rows = rows // shards
+        self._iterators: dict[int, Any] = {}
+        for shard in own:
+            made = make(shard=shard, shards=shards)
+            if not hasattr(made, "__iter__") and not hasattr(made, "__next__"):
+                raise WrongInput(f"shards= wants inputs that can be iterated over, got {_kind(made)}")
+            iterator = iter(made)
+            if states is not None:
+                if not hasattr(iterator, "set_state"):
+                    raise WrongInput(f"{_kind(iterator)} has no set_state(), so it cannot go on where it was")
+                iterator.set_state(states[shard])
+            self._iterators[shard] = iterator
+
+    def of(self, batch: int, wanted: Iterable[int]) -> dict[int, Any]:
+        """See `Rows.of`."""
+        kept = set(wanted)
+        found = {}
+        for shard, iterator in self._iterators.items():
+            for place in range(shard * self._rows, (shard + 1) * self._rows):
+                try:
+                    row = next(iterator)
+                except StopIteration:
+                    raise InputEnded from None
+                if place in kept:
+                    found[place] = row
+        return found
+
+    def states(self) -> dict[str, Any] | None:
+        """See `Rows.states`."""
+        if not all(hasattr(iterator, "get_state") for iterator in self._iterators.values()):
+            return None
+        return {str(shard): iterator.get_state() for shard, iterator in self._iterators.items()}
+
+
+@dataclasses.dataclass
+class _OpenInput:
+    """An input that batches are made of.
+
+    Attributes:
+      rows: where they come from.
+      tree: JSON: the structure of a row, see `plain`.
+      leaves: for each array of a batch here which of the leaves of a row it is of, and its first element in
+        each dimension.
+      row_shapes: the shape of each leaf of a row.
+      memory: where shards lie.
+    """
+
+    rows: Rows
+    tree: Any
+    leaves: Sequence[tuple[int, Sequence[int]]]
+    row_shapes: Sequence[Sequence[int]]
+    memory: SpareMemory
+
+
+class SpareMemory:
+    """Memory of arrays that are gone, for later ones: new pages cost more than to fill them with rows."""
+
+    def __init__(self) -> None:
+        self._spare: dict[int, list[memoryview]] = {}
+
+    def array(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+        """An array that devices that read the memory of the host need not copy."""
+        size = math.prod(shape) * dtype.itemsize
+        if not size:
+            return np.empty(shape, dtype)
+        spare = self._spare.setdefault(size, [])
+        try:
+            memory = spare.pop()
+        except IndexError:
+            memory = memoryview(memory_of(size))
+        lease = _Lease(memory)
+        weakref.finalize(lease, _give_back, spare, memory).atexit = False
+        return np.frombuffer(lease, dtype).reshape(shape)
+
+
+class _Lease:
+    """Memory that an array has, and whoever reads it: when this is gone, nobody does."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def __buffer__(self, flags: int) -> memoryview:
+        return self._memory
+
+
+def _give_back(spare: list[memoryview], memory: memoryview) -> None:
+    if len(spare) < _SPARE:
+        spare.append(memory)
+
+
+_open: dict[str, _OpenInput] = {}
+
+
+def begin(
+    *,
+    source: str,
+    function: str,
+    named: Mapping[str, Any],
+    rows: int,
+    shards: int | None,
+    own: Mapping[str, Sequence[int]],
+    states: Sequence[Any] | None,
+    tree: Any,
+    leaves: Sequence[tuple[int, Sequence[int]]],
+    row_shapes: Sequence[Sequence[int]],
+) -> None:
+    """Makes the input.
+
+    Args:
+      source: what it is called from now on.
+      function: makes it.
+      named: with which named arguments.
+      rows: how many rows a batch has.
+      shards: how many shards there are; None for rows that have numbers.
+      own: the shards that each host reads.
+      states: the positions of all shards; None for the beginning.
+      tree: see `_OpenInput`.
+      leaves: see `_OpenInput`.
+      row_shapes: see `_OpenInput`.
+    """
+    try:
+        made = opened(find(function), named, rows, shards, own.get(str(context().host), ()), states)
+    except WrongInput as error:
+        raise CallRefused("result", str(error)) from None
+    _open[source] = _OpenInput(made, tree, leaves, row_shapes, SpareMemory())
+
+
+def end(*, source: str) -> None:
+    """Forgets an input."""
+    _open.pop(source, None)
+
+
+def batch(*, source: str, number: int) -> list[Any]:
+    """Makes the parts of a batch that are on this host."""
+    call = context()
+    call.about = f", batch {number}"
+    opened = _open[source]
+    plan = [
+        [(device, _bounds(index, made.shape)) for device, index in own.items()]
+        for made, sharding in zip(call.made, call.shardings, strict=True)
+        for own in [sharding.addressable_devices_indices_map(made.shape)]
+    ]
+    wanted = {
+        first[0] + row
+        for (_, first), own in zip(opened.leaves, plan, strict=True)
+        for _, bounds in own
+        for row in range(*bounds[0])
+    }
+    try:
+        rows = opened.rows.of(number, sorted(wanted))
+    except InputEnded:
+        raise CallRefused("ended", "the input has ended") from None
+    leaves = {place: row_leaves(row, opened.tree, f"row {place}") for place, row in rows.items()}
+    arrays = []
+    for (leaf, first), own, made, sharding in zip(
+        opened.leaves, plan, call.made, call.shardings, strict=True
+    ):
+        dtype, shards, placed = jax.numpy.dtype(made.dtype), {}, []
+        for device, bounds in own:
+            if bounds not in shards:
+                shard = opened.memory.array([stop - start for start, stop in bounds], dtype)
+                _stack(shard, leaves, leaf, first, bounds, opened.row_shapes[leaf])
+                shards[bounds] = shard
+            # Without x64 JAX would narrow what has 64 bits.
+            with jax.enable_x64(True):
+                placed.append(jax.device_put(shards[bounds], device))
+        # Other hosts of the island may have it alone.
+        array = jax.make_array_from_single_device_arrays(made.shape, sharding, placed) if placed else None
+        arrays.append(array)
+    call.value = opened.rows.states()
+    return arrays
+
+
+def opened(
+    make: Callable[..., Any],
+    named: Mapping[str, Any],
+    rows: int,
+    shards: int | None,
+    own: Iterable[int],
+    states: Sequence[Any] | None,
+) -> Rows:
+    """The rows of an input, see `begin`."""
+    if shards is None:
+        return NumberedRows(make(**named), rows)
+    return ShardedRows(lambda **which: make(**named, **which), rows, shards, own, states)
+
+
+def row_leaves(row: Any, tree: Any, where: str) -> dict[int, tuple[str, Any]]:
+    """The leaves of a row, each with what it is called.
+
+    Raises:
+      CallRefused: it has another structure.
+    """
+    try:
+        return plain.matched(tree, row, where)
+    except TypeError as error:
+        raise CallRefused("result", str(error)) from None
+
+
+def checked(where: str, value: Any, dtype: Any, shape: Sequence[int]) -> Any:
+    """A leaf of a row as an array.
+
+    Raises:
+      CallRefused: it is of another type.
+    """
+    array = np.asarray(value)
+    is_number = isinstance(value, bool | int | float | complex)
+    if array.shape == tuple(shape) and (is_number or jax.dtypes.canonicalize_dtype(array.dtype) == dtype):
+        return array
+    got, expected = f"{array.dtype}{list(array.shape)}", f"{dtype}{list(shape)}"
+    raise CallRefused("result", f"{where} is {got}: expected {expected}")
+
+
+def _stack(
+    shard: np.ndarray[Any, Any],
+    rows: Mapping[int, Mapping[int, tuple[str, Any]]],
+    leaf: int,
+    first: Sequence[int],
+    bounds: Sequence[tuple[int, int]],
+    row_shape: Sequence[int],
+) -> None:
+    """Fills in a shard of a leaf of a batch."""
+    inside = tuple(
+        slice(at + start, at + stop) for at, (start, stop) in zip(first[1:], bounds[1:], strict=True)
+    )
+    for n, place in enumerate(range(first[0] + bounds[0][0], first[0] + bounds[0][1])):
+        shard[n] = checked(*rows[place][leaf], shard.dtype, row_shape)[inside]
+
+
+def _bounds(index: Any, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,360 @@
+"""Calls of functions on this host, in threads beside the steps.
+
+Arrays are looked up when the call has its turn among steps, so that they are those of that moment. A step
+that donates one waits until the call has ended: `Calls.wait_for`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import importlib
+import os
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+from jax.sharding import NamedSharding
+
+from pathways.runtime.control.reports import CallUnderway
+from pathways.runtime.hosts.protocol import plain
+from pathways.runtime.hosts.protocol.messages import Call, Called, CallFailure, KeptArray, MadeArray
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Promised, Store, sharding_of
+from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.xla.tracebacks import OURS
+
+_MOST_VALUE = 16 << 20
+"""The longest value that a call may return, in bytes of JSON."""
+
+_MOST_TRACEBACK = 8 << 10
+"""The most characters of a traceback that are told."""
+
+
+class CallRefused(Exception):
+    """A call fails for another reason than that its function raised.
+
+    Args:
+      kind: see `CallFailure.kind`.
+      text: what is wrong.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclasses.dataclass
+class CallContext:
+    """What a function of this package knows of its call.
+
+    Attributes:
+      host: the number of this host.
+      made: the arrays that it has to make.
+      shardings: how these lie.
+      about: what it is at, as the end of a phrase, for messages.
+      value: what it says besides the arrays that it makes.
+    """
+
+    host: int
+    made: Sequence[MadeArray]
+    shardings: Sequence[NamedSharding]
+    about: str = ""
+    value: Any = None
+
+
+_current = threading.local()
+
+
+def context() -> CallContext:
+    """That of the call that this thread makes."""
+    found: CallContext = _current.context
+    return found
+
+
+@dataclasses.dataclass(eq=False)
+class _TakenCall:
+    """A call that has had its turn, and what it takes."""
+
+    message: Call
+    arrays: list[Any]
+    context: CallContext
+    thread: int = 0
+    began: float = 0.0
+
+
+class Calls:
+    """The calls that have had their turn on this host and have not ended.
+
+    Args:
+      host: its number.
+      store: its arrays.
+      connection: where the controller hears of their ends.
+
+    Attributes:
+      holding: those that hold arrays.
+    """
+
+    def __init__(self, host: int, store: Store, connection: Connection[Any]) -> None:
+        self._host = host
+        self._store = store
+        self._connection = connection
+        self._path: tuple[str, ...] = ()
+        self._changed = threading.Condition()
+        self._lanes: dict[int, collections.deque[_TakenCall]] = {}
+        self.holding: list[_TakenCall] = []
+
+    def take(self, message: Call) -> None:
+        """Takes a call in its turn; it is made in a thread."""
+        made = message.made or ()
+        if self._host not in message.hosts:
+            self._store.add(message.first, [ELSEWHERE] * len(made))
+            return
+        self._store.promise(message.first, len(made))
+        arrays = [self._store.look_up(kept.array) for kept in message.arrays]
+        call = _TakenCall(message, arrays, CallContext(self._host, made, ()))
+        with self._changed:
+            if arrays:
+                self.holding.append(call)
+            lane = self._lanes.get(message.lane)
+            if lane is not None:
+                lane.append(call)
+                return
+            self._lanes[message.lane] = collections.deque([call])
+        start_thread(functools.partial(self._work, message.lane), "call")
+
+    def wait_for(self, arrays: Sequence[Any]) -> None:
+        """Waits until no call holds some arrays."""
+        wanted = {id(array) for array in arrays}
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(id(_there(held)) in wanted for call in self.holding for held in call.arrays)
+            )
+
+    def report(self) -> tuple[CallUnderway, ...]:
+        """What runs, and where it is."""
+        with self._changed:
+            running = [lane[0] for lane in self._lanes.values() if lane and lane[0].began]
+        frames = sys._current_frames()
+        now = time.monotonic()
+        return tuple(
+            CallUnderway(
+                call.message.call, call.context.about, now - call.began, _place(frames.get(call.thread))
+            )
+            for call in running
+        )
+
+    def _work(self, number: int) -> None:
+        """Makes the calls of a lane, one after the other."""
+        lane = self._lanes[number]
+        while True:
+            call = lane[0]
+            call.thread, call.began = threading.get_ident(), time.monotonic()
+            answer = self._made(call)
+            with self._changed:
+                # Nothing of it is held any more when the controller hears that it has ended.
+                call.arrays = []
+                if call in self.holding:
+                    self.holding.remove(call)
+                lane.popleft()
+                is_last = not lane
+                if is_last:
+                    del self._lanes[number]
+                self._changed.notify_all()
+            try:
+                self._connection.send(answer)
+            except ConnectionEnded:
+                # The dispatch thread ends the process.
+                return
+            if is_last:
+                return
+
+    def _made(self, call: _TakenCall) -> Called:
+        """Makes a call; returns its answer."""
+        message = call.message
+        _current.context = call.context
+        value, failure = b"", None
+        arrays: list[Any] = []
+        try:
+            value, arrays = self._result(call)
+        except CallRefused as error:
+            failure = CallFailure(error.kind, "", str(error))
+        except BaseException as error:  # `sys.exit` too is no reason to end.
+            failure = _failure(error)
+        finally:
+            _current.context = None
+        if failure is not None:
+            failure = msgspec.structs.replace(failure, about=call.context.about)
+            text = f"{message.function}{failure.about} failed: {failure.type or failure.kind}: {failure.text}"
+            arrays = [Poison(text)] * len(message.made or ())
+        for number, array in enumerate(arrays, message.first):
+            self._store.keep_promise(number, array)
+        return Called(message.call, value, failure)
+
+    def _result(self, call: _TakenCall) -> tuple[bytes, list[Any]]:
+        message = call.message
+        positional, tree, named = plain.decode(message.arguments)
+        taken = [
+            _argument(kept, _there(array), n)
+            for n, (kept, array) in enumerate(zip(message.arrays, call.arrays, strict=True))
+        ]
+        args = plain.build(tree, taken)
+        function = self._found(message.function, message.path)
+        made = message.made
+        call.context.shardings = [sharding_of(one.placement, self._store.handles) for one in made or ()]
+        # Settings of JAX belong to threads.
+        with jax.enable_x64(message.x64):
+            result = function(*args, *positional, **named)
+        if made is None:
+            try:
+                value = plain.encode(result, "the result")
+            except TypeError as error:
+                raise CallRefused("result", str(error)) from None
+            if len(value) > _MOST_VALUE:
+                raise CallRefused(
+                    "result",
+                    f"the result is {len(value)} bytes of JSON, more than {_MOST_VALUE}; return arrays, "
+                    "with out=",
+                )
+            return value, []
+        try:
+            leaves = plain.matched(plain.decode(message.structure), result, "the result")
+        except TypeError as error:
+            raise CallRefused("result", str(error)) from None
+        try:
+            said = plain.encode(call.context.value, "the position of the input")
+        except TypeError as error:
+            raise CallRefused("result", str(error)) from None
+        return said, [
+            _placed(*leaves[n], one, sharding)
+            for n, (one, sharding) in enumerate(zip(made, call.context.shardings, strict=True))
+        ]
+
+    def _found(self, function: str, path: tuple[str, ...]) -> Callable[..., Any]:
+        """A function by its name.
+
+        Raises:
+          CallRefused: there is none.
+        """
+        with self._changed:
+            if path != self._path:
+                self._path = path
+                sys.path[:] = [*path, *(own for own in sys.path if own not in path)]
+                importlib.invalidate_caches()
+        return find(function)
+
+
+def find(function: str) -> Callable[..., Any]:
+    """A function by its name.
+
+    Raises:
+      CallRefused: there is none.
+    """
+    module, _, name = function.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        text = f"cannot import {module}: {why}"
+        if not isinstance(error, ModuleNotFoundError):
+            text += f"\n{_traceback(error)}".rstrip()
+        raise CallRefused("import", f"{text}; it was looked for in {', '.join(sys.path)}") from None
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise CallRefused(
+                "import", f"module {module} ({getattr(found, '__file__', None)}) has no {name}"
+            ) from None
+    if not callable(found):
+        raise CallRefused("import", f"{function} is of type {type(found).__name__}, no function")
+    return found
+
+
+def _there(array: Any) -> Any:
+    """An array that may have been promised by another call."""
+    return array.wait() if isinstance(array, Promised) else array
+
+
+def _argument(kept: KeptArray, array: Any, n: int) -> Any:
+    if isinstance(array, Poison):
+        raise CallRefused("argument", f"array {n} that it takes is an error: {array.error}")
+    if array is ELSEWHERE:
+        raise CallRefused("argument", f"array {n} that it takes is not on this host")
+    if kept.key is not None and array.is_fully_addressable:
+        return jax.random.wrap_key_data(array, impl=kept.key)
+    return array
+
+
+def _placed(where: str, value: Any, made: MadeArray, sharding: NamedSharding) -> Any:
+    """What a function returned for an array, where it belongs.
+
+    Raises:
+      CallRefused: it is of another type.
+    """
+    if not sharding.addressable_devices:
+        return ELSEWHERE
+    if getattr(value, "dtype", None) is not None and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    dtype = jax.numpy.dtype(made.dtype)
+    is_alike = isinstance(value, jax.Array) and value.shape == made.shape and value.dtype == dtype
+    if is_alike and value.sharding.is_equivalent_to(sharding, value.ndim):
+        return value
+    try:
+        # A copy: the function may use its memory again.
+        data = np.array(value, dtype if isinstance(value, bool | int | float | complex) else None)
+    except Exception as error:
+        raise CallRefused("result", f"{where} is no array: {error}") from None
+    expected = f"expected {dtype}{list(made.shape)}"
+    if data.dtype != dtype:
+        raise CallRefused("result", f"{where} is {data.dtype}{list(data.shape)}: {expected}")
+    try:
+        # Without x64 JAX would narrow what has 64 bits.
+        with jax.enable_x64(True):
+            array = jax.make_array_from_process_local_data(sharding, data, made.shape)
+    except Exception:
+        raise CallRefused(
+            "result",
+            f"{where} is {data.dtype}{list(data.shape)}: {expected}, or the part of it that this host has",
+        ) from None
+    return array
+
+
+def _failure(error: BaseException) -> CallFailure:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    is_of_system = isinstance(error, OSError) and error.errno is not None
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    path = getattr(error, "filename", None) if is_of_system else None
+    return CallFailure(
+        "raised",
+        name,
+        f"{error}{notes}",
+        _traceback(error),
+        getattr(error, "errno", None) if is_of_system else None,
+        None if path is None else os.fsdecode(path) if isinstance(path, str | bytes) else str(path),
+    )
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback of an error, from the first line on that is not of this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = next((n for n, frame in enumerate(frames) if not frame.filename.startswith(OURS)), 0)
+    text = "".join(traceback.format_list(frames[own:]))
+    return text if len(text) <= _MOST_TRACEBACK else f"...\n{text[-_MOST_TRACEBACK:]}"
+
+
+def _place(frame: types.FrameType | None) -> str:
+    """Where a thread is."""
+    if frame is None:
+        return "a thread that has just ended"
+    at = traceback.extract_stack(frame)[-1]
+    return f"{at.name} at {at.filename}:{at.lineno}"

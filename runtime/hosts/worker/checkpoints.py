@@ -1,0 +1,239 @@
+"""Checkpoints as hosts write and read them: called by `compiler.host_checkpoints`, with tensorstore alone.
+
+A save is two calls. `copy` has its place among steps, so what it copies may be donated right after; `write`
+takes as long as the disk does, and holds no array.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import os
+import re
+import threading
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways.runtime.hosts.worker.calls import CallRefused, context
+from pathways.runtime.hosts.worker.large_memory import memory_of
+
+_IN_FLIGHT = 256 << 20
+"""Bytes that are encoded and written, or read, at the same time."""
+
+_kept: dict[str, list[Any]] = {}
+"""The copies of saves that are not written yet."""
+
+_lock = threading.Lock()
+
+
+def copy(arrays: Sequence[Any], *, save: str, shards: dict[str, list[tuple[int, int]]]) -> None:
+    """Copies shards, for `write`.
+
+    Args:
+      arrays: all arrays of this island that are saved.
+      save: the name of the save.
+      shards: for each host which arrays, and which of their shards there, in order.
+    """
+    own = shards[str(context().host)]
+    _kept[save] = [_copied(arrays[n].addressable_shards[shard].data) for n, shard in own]
+
+
+def drop(*, save: str) -> None:
+    """Forgets the copies of a save that is not written."""
+    _kept.pop(save, None)
+
+
+def write(
+    *, save: str, folder: str, leaves: list[dict[str, Any]], settings: dict[str, Any]
+) -> dict[str, int]:
+    """Writes what `copy` has copied.
+
+    Args:
+      save: the name of the save, which a file in the folder has to say.
+      folder: where.
+      leaves: what this host writes: the spec of tensorstore of each leaf, and its pieces, each the number of
+        a copy and the first element in each dimension.
+      settings: of the context of tensorstore.
+
+    Returns:
+      What the controller has to see in the folder: the size and the checksum of the manifest.
+    """
+    host = context().host
+    kept = _kept.pop(save)
+    token = Path(folder, f".{save}")
+    try:
+        is_seen = token.read_text() == save
+    except OSError:
+        is_seen = False
+    if not is_seen:
+        raise CallRefused("folder", f"does not see the folder {folder}")
+    with _errors_of_system(folder):
+        _write_all(leaves, kept, settings)
+    return manifest(Path(folder, f"ocdbt.process_host{host}"))
+
+
+def read(
+    *, folder: str, seen: dict[str, int] | None, leaves: list[dict[str, Any]], settings: Any
+) -> list[Any]:
+    """Reads the shards of this host.
+
+    Args:
+      folder: where they are.
+      seen: what the controller sees there, see `manifest`; None where it looks at no manifest.
+      leaves: for each array the spec of tensorstore, and the first element in each dimension of what is read.
+      settings: of the context of tensorstore.
+    """
+    path = Path(folder)
+    if not path.exists() or (seen is not None and manifest(path) != seen):
+        raise CallRefused("folder", f"does not see the folder {folder}")
+    with _errors_of_system(folder):
+        return _read_all(leaves, settings)
+
+
+def manifest(folder: Path) -> dict[str, int]:
+    """The size and the checksum of the manifest in a folder; of none where there is none."""
+    try:
+        data = (folder / "manifest.ocdbt").read_bytes()
+    except OSError:
+        return {"size": -1, "checksum": 0}
+    return {"size": len(data), "checksum": zlib.crc32(data)}
+
+
+def _copied(shard: jax.Array) -> np.ndarray[Any, Any]:
+    array = np.asarray(shard)
+    if next(iter(shard.devices())).platform != "cpu":
+        # It is a copy already.
+        return array
+    copied = memory_of(array.nbytes).view(array.dtype).reshape(array.shape)
+    np.copyto(copied, array)
+    return copied
+
+
+@functools.cache
+def _tensorstore() -> Any:
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise CallRefused(
+            "import", f"needs orbax-checkpoint: pip install pathways-mlir[checkpoint] ({error})"
+        ) from None
+    return tensorstore
+
+
+def _write_all(leaves: Iterable[dict[str, Any]], kept: list[Any], settings: Any) -> None:
+    ts = _tensorstore()
+    with_context = {"context": ts.Context(settings)}
+    opened = [
+        (ts.open(ts.Spec(leaf["spec"]), create=True, open=True, **with_context), leaf) for leaf in leaves
+    ]
+    flight = _Flight()
+    for future, leaf in opened:
+        store = future.result()
+        for number, first in leaf["pieces"]:
+            data = kept[number]
+            # Whatever is written is freed.
+            kept[number] = None
+            flight.add(
+                lambda store=store, data=data, first=first: store[_part(first, data.shape)].write(
+                    data, can_reference_source_data_indefinitely=True
+                ),
+                data.nbytes,
+            )
+    flight.land()
+
+
+def _read_all(leaves: Sequence[dict[str, Any]], settings: Any) -> list[Any]:
+    ts = _tensorstore()
+    how = {"open": True, "read": True, "context": ts.Context(settings)}
+    opened = [ts.open(ts.Spec(leaf["spec"]), **how) for leaf in leaves]
+    call, flight = context(), _Flight()
+    shards: list[dict[tuple[tuple[int, int], ...], Any]] = []
+    for future, leaf, made, sharding in zip(opened, leaves, call.made, call.shardings, strict=True):
+        store = future.result()
+        itemsize = jax.numpy.dtype(made.dtype).itemsize
+        parts: dict[tuple[tuple[int, int], ...], Any] = {}
+        for index in sharding.addressable_devices_indices_map(made.shape).values():
+            bounds = _bounds(index, made.shape)
+            if bounds in parts:
+                continue
+            shape = [stop - start for start, stop in bounds]
+            first = [offset + start for offset, (start, _) in zip(leaf["first"], bounds, strict=True)]
+            parts[bounds] = flight.add(
+                lambda store=store, first=first, shape=shape: store[_part(first, shape)].read(),
+                itemsize * int(np.prod(shape)),
+            )
+        shards.append(parts)
+    flight.land()
+    return [
+        _assembled(parts, made, sharding)
+        for parts, made, sharding in zip(shards, call.made, call.shardings, strict=True)
+    ]
+
+
+def _assembled(parts: dict[Any, Any], made: Any, sharding: Any) -> Any:
+    dtype = jax.numpy.dtype(made.dtype)
+    placed = []
+    # Without x64 JAX would narrow what has 64 bits.
+    with jax.enable_x64(True):
+        for device, index in sharding.addressable_devices_indices_map(made.shape).items():
+            data = np.asarray(parts[_bounds(index, made.shape)].result())
+            if data.dtype != dtype:
+                data = data.astype(dtype)
+            placed.append(jax.device_put(data, device))
+    # Other hosts of the island may have it alone.
+    return jax.make_array_from_single_device_arrays(made.shape, sharding, placed) if placed else None
+
+
+def _bounds(index: Any, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The first and last-plus-one element of a shard in each dimension."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _part(first: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(first, shape, strict=True))
+
+
+class _Flight:
+    """Reads and writes that are under way, of a bounded number of bytes."""
+
+    def __init__(self) -> None:
+        self._futures: collections.deque[tuple[Any, int]] = collections.deque()
+        self._bytes = 0
+
+    def add(self, begin: Any, size: int) -> Any:
+        """Begins one when there is room; returns its future."""
+        while self._futures and self._bytes + size > _IN_FLIGHT:
+            self._land_one()
+        future = begin()
+        self._futures.append((future, size))
+        self._bytes += size
+        return future
+
+    def land(self) -> None:
+        """Waits for all."""
+        while self._futures:
+            self._land_one()
+
+    def _land_one(self) -> None:
+        future, size = self._futures.popleft()
+        self._bytes -= size
+        future.result()
+
+
+@contextlib.contextmanager
+def _errors_of_system(folder: str) -> Any:
+    """What tensorstore says of errors of the system, as Python says it."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        found = re.search(r"os_error_code='(\d+)'|OS error (\d+)", str(error))
+        if found is None:
+            raise
+        number = int(found[1] or found[2])
+        raise OSError(number, os.strerror(number), folder) from None

@@ -1,0 +1,258 @@
+"""Functions called on hosts: what they get and give, their place among steps, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import host_functions
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from on_hosts import X
+
+import pathways as pw
+from pathways.runtime.control.errors import HostLostError
+from pathways.runtime.hosts.controller.connect import controller
+
+pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
+
+ISLANDS = [pw.Island(devices_per_host=2), pw.Island(), pw.Island(hosts=2)]
+OPTIONS = pw.HostOptions(heartbeat=5, stall_report=0.3)
+
+
+@pytest.fixture
+def slices(devices):
+    """One of two devices of a host, one of a host, and one of the two hosts of an island."""
+    pw.connect(islands=ISLANDS, options=OPTIONS)
+    return [devices.add_slice((size,), ("x",), island=f"island{n}") for n, size in enumerate((2, 1, 2))]
+
+
+def placed(slice, value=X, **kwargs):
+    return pw.jit(lambda x: x * 1, devices=slice, **kwargs)(value)
+
+
+def test_each_host_is_called_with_its_shards_and_says_what_it_says(slices):
+    for n, slice in enumerate(slices):
+        call = pw.on_hosts(host_functions.total, devices=slice, scale=2.0)
+        said = call(placed(slice, out_shardings=P("x"))).result()
+        own = [host.process.pid for host in controller().hosts if host.gang.number == n]
+        assert [each["pid"] for each in said] == own
+        assert sum(each["sum"] for each in said) == pytest.approx(2 * X.sum(), abs=1e-5)
+
+
+def test_trees_keys_and_named_arguments_travel(slices):
+    call = pw.on_hosts("host_functions:described", devices=slices[1], words={"b": [1, (2, None)]})
+    tree = {"w": (placed(slices[1]), jnp.ones(2)), "a": None}
+    keys, dtype, shape, kind, noise, words = call(tree, jax.random.key(3)).result()[0]
+    assert (keys, dtype, shape, kind) == (["a", "w"], "float32", [8, 4], "tuple")
+    assert words == {"b": [1, [2, None]]}
+    np.testing.assert_array_equal(np.float32(noise), jax.random.normal(jax.random.key(3), (2,)))
+
+
+def test_arrays_of_another_slice_are_brought(slices):
+    said = pw.on_hosts(host_functions.total, devices=slices[0])(placed(slices[1])).result()
+    assert said[0]["sum"] == pytest.approx(X.sum(), abs=1e-5)
+
+
+def test_it_makes_arrays_that_programs_take(slices):
+    """Each host of an island gives its part; without a sharding all devices have all."""
+    mesh = AbstractMesh((2,), ("x",))
+    out = {
+        "whole": jax.ShapeDtypeStruct((3,), jnp.int32),
+        "part": jax.ShapeDtypeStruct((4, 2), jnp.float32, sharding=NamedSharding(mesh, P("x"))),
+    }
+    for slice in (slices[0], slices[2]):
+        made = pw.on_hosts(host_functions.filled, devices=slice, out=out)(value=5.0).result()
+        np.testing.assert_array_equal(np.asarray(made["whole"]), [5, 5, 5])
+        rows = [5, 5, 6, 6] if slice is slices[2] else [5, 5, 5, 5]
+        np.testing.assert_array_equal(np.asarray(made["part"]), np.float32([[n, n] for n in rows]))
+        double = pw.jit(lambda x: 2 * x, devices=slice, in_shardings=P("x"))
+        np.testing.assert_array_equal(np.asarray(double(made["part"]))[:, 0], 2 * np.float32(rows))
+    key = pw.on_hosts(
+        host_functions.key_of, devices=slices[1], out=jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    )(seed=3).result()
+    noise = pw.jit(lambda key: jax.random.normal(key, (2,)), devices=slices[1])(key)
+    np.testing.assert_array_equal(np.asarray(noise), jax.random.normal(jax.random.key(3), (2,)))
+
+
+def test_steps_go_on_beside_it_and_one_that_donates_its_array_waits(slices, tmp_path):
+    x = placed(slices[1])
+    increment = (
+        pw.program(lambda x: pw.jit(lambda x: x + 1, devices=slices[1])(x), donate_argnums=0)
+        .lower(x)
+        .compile()
+    )
+    other = placed(slices[1])
+    call = pw.on_hosts(host_functions.wait_with, devices=slices[1], path=str(tmp_path / "go"))(x)
+    np.asarray(increment(other))
+    assert not call.done()
+    after = increment(x)
+    time.sleep(0.1)
+    assert not after.is_ready()
+    (tmp_path / "go").touch()
+    np.testing.assert_array_equal(np.asarray(after), X + 1)
+    assert call.result() == [pytest.approx(X.sum(), abs=1e-5)]
+
+
+def test_calls_of_one_are_made_in_their_order_and_what_one_makes_the_next_one_takes(slices, tmp_path):
+    add = pw.on_hosts(host_functions.append, devices=slices[1], path=str(tmp_path / "lines"))
+    calls = [add(text=f"line {n}") for n in range(5)]
+    assert [call.result() for call in calls] == [[None]] * 5
+    assert (tmp_path / "lines").read_text().splitlines() == [f"line {n}" for n in range(5)]
+    out = {"whole": jax.ShapeDtypeStruct((3,), jnp.int32), "part": jax.ShapeDtypeStruct((4, 2), jnp.float32)}
+    made = pw.on_hosts(host_functions.filled, devices=slices[1], out=out)(value=2.0)
+    total = pw.on_hosts(host_functions.total, devices=slices[1])(made.result()["part"])
+    assert total.result()[0]["sum"] == 16
+
+
+def test_what_it_raises_is_an_error_with_its_traceback_and_of_the_steps_that_need_it(slices):
+    kinds = {
+        "host_functions.BadRow: row 17 is empty": "host_functions:fail",
+        "SystemExit: 3": "host_functions:leave",
+    }
+    for text, name in kinds.items():
+        with pytest.raises(pw.CallFailedError, match=rf"{name}: host 1 \(island1\) raised {text}") as error:
+            pw.on_hosts(name, devices=slices[1])().result()
+        assert 'host_functions.py", line' in str(error.value)
+    out = jax.ShapeDtypeStruct((), jnp.int32)
+    made = pw.on_hosts(host_functions.fail, devices=slices[1], out=out)().result()
+    with pytest.raises(pw.HostError, match="row 17 is empty"):
+        np.asarray(placed(slices[1], made))
+    with pytest.raises(pw.CallFailedError, match="row 17 is empty"):
+        made.block_until_ready()
+    np.testing.assert_array_equal(np.asarray(placed(slices[1])), X)
+
+
+def test_one_host_of_an_island_may_fail_and_the_island_stays(slices):
+    pids = [host.process.pid for host in controller().hosts]
+    out = jax.ShapeDtypeStruct((), jnp.int32)
+    for kwargs in ({}, {"out": out}):
+        with pytest.raises(pw.CallFailedError, match=r"host 3 \(island2\) raised .*row 17"):
+            pw.on_hosts(host_functions.fail, devices=slices[2], host=1, **kwargs)().result()
+    np.testing.assert_array_equal(np.asarray(placed(slices[2], in_shardings=P("x"))), X)
+    assert [host.process.pid for host in controller().hosts] == pids
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "host_functions:none", "host_functions:NOT_A_FUNCTION"])
+def test_what_a_host_cannot_import_is_an_import_error(slices, name):
+    module = name.partition(":")[0]
+    with pytest.raises(ImportError, match=rf"host 1 \(island1\): .*{module}") as error:
+        pw.on_hosts(name, devices=slices[1])().result()
+    assert name != "no_such_module:f" or str(Path(host_functions.__file__).parent) in str(error.value)
+
+
+def test_results_are_plain(slices):
+    call = pw.on_hosts(host_functions.plain, devices=slices[1])
+    assert call(value="nested").result() == [{"a": [1, None, True, "x"]}]
+    wrong = {
+        "array": r"the result\['loss'\]\[0\] is of type numpy.float32, no JSON; say float",
+        "keys": "the result has the key 3",
+        "object": "the result is of type builtins.module",
+        "long": "the result is .* bytes of JSON, more than",
+    }
+    for value, text in wrong.items():
+        with pytest.raises(TypeError, match=rf"host 1 \(island1\): {text}"):
+            call(value=value).result()
+    for out in (
+        jax.ShapeDtypeStruct((3,), jnp.float32),
+        jax.ShapeDtypeStruct((5,), jnp.int32),
+        {"a": jax.ShapeDtypeStruct((3,), jnp.int32)},
+    ):
+        made = pw.on_hosts("host_functions:three", devices=slices[1], out=out)().result()
+        with pytest.raises(pw.CallFailedError, match=r"the result is (int32\[3\]: expected|of type ndarray)"):
+            jax.block_until_ready(made)
+
+
+def local():
+    def inside():
+        """No function of a module."""
+
+    return inside
+
+
+def test_functions_have_to_be_of_modules_and_arguments_plain(slices):
+    for function in (lambda: 1, local(), 3, np, host_functions.BadRow("x")):
+        with pytest.raises(TypeError, match="put it into a module"):
+            pw.on_hosts(function, devices=slices[1])
+    for name in ("host_functions", "a b:c", ":f", "m:"):
+        with pytest.raises(ValueError, match=r"expected package\.module:name"):
+            pw.on_hosts(name, devices=slices[1])
+    with pytest.raises(TypeError, match=r"named arguments\['x'\]\[1\] is of type jaxlib"):
+        pw.on_hosts(host_functions.total, devices=slices[1], x=[0, jnp.ones(())])
+    call = pw.on_hosts(host_functions.total, devices=slices[1])
+    with pytest.raises(TypeError, match=r"argument 0\['a'\] is of type builtins\.float: expected arrays"):
+        call({"a": 1.0})
+    with pytest.raises(TypeError, match="has no devices="):
+        pw.on_hosts(host_functions.total)()
+    mesh = AbstractMesh((2,), ("y",))
+    out = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=NamedSharding(mesh, P("y")))
+    with pytest.raises(ValueError, match="the axis 'y'"):
+        pw.on_hosts(host_functions.total, devices=slices[1], out=out)
+
+
+def test_one_that_takes_long_is_reported_with_its_line(slices, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "pathways"):
+        call = pw.on_hosts(host_functions.wait_for, devices=slices[0], path=str(tmp_path / "go"))()
+        deadline = time.monotonic() + 10
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.05)
+    (tmp_path / "go").touch()
+    assert call.result() == [0.0]
+    report = caplog.messages[0]
+    assert "of host_functions:wait_for has not ended for" in report
+    assert "host 0: is at it for" in report
+    assert f"wait_for at {host_functions.__file__}:" in report
+
+
+def test_a_host_that_dies_in_it_is_an_error(slices, tmp_path):
+    """Last: the others need not wait for the new one."""
+    call = pw.on_hosts(host_functions.wait_for, devices=slices[1], path=str(tmp_path / "never"))()
+    os.kill(controller().hosts[1].process.pid, signal.SIGKILL)
+    with pytest.raises(HostLostError, match=r"host_functions:wait_for: host 1 \(island1\) is lost"):
+        call.result()
+    again = pw.on_hosts(host_functions.plain, devices=slices[1])(value="number")
+    assert again.result() == [2.5]
+
+
+def test_without_hosts_it_runs_here(devices):
+    pw.disconnect()
+    slice = devices.add_slice((1,), ("x",))
+    x = placed(slice)
+    said = pw.on_hosts(host_functions.total, devices=slice)(x).result()
+    assert said == [{"sum": pytest.approx(X.sum(), abs=1e-5), "pid": os.getpid()}]
+    out = {"whole": jax.ShapeDtypeStruct((3,), jnp.int32), "part": jax.ShapeDtypeStruct((4, 2), jnp.float32)}
+    made = pw.on_hosts(host_functions.filled, devices=slice, out=out)(value=1.0).result()
+    assert made["part"].devices() == x.devices()
+    with pytest.raises(pw.CallFailedError, match=r"host_functions:fail raised BadRow: row 17"):
+        pw.on_hosts(host_functions.fail, devices=slice)().result()
+    with pytest.raises(ImportError, match="no_such_module"):
+        pw.on_hosts("no_such_module:f", devices=slice)().result()
+    with pytest.raises(TypeError, match=r"the result\['loss'\]"):
+        pw.on_hosts(host_functions.plain, devices=slice)(value="array").result()
+    with pytest.raises(TypeError, match=r"the result is of type int"):
+        pw.on_hosts(host_functions.fail, devices=slice, host=7, out=out)().result()
+
+
+def test_a_module_beside_the_script_is_found(tmp_path):
+    """Hosts do not have the folder of the script by themselves."""
+    (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
+    (tmp_path / "script.py").write_text(
+        "import beside, json, pathways as pw\n"
+        "pw.connect(hosts=1)\n"
+        "slice = pw.make_virtual_device_set().add_slice(1, 'x')\n"
+        "print(json.dumps(pw.on_hosts(beside.answer, devices=slice)().result()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout) == [42]

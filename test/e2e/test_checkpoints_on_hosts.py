@@ -1,0 +1,303 @@
+"""Checkpoints that hosts write and read themselves: Orbax alone reads them, and none is left half."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import read_checkpoints
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+from pathways.runtime.hosts.controller.connect import controller
+from pathways.runtime.hosts.worker import checkpoints
+
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
+ISLANDS = [pw.Island(devices_per_host=2), pw.Island(devices_per_host=2), pw.Island(hosts=2)]
+OPTIONS = pw.HostOptions(heartbeat=3)
+X = np.arange(64, dtype=np.float32).reshape(16, 4)
+
+
+def on_islands(devices, *numbers):
+    """A program that makes a tree of all kinds of leaves on some islands."""
+    pw.connect(islands=ISLANDS, options=OPTIONS)
+    slices = [devices.add_slice((2,), ("x",), island=f"island{n}") for n in numbers]
+    rows = [
+        pw.jit(lambda x, k=k: x * (k + 1), devices=slice, in_shardings=P("x"), out_shardings=P("x"))
+        for k, slice in enumerate(slices)
+    ]
+    halves = pw.jit(lambda x: x.astype(jnp.bfloat16), devices=slices[-1], out_shardings=P(None, "x"))
+
+    @pw.program
+    def init(x, key):
+        # A sum of mirrored values lies on several slices.
+        return {"rows": [f(x) for f in rows], "halves": halves(x), "key": key, "count": jnp.int32(7) + 1}
+
+    compiled = init.lower(X, jax.random.key(0)).compile()
+    return compiled, compiled(X, jax.random.key(3))
+
+
+def equal(ours, theirs):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = (jax.random.key_data(x if isinstance(x, jax.Array) else x._here()) for x in (a, b))
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_all_layouts_are_read_by_orbax_alone_and_onto_others(devices, tmp_path):
+    """One, two and three islands, of which one has two hosts; compressed or not."""
+    saved = {}
+    for step, numbers in enumerate([(0,), (0, 1), (2,), (0, 1, 2)], 1):
+        compiled, state = on_islands(devices, *numbers)
+        pw.checkpoint.save(tmp_path, {**state, "name": "lion", "n": 5}, step, compress=bool(step % 2))
+        saved[step] = state, compiled
+    assert pw.checkpoint.latest(tmp_path) == 4
+    written = {file.name for file in (tmp_path / "4" / "state").iterdir()}
+    assert {f"ocdbt.process_host{n}" for n in range(4)} <= written
+    assert not [name for name in written if name.startswith(".pathways")]
+
+    script = read_checkpoints.__file__
+    folders = [str(tmp_path / str(step)) for step in saved]
+    done = subprocess.run([sys.executable, script, *folders], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for (state, _), line in zip(saved.values(), done.stdout.splitlines(), strict=True):
+        here = jax.tree.map(lambda x: x._here() if isinstance(x, pw.Array) else x, state)
+        assert json.loads(line) == read_checkpoints.said({**here, "name": "lion", "n": 5})
+
+    # What one island has written, another one reads; of two hosts as well.
+    for step, numbers in ((1, (1,)), (1, (2,)), (3, (0,)), (2, (2, 0)), (4, (1, 2, 0))):
+        compiled, other = on_islands(devices, *numbers)
+        like = {**compiled.out_info, "name": "", "n": 0}
+        restored = pw.checkpoint.restore(tmp_path, like, step=step)
+        assert restored.pop("name") == "lion"
+        assert restored.pop("n") == 5
+        equal(restored, saved[step][0])
+        assert restored["halves"].locations == other["halves"].locations
+
+
+def test_arrays_may_be_donated_right_after(devices, tmp_path):
+    pw.connect(islands=ISLANDS, options=OPTIONS)
+    slices = [devices.add_slice((2,), ("x",), island=f"island{n}") for n in (0, 1)]
+    doubles = [pw.jit(lambda x: 2 * x, devices=slice, in_shardings=P("x")) for slice in slices]
+    bump = pw.program(lambda rows: [f(x) for f, x in zip(doubles, rows, strict=True)], donate_argnums=0)
+    bump = bump.lower([X, 2 * X]).compile()
+    (rows,) = bump.place([X, 2 * X])
+    for step in range(1, 4):
+        saving = pw.checkpoint.save(tmp_path, rows, step, keep=2)
+        rows = bump(rows)
+        saving.wait()
+    for step in (2, 3):
+        restored = pw.checkpoint.restore(tmp_path, program=bump, argument="rows", step=step)
+        equal(restored, [X * 2 ** (step - 1), 2 * X * 2 ** (step - 1)])
+        # They are where the program wants them.
+        equal(bump(restored), [X * 2**step, 2 * X * 2**step])
+    with pytest.raises(TypeError, match="expected like=, or program= and argument="):
+        pw.checkpoint.restore(tmp_path)
+
+
+def test_what_replicas_share_is_written_once(tmp_path):
+    pw.connect(islands=ISLANDS, options=OPTIONS)
+    devices = pw.make_virtual_device_set(replicas=2)
+    slice = devices.add_slice((2,), ("x",))
+    double = pw.jit(lambda w: w * 2, devices=slice, out_shardings=P("x"))
+    state = pw.program(lambda w: double(w))(X)
+    assert len(state.hosts) > 1 or len(state.locations) > 1
+    pw.checkpoint.save(tmp_path, {"w": state}, 1, compress=False).wait()
+    size = sum(file.stat().st_size for file in (tmp_path / "1" / "state").rglob("*") if file.is_file())
+    assert size < 8192 + X.nbytes
+    equal(pw.checkpoint.restore(tmp_path, {"w": state}), {"w": 2 * X})
+    for one in slice.replicas:
+        pw.release(one)
+
+
+def test_a_checkpoint_of_orbax_is_read_by_hosts(devices, tmp_path):
+    import orbax.checkpoint as ocp
+
+    on_islands(devices, 1)
+    tree = {"w": np.arange(8, dtype=np.float32).reshape(4, 2)}
+    with ocp.CheckpointManager(tmp_path / "managed") as manager:
+        manager.save(3, args=ocp.args.StandardSave(tree))
+    slice = devices.add_slice((2,), ("x",), island="island0")
+    f = pw.jit(lambda w: w + 1, devices=slice, in_shardings=P("x"))
+    program = pw.program(lambda w: f(w["w"])).lower(tree).compile()
+    restored = pw.checkpoint.restore(tmp_path / "managed", program=program, argument="w")
+    assert isinstance(restored["w"], pw.Array)
+    equal(restored, tree)
+
+
+def test_a_host_that_sees_another_folder_is_an_error(devices, tmp_path, monkeypatch):
+    """The file that it looks for is not there; the next save of the same step is whole."""
+    compiled, state = on_islands(devices, 0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", lambda self, text: len(text))
+        saving = pw.checkpoint.save(tmp_path, state, 1)
+        with pytest.raises(OSError, match=r"host 0 \(island0\) does not see the folder .*state"):
+            saving.wait()
+    assert pw.checkpoint.latest(tmp_path) is None
+    pw.checkpoint.save(tmp_path, state, 1).wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "manifest", lambda folder: {"size": 1, "checksum": 2})
+        with pytest.raises(OSError, match=r"host \d \(island\d\) does not see the folder"):
+            pw.checkpoint.restore(tmp_path, compiled.out_info)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a host mounts of its own")
+def test_a_host_with_another_mount_is_an_error(tmp_path):
+    """The folder is there on both, and is another one."""
+    folder, start = tmp_path / "checkpoints", tmp_path / "start.sh"
+    folder.mkdir()
+    start.write_text(
+        "host=$1; shift\n"
+        'if [ $host = two ]; then exec unshare -m sh -c \'mount -t tmpfs none "$0" && exec "$@"\' '
+        f'{folder} "$@"; fi\n'
+        'exec "$@"\n'
+    )
+    pw.connect(hosts=["one", "two"], bind="127.0.0.1", start=f"sh {start} {{host}} {{command}}")
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
+    f, g = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
+    init = pw.program(lambda x: (f(x), g(x))).lower(X).compile()
+    state = init(X)
+    with pytest.raises(OSError, match=rf"not saved: host 1 \(island1\) does not see the folder {folder}"):
+        pw.checkpoint.save(folder, state, 1).wait()
+    pw.checkpoint.save(folder, state[:1], 1).wait()
+    with pytest.raises(OSError, match=rf"host 1 \(island1\) does not see the folder {folder}"):
+        pw.checkpoint.restore(folder, init.out_info[1:])
+    equal(pw.checkpoint.restore(folder, init.out_info[:1]), state[:1])
+    for slice in slices:
+        pw.release(slice)
+    pw.disconnect()
+
+
+def test_the_controller_has_to_see_what_hosts_have_written(devices, tmp_path, monkeypatch):
+    from pathways.compiler.data import host_checkpoints
+
+    _, state = on_islands(devices, 0, 1)
+    monkeypatch.setattr(host_checkpoints, "_SEEN_SECONDS", 0.1)
+    monkeypatch.setattr(checkpoints, "manifest", lambda folder: {"size": -1, "checksum": 0})
+    with pytest.raises(
+        OSError, match=r"host 0 \(island0\) has written .*host0, but this process does not see"
+    ):
+        pw.checkpoint.save(tmp_path, state, 1).wait()
+    assert pw.checkpoint.latest(tmp_path) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_full_disk_is_one_error_with_host_path_and_number(devices, tmp_path, capfd):
+    pw.connect(islands=ISLANDS, options=OPTIONS)
+    large = pw.jit(
+        lambda key: jax.random.normal(key, (1024, 1024)),
+        devices=devices.add_slice((1,), ("x",), island="island1"),
+    )
+    state = {"w": large(jax.random.key(0))}
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", folder], check=True)
+    try:
+        capfd.readouterr()
+        with pytest.raises(
+            OSError, match=r"step 1 .* was not saved: host 1 \(island1\): .*No space"
+        ) as error:
+            pw.checkpoint.save(folder, state, 1, compress=False).wait()
+        assert error.value.errno == errno.ENOSPC
+        assert str(folder) in error.value.filename
+        assert "Traceback" not in capfd.readouterr().err
+        assert pw.checkpoint.latest(folder) is None
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_host_that_is_lost_leaves_the_checkpoint_before(devices, tmp_path, monkeypatch, how):
+    """It is killed, or says nothing any more, while it copies or writes. The step is saved again after."""
+    _, state = on_islands(devices, 0, 1)
+    pw.checkpoint.save(tmp_path, state, 1).wait()
+    victim = controller().hosts[1].process.pid
+    os.kill(victim, signal.SIGSTOP)
+    saving = pw.checkpoint.save(tmp_path, state, 2)
+    if how == signal.SIGKILL:
+        os.kill(victim, signal.SIGKILL)
+    with pytest.raises(OSError, match=r"step 2 .* was not saved: .*host 1 \(island1\) is lost") as error:
+        saving.wait()
+    assert isinstance(error.value.__cause__, pw.HostError)
+    assert pw.checkpoint.latest(tmp_path) == 1
+    compiled, again = on_islands(devices, 0, 1)
+    restored = pw.checkpoint.restore(tmp_path, compiled.out_info)
+    equal(restored, again)
+    pw.checkpoint.save(tmp_path, restored, 2).wait()
+    assert pw.checkpoint.latest(tmp_path) == 2
+
+
+def test_a_host_that_is_lost_while_it_reads_is_an_error(devices, tmp_path):
+    compiled, state = on_islands(devices, 0, 1)
+    pw.checkpoint.save(tmp_path, state, 1).wait()
+    victim = controller().hosts[1].process.pid
+    os.kill(victim, signal.SIGSTOP)
+    timer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))
+    timer.start()
+    with pytest.raises(OSError, match=r"host 1 \(island1\) is lost"):
+        pw.checkpoint.restore(tmp_path, compiled.out_info)
+    timer.join()
+
+
+def test_two_threads_save_one_after_the_other(devices, tmp_path):
+    _, state = on_islands(devices, 0, 1)
+    failures = []
+
+    def save(first):
+        with contextlib.suppress(FileExistsError):
+            for step in range(first, first + 8, 2):
+                pw.checkpoint.save(tmp_path, state, step)
+
+    threads = [threading.Thread(target=save, args=(first,)) for first in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert pw.checkpoint.latest(tmp_path) == 8
+    restored = pw.checkpoint.restore(tmp_path, state, step=7)
+    equal(restored, state)
+
+
+def test_a_controller_that_is_killed_leaves_the_checkpoint_before(tmp_path):
+    """At any time during a save."""
+    (tmp_path / "saver.py").write_text(
+        "import sys, numpy as np, pathways as pw\n"
+        "pw.connect(hosts=2)\n"
+        "devices = pw.make_virtual_device_set()\n"
+        "slices = [devices.add_slice(1, 'x') for _ in range(2)]\n"
+        "f, g = (pw.jit(lambda x: x + 1, devices=s) for s in slices)\n"
+        "state = pw.program(lambda x: (f(x), g(x)))(np.zeros((1024, 512), np.float32))\n"
+        "for step in range(1, 1000):\n"
+        "    pw.checkpoint.save(sys.argv[1], state, step, keep=2).wait()\n"
+        "    print(step, flush=True)\n"
+    )
+    folder = tmp_path / "run"
+    for seconds in (0.05, 0.11):
+        process = subprocess.Popen(
+            [sys.executable, tmp_path / "saver.py", folder], stdout=subprocess.PIPE, text=True
+        )
+        done = int(process.stdout.readline()) if not folder.exists() else None
+        time.sleep(seconds if done else 3)
+        process.kill()
+        process.communicate()
+        latest = pw.checkpoint.latest(folder)
+        assert latest is not None
+        restored = pw.checkpoint.restore(folder, (np.zeros((1024, 512), np.float32),) * 2)
+        equal(restored, (np.ones((1024, 512), np.float32),) * 2)
+        break

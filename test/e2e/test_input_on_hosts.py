@@ -1,0 +1,261 @@
+"""Input that hosts make: the same batches on any number of hosts, also after a restart onto others."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import threading
+import time
+
+import host_functions
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways as pw
+from pathways.runtime.hosts.controller.connect import controller
+
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
+ISLANDS = [pw.Island(devices_per_host=2), pw.Island(devices_per_host=2), pw.Island(hosts=2)]
+OPTIONS = pw.HostOptions(heartbeat=3)
+BATCH = {
+    "x": np.zeros((8, 4), np.float32),
+    "y": (np.zeros(8, np.int32), {"z": np.zeros(8, np.int32)}),
+}
+
+
+def connected():
+    pw.connect(islands=ISLANDS, options=OPTIONS)
+
+
+def step_on(devices, *islands):
+    """A compiled step that reads the leaves of a batch on some islands; on none, in this process."""
+    slices = [devices.add_slice((2,), ("i",), island=f"island{n}") for n in islands] or [
+        devices.add_slice((1,), ("i",))
+    ]
+    split = P("i") if islands else P()
+    reads = [pw.jit(lambda x, y: x.sum() + y.sum(), devices=s, in_shardings=(split, split)) for s in slices]
+
+    @pw.program
+    def step(batch):
+        leaves = [batch["x"], batch["y"][0], batch["y"][1]["z"]]
+        pairs = zip(itertools.cycle(reads), leaves, strict=False)
+        return [read(leaf, leaf) for read, leaf in pairs]
+
+    return step.lower(BATCH).compile()
+
+
+def values(batch):
+    return jax.tree.map(np.asarray, batch)
+
+
+def equal(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, values(ours), values(theirs))
+
+
+def test_numbered_rows_are_the_same_wherever_they_are_made(devices):
+    """Of one, two and three islands, one of two hosts, and of this process."""
+    source = pw.on_hosts(host_functions.numbered, seed=3)
+    connected()
+    seen = []
+    for islands in ((0,), (1, 0), (2,), (2, 1, 0)):
+        step = step_on(devices, *islands)
+        with pw.prefetch(source, step, "batch", rows=8, count=3) as batches:
+            seen.append([values(batch) for batch in batches if step(batch)])
+            assert batches.get_state() == 3
+    expected = [host_functions.numbered(seed=3)[8 * 2 + row] for row in range(8)]
+    np.testing.assert_array_equal(seen[0][2]["x"], np.float32([row["x"] for row in expected]))
+    for batches in seen[1:]:
+        equal(batches, seen[0])
+    for slice in devices.slices:
+        pw.release(slice)
+    pw.disconnect()
+    step = step_on(devices)
+    with pw.prefetch(source, step, "batch", rows=8, count=3) as batches:
+        equal(list(batches), seen[0])
+
+
+def test_shards_are_the_same_wherever_they_are_read_and_go_on_where_they_were(devices):
+    connected()
+    seen, states = [], []
+    for islands in ((0,), (1, 0), (2,)):
+        source = pw.on_hosts("host_functions:shard_of")
+        step = step_on(devices, *islands)
+        with pw.prefetch(source, step, "batch", shards=4, count=4) as batches:
+            seen.append([values(batch) for batch in batches])
+            states.append(batches.get_state())
+    assert states == [[{"position": 7 + 3 * 8}] * 4] * 3
+    assert seen[0][1]["y"][0].tolist() == [1000 * n + 7 + 3 * k for n in range(4) for k in (3, 4)]
+    for batches in seen[1:]:
+        equal(batches, seen[0])
+    # What one island has begun, another one goes on with.
+    source = pw.on_hosts("host_functions:shard_of")
+    with pw.prefetch(source, step_on(devices, 0), "batch", shards=4) as batches:
+        for _ in range(2):
+            next(batches)
+        state = batches.get_state()
+    source.set_state(state)
+    with pw.prefetch(source, step_on(devices, 2), "batch", shards=4, count=2) as batches:
+        equal(list(batches), seen[0][2:])
+
+
+def test_the_position_is_saved_with_the_state_and_comes_back_onto_fewer_hosts(devices, tmp_path):
+    connected()
+    source = pw.on_hosts(host_functions.numbered, seed=1)
+    step = step_on(devices, 1, 0)
+    with pw.prefetch(source, step, "batch", rows=8) as batches:
+        for n, batch in enumerate(batches, 1):
+            if n == 3:
+                pw.checkpoint.save(tmp_path, {"x": batch["x"]}, n, data=batches)
+            if n == 5:
+                after = values(batch)
+                break
+    again = pw.on_hosts(host_functions.numbered, seed=1)
+    pw.checkpoint.restore(tmp_path, {"x": np.zeros((8, 4), np.float32)}, data=again)
+    assert again.get_state() == 3
+    with pw.prefetch(again, step_on(devices, 2), "batch", rows=8) as batches:
+        equal(next(itertools.islice(batches, 1, 2)), after)
+
+
+def test_it_ends_with_its_last_whole_batch(devices):
+    connected()
+    step = step_on(devices, 0, 2)
+    source = pw.on_hosts(host_functions.numbered, count=20)
+    with pw.prefetch(source, step, "batch", rows=8) as batches:
+        assert len(list(batches)) == 2
+    source = pw.on_hosts(host_functions.shard_of, count=5)
+    with pw.prefetch(source, step, "batch", shards=4) as batches:
+        assert len(list(batches)) == 2
+    with (
+        pw.prefetch(source, step, "batch", shards=4, count=3) as batches,
+        pytest.raises(ValueError, match="the input ended after 2 of 3 batches"),
+    ):
+        list(batches)
+    source = pw.on_hosts(host_functions.generated)
+    with pw.prefetch(source, step, "batch", shards=4) as batches:
+        assert len(list(batches)) == 3
+        with pytest.raises(TypeError, match="no position to save: a shard of host_functions:generated"):
+            batches.get_state()
+
+
+def test_a_step_may_take_a_batch_over_and_others_keep_theirs(devices):
+    """The memory of batches that are gone is used again, and never that of others."""
+    connected()
+    slice = devices.add_slice((2,), ("i",), island="island0")
+    next_to = pw.jit(lambda x: x + 1, devices=slice, in_shardings=P("i"))
+    batch = {
+        "half": np.zeros((8, 3), jnp.bfloat16),
+        "bit": np.zeros(8, bool),
+        "none": np.zeros((8, 0), np.float32),
+    }
+    step = pw.program(
+        lambda batch: {name: next_to(x) for name, x in batch.items() if name != "bit"}, donate_argnums=0
+    )
+    step = step.lower(batch).compile()
+    source = pw.on_hosts(host_functions.typed)
+    kept = []
+    with pw.prefetch(source, step, "batch", rows=8, count=12) as batches:
+        kept = [batch if n % 3 else step(batch) for n, batch in enumerate(batches)]
+    for n, one in enumerate(kept):
+        rows = 8 * n + np.arange(8) + (n % 3 == 0)
+        np.testing.assert_array_equal(np.asarray(one["half"]), np.stack([rows] * 3, 1).astype(jnp.bfloat16))
+        if n % 3:
+            np.testing.assert_array_equal(np.asarray(one["bit"]), rows % 2 == 0)
+
+
+def test_what_it_raises_names_host_and_batch_and_batches_before_it_are_good(devices):
+    connected()
+    step = step_on(devices, 1)
+    source = pw.on_hosts(host_functions.numbered, bad=17)
+    with pw.prefetch(source, step, "batch", rows=8) as batches:
+        assert [len(step(next(batches))) for _ in range(2)] == [3, 3]
+        with pytest.raises(pw.CallFailedError, match=r"host 1 \(island1\), batch 2 raised .*row 17") as error:
+            next(batches)
+    assert "host_functions.py" in str(error.value)
+    wrong = pw.on_hosts(host_functions.numbered, wrong=9)
+    with pw.prefetch(wrong, step, "batch", rows=8) as batches:
+        next(batches)
+        with pytest.raises(TypeError, match=r"batch 1: row 1\['x'\] is float64\[3\]: expected float32\[4\]"):
+            next(batches)
+    for name, kwargs, text in (
+        ("no_rows", {"rows": 8}, "rows= wants an input with __getitem__, such as a grain.MapDataset"),
+        ("shard_of", {"shards": 4}, None),
+    ):
+        with pw.prefetch(pw.on_hosts(f"host_functions:{name}"), step, "batch", **kwargs) as batches:
+            if text is None:
+                next(batches)
+                continue
+            with pytest.raises(TypeError, match=text):
+                next(batches)
+    with (
+        pw.prefetch(pw.on_hosts("nowhere:rows"), step, "batch", rows=8) as batches,
+        pytest.raises(ImportError, match=r"nowhere:rows: host 1 \(island1\)"),
+    ):
+        next(batches)
+
+
+def test_numbers_that_do_not_fit_are_an_error_at_the_call(devices):
+    connected()
+    step = step_on(devices, 0)
+    source = pw.on_hosts(host_functions.numbered)
+    for kwargs, text in (
+        ({"rows": 12}, r"rows=12, but batch\['x'\] has 8 rows"),
+        ({"shards": 3}, "shards=3 do not divide the 8 rows"),
+        ({}, "expected rows= or shards="),
+        ({"rows": 8, "shards": 4}, "expected rows= or shards="),
+    ):
+        with pytest.raises(ValueError, match=text):
+            pw.prefetch(source, step, "batch", **kwargs)
+    with pytest.raises(TypeError, match=r"are for an input of pw\.on_hosts"):
+        pw.prefetch([BATCH], step, "batch", rows=8)
+    wide = step_on(devices, 2)
+    with pytest.raises(ValueError, match=r"host 2 \(island2\) reads 4 of 8 rows, .* shards=1 have 8"):
+        pw.prefetch(source, wide, "batch", shards=1)
+    source.set_state([{}] * 8)
+    with pytest.raises(ValueError, match="begins at a position of shards=8, but shards=4"):
+        pw.prefetch(source, step, "batch", shards=4)
+    with pytest.raises(ValueError, match="begins at a position of shards=8, but rows= takes"):
+        pw.prefetch(source, step, "batch", rows=8)
+    source.set_state(3)
+    with pytest.raises(ValueError, match="begins at position 3, which is none of shards=4"):
+        pw.prefetch(source, step, "batch", shards=4)
+
+
+def test_a_slow_host_is_reported_and_one_that_dies_is_an_error(devices, caplog):
+    """Last: the host is lost with its thirty seconds."""
+    connected()
+    step = step_on(devices, 0)
+    source = pw.on_hosts(host_functions.numbered, slow=11)
+    with pw.prefetch(source, step, "batch", rows=8, stall_report=0.3) as batches:
+        next(batches)
+        victim = controller().hosts[0].process.pid
+        with caplog.at_level(logging.WARNING, "pathways"):
+            threading.Timer(1.5, os.kill, (victim, signal.SIGKILL)).start()
+            began = time.monotonic()
+            with pytest.raises(pw.HostLostError, match=r"host 0 \(island0\) is lost"):
+                next(batches)
+        assert time.monotonic() - began < 10
+    report = next(text for text in caplog.messages if "the steps wait for batch 1" in text)
+    assert "host 0: is at it, batch 1 for" in report
+    assert f"__getitem__ at {host_functions.__file__}:" in report
+
+
+def test_the_same_errors_without_hosts(devices):
+    pw.disconnect()
+    step = step_on(devices)
+    with pw.prefetch(pw.on_hosts(host_functions.numbered, bad=17), step, "batch", rows=8) as batches:
+        next(itertools.islice(batches, 1, 2))
+        with pytest.raises(pw.CallFailedError, match="numbered, batch 2 raised BadRow: row 17 is empty"):
+            next(batches)
+    with pw.prefetch(pw.on_hosts(host_functions.numbered, wrong=9), step, "batch", rows=8) as batches:
+        next(batches)
+        with pytest.raises(TypeError, match=r"batch 1: row 1\['x'\] is float64\[3\]: expected float32\[4\]"):
+            next(batches)
+    with pw.prefetch(pw.on_hosts(host_functions.shard_of), step, "batch", shards=2, count=2) as batches:
+        assert [jnp.shape(batch["x"]) for batch in batches] == [(8, 4)] * 2
+        assert batches.get_state() == [{"position": 7 + 3 * 8}] * 2

@@ -1,0 +1,235 @@
+"""Clients of a service that end in all ways, beside others who notice nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+from attached import ServiceInThreads
+from on_hosts import refused
+
+import pathways as pw
+from pathways.compiler.backends import hosts
+from pathways.passes.measured.trace_file import read_trace
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.controller import connect
+from pathways.runtime.hosts.launch.settings import Island, Settings
+from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.resources.service_status import ClientStatus
+
+RAW_CLIENT = Path(__file__).parents[1] / "support" / "raw_client.py"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceInThreads]:
+    """A service with two islands."""
+    pw.disconnect()
+    served = ServiceInThreads(Settings((Island(),) * 2), tmp_path_factory.mktemp("service"))
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def ann(service: ServiceInThreads, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is a client."""
+    monkeypatch.setattr(connect, "_started", lambda settings: service.attach("ann"))
+    pw.connect(hosts=2)
+    yield
+    pw.disconnect()
+
+
+@pytest.fixture
+def program(ann: None, devices: pw.VirtualDeviceSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A program of one slice, in a file."""
+    del ann
+    made: list[BoundProgram] = []
+    bound = hosts._bound
+
+    def noted(*args: object) -> BoundProgram:
+        made.append(bound(*args))
+        return made[-1]
+
+    monkeypatch.setattr(hosts, "_bound", noted)
+    double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",), island="island0"))
+    np.testing.assert_array_equal(double(np.ones(4, np.float32)), np.full(4, 2, np.float32))
+    path = tmp_path / "program"
+    path.write_bytes(msgspec.msgpack.encode(made[0]))
+    return path
+
+
+@pytest.fixture
+def start(
+    service: ServiceInThreads, program: Path, tmp_path: Path
+) -> Iterator[Callable[[str, str], subprocess.Popen[str]]]:
+    """Starts other clients, by their names and what they do."""
+    token = service.write_token(tmp_path / "token")
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(name: str, way: str) -> subprocess.Popen[str]:
+        command = [sys.executable, RAW_CLIENT, service.place, token, name, program, way]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def client(service: ServiceInThreads, name: str) -> ClientStatus | None:
+    return next((each for each in service.service.status().clients if each.name == name), None)
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_client_that_is_killed_leaves_nothing(service, start):
+    """Nor does one that is stopped keep others from their steps; what it has, it keeps."""
+    process = start("bob", "steps")
+    wait_until(lambda: (bob := client(service, "bob")) is not None and bob.steps_done > 20)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.2)
+    assert client(service, "bob").arrays > 0
+    assert_steps_go_on(service)
+    process.kill()
+    wait_until(lambda: client(service, "bob") is None)
+    wait_until(lambda: all(owner_is_ann(host, service) for host in (0, 1)))
+    assert_steps_go_on(service)
+
+
+def owner_is_ann(host: int, service: ServiceInThreads) -> bool:
+    """Whether a host has arrays of no other client."""
+    held = [each for island in service.service.status().islands for each in island.hosts if each.host == host]
+    own = client(service, "ann")
+    return held[0].arrays is not None and own is not None and held[0].arrays <= own.arrays
+
+
+def assert_steps_go_on(service: ServiceInThreads) -> None:
+    devices = pw.make_virtual_device_set()
+    slices = [devices.add_slice((1,), ("x",), island=f"island{n}") for n in range(2)]
+    f, g = (pw.jit(lambda x: jnp.sin(x) + 1, devices=slice) for slice in slices)
+    chain = pw.program(lambda x: g(f(x)))
+    x = np.linspace(0, 1, 8, dtype=np.float32)
+    for _ in range(20):
+        y = chain(x)
+    np.testing.assert_allclose(np.asarray(y), np.sin(np.sin(x) + 1) + 1, rtol=1e-6)
+    for slice in slices:
+        pw.release(slice)
+
+
+def test_a_client_that_stops_in_the_middle_of_an_array_stops_nobody(service, start):
+    process = start("bob", "stop")
+    wait_until(lambda: (bob := client(service, "bob")) is not None and bob.queued == 1)
+    assert_steps_go_on(service)
+    process.kill()
+    wait_until(lambda: client(service, "bob") is None)
+    assert_steps_go_on(service)
+
+
+def test_who_floods_is_ended_and_others_go_on(service, start):
+    process = start("bob", "flood")
+    wait_until(lambda: client(service, "bob") is None)
+    process.wait(20)
+    assert_steps_go_on(service)
+
+
+def test_a_trace_has_ones_own_programs(service, start, devices, tmp_path):
+    """Others run meanwhile; who traces sees all of its own steps, on the clock of its process."""
+    start("bob", "steps")
+    f, g = (
+        pw.jit(lambda x: jnp.sin(x) + 1, devices=devices.add_slice((1,), ("x",), island=f"island{n}"))
+        for n in range(2)
+    )
+    chain = pw.program(lambda x: g(f(x)))
+    x = np.zeros(8, np.float32)
+    chain(x)
+    for name in ("first", "second"):
+        with pw.trace(tmp_path / f"{name}.json"):
+            for _ in range(3):
+                y = chain(x)
+        np.asarray(y)
+        timelines = read_trace((tmp_path / f"{name}.json").read_bytes())
+        assert [timeline.title for timeline in timelines] == [f"measured, step {n}" for n in range(3)]
+        for timeline in timelines:
+            assert list(timeline.hosts.values()) == [0, 1]
+            assert len(timeline.launches) == 2
+
+
+def test_two_clients_have_two_names(service, ann):
+    with refused(HostError, "does not let this process in", "'ann' is there already"):
+        service.attach("ann")
+    service.attach("another").close()
+    wait_until(lambda: client(service, "another") is None)
+
+
+def test_garbage_ends_one_client_alone(service, ann):
+    """Whoever knows the secret, and speaks no sense."""
+    bob = service.attach("bob")
+    bob._service.steps._socket.sendall(b"\x00" * 64)
+    wait_until(lambda: client(service, "bob") is None)
+    wait_until(lambda: bob.islands.gangs[0].life.failure is not None)
+    with refused(HostError, "has ended this client: these bytes are not a message of pathways"):
+        bob.islands.gangs[0].life.check()
+    bob.close()
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as stranger:
+        stranger.connect(service.place)
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert_steps_go_on(service)
+
+
+def test_a_program_that_does_not_prove_is_an_error_to_its_client(service, ann, program):
+    """The service parses nothing itself: a process with limits says what is wrong."""
+    bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
+    bob = service.attach("bob")
+    for module, words in (
+        (b"module {", "program '<lambda>'"),
+        (bound.module[: len(bound.module) // 2], "program '<lambda>'"),
+        (b"module {}", "program '<lambda>'"),
+    ):
+        broken = msgspec.structs.replace(bound, name="<lambda>", module=module)
+        with refused(HostError, words):
+            bob.load(broken, lambda **_: None)
+    (place,) = bound.slices.values()
+    place = msgspec.structs.replace(place, devices=(99,))
+    with refused(HostError, "lies on no devices"):
+        bob.load(msgspec.structs.replace(bound, slices=dict.fromkeys(bound.slices, place)), lambda **_: None)
+    bob.close()
+    assert_steps_go_on(service)
+
+
+def test_who_is_ended_is_told_so(service):
+    bob = service.attach("bob")
+    assert service.service.end_client("bob")
+    wait_until(lambda: bob.islands.gangs[0].life.failure is not None)
+    with refused(HostError, "has ended this client: it was ended with pw-cluster end"):
+        bob.islands.gangs[0].life.check()
+    bob.close()
+    assert not service.service.end_client("bob")
+
+
+def test_its_end_is_an_error_to_all(tmp_path, monkeypatch):
+    served = ServiceInThreads(Settings((Island(),)), tmp_path)
+    ann, bob = served.attach("ann"), served.attach("bob")
+    served.close()
+    for one in (ann, bob):
+        wait_until(lambda one=one: one.islands.gangs[0].life.failure is not None)
+        with refused(HostError, "the service has ended"):
+            one.islands.gangs[0].life.check()
+        one.close()

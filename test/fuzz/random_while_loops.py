@@ -1,0 +1,162 @@
+"""Random programs of loops over slices whose end depends on values, against `jax.jit` of the same function.
+
+    python test/fuzz/random_while_loops.py --count 300 --keep build/fuzz/while_loops [--hosts 2]
+
+Loops follow each other, with nests of conditions, scans and calls in their turns; they carry numbers, flags,
+small floats and keys, end by a count or by a value, and come in chunks of any size. Arguments may be donated,
+and slices have replicas. A case is always the same for its seed and number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from random_branches import ROWS, SLICES, WEIGHTS, WIDTH, apply, drawn, flags, layer, run
+
+import pathways as pw
+
+Fun = Callable[..., Any]
+
+MOST_TURNS = 9
+EXTRAS: dict[str, tuple[Fun, Fun]] = {
+    "flag": (lambda: jnp.array(False), lambda v, x: v ^ (x.sum() > 0)),
+    "small": (lambda: jnp.zeros((3,), jnp.bfloat16), lambda v, x: v + x[0, :3].astype(v.dtype)),
+    "byte": (lambda: jnp.int8(1), lambda v, x: v + jnp.int8(3)),
+    "rows": (lambda: jnp.zeros((4, WIDTH)), lambda v, x: v.at[1].set(x[0])),
+    "kept": (lambda: jnp.arange(5), lambda v, x: v),
+    "key": (lambda: jax.random.key(7), lambda v, x: jax.random.fold_in(v, jnp.int32(x.sum() * 0))),
+    "swap": (lambda: (jnp.float32(1), jnp.float32(2)), lambda v, x: (v[1], v[0])),
+}
+"""What a loop carries besides: what it starts from, and what a turn makes of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopCase:
+    """One loop: what a turn does, what ends it, what it carries besides, and what is in front of it."""
+
+    turn: Any
+    ends_by: str
+    extras: tuple[str, ...]
+    before: Any
+    restarts: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A program."""
+
+    loops: tuple[LoopCase, ...]
+    chunk: int
+    donated: tuple[int, ...]
+    replicas: int
+    threads: int
+    ends: tuple[int, ...]
+
+
+def case_of(number: int) -> Case:
+    """A case by its number."""
+    rng = random.Random(f"while/{number}")
+    chunk = rng.randint(1, 5)
+    loops = tuple(
+        LoopCase(
+            ("chain", [("call", rng.randrange(SLICES)), drawn(rng, 2), ("call", rng.randrange(SLICES))]),
+            rng.choice(["count", "count", "value", "both"]),
+            tuple(sorted(rng.sample(list(EXTRAS), rng.randint(0, 3)))),
+            drawn(rng, 1),
+            rng.random() < 0.3,
+        )
+        for _ in range(rng.choice([1, 1, 2, 3]))
+    )
+    ends = tuple(sorted(rng.sample([0, 1, chunk, chunk + 1, 2 * chunk], 3)))
+    donated = tuple(n for n in (0, 1) if rng.random() < 0.3)
+    return Case(loops, chunk, donated, rng.choice([1, 1, 1, 2]), rng.choice([1, 1, 2]), ends)
+
+
+def program_of(case: Case, layers: list[Fun]) -> Fun:
+    """A function of weights, rows and the number of turns."""
+
+    def program(w: Any, x: Any, end: Any) -> Any:
+        started, results = x, []
+        for loop in case.loops:
+            x = apply(loop.before, layers, w, started if loop.restarts else x, end)
+
+            def goes_on(state: Any, loop: LoopCase = loop) -> Any:
+                n, x, _ = state
+                by_count, by_value = n < end, jnp.abs(x).sum() > 0.5 * end
+                return ({"count": by_count, "value": by_value, "both": by_count | by_value}[loop.ends_by]) & (
+                    n < MOST_TURNS
+                )
+
+            def turn(state: Any, loop: LoopCase = loop) -> Any:
+                n, x, extras = state
+                x = apply(loop.turn, layers, w, x, n) * 0.7
+                return n + 1, x, tuple(EXTRAS[e][1](v, x) for e, v in zip(loop.extras, extras, strict=True))
+
+            n, x, extras = jax.lax.while_loop(
+                goes_on, turn, (0, x, tuple(EXTRAS[e][0]() for e in loop.extras))
+            )
+            results.append((n, extras))
+        return x, results
+
+    return program
+
+
+def difference(number: int) -> str:
+    """What a case gives otherwise than `jax.jit`; empty where it is equal."""
+    case = case_of(number)
+    devices = pw.make_virtual_device_set(replicas=case.replicas)
+    placed: list[Fun] = [pw.jit(layer, devices=devices.add_slice((1,), ("x",))) for _ in range(SLICES)]
+    program = pw.program(program_of(case, placed), chunk=case.chunk, donate_argnums=case.donated)
+    expected = jax.jit(program_of(case, [layer] * SLICES))
+    x = np.random.default_rng(number).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    wrong: list[str] = []
+
+    def check(end: int) -> None:
+        pairs = zip(*(jax.tree.leaves(f(WEIGHTS, x, end)) for f in (program, expected)), strict=True)
+        for n, (ours, theirs) in enumerate(pairs):
+            if jax.dtypes.issubdtype(theirs.dtype, jax.dtypes.prng_key):
+                # Of keys on hosts numpy gets their data.
+                ours, theirs = (
+                    jax.random.key_data(a) if isinstance(a, jax.Array) else np.asarray(a)
+                    for a in (ours, theirs)
+                )
+            if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+                wrong.append(f"result {n} is {ours.dtype}{ours.shape}, not {theirs.dtype}{theirs.shape}")
+                continue
+            mine, other = (np.asarray(a).astype(np.float64) for a in (ours, theirs))
+            error, scale = np.abs(mine - other).max(initial=0), 1 + np.abs(other).max(initial=0)
+            tolerance = 2e-2 if theirs.dtype == jnp.bfloat16 else 1e-4
+            if not error <= tolerance * scale:
+                wrong.append(f"result {n} differs by {error} of {scale} at end {end}")
+
+    for end in case.ends:
+        with ThreadPoolExecutor(case.threads) as threads:
+            list(threads.map(check, [end] * case.threads))
+    return "; ".join(wrong)
+
+
+REFUSED = ("may not be in a loop", "whose number of turns is not known while tracing, inside of a loop")
+"""What is said of programs that the manual excludes."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = flags(__doc__)
+    parser.add_argument("--hosts", type=int, default=0, help="run on so many workers")
+    options = parser.parse_args(argv)
+    if options.hosts:
+        pw.connect(hosts=options.hosts, devices_per_host=-(-2 * SLICES // options.hosts))
+    else:
+        pw.connect(cpu_devices=2 * SLICES)
+    return run(difference, lambda number: str(case_of(number)), REFUSED, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""A few of the cases of `make fuzz`: conditions, and loops whose end depends on values, as `jax.jit`."""
+
+import pytest
+import random_branches
+import random_while_loops
+
+# Random pipelines may well be on one slice alone.
+pytestmark = pytest.mark.filterwarnings("ignore:.*nothing is pipelined:pathways.PathwaysWarning")
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_nests_of_conditions(number):
+    assert random_branches.difference(number) == ""
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_loops_that_end_when_their_values_say_so(number):
+    assert random_while_loops.difference(number) == ""

@@ -1,0 +1,114 @@
+"""Calls of functions among steps: they have their place, and nothing that follows waits for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways.runtime.control.core import ClusterCore, Limits
+from pathways.runtime.control.errors import CallFailedError, Failure, HostLostError
+from pathways.runtime.control.events import HostEnded, LeaveAsked, Tick
+from pathways.runtime.control.gang import Draining, Running
+from pathways.runtime.control.reports import CallUnderway, HostReport
+from pathways.runtime.control.stalls import described
+from pathways.runtime.control.step import FunctionCall, Step
+
+BAD = Failure(CallFailedError, "host 0 (island0) raised ValueError: x")
+
+
+def core_of(*islands: tuple[int, ...], **limits: object) -> ClusterCore:
+    return ClusterCore(islands, Limits(**limits), 0.0)
+
+
+def issued(core: ClusterCore, step: Step, made: tuple[Step, ...] = ()) -> Step:
+    core.issue(step, [gang for gang in core.gangs if step.hosts & set(gang.hosts)], made)
+    return step
+
+
+def call(core: ClusterCore, *hosts: int, made: tuple[Step, ...] = ()) -> FunctionCall:
+    one = FunctionCall("m:f", core.take_numbers(), hosts, 0.0)
+    issued(core, one, made)
+    return one
+
+
+def step(core: ClusterCore, *hosts: int, made: tuple[Step, ...] = ()) -> Step:
+    return issued(core, Step("f", core.take_numbers(), hosts), made)
+
+
+def test_a_call_takes_no_room_among_the_steps_under_way():
+    core = core_of((0,), ahead=1)
+    for _ in range(3):
+        call(core, 0)
+    window = core.gangs[0].window
+    assert window.blocker() is None
+    first = step(core, 0)
+    assert window.blocker() is first
+    core.done(core.gangs[0], 0, first.number, None, {}, 1.0)
+    assert window.blocker() is None
+    assert len(window.unfinished()) == 3
+
+
+def test_a_call_that_fails_leaves_an_island_of_several_hosts_as_it_is():
+    core = core_of((0, 1))
+    before, one = step(core, 0, 1), call(core, 0, 1)
+    after = step(core, 0, 1, made=(one,))
+    for host, failure in ((0, BAD), (1, None)):
+        core.called(host, one.number, f"answer {host}", failure)
+    assert type(core.gangs[0].state) is Running
+    assert one.answers == {0: "answer 0", 1: "answer 1"}
+    # Its result reads what steps before it made, which another host may still spoil.
+    assert not one.is_settled()
+    for running in (before, after):
+        for host in (0, 1):
+            core.done(core.gangs[0], host, running.number, None, {}, 1.0)
+    assert one.is_settled()
+    with pytest.raises(CallFailedError, match="m:f: host 0"):
+        one.check()
+
+
+def test_steps_after_a_call_do_not_wait_for_it():
+    core = core_of((0, 1))
+    call(core, 0, 1)
+    after = step(core, 0, 1)
+    for host in (0, 1):
+        core.done(core.gangs[0], host, after.number, None, {}, 1.0)
+    assert after.is_settled()
+
+
+def test_a_call_is_lost_with_its_island_and_keeps_one_from_leaving_that_was_asked_to():
+    core = core_of((0,), (1,))
+    first, second = call(core, 0), call(core, 1)
+    core.handle(LeaveAsked(core.gangs[1].key, 1), 1.0)
+    core.handle(HostEnded(core.gangs[0].key, 0, "of a test"), 1.0)
+    with pytest.raises(HostLostError, match="m:f: host 0"):
+        first.check()
+    assert core.steps.of(core.gangs[1]) == [second]
+    assert isinstance(core.gangs[1].state, Draining)
+    core.called(1, second.number, None, None)
+    assert core.steps.of(core.gangs[1]) == []
+
+
+@pytest.mark.parametrize("host", [1, 7])
+def test_answers_to_other_questions_change_nothing(host):
+    core = core_of((0,), (1,))
+    one, other = call(core, 0), step(core, 0)
+    core.called(host, one.number, None, None)
+    core.called(0, other.number, None, BAD)
+    core.called(0, 99, None, None)
+    assert not one.is_done()
+    assert not other.is_done()
+
+
+def test_a_long_call_is_reported_though_steps_go_on_and_never_ended():
+    core = core_of((0,), stall_report=5.0, step_deadline=20.0, heartbeat=1e9)
+    one = call(core, 0)
+    for second in range(40):
+        core.gangs[0].pulses[0].progressed = second
+        core.handle(Tick(), float(second))
+    assert type(core.gangs[0].state) is Running
+    running = CallUnderway(one.number, ", batch 7", 5.2, "rows at mydata.py:3")
+    text = described(one, 5.0, {0: HostReport(0, 0, (), (), (running,))})
+    assert text.splitlines() == [
+        f"call {one.number} of m:f has not ended for 5 seconds",
+        "  host 0: is at it, batch 7 for 5 s, in rows at mydata.py:3",
+    ]
+    assert described(one, 5.0, {0: HostReport(0, 0, (), ())}).splitlines()[1] == "  host 0: has not begun it"

@@ -1,0 +1,171 @@
+"""The folder of a cluster: who has it, who may enter it, and how clients find the service that it is of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.launch.folders import (
+    ClusterFolder,
+    address_of,
+    call_service,
+    clusters,
+    clusters_folder,
+    find,
+)
+from pathways.runtime.hosts.protocol.admin import ADMIN_PURPOSE, decode_for_admin, decode_greeting
+from pathways.runtime.hosts.protocol.doors import Door
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("PW_CLUSTERS", str(tmp_path / "clusters"))
+    return tmp_path / "clusters"
+
+
+def test_a_service_that_is_up_is_found_by_its_name(folder):
+    lab = ClusterFolder("lab")
+    with lab.held():
+        secret = lab.secret()
+        assert lab.is_held()
+        with pytest.raises(HostError, match=rf"cluster 'lab' starts \(process {os.getpid()}\), and is not r"):
+            find("lab")
+        lab.tell(("10.0.0.5", 7070))
+        assert find("lab") == (("10.0.0.5", 7070), secret)
+        assert len(secret) == 64
+        assert lab.token.stat().st_mode & 0o777 == 0o600
+        assert (folder / "lab").stat().st_mode & 0o777 == 0o700
+        assert [cluster.name for cluster in clusters()] == ["lab"]
+        # A copy of the token is as good, and what clients on other machines have.
+        copy = folder / "copy"
+        copy.write_bytes(secret)
+        copy.chmod(0o600)
+        assert find("10.0.0.5:7070", str(copy)) == (("10.0.0.5", 7070), secret)
+    assert clusters() == []
+    # The token stays: copies of it are of use at the next service, too.
+    with lab.held():
+        assert lab.secret() == secret
+        lab.tell("/a/socket")
+        assert find("lab")[0] == "/a/socket"
+
+
+def test_two_at_once():
+    with ClusterFolder("lab").held():
+        with (
+            pytest.raises(HostError, match=rf"^cluster 'lab' is starting already \(process {os.getpid()}\)$"),
+            ClusterFolder("lab").held(),
+        ):
+            pass
+        ClusterFolder("lab").tell("/a/socket")
+        with pytest.raises(HostError, match="is up already"), ClusterFolder("lab").held():
+            pass
+        assert ClusterFolder("lab").address() == "/a/socket"
+
+
+def test_the_folder_of_a_service_that_was_killed_is_taken_over(folder):
+    held = (
+        "import time; from pathways.runtime.hosts.launch.folders import ClusterFolder\n"
+        "lab = ClusterFolder('lab')\n"
+        "with lab.held():\n"
+        "    lab.secret(); lab.tell('/a/socket'); print(flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE) as service:
+        assert service.stdout is not None
+        service.stdout.readline()
+        _, secret = find("lab")
+        service.send_signal(signal.SIGKILL)
+    with pytest.raises(HostError, match=rf"lab' is not up any more: its service \(process {service.pid}\) "):
+        find("lab")
+    lab = ClusterFolder("lab")
+    with lab.held():
+        assert lab.address() is None
+        assert lab.pid() == os.getpid()
+        assert lab.secret() == secret
+
+
+def test_what_is_not_up(folder):
+    with pytest.raises(HostError, match=f"^no cluster 'lab' is up: there is no folder {folder}/lab; none is"):
+        find("lab")
+    with (
+        ClusterFolder("a").held(),
+        ClusterFolder("b").held(),
+        pytest.raises(HostError, match=r"up are: a, b$"),
+    ):
+        find("lab")
+    with pytest.raises(HostError, match=r"^no cluster 'a' is up; none is up$"):
+        find("a")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "-x", "a b", "a\n", "ä", "x" * 65])
+def test_what_is_no_name(name):
+    with pytest.raises(ValueError, match="is no name of a cluster: expected letters, digits"):
+        find(name)
+
+
+def test_what_others_may_read_is_refused(folder):
+    lab = ClusterFolder("lab")
+    with lab.held():
+        lab.secret()
+        lab.tell("/a/socket")
+        lab.token.chmod(0o640)
+        with pytest.raises(
+            ValueError, match=rf"token='{lab.token}' can be read by others \(mode 0640\): chmod"
+        ):
+            find("lab")
+        lab.token.chmod(0o600)
+        lab.path.chmod(0o755)
+        with pytest.raises(HostError, match=rf"{lab.path}, the folder of cluster 'lab', is open to others"):
+            find("lab")
+    with pytest.raises(HostError, match="is open to others"), lab.held():
+        pass
+    with pytest.raises(ValueError, match=r"^10\.0\.0\.5:7070: expected token=, the path of a copy"):
+        find("10.0.0.5:7070")
+    with pytest.raises(FileNotFoundError):
+        find("10.0.0.5:7070", str(folder / "nothing"))
+
+
+def test_a_folder_that_cannot_be_made(folder):
+    folder.write_text("a file")
+    with (
+        pytest.raises(HostError, match=rf"^cluster 'lab': {folder}: File exists$"),
+        ClusterFolder("lab").held(),
+    ):
+        pass
+
+
+def test_where_folders_are(monkeypatch, tmp_path):
+    monkeypatch.delenv("PW_CLUSTERS")
+    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert clusters_folder() == Path("/home/ann/.local/state/pathways/clusters")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert clusters_folder() == tmp_path / "pathways/clusters"
+
+
+def test_addresses():
+    assert address_of("a.lan:1") == ("a.lan", 1)
+    assert [address_of(text) for text in ("a", ":1", "a:", "a:b", "a:65536", "a:1\n", "[::1]:1")] == [
+        None
+    ] * 7
+
+
+def test_a_service_that_does_not_answer_or_greet():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        where = f"^the service at 127.0.0.1:{address[1]} "
+        Door(server, b"s" * 32, lambda _: True, decode_greeting, lambda connection, _: connection.close())
+        call_service(address, b"s" * 32, ADMIN_PURPOSE, decode_for_admin).close()
+        with pytest.raises(HostError, match=f"{where}refuses this token: it is that of another cluster"):
+            call_service(address, b"o" * 32, ADMIN_PURPOSE, decode_for_admin)
+        server.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(HostError, match=f"{where}does not answer: Connection refused"):
+        call_service(address, b"s" * 32, ADMIN_PURPOSE, decode_for_admin)
+    with pytest.raises(HostError, match=r"^the service at /no/socket does not answer: No such file"):
+        call_service("/no/socket", b"s" * 32, ADMIN_PURPOSE, decode_for_admin)

@@ -1,0 +1,141 @@
+"""Calls on a worker: in lanes beside steps, with the arrays of their turn; none of them harms it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathways.runtime.hosts.protocol import plain
+from pathways.runtime.hosts.protocol.messages import Call, Called, DeviceLayout, KeptArray, MadeArray
+from pathways.runtime.hosts.worker.calls import Calls
+from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Store
+
+LAYOUT = DeviceLayout((0,), (1,), ("x",), ((),))
+
+
+class Controller:
+    """What a worker tells."""
+
+    def __init__(self) -> None:
+        self._said: queue.SimpleQueue[Called] = queue.SimpleQueue()
+
+    def send(self, message: Called) -> None:
+        self._said.put(message)
+
+    def next(self) -> Called:
+        return self._said.get(timeout=30)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store({0: jax.devices()[0]})
+
+
+def call(
+    number: int, function: str, *arrays: int, lane: int = 1, made: bool = False, **named: object
+) -> Call:
+    tree = {"t": [*range(len(arrays))]}
+    return Call(
+        number,
+        number + 1,
+        (0,),
+        f"host_functions:{function}",
+        (),
+        lane,
+        False,
+        tuple(KeptArray(array, None) for array in arrays),
+        plain.encode([[], tree, named], "arguments"),
+        (MadeArray((3,), "int32", LAYOUT),) if made else None,
+        b"0",
+    )
+
+
+def test_lanes_do_not_wait_for_each_other_and_calls_of_one_do(store, tmp_path):
+    controller = Controller()
+    calls = Calls(0, store, controller)
+    go = tmp_path / "go"
+    calls.take(call(1, "wait_for", path=str(go)))
+    calls.take(call(2, "plain", value="number"))
+    calls.take(call(3, "plain", lane=2, value="number"))
+    assert controller.next() == Called(3, b"2.5", None)
+    go.touch()
+    assert [controller.next().call for _ in range(2)] == [1, 2]
+    assert calls.report() == ()
+
+
+def test_a_step_that_donates_waits_for_the_arrays_of_calls_and_for_no_others(store, tmp_path):
+    controller = Controller()
+    calls = Calls(0, store, controller)
+    store.add(10, [jax.numpy.ones(3), jax.numpy.ones(2)])
+    held, other = store.get(10), store.get(11)
+    calls.take(call(1, "wait_with", 10, path=str(tmp_path / "go")))
+    calls.wait_for([other])
+    waited = threading.Event()
+    thread = threading.Thread(target=lambda: (calls.wait_for([held]), waited.set()))
+    thread.start()
+    assert not waited.wait(0.1)
+    (tmp_path / "go").touch()
+    assert controller.next().value == b"3.0"
+    assert waited.wait(10)
+    thread.join()
+    assert not calls.holding
+
+
+def test_what_a_call_makes_is_waited_for_and_may_be_freed_before(store):
+    controller = Controller()
+    calls = Calls(0, store, controller)
+    calls.take(call(1, "three", made=True))
+    np.testing.assert_array_equal(np.asarray(store.get(2)), [0, 0, 0])
+    controller.next()
+    calls.take(call(5, "three", made=True))
+    store.free([6])
+    controller.next()
+    assert store.held() == {2: store.get(2)}
+    # One that others of the island make.
+    calls.take(msgspec.structs.replace(call(8, "three", made=True), hosts=(1,)))
+    assert store.get(9) is ELSEWHERE
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    arguments=st.binary(max_size=30)
+    | st.sampled_from([b"[]", b"[1,2,3]", b'[[],{"t":[7]},{}]', b"[[],{},{}]"]),
+    structure=st.binary(max_size=20) | st.sampled_from([b"{}", b'{"d":3}', b"[0]", b'"x"']),
+    function=st.sampled_from(["host_functions:three", "host_functions:", "os:path", "x" * 300, ":", ""]),
+    shape=st.sampled_from([(3,), (-1,), (1 << 40,)]),
+)
+def test_no_call_harms_a_worker(arguments, structure, function, shape):
+    """Whatever is in one is its own error, and that of what it should have made."""
+    store, controller = Store({0: jax.devices()[0]}), Controller()
+    calls = Calls(0, store, controller)
+    message = msgspec.structs.replace(
+        call(1, "three", made=True),
+        arguments=arguments,
+        structure=structure,
+        function=function,
+        made=(MadeArray(shape, "int32", LAYOUT),),
+    )
+    calls.take(message)
+    said = controller.next()
+    assert said.failure is not None
+    assert isinstance(store.get(2), Poison)
+    calls.take(call(5, "plain", value="number"))
+    assert controller.next() == Called(5, b"2.5", None)
+
+
+def test_a_call_that_takes_an_error_is_one(store):
+    controller = Controller()
+    calls = Calls(0, store, controller)
+    store.add(10, [Poison("out of memory")])
+    calls.take(call(1, "total", 10))
+    said = controller.next()
+    assert said.failure is not None
+    assert said.failure.kind == "argument"
+    assert "out of memory" in said.failure.text

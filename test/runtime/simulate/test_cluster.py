@@ -1,0 +1,143 @@
+"""A simulated cluster: what follows from its costs alone, and what holds for all clusters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathways.runtime.simulate.cluster.costs import ControlCosts, CostsError, read_costs
+from pathways.runtime.simulate.cluster.figures import (
+    HIDDEN,
+    longest,
+    smallest_hidden,
+    used_alone,
+    used_together,
+)
+from pathways.runtime.simulate.cluster.fleet import FleetShape
+from pathways.runtime.simulate.cluster.processor import Processor
+from pathways.runtime.simulate.cluster.service import ClientModel, ServiceModel
+from pathways.runtime.simulate.events import SimulatedTime
+
+COSTS = ControlCosts(30e-6, 15e-6, per_worker=60e-6, per_client=60e-6, per_handed_on=15e-6, net=25e-6)
+
+micro = st.floats(0, 1e-4)
+costs = st.builds(ControlCosts, micro, micro, micro, micro, micro, micro)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 3)), min_size=1))
+@settings(deadline=None)
+def test_a_processor_does_one_thing_after_the_other(jobs):
+    time, ends = SimulatedTime(), []
+    processor = Processor(time)
+    for at, seconds in jobs:
+
+        def job(began: float, seconds: float = seconds) -> float:
+            ends.extend([began, began + seconds])
+            return began + seconds
+
+        processor.add_at(at, job)
+    while time.step():
+        pass
+    free, expected = 0.0, []
+    for at, seconds in sorted(jobs, key=lambda job: job[0]):
+        expected += [max(free, at), free := max(free, at) + seconds]
+    assert ends == pytest.approx(expected)
+    assert processor.busy == pytest.approx(sum(seconds for _, seconds in jobs))
+
+
+@pytest.mark.parametrize("hosts", [16, 64])
+def test_what_hides_control_is_what_control_does(hosts):
+    shape = FleetShape([hosts])
+    assert smallest_hidden(shape, COSTS) == pytest.approx(HIDDEN * (30e-6 + hosts * 15e-6), rel=0.02)
+
+
+def test_one_step_at_a_time_hides_nothing():
+    shape = FleetShape([16])
+    # Until the last host has it, on its way there and back, and all answers but none of the next step.
+    rest = 30e-6 + 16 * 15e-6 + 60e-6 + 2 * 25e-6
+    usage = used_alone(shape, COSTS, 1e-3, ahead=1)
+    assert usage.busy == pytest.approx(1e-3 / (1e-3 + rest), rel=0.01)
+
+
+def test_heads_take_work_from_who_controls():
+    flat, heads = (smallest_hidden(FleetShape([256], heads), COSTS) for heads in (None, 32))
+    assert heads < flat / 6
+
+
+@given(costs, st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(1, 4), st.floats(1e-5, 1e-3))
+@settings(max_examples=20, deadline=None)
+def test_a_head_of_one_host_changes_nothing(costs, hosts, ahead, seconds):
+    one, none = (used_alone(FleetShape(hosts, heads), costs, seconds, ahead) for heads in (1, None))
+    assert one.rate == pytest.approx(none.rate, rel=0.05)
+    assert none.rate <= 1 / seconds * 1.01 + 1
+    # No step takes longer than all that is done for it.
+    assert none.rate >= 0.9 / (seconds + longest(FleetShape(hosts), costs))
+
+
+@given(
+    costs,
+    st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    st.sampled_from([None, 2, 4]),
+    st.booleans(),
+    st.data(),
+)
+@settings(max_examples=20, deadline=None)
+def test_all_that_clients_ask_for_is_done(costs, hosts, heads, is_joined, data):
+    islands = st.lists(st.sampled_from(range(len(hosts))), min_size=1, unique=True).map(tuple)
+    clients = data.draw(
+        st.lists(st.builds(ClientModel, islands, st.floats(1e-4, 2e-3)), min_size=1, max_size=4)
+    )
+    model = ServiceModel(FleetShape(hosts, heads, is_joined), costs, clients)
+    model.run(0.3)
+    fleet = model.control.fleet
+    for number, client in enumerate(clients):
+        assert fleet.ended[number] > 0
+        parts = fleet.served[number] / client.seconds
+        # Parts of steps that other islands have not ended.
+        begun = parts - fleet.ended[number] * len(client.islands)
+        assert -1e-6 < begun < 4 * len(client.islands)
+    assert max(fleet.busy) <= 0.3 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
+def test_clients_have_their_shares_and_leave_nothing_idle(weights):
+    clients = [ClientModel((0,), 0.33e-3, weight) for weight in weights]
+    usage = used_together(FleetShape([4]), COSTS, clients, 0.5)
+    assert usage.busy >= 0.99
+    assert usage.unfair <= 0.02
+
+
+def test_costs_are_changed_by_name():
+    changed = COSTS.changed("per_host=7.5us, net=2x")
+    assert (changed.per_host, changed.net, changed.per_step) == pytest.approx((7.5e-6, 50e-6, 30e-6))
+
+
+@pytest.mark.parametrize(
+    ("what_if", "message"),
+    [
+        ("hosts=2x", "'hosts=2x': there is no cost 'hosts'; costs are per_step, per_host"),
+        ("net", "'net': expected a cost and a time or a factor, such as net=20us or net=2x"),
+        ("net=fast", "'net=fast': net: expected a number or a string"),
+        ("net=20", "'net=20': net: is in time units"),
+    ],
+)
+def test_wrong_changes_are_named(what_if, message):
+    with pytest.raises(CostsError) as error:
+        COSTS.changed(what_if)
+    assert str(error.value).startswith(message)
+
+
+def test_files_of_costs_are_checked():
+    said = (
+        b'{"command": "", "date": "", "machine": "", "load": 0, "costs": {"x": {"seconds": %s, "what": ""}}}'
+    )
+    file = read_costs(b'{"benches": {"hosts": %s}}' % (said % b"1e-6"), "costs.json")
+    assert file.seconds("hosts", "x") == 1e-6
+    with pytest.raises(CostsError, match="no 'y' of bench 'hosts'"):
+        file.seconds("hosts", "y")
+    with pytest.raises(CostsError, match="nothing of bench 'network'"):
+        file.seconds("network", "x")
+    for wrong in (b'"much"', b"-1", b"1e300"):
+        with pytest.raises(CostsError, match=r"costs.json: .*benches"):
+            read_costs(b'{"benches": {"hosts": %s}}' % (said % wrong), "costs.json")

@@ -1,0 +1,56 @@
+"""A service in threads of this process, which programs of tests are clients of instead of having workers."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from pathlib import Path
+
+from pathways.runtime.hosts.attached.attached_controller import AttachedController
+from pathways.runtime.hosts.attached.attaching import Attachment, attach_at
+from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.protocol.doors import Door
+from pathways.runtime.hosts.protocol.serving import decode_for_service
+from pathways.runtime.hosts.service.service import Service
+
+
+class ServiceInThreads:
+    """A service.
+
+    Args:
+      settings: how its workers are started.
+      folder: where its socket lies.
+    """
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.service = Service(settings)
+        self._secret = secrets.token_bytes(32)
+        self._place = str(folder / f"{secrets.token_hex(4)}.socket")
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self._place)
+        self._server.listen(64)
+        Door(self._server, self._secret, self.service.admits, decode_for_service, self.service.greet)
+        self._thread = threading.Thread(target=self.service.serve, daemon=True)
+        self._thread.start()
+
+    def attach(self, client: str = "test") -> AttachedController:
+        """A new client of it."""
+        return attach_at(self._place, self._secret, Attachment("test", client))
+
+    def write_token(self, path: Path) -> Path:
+        """Writes what its clients have to know to a file."""
+        path.write_bytes(self._secret)
+        return path
+
+    @property
+    def place(self) -> str:
+        """Where it listens."""
+        return self._place
+
+    def close(self) -> None:
+        """Ends it, and its workers."""
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.service.close()
+        self._thread.join(20)

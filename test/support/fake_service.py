@@ -1,0 +1,78 @@
+"""The process of a service that starts no workers, for tests of all that is around it.
+
+`FAKE_SERVICE` says how it is: `fails`, `stuck` while it starts, or nothing for one that is well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pathways.runtime.control.clients.scheduler import Policy
+from pathways.runtime.control.errors import HostStartError
+from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.protocol.handshake import Keeper
+from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose
+from pathways.runtime.hosts.protocol.wire import Connection
+from pathways.runtime.hosts.service import daemon
+from pathways.runtime.resources.service_status import (
+    ClientStatus,
+    IslandStatus,
+    ServiceStatus,
+    SharedHostStatus,
+)
+
+
+class FakeService:
+    """A service whose clients are names."""
+
+    def __init__(self, settings: Settings, *, weights: Mapping[str, float], policy: Policy) -> None:
+        how = os.environ.get("FAKE_SERVICE", "")
+        if how == "fails":
+            raise HostStartError("host 1 did not start (exit code 3)\n  | it has no JAX")
+        if how == "stuck":
+            time.sleep(60)
+        self._settings = settings
+        self._weights = weights
+        self._clients: dict[str, Connection[Any]] = {}
+        self._closed = threading.Event()
+
+    def admits(self, purpose: Purpose) -> bool:
+        return purpose.role == "client" and purpose.channel in CHANNELS and bool(purpose.name)
+
+    def greet(self, connection: Connection[Any], keeper: Keeper) -> None:
+        assert keeper.purpose is not None
+        self._clients[keeper.purpose.name] = connection
+
+    def serve(self) -> None:
+        self._closed.wait()
+
+    def status(self) -> ServiceStatus:
+        islands = tuple(
+            IslandStatus(f"island{n}", "running", (SharedHostStatus(n, os.getpid(), 0, 0),))
+            for n in range(len(self._settings.islands))
+        )
+        clients = tuple(
+            ClientStatus(name, self._weights.get(name, 1.0), 0, 0, 0.0, 0, 0) for name in self._clients
+        )
+        return ServiceStatus(os.getpid(), islands, clients)
+
+    def end_client(self, name: str) -> bool:
+        if (connection := self._clients.pop(name, None)) is None:
+            return False
+        connection.close()
+        daemon.log.info("client %s is gone", name)
+        return True
+
+    def close(self) -> None:
+        for name in [*self._clients]:
+            self.end_client(name)
+        self._closed.set()
+
+
+if __name__ == "__main__":
+    sys.exit(daemon.main(sys.argv[1:], FakeService))

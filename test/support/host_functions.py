@@ -1,0 +1,162 @@
+"""Functions that tests call on hosts, which import this module and nothing else of the tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+NOT_A_FUNCTION = 3
+
+
+def total(x: Any, scale: float = 1.0) -> Any:
+    """The sum of what this host has of an array, and who says it."""
+    parts = {shard.index: shard.data for shard in x.addressable_shards}
+    return {"sum": scale * float(sum(np.asarray(part).sum() for part in parts.values())), "pid": os.getpid()}
+
+
+def described(tree: Any, key: Any, *, words: Any) -> Any:
+    """What arrives, in plain values."""
+    leaf = tree["w"][0]
+    noise = np.asarray(jax.random.normal(key, (2,))).tolist()
+    return [sorted(tree), str(leaf.dtype), list(leaf.shape), type(tree["w"]).__name__, noise, words]
+
+
+def wait_for(path: str, *arrays: Any) -> float:
+    """Waits until there is a file, at most 30 seconds; then sums the arrays."""
+    deadline = time.monotonic() + 30
+    while not Path(path).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return float(sum(np.asarray(x).sum() for x in arrays))
+
+
+def wait_with(*arrays: Any, path: str) -> float:
+    return wait_for(path, *arrays)
+
+
+def append(path: str, text: str) -> None:
+    """Adds a line to a file, slowly."""
+    with Path(path).open("a") as file:
+        for character in f"{text}\n":
+            file.write(character)
+            file.flush()
+            time.sleep(0.002)
+
+
+def filled(value: float) -> Any:
+    """A whole array, and the part of another that this host has."""
+    local = np.full((4 // jax.process_count(), 2), value + jax.process_index(), np.float32)
+    return {"whole": np.full(3, value, np.int32), "part": local}
+
+
+def three() -> Any:
+    return np.zeros(3, np.int32)
+
+
+def key_of(seed: int) -> Any:
+    return jax.random.key(seed)
+
+
+def plain(value: str) -> Any:
+    """Things that JSON has, and others."""
+    return {
+        "number": 2.5,
+        "nested": {"a": [1, None, True, "x"]},
+        "array": {"loss": [np.float32(1.0)]},
+        "keys": {3: 1},
+        "object": threading,
+        "long": "x" * (17 << 20),
+    }[value]
+
+
+class BadRow(Exception):
+    """An error of a user's own."""
+
+
+def fail(host: int | None = None) -> int:
+    if host is None or jax.process_index() == host:
+        raise BadRow("row 17 is empty")
+    return 1
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+class Numbered:
+    """Rows that say their numbers; `bad` raises, `slow` takes half of a minute."""
+
+    def __init__(self, seed: int, count: int, bad: int, slow: int, wrong: int) -> None:
+        self.seed, self.count = seed, count
+        self.bad, self.slow, self.wrong = bad, slow, wrong
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Any:
+        if number == self.bad:
+            raise BadRow(f"row {number} is empty")
+        if number == self.slow:
+            time.sleep(30)
+        noise = np.random.default_rng((self.seed, number)).normal(size=4)
+        # 64 bits, as NumPy has them: JAX takes 32.
+        return {"x": noise[: 3 if number == self.wrong else 4], "y": (number, {"z": np.int32(-number)})}
+
+
+def numbered(seed: int = 0, count: int = 1000, bad: int = -1, slow: int = -1, wrong: int = -1) -> Any:
+    return Numbered(seed, count, bad, slow, wrong)
+
+
+class Shard:
+    """An iterator over rows with a position, which is not the number of rows it has given."""
+
+    def __init__(self, shard: int, shards: int, count: int) -> None:
+        self.shard, self.shards, self.count, self.position = shard, shards, count, 7
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        if self.position >= 7 + 3 * self.count:
+            raise StopIteration
+        self.position += 3
+        value = 1000 * self.shard + self.position
+        return {"x": np.full(4, value, np.float32), "y": (value, {"z": np.int32(self.shards)})}
+
+    def get_state(self) -> Any:
+        return {"position": self.position}
+
+    def set_state(self, state: Any) -> None:
+        self.position = state["position"]
+
+
+def shard_of(shard: int, shards: int, count: int = 100) -> Any:
+    return Shard(shard, shards, count)
+
+
+def generated(shard: int, shards: int) -> Any:
+    """Iterators without positions."""
+    return (next(made) for made in [Shard(shard, shards, 100)] for _ in range(6))
+
+
+class Typed:
+    """Rows of other types."""
+
+    def __getitem__(self, number: int) -> Any:
+        half = np.full(3, number, jax.numpy.bfloat16)
+        return {"half": half, "bit": number % 2 == 0, "none": np.zeros(0, np.float32)}
+
+
+def typed() -> Any:
+    return Typed()
+
+
+def no_rows() -> int:
+    return 3

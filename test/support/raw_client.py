@@ -1,0 +1,94 @@
+"""A client of a service that has no JAX: it runs one program again and again, in one of several ways.
+
+    raw_client.py SOCKET TOKEN NAME PROGRAM WAY
+
+PROGRAM is a file with a `BoundProgram`. WAY is `steps`: says how many steps were done in each 0.1 seconds;
+`flood`: asks for steps without ever reading an answer; `stop`: announces an array, sends half of it, asks for
+a step that takes it, and stops.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pathways.runtime.hosts.attached.attached_controller import AttachedController
+from pathways.runtime.hosts.attached.attaching import Attachment, attach_at
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.protocol.frames import encode
+from pathways.runtime.hosts.protocol.messages import Chunk, Put
+from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.hosts.protocol.serving import Submit
+
+LANES = 8
+"""How many steps are under way."""
+
+
+def put_all(controller: AttachedController, program: HostedProgram) -> dict[int, list[int]]:
+    """Zeros for all that a program takes; their numbers by islands."""
+    return {
+        island: [controller.put(np.zeros(4, np.float32), port.location) for port in ports]
+        for island, ports in program.inputs.items()
+    }
+
+
+def steps(controller: AttachedController, program: HostedProgram) -> None:
+    arguments = put_all(controller, program)
+    count, then = 0, time.monotonic()
+    issued = []
+    while True:
+        step = controller.run(program, arguments)
+        for gang in program.gangs:
+            for position in range(len(program.outputs[gang.number])):
+                gang.life.unused.add(step.number + 1 + position)
+        issued.append(step)
+        if len(issued) > LANES:
+            controller.wait(issued.pop(0))
+            count += 1
+        if time.monotonic() - then > 0.1:
+            print(count, flush=True)
+            count, then = 0, time.monotonic()
+
+
+def flood(controller: AttachedController, program: HostedProgram) -> None:
+    taken = {island: tuple(own) for island, own in put_all(controller, program).items()}
+    sent = tuple({number for own in taken.values() for number in own})
+    controller._answers.forget(controller._service)
+    print("floods", flush=True)
+    while True:
+        number = controller._core.take_numbers(8)
+        controller._service.steps.send_frames(encode(Submit(number, program.number, taken, sent)))
+
+
+def stop(controller: AttachedController, program: HostedProgram) -> None:
+    location = next(iter(program.inputs.values()))[0].location
+    host = location.gang.hosts[0]
+    number = controller._take_number_to_send()
+    host.arrays.send(Put(number, (4,), "float32", location.placement, (0,)))
+    host.arrays.send_with(Chunk(number, 0, 0, 8), memoryview(bytes(8)))
+    taken = dict.fromkeys(program.inputs, (number,))
+    step = Submit(controller._core.take_numbers(8), program.number, taken, (number,))
+    controller._service.steps.send(step)
+    print("stops", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1000)
+
+
+def main() -> int:
+    place, token, name, path, way = sys.argv[1:]
+    controller = attach_at(place, Path(token).read_bytes(), Attachment("test", name))
+    bound = msgspec.msgpack.decode(Path(path).read_bytes(), type=BoundProgram)
+    # The service cuts it.
+    program = controller.load(bound, lambda **_: None)  # type: ignore[arg-type, return-value]
+    {"steps": steps, "flood": flood, "stop": stop}[way](controller, program)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+"""Clusters as `pw-cluster` shows them: how they begin, what they are at, and all ways in which they end.
+
+The process of the service is the real one, with a service behind it that starts no workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.launch.folders import ClusterFolder, call_service, find
+from pathways.runtime.hosts.protocol.admin import (
+    ADMIN_PURPOSE,
+    StatusAsked,
+    StatusTold,
+    decode_for_admin,
+    decode_greeting,
+)
+from pathways.runtime.hosts.protocol.messages import Ping, Purpose
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.tools import pw_cluster
+from pathways.tools.drivers import cluster
+
+SUPPORT = Path(__file__).parents[1] / "support"
+FILE = "hosts = 2\n[clients.ann]\nweight = 2.0\n"
+TOOL = (
+    "import sys; from pathways.tools.drivers import cluster; from pathways.tools import pw_cluster;"
+    "cluster.PROCESS = 'fake_service'; sys.exit(pw_cluster.main())"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("c")
+        patch.setenv("PW_CLUSTERS", str(folder))
+        patch.setenv("PYTHONPATH", str(SUPPORT))
+        patch.setattr(cluster, "PROCESS", "fake_service")
+        (folder / "lab.toml").write_text(FILE)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def lab(folder) -> Iterator[ClusterFolder]:
+    """A cluster that is up."""
+    assert pw_cluster.main(["up", f"{folder}/lab.toml"]) == 0
+    yield ClusterFolder("lab")
+    assert pw_cluster.main(["down", "lab"]) == 0
+    assert not ClusterFolder("lab").is_held()
+
+
+@contextlib.contextmanager
+def started(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """The tool in a process of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TOOL, *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait(known) -> None:
+    deadline = time.monotonic() + 30
+    while not known():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def status(name: str) -> StatusTold:
+    connection = call_service(*find(name), ADMIN_PURPOSE, decode_for_admin)
+    connection.send(StatusAsked())
+    answer = connection.receive()
+    connection.close()
+    assert isinstance(answer, StatusTold)
+    return answer
+
+
+def test_what_a_cluster_is_at(lab, capfd):
+    address, secret = find("lab")
+    ann = call_service(address, secret, Purpose("watch", "client", 0, 0, "service", "ann"), decode_for_admin)
+    wait(lambda: status("lab").status.clients)
+    capfd.readouterr()
+    assert pw_cluster.main(["status", "lab", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == {
+        "pid": lab.pid(),
+        "islands": [
+            {
+                "name": f"island{n}",
+                "state": "running",
+                "hosts": [{"host": n, "pid": lab.pid(), "arrays": 0, "bytes": 0}],
+            }
+            for n in range(2)
+        ],
+        "clients": [
+            {
+                "name": "ann",
+                "weight": 2.0,
+                "steps_done": 0,
+                "queued": 0,
+                "device_seconds": 0.0,
+                "arrays": 0,
+                "bytes": 0,
+            }
+        ],
+    }
+    assert pw_cluster.main(["status", "lab"]) == 0
+    assert "  ann     2       0           0       0 s          0       0 B\n" in capfd.readouterr().out
+    assert pw_cluster.main(["end", "lab", "bo"]) == 1
+    assert capfd.readouterr().err == "pw-cluster: error: lab: there is no client 'bo'; there are: ann\n"
+    assert pw_cluster.main(["end", "lab", "ann"]) == 0
+    with pytest.raises(ConnectionEnded):
+        ann.receive()
+    ann.close()
+    assert pw_cluster.main(["list"]) == 0
+    assert capfd.readouterr().out == (
+        f"  cluster  process  address\n  lab      {lab.pid():<7}  {lab.socket}\n"
+    )
+    assert pw_cluster.main(["logs", "lab"]) == 0
+    assert "client ann is gone\n" in capfd.readouterr().out
+
+
+def test_a_second_one_of_that_name(lab, folder, capfd):
+    pid = lab.pid()
+    assert pw_cluster.main(["up", f"{folder}/lab.toml"]) == 1
+    error = f"pw-cluster: error: cluster 'lab' is up already (process {pid})\n"
+    assert capfd.readouterr().err == error
+    assert status("lab").status.pid == pid
+    # The log is still that of the first.
+    assert "is up already" not in lab.log.read_text()
+
+
+def test_strangers_at_its_socket(lab):
+    """Whatever they say, others are served, and the service goes on."""
+    address, secret = find("lab")
+    assert isinstance(address, str)
+    for said in (
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(100),
+        b"PW\x09\x00\xff\xff\xff\xff\x00\x00\x00\x00",
+    ):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(address)
+            stranger.sendall(said)
+    with pytest.raises(HostError, match="refuses this token: it is that of another cluster"):
+        call_service(address, b"x" * 64, ADMIN_PURPOSE, decode_for_admin)
+    # Who knows the secret, but says what has no sense.
+    wrong = call_service(address, secret, ADMIN_PURPOSE, decode_greeting)
+    wrong.send(Ping(1))
+    with pytest.raises(ConnectionEnded):
+        wrong.receive()
+    wrong.close()
+    for purpose in (Purpose("admin", "worker", 0, 0, "service"), Purpose("steps", "client", 0, 0, "service")):
+        with pytest.raises(HostError, match="refuses"):
+            call_service(address, secret, purpose, decode_for_admin)
+    assert status("lab").status.pid == lab.pid()
+
+
+def test_one_that_was_killed_leaves_room_for_the_next(folder, capfd):
+    arguments = ["up", f"{folder}/lab.toml", "--name", "killed"]
+    assert pw_cluster.main(arguments) == 0
+    killed = ClusterFolder("killed")
+    pid, (_, secret) = killed.pid(), find("killed")
+    os.kill(pid, signal.SIGKILL)
+    wait(lambda: not killed.is_held())
+    capfd.readouterr()
+    assert pw_cluster.main(["status", "killed"]) == 1
+    assert (
+        f"killed' is not up any more: its service (process {pid}) was killed; see " in capfd.readouterr().err
+    )
+    assert pw_cluster.main(arguments) == 0
+    assert find("killed")[1] == secret
+    # As a service manager ends it.
+    os.kill(killed.pid(), signal.SIGTERM)
+    wait(lambda: not killed.is_held())
+    assert [line.split("INFO ")[1] for line in killed.log.read_text().splitlines()[-2:]] == [
+        "ends: SIGTERM",
+        "has ended",
+    ]
+    assert pw_cluster.main(["down", "killed"]) == 1
+    assert "error: no cluster 'killed' is up" in capfd.readouterr().err
+
+
+def test_one_that_does_not_start_says_why(folder, capfd, monkeypatch):
+    monkeypatch.setenv("FAKE_SERVICE", "fails")
+    assert pw_cluster.main(["up", f"{folder}/lab.toml", "--name", "failed"]) == 1
+    assert capfd.readouterr().err == (
+        "pw-cluster: cluster 'failed': starting 2 hosts ...\n"
+        "pw-cluster: error: host 1 did not start (exit code 3)\n  | it has no JAX\n"
+    )
+    assert pw_cluster.main(["logs", "failed"]) == 0
+    assert "ERROR host 1 did not start" in capfd.readouterr().out
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (folder / "taken.toml").write_text(f"hosts = 1\nlisten = '127.0.0.1:{taken.getsockname()[1]}'")
+        assert pw_cluster.main(["up", f"{folder}/taken.toml"]) == 1
+    assert "error: cannot listen at 127.0.0.1:" in capfd.readouterr().err
+    monkeypatch.setenv("PW_CLUSTERS", f"{folder}/{'x' * 100}")
+    assert pw_cluster.main(["up", f"{folder}/lab.toml"]) == 1
+    assert "is too long for the path of a socket (100 bytes at most): set PW_" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_it_ends_with_who_starts_it_until_it_is_ready(folder, number):
+    stuck = ClusterFolder(f"stuck{number}")
+    with started("up", f"{folder}/lab.toml", "--name", stuck.name, FAKE_SERVICE="stuck") as up:
+        wait(lambda: stuck.log.exists() and "starting 2 hosts" in stuck.log.read_text())
+        up.send_signal(number)
+        _, errors = up.communicate(timeout=30)
+    wait(lambda: not stuck.is_held())
+    if number == signal.SIGINT:
+        assert (up.returncode, errors.splitlines()[-1]) == (130, "pw-cluster: interrupted")
+
+
+def test_down_ends_one_that_starts(folder):
+    stuck = ClusterFolder("stuck")
+    with started("up", f"{folder}/lab.toml", "--name", "stuck", FAKE_SERVICE="stuck") as up:
+        wait(lambda: stuck.log.exists() and "starting 2 hosts" in stuck.log.read_text())
+        assert pw_cluster.main(["down", "stuck"]) == 0
+        _, errors = up.communicate(timeout=30)
+    assert errors.splitlines()[-1] == "pw-cluster: error: the service was ended before it was ready"
+
+
+def test_one_in_the_foreground_at_an_address_for_other_machines(folder, capfd):
+    (folder / "front.toml").write_text("hosts = 2\nlisten = '127.0.0.1:0'\ntoken = 'copy'")
+    (folder / "copy").write_text("0123456789abcdef\n")
+    (folder / "copy").chmod(0o600)
+    front = ClusterFolder("front")
+    with started("up", "--foreground", f"{folder}/front.toml") as up:
+        wait(lambda: front.is_held() and front.address())
+        # The process that was started, not one of its children.
+        assert front.pid() == up.pid
+        host, port = front.address()
+        assert pw_cluster.main(["status", f"{host}:{port}", "--token", f"{folder}/copy", "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)["pid"] == up.pid
+        assert pw_cluster.main(["logs", "front"]) == 1
+        assert "front' runs in the foreground: its log is its standard error" in capfd.readouterr().err
+        up.terminate()
+        _, errors = up.communicate(timeout=30)
+    assert up.returncode == 0
+    assert "INFO cluster 'front' is up: 2 islands, 2 hosts, process" in errors
+    assert errors.splitlines()[-1].endswith("INFO has ended")
+
+
+def test_logs_are_followed_until_the_end(folder, capfd):
+    assert pw_cluster.main(["up", f"{folder}/lab.toml", "--name", "followed"]) == 0
+    with started("logs", "followed", "--follow") as logs:
+        assert logs.stdout.readline().endswith("INFO cluster 'followed': starting 2 hosts\n")
+        assert pw_cluster.main(["down", "followed"]) == 0
+        rest, _ = logs.communicate(timeout=30)
+    assert rest.endswith("INFO has ended\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a command: up, list, status, end, down, logs; see pw-cluster --help"),
+        (["upp"], "argument COMMAND: must be one of up, list, status, end, down, logs, got 'upp'; did you m"),
+        (["up"], "pw-cluster up: expected a file"),
+        (["end", "lab"], "pw-cluster end: expected a cluster and a client"),
+        (["status", "lab", "x"], "unexpected argument 'x'"),
+        (["down", "--follow", "lab"], "--follow is for pw-cluster logs"),
+        (["up", "/nowhere/lab.toml"], "/nowhere/lab.toml: No such file or directory"),
+        (["up", "{}/lab.toml", "--name", "a b"], "'a b' is no name of a cluster: expected letters, digits"),
+        (["status", "nothing"], "no cluster 'nothing' is up: there is no folder "),
+        (["status", "10.0.0.5:7070"], "10.0.0.5:7070: expected token=, the path of a copy of the token"),
+        (["status", "10.0.0.5:7070", "--token", "/nowhere"], "/nowhere: No such file or directory"),
+        (["logs", "nothing"], "cluster 'nothing' has no log: there is no file "),
+    ],
+)
+def test_mistakes(folder, capfd, arguments, message):
+    assert pw_cluster.main([word.format(folder) for word in arguments]) == 1
+    error = capfd.readouterr().err
+    assert error.startswith(f"pw-cluster: error: {message}")
+    assert error.count("\n") == 1
+
+
+def test_the_process_of_a_service_imports_no_jax():
+    code = "import sys, pathways.runtime.hosts.service.daemon; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,236 @@
+"""Starts, shows and ends clusters for `pw-cluster`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pathways.runtime.control.errors import HostError
+from pathways.runtime.hosts.launch.folders import (
+    ClusterFolder,
+    address_of,
+    call_service,
+    clusters,
+    find,
+    shown,
+)
+from pathways.runtime.hosts.protocol.admin import (
+    ADMIN_PURPOSE,
+    ClientEnded,
+    Down,
+    EndClient,
+    StatusAsked,
+    StatusTold,
+    decode_for_admin,
+)
+from pathways.runtime.hosts.protocol.messages import Message
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.service.daemon import STAY
+from pathways.runtime.resources.service_status import ServiceStatus
+from pathways.runtime.timelines.tables import table
+from pathways.tools.common.errors import UserError
+
+PROCESS = "pathways.runtime.hosts.service.process"
+"""The module that is the process of a service."""
+
+_ANSWER_SECONDS = 30.0
+_END_SECONDS = 60.0
+_SAY_SECONDS = 10.0
+_WATCH_SECONDS = 1.0
+_FOLLOW_SECONDS = 0.2
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the command line asks for; returns the exit code."""
+    commands = {"up": _up, "list": _list, "status": _status, "end": _end, "down": _down, "logs": _logs}
+    try:
+        commands[options.command](options)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+    except (HostError, ValueError) as error:
+        raise UserError(str(error)) from None
+    return 0
+
+
+def _up(options: argparse.Namespace) -> None:
+    name = [] if options.name is None else [f"--name={options.name}"]
+    command = [sys.executable, "-P", "-m", PROCESS, *name, "--", options.target]
+    if options.foreground:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [*command[:4], "--foreground", *command[4:]])
+    service = subprocess.Popen(
+        command,
+        # A line in a buffer would not be seen by who waits for the pipe.
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert service.stdin is not None
+    assert service.stdout is not None
+    with service.stdin, service.stdout:
+        try:
+            ready = _ready(service)
+        except BaseException:
+            # It ends when it hears no more of this process.
+            service.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                service.wait(0.8)
+            raise
+        service.stdin.write(STAY)
+        service.stdin.flush()
+    print(ready, flush=True)
+    # It goes on, and nobody waits for its end.
+    service.returncode = 0
+
+
+def _ready(service: subprocess.Popen[bytes]) -> str:
+    """Prints what a service is doing until it is ready; returns what it says then.
+
+    Raises:
+      UserError: it cannot be.
+    """
+    assert service.stdout is not None
+    doing = "starting"
+    began = time.monotonic()
+    while True:
+        if not select.select([service.stdout], [], [], _SAY_SECONDS)[0]:
+            print(f"pw-cluster: {doing}, for {time.monotonic() - began:.0f} s ...", file=sys.stderr)
+            continue
+        line = service.stdout.readline()
+        if not line:
+            raise UserError(f"the service has ended without a word (exit code {service.wait()})")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise UserError(answer["error"])
+        if "ready" in answer:
+            return str(answer["ready"])
+        doing = answer["doing"]
+        print(f"pw-cluster: {doing} ...", file=sys.stderr)
+
+
+def _list(_: argparse.Namespace) -> None:
+    rows = [("cluster", "process", "address")]
+    for cluster in clusters():
+        address = cluster.address()
+        rows.append((cluster.name, str(cluster.pid()), "starts" if address is None else shown(address)))
+    print(table(rows) if len(rows) > 1 else "no cluster is up")
+
+
+def _status(options: argparse.Namespace) -> None:
+    with _called(options) as service:
+        while True:
+            answer = _asked(service, StatusAsked())
+            assert isinstance(answer, StatusTold)
+            _show(options, answer.status)
+            if not options.watch:
+                return
+            time.sleep(_WATCH_SECONDS)
+
+
+def _show(options: argparse.Namespace, status: ServiceStatus) -> None:
+    if options.json:
+        # Whoever watches reads it line by line.
+        print(json.dumps(dataclasses.asdict(status), indent=None if options.watch else 2), flush=True)
+        return
+    clear = _CLEAR if options.watch and sys.stdout.isatty() else ""
+    print(f"{clear}{status}", flush=True)
+
+
+def _end(options: argparse.Namespace) -> None:
+    with _called(options) as service:
+        answer = _asked(service, EndClient(options.client))
+        assert isinstance(answer, ClientEnded)
+        if answer.was_there:
+            return
+        told = _asked(service, StatusAsked())
+        assert isinstance(told, StatusTold)
+        names = ", ".join(client.name for client in told.status.clients) or "none"
+        raise UserError(f"{options.target}: there is no client '{options.client}'; there are: {names}")
+
+
+def _down(options: argparse.Namespace) -> None:
+    if address_of(options.target) is None and "/" not in options.target:
+        cluster = ClusterFolder(options.target)
+        if cluster.is_held() and cluster.address() is None and (pid := cluster.pid()) is not None:
+            os.kill(pid, signal.SIGTERM)
+            _wait_for_end(cluster)
+            return
+        with _called(options) as service:
+            _asked(service, Down())
+            _wait_for_end(cluster)
+            return
+    with _called(options) as service:
+        _asked(service, Down())
+        service.limit(_END_SECONDS)
+        with contextlib.suppress(ConnectionEnded):
+            service.receive()
+
+
+def _wait_for_end(cluster: ClusterFolder) -> None:
+    pid = cluster.pid()
+    deadline = time.monotonic() + _END_SECONDS
+    while cluster.is_held():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{cluster} has not ended in {_END_SECONDS:.0f} seconds; "
+                f"kill -9 {pid} ends it, and its workers with it"
+            )
+        time.sleep(0.05)
+
+
+def _logs(options: argparse.Namespace) -> None:
+    cluster = ClusterFolder(options.target)
+    if not cluster.log.exists():
+        if cluster.is_held():
+            raise UserError(f"{cluster} runs in the foreground: its log is its standard error")
+        raise UserError(f"{cluster} has no log: there is no file {cluster.log}")
+    with cluster.log.open(errors="replace") as log:
+        is_up = True
+        while is_up:
+            is_up = options.follow and cluster.is_held()
+            # After the look: what was written last is read, too.
+            while text := log.read(1 << 16):
+                sys.stdout.write(text)
+            sys.stdout.flush()
+            if is_up:
+                time.sleep(_FOLLOW_SECONDS)
+
+
+@contextlib.contextmanager
+def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
+    """A connection to the service of a cluster."""
+    address, secret = find(options.target, options.token)
+    connection = call_service(address, secret, ADMIN_PURPOSE, decode_for_admin)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _asked(service: Connection[Any], question: Message) -> object:
+    """What a service answers.
+
+    Raises:
+      UserError: it does not.
+    """
+    service.limit(_ANSWER_SECONDS)
+    try:
+        service.send(question)
+        return service.receive()
+    except ConnectionEnded as error:
+        raise UserError(f"the service does not answer: {error}") from None
