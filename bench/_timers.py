@@ -110,7 +110,8 @@ class _Hosts:
         self._steps: dict[int, Connection[Any]] = {}
         self._seconds: dict[int, float] = {}
         self._free: dict[int, float] = {}
-        self._ends: list[tuple[float, int, int]] = []
+        # When steps end, their numbers, where that is told, and how long they have the device.
+        self._ends: list[tuple[float, int, int, float]] = []
 
     def connect(self, config: WorkerConfig) -> None:
         """Connects a host to its controller."""
@@ -140,8 +141,8 @@ class _Hosts:
                 self._take(number, message)
         now = time.monotonic()
         while self._ends and self._ends[0][0] <= now:
-            _, run, steps = heapq.heappop(self._ends)
-            self._connections[steps].send(Done(run, None, {}, 0.0))
+            _, run, steps, took = heapq.heappop(self._ends)
+            self._connections[steps].send(Done(run, None, {}, took))
 
     def _ready(self, seconds: float | None) -> list[int]:
         """The connections on which there is something."""
@@ -155,9 +156,9 @@ class _Hosts:
             case Ping(ping):
                 self._connections[number].send(Pong(ping))
             case Run():
-                free = max(self._free[number], time.monotonic()) + self._seconds[message.program]
-                self._free[number] = free
-                heapq.heappush(self._ends, (free, message.run, number))
+                took = self._seconds[message.program]
+                free = self._free[number] = max(self._free[number], time.monotonic()) + took
+                heapq.heappush(self._ends, (free, message.run, number, took))
             case Load():
                 # Its name is how long it takes.
                 self._seconds[message.program] = float(message.name)

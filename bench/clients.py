@@ -1,6 +1,10 @@
-"""Many clients on one cluster: what the scheduler costs, and how fair it is.
+"""Many clients on one cluster: what the scheduler and the service cost, and how fair they are.
 
-python bench/clients.py [--json PATH] [--only core]
+  python bench/clients.py [--json PATH] [--only busy]
+
+Of the first rows the devices and the clients are simulated. Of the others the service and each client are
+processes; devices are timers, or workers that have nothing to do, so that what is measured is control. All of
+them share this machine's cores.
 """
 
 from __future__ import annotations
@@ -9,18 +13,29 @@ import argparse
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 
 import _costs
+from _served import ServedIslands, load
+from hosts import Hosts, Idle, clocked, in_turn, typical
 from simulated_sharing import DeviceTimers
+
+from pathways.runtime.resources.service_status import ServiceStatus
 
 ISLANDS = 4
 ROUNDS = 5
 SECONDS = 4.0
 """Of simulated time, in which each island does 1,300 steps."""
+
+WARM_UP = 1.0
+STEPS = 500
+KILLED = 20
+HELD = 10
+"""How many arrays each client has on each of two islands."""
 
 
 COSTS: dict[str, tuple[float, str]] = {}
@@ -84,7 +99,128 @@ def gangs() -> Iterable[str]:
     yield f"steps of two islands among small ones, simulated: busy {busy:.3f} (to reach 0.95)"
 
 
-CASES: dict[str, Callable[[], Iterable[str]]] = {"core": core, "shares": shares, "gangs": gangs}
+def busy() -> Iterable[str]:
+    """How busy the timers of two islands are with steps of several clients."""
+    for seconds, target in ((0.003, "to reach 0.94"), (0.00033, "report")):
+        for clients in (1, 2, 4, 8):
+            with ServedIslands(2) as served:
+                for n in range(clients):
+                    served.start(f"client{n}", "keep", islands=[[0], [1]], seconds=seconds)
+                cpu = served.cpu_seconds()
+                done, took = steps_done(served)
+                cpu = (served.cpu_seconds() - cpu) / sum(done.values())
+            if seconds < 0.001:
+                COSTS[f"served_step_{clients}"] = (
+                    cpu,
+                    f"service, CPU of a step of one host, {clients} clients",
+                )
+            yield (
+                f"busy, {clients} clients, two islands, steps of {seconds * 1e3:g} ms: "
+                f"{sum(done.values()) * seconds / took / 2:.3f} of devices ({target}), "
+                f"{cpu * 1e6:.0f} us of CPU of the service a step"
+            )
+
+
+def steps_done(served: ServedIslands, seconds: float = 5.0) -> tuple[dict[str, int], float]:
+    """How many steps of each client are done in some seconds, and how many seconds these were."""
+    time.sleep(WARM_UP)
+    before, began = served.status(), time.perf_counter()
+    time.sleep(seconds)
+    after, took = served.status(), time.perf_counter() - began
+    counts = {client.name: client.steps_done for client in before.clients}
+    return {client.name: client.steps_done - counts[client.name] for client in after.clients}, took
+
+
+def served_shares() -> Iterable[str]:
+    """How far the shares of a timer are from those of the weights, with clients that are processes."""
+    for weights in ((1, 1, 1, 1), (1, 2, 4, 8)):
+        for seconds, target in ((0.003, "3 %"), (0.00033, "5 %")):
+            with ServedIslands(1, {f"client{n}": weight for n, weight in enumerate(weights)}) as served:
+                for n in range(len(weights)):
+                    served.start(f"client{n}", "keep", islands=[[0]], seconds=seconds)
+                done, _ = steps_done(served, 10.0)
+            total = sum(done.values())
+            off = max(
+                abs(done[f"client{n}"] / total * sum(weights) / weight - 1)
+                for n, weight in enumerate(weights)
+            )
+            yield (
+                f"shares {':'.join(map(str, weights))}, steps of {seconds * 1e3:g} ms: {off:.1%} off "
+                f"(to reach {target})"
+            )
+
+
+def without_work() -> Iterable[str]:
+    """A step without work on two workers, until they say so: through the service, and of one's own."""
+    with ServedIslands(2, is_timed=False) as served, Hosts(2):
+        own = Idle(2)
+        client = served.attach("client")
+        program = load(client, [0, 1], 0.0)
+
+        def step() -> None:
+            client.wait(client.run(program, {0: (), 1: ()}))
+
+        through, alone = in_turn(clocked(step), clocked(own.step), STEPS)
+        client.close()
+    yield (
+        f"a step without work, 2 hosts: {through * 1e6:.0f} us, own controller {alone * 1e6:.0f} us, "
+        f"ratio {through / alone:.2f} (to reach 2)"
+    )
+
+
+def flood() -> Iterable[str]:
+    """Small steps on an island beside steps of 200 ms of another client on the other one."""
+    with ServedIslands(2) as served:
+        client = served.attach("client")
+        program = load(client, [0], 0.0)
+
+        def step() -> None:
+            client.wait(client.run(program, {0: ()}))
+
+        alone = typical(clocked(step), STEPS)
+        served.start("floods", "keep", islands=[[1]], seconds=0.2)
+        beside = typical(clocked(step), STEPS)
+        client.close()
+    yield (
+        f"small steps beside a flood of 200 ms: p50 {beside * 1e6:.0f} us, alone {alone * 1e6:.0f} us, "
+        f"ratio {beside / alone:.2f} (to reach 2)"
+    )
+
+
+def kills() -> Iterable[str]:
+    """Until all is freed of clients that are killed while they and others have steps under way."""
+    with ServedIslands(2, is_timed=False) as served:
+        for n in range(2):
+            served.start(f"stays{n}", "hold", arrays=HELD)
+        killed = [served.start(f"killed{n}", "hold", arrays=HELD) for n in range(KILLED)]
+        held = arrays(served.status())
+        began = time.perf_counter()
+        for process in killed:
+            process.kill()
+        while len((status := served.status()).clients) > 2 or arrays(status) > 4 * HELD:
+            time.sleep(0.01)
+        took = time.perf_counter() - began
+    yield (
+        f"{KILLED} clients with steps under way are killed: the last of {held - 4 * HELD} arrays is freed "
+        f"after {took:.2f} s (to reach 1)"
+    )
+
+
+def arrays(status: ServiceStatus) -> int:
+    """How many arrays all hosts have."""
+    return sum(host.arrays or 0 for island in status.islands for host in island.hosts)
+
+
+CASES: dict[str, Callable[[], Iterable[str]]] = {
+    "core": core,
+    "shares": shares,
+    "gangs": gangs,
+    "busy": busy,
+    "served-shares": served_shares,
+    "without-work": without_work,
+    "flood": flood,
+    "kills": kills,
+}
 
 
 def main() -> int:

@@ -121,13 +121,19 @@ class Service:
       settings: how the workers are started and watched.
       weights: the shares of clients, by their names; others have 1.
       policy: whose step is next, see `Scheduler`.
+      starter: starts the workers; by default as the settings say.
 
     Raises:
       HostError: a worker does not start.
     """
 
     def __init__(
-        self, settings: Settings, *, weights: Mapping[str, float] | None = None, policy: Policy = "fair"
+        self,
+        settings: Settings,
+        *,
+        weights: Mapping[str, float] | None = None,
+        policy: Policy = "fair",
+        starter: Starter | None = None,
     ) -> None:
         self._weights = dict(weights or {})
         self._closed = threading.Event()
@@ -139,7 +145,7 @@ class Service:
         # Of islands of several hosts: what is done, and may still be spoiled.
         self._unsettled: list[ServedStep] = []
         self._events: list[SchedulerEvent] = []
-        starter = Starter.of(settings)
+        starter = Starter.of(settings) if starter is None else starter
         try:
             self._controller = OwnController(starter, settings, self._listens)
         except BaseException:

@@ -1,0 +1,198 @@
+"""A service of islands whose steps have no work, and its clients, each in a process of its own.
+
+The service is that of `pw-cluster`; only programs are not proved, since they have no computations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from _timers import TimerHosts
+from hosts import empty_part
+
+from pathways.runtime.hosts.attached.attached_controller import AttachedController
+from pathways.runtime.hosts.attached.attaching import Attachment, attach_at
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.controller.starting import Starter
+from pathways.runtime.hosts.launch.settings import Island, Settings
+from pathways.runtime.hosts.protocol.doors import Door
+from pathways.runtime.hosts.protocol.messages import DeviceLayout
+from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPart, SlicePlace, SplitProgram
+from pathways.runtime.hosts.protocol.serving import decode_for_service
+from pathways.runtime.hosts.service.service import Service
+from pathways.runtime.resources.service_status import ServiceStatus
+from pathways.runtime.resources.threads import start_thread
+
+_SECRET = bytes(range(32))
+"""All that it guards are steps without work, behind a socket in a folder that is its user's alone."""
+
+
+class ServedIslands:
+    """A service with islands of one host each, until it is closed.
+
+    Args:
+      count: how many islands.
+      weights: the shares of clients, by their names.
+      is_timed: whether their devices are timers; else they are workers with JAX.
+    """
+
+    def __init__(
+        self, count: int, weights: Mapping[str, float] | None = None, *, is_timed: bool = True
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._place = str(Path(self._folder.name, "socket"))
+        asked = json.dumps(
+            {"place": self._place, "count": count, "weights": weights or {}, "is_timed": is_timed}
+        )
+        self._process = _python("serve", asked)
+        self._clients: list[subprocess.Popen[str]] = []
+        _line(self._process)
+
+    def __enter__(self) -> ServedIslands:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_clients()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._folder.cleanup()
+
+    def attach(self, name: str) -> AttachedController:
+        """This process is a client."""
+        return attach_at(self._place, _SECRET, Attachment("bench", name))
+
+    def start(self, name: str, way: str, **settings: Any) -> subprocess.Popen[str]:
+        """Starts a client that is a process; `way` is one of the functions of `WAYS`."""
+        asked = json.dumps({"place": self._place, "name": name, "way": way, "settings": settings})
+        process = _python("be_client", asked)
+        self._clients.append(process)
+        _line(process)
+        return process
+
+    def end_clients(self) -> None:
+        """Ends those that are processes, and waits until the service knows."""
+        for process in self._clients:
+            process.kill()
+            process.communicate()
+        self._clients.clear()
+        while self.status().clients:
+            time.sleep(0.05)
+
+    def status(self) -> ServiceStatus:
+        """See `Service.status`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return msgspec.json.decode(_line(self._process), type=ServiceStatus)
+
+    def cpu_seconds(self) -> float:
+        """What a core has done for the service so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def load(controller: AttachedController, islands: Sequence[int], seconds: float) -> HostedProgram:
+    """A program whose steps have the devices of these islands for so long, if they are timers."""
+    slices = {f"s{n}": SlicePlace(n, (0,), (n,), None, (1,), ("x",)) for n in islands}
+    program = BoundProgram(str(seconds), b"", slices, {}, {}, (), ())
+    # The service cuts it.
+    return controller.load(program, lambda **_: None)  # type: ignore[arg-type, return-value]
+
+
+class _NoSplitter:
+    """Cuts programs without computations."""
+
+    def split(self, program: BoundProgram, ahead: int | str, *, together: bool) -> SplitProgram:
+        del ahead, together
+        parts = {
+            place.island: IslandPart(empty_part(place.island), (), (), (), (), {}, {})
+            for place in program.slices.values()
+        }
+        return SplitProgram(parts, crossing=0, inner=0, share=1)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def serve(asked: str) -> None:
+    """The process of a service; a line is answered with its status, and the end of lines is its end."""
+    told = json.loads(asked)
+    settings = Settings((Island(),) * told["count"])
+    starter = Starter(settings, TimerHosts(told["count"])) if told["is_timed"] else None
+    service = Service(settings, weights=told["weights"], starter=starter)
+    service._questions._splitter = _NoSplitter()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(told["place"])
+        server.listen(128)
+        Door(server, _SECRET, service.admits, decode_for_service, service.greet)
+
+        def answer() -> None:
+            print(flush=True)
+            for _ in sys.stdin:
+                print(msgspec.json.encode(service.status()).decode(), flush=True)
+            server.shutdown(socket.SHUT_RDWR)
+            service.close()
+
+        start_thread(answer, "status")
+        service.serve()
+
+
+def be_client(asked: str) -> None:
+    """The process of a client."""
+    told = json.loads(asked)
+    controller = attach_at(told["place"], _SECRET, Attachment("bench", told["name"]))
+    with contextlib.suppress(BrokenPipeError):
+        WAYS[told["way"]](controller, **told["settings"])
+
+
+def keep(controller: AttachedController, islands: Sequence[Sequence[int]], seconds: float) -> None:
+    """Asks for steps on islands in turn, as many as may be unfinished."""
+    programs = [load(controller, own, seconds) for own in islands]
+    print(flush=True)
+    while True:
+        for program in programs:
+            controller.run(program, dict.fromkeys(program.inputs, ()))
+
+
+def hold(controller: AttachedController, arrays: int) -> None:
+    """Has so many arrays on each island, and keeps steps under way."""
+    for gang in controller.islands.gangs:
+        location = gang.location(DeviceLayout((0,), (1,), ("x",), ((),)))
+        for _ in range(arrays):
+            controller.put(np.zeros(1 << 10, np.float32), location)
+    keep(controller, [[0, 1]], 0.0)
+
+
+WAYS: dict[str, Callable[..., None]] = {"keep": keep, "hold": hold}
+
+
+def _python(function: str, asked: str) -> subprocess.Popen[str]:
+    code = f"import sys, _served; _served.{function}(sys.argv[1])"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, asked],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a process of the bench has ended with exit code {process.wait()}")
+    return line
