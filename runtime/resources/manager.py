@@ -9,10 +9,10 @@ import threading
 import types
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.resources.cluster import MORE_CPU_DEVICES, Cluster, Device, DeviceIsland
-from pathways.runtime.resources.virtual import VirtualSlice
 
 
 class ResourceError(PathwaysError, RuntimeError):
@@ -54,20 +54,53 @@ class Binding:
         return min((device.memory for device in self.devices if device.memory is not None), default=None)
 
 
-class ResourceManager:
-    """Binds virtual slices to physical devices, once for each slice, for all programs of the process.
+class AskedSlice(Protocol):
+    """What is asked for: a `VirtualSlice`, or that of a client of a service; see there."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def axis_names(self) -> tuple[str, ...]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def island(self) -> str | None: ...
+    @property
+    def overlap(self) -> bool: ...
+    @property
+    def pinned(self) -> tuple[tuple[str, int], ...] | None: ...
+    @property
+    def replica(self) -> int: ...
+    @property
+    def device_set(self) -> AskedSet: ...
+
+
+class AskedSet(Protocol):
+    """Slices that are meant to be used together; equal only to itself."""
+
+    @property
+    def replicas(self) -> int: ...
+
+
+class ResourceManager[S: AskedSlice]:
+    """Binds slices to physical devices, once for each slice, for all programs of a process or of all clients.
 
     A slice keeps its devices until it is released or forgotten, so that programs share its arrays. Slices
     of one program share no device; different programs may take turns on one.
+
+    Args:
+      cluster: the devices that there are.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         # Reentrant: the garbage collector may run at any time, and with it anything.
         self._lock = threading.RLock()
-        self._bound: weakref.WeakKeyDictionary[VirtualSlice, Binding] = weakref.WeakKeyDictionary()
+        self._bound: weakref.WeakKeyDictionary[S, Binding] = weakref.WeakKeyDictionary()
 
-    def bind(self, slices: Iterable[VirtualSlice], program: str) -> dict[VirtualSlice, Binding]:
+    def bind(self, slices: Iterable[S], program: str) -> dict[S, Binding]:
         """Returns the devices of all slices of a program, choosing those of slices that have none yet.
 
         Free devices come first, then those of other device sets with the fewest slices on them. The slices of
@@ -80,33 +113,40 @@ class ResourceManager:
         distinct = list(dict.fromkeys(slices))
         with self._lock:
             held = {slice: self._bound[slice] for slice in distinct if slice in self._bound}
-            pinned = {
-                slice: self._pinned(slice, program)
-                for slice in distinct
-                if slice.pinned and slice not in held
-            }
-            held |= pinned
-            _check_disjoint(held, program)
-            new = [slice for slice in distinct if slice not in held]
-            # The largest first: what is left over then still fits the small ones.
-            ordered = sorted(new, key=lambda slice: (slice.island is None, -slice.size))
-            free = self._free(held.values())
-            homes = _homes_of_replicas(
-                distinct, held, {island[0].island: len(island) for island in free if island}
-            )
-            chosen = self._place(ordered, free, set(), homes) if homes else None
-            if chosen is None:
-                chosen = self._place(ordered, free, set())
-            if chosen is None:
-                chosen = self._place_sharing(ordered, held)
-            if chosen is None:
-                raise ResourceError(self._shortage(distinct, held, program))
-            self._bound.update(pinned)
-            for slice in new:
-                self._bound[slice] = Binding(tuple(chosen[slice]), slice.shape, slice.axis_names, program)
+            if len(held) == len(distinct):
+                _check_disjoint(held, program)
+            else:
+                self._bound.update(self._choose(distinct, held, program))
             return {slice: self._bound[slice] for slice in distinct}
 
-    def _pinned(self, slice: VirtualSlice, program: str) -> Binding:
+    def _choose(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> dict[S, Binding]:
+        """The devices of those slices of a program that hold none yet.
+
+        Raises:
+          ResourceError: see `bind`.
+        """
+        pinned = {
+            slice: self._pinned(slice, program) for slice in slices if slice.pinned and slice not in held
+        }
+        held = {**held, **pinned}
+        _check_disjoint(held, program)
+        new = [slice for slice in slices if slice not in held]
+        # The largest first: what is left over then still fits the small ones.
+        ordered = sorted(new, key=lambda slice: (slice.island is None, -slice.size))
+        free = self._free(held.values())
+        homes = _homes_of_replicas(slices, held, {island[0].island: len(island) for island in free if island})
+        chosen = self._place(ordered, free, set(), homes) if homes else None
+        if chosen is None:
+            chosen = self._place(ordered, free, set())
+        if chosen is None:
+            chosen = self._place_sharing(ordered, held)
+        if chosen is None:
+            raise ResourceError(self._shortage(slices, held, program))
+        return pinned | {
+            slice: Binding(tuple(chosen[slice]), slice.shape, slice.axis_names, program) for slice in new
+        }
+
+    def _pinned(self, slice: S, program: str) -> Binding:
         """The devices that a slice must have.
 
         Raises:
@@ -137,9 +177,7 @@ class ResourceManager:
             for island in self.cluster.islands
         ]
 
-    def _place_sharing(
-        self, slices: Sequence[VirtualSlice], held: Mapping[VirtualSlice, Binding]
-    ) -> dict[VirtualSlice, list[Device]] | None:
+    def _place_sharing(self, slices: Sequence[S], held: Mapping[S, Binding]) -> dict[S, list[Device]] | None:
         """Devices for each slice when those with `overlap` may share: they go on what the others leave."""
         sharing = [slice for slice in slices if slice.overlap]
         if not sharing:
@@ -169,7 +207,7 @@ class ResourceManager:
             load.update(device.position for device in chosen[slice])
         return chosen
 
-    def release(self, slice: VirtualSlice) -> None:
+    def release(self, slice: S) -> None:
         """Gives the devices of a slice back; programs that were loaded on them keep running there.
 
         Nothing happens when it has none.
@@ -177,18 +215,18 @@ class ResourceManager:
         with self._lock:
             self._bound.pop(slice, None)
 
-    def holders(self) -> Mapping[VirtualSlice, Binding]:
+    def holders(self) -> Mapping[S, Binding]:
         """Every slice that has devices."""
         with self._lock:
             return dict(self._bound.items())
 
     def _place(
         self,
-        slices: Sequence[VirtualSlice],
+        slices: Sequence[S],
         islands: list[list[Device]],
         failed: set[tuple[int, ...]],
-        homes: Mapping[VirtualSlice, str] = types.MappingProxyType({}),
-    ) -> dict[VirtualSlice, list[Device]] | None:
+        homes: Mapping[S, str] = types.MappingProxyType({}),
+    ) -> dict[S, list[Device]] | None:
         """Devices for each slice out of those left in each island, by depth-first search.
 
         `failed` holds the numbers of slices and of devices left that were tried without success. Slices in
@@ -216,7 +254,7 @@ class ResourceManager:
         failed.add(state)
         return None
 
-    def _costs(self, slice: VirtualSlice) -> dict[int, tuple[int, int]]:
+    def _costs(self, slice: S) -> dict[int, tuple[int, int]]:
         """For each device, how many slices of the same set and how many in all are on it."""
         same: collections.Counter[int] = collections.Counter()
         all_: collections.Counter[int] = collections.Counter()
@@ -228,9 +266,7 @@ class ResourceManager:
             device.position: (same[device.position], all_[device.position]) for device in self.cluster.devices
         }
 
-    def _shortage(
-        self, slices: Sequence[VirtualSlice], held: Mapping[VirtualSlice, Binding], program: str
-    ) -> str:
+    def _shortage(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> str:
         """What a program needs, what there is, and what is in the way where that would be enough.
 
         Only slices of the program itself can be in the way: with those of others it shares devices.
@@ -252,9 +288,9 @@ class ResourceManager:
         return "\n".join(lines)
 
 
-def _homes_of_replicas(
-    slices: Sequence[VirtualSlice], held: Mapping[VirtualSlice, Binding], free: Mapping[str, int]
-) -> dict[VirtualSlice, str]:
+def _homes_of_replicas[S: AskedSlice](
+    slices: Sequence[S], held: Mapping[S, Binding], free: Mapping[str, int]
+) -> dict[S, str]:
     """An island for all slices of each replica; nothing where there are no replicas, or no room for that.
 
     Args:
@@ -262,12 +298,12 @@ def _homes_of_replicas(
       held: the devices of those that have some.
       free: how many devices each island has left for the others.
     """
-    groups: dict[int, list[VirtualSlice]] = {}
+    groups: dict[int, list[S]] = {}
     for slice in slices:
         if slice.device_set.replicas > 1:
             groups.setdefault(slice.replica, []).append(slice)
     left, used = dict(free), collections.Counter[str]()
-    homes: dict[VirtualSlice, str] = {}
+    homes: dict[S, str] = {}
     # Those that have an island already come first.
     for group in sorted(groups.values(), key=lambda group: not any(slice in held for slice in group)):
         islands = {held[slice].island if slice in held else slice.island for slice in group} - {None}
@@ -284,7 +320,7 @@ def _homes_of_replicas(
     return homes
 
 
-def _check_disjoint(held: Mapping[VirtualSlice, Binding], program: str) -> None:
+def _check_disjoint[S: AskedSlice](held: Mapping[S, Binding], program: str) -> None:
     for (left, a), (right, b) in itertools.combinations(held.items(), 2):
         if left.overlap and right.overlap:
             continue
@@ -296,7 +332,7 @@ def _check_disjoint(held: Mapping[VirtualSlice, Binding], program: str) -> None:
             )
 
 
-def _need(slice: VirtualSlice) -> str:
+def _need(slice: AskedSlice) -> str:
     return f"{slice.name}: {slice.size}" + ("" if slice.island is None else f" on {slice.island}")
 
 

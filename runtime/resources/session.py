@@ -12,6 +12,8 @@ from pathways.runtime.resources.virtual import VirtualSlice
 Discover = Callable[[], Cluster]
 """Finds the devices of a cluster."""
 
+Manager = ResourceManager[VirtualSlice]
+
 
 class Session:
     """The current cluster, and who has what of it.
@@ -24,22 +26,26 @@ class Session:
         self._discover = discover
         # Reentrant: while devices are discovered the garbage collector may run, and with it anything.
         self._lock = threading.RLock()
-        self._manager: ResourceManager | None = None
+        self._manager: Manager | None = None
         self._leavers: list[Callable[[], None]] = []
 
     def when_left(self, act: Callable[[], None]) -> None:
         """Acts whenever a cluster is left for another one."""
         self._leavers.append(act)
 
-    def connect(self, discover: Discover) -> Cluster:
+    def connect(self, discover: Discover, manage: Callable[[Cluster], Manager] | None = None) -> Cluster:
         """Makes a cluster the current one, unless it is, and returns it.
+
+        Args:
+          discover: finds the cluster.
+          manage: makes what binds slices to its devices, each time; by default this process alone does.
 
         Raises:
           RuntimeError: slices are bound to devices of the present cluster, which is another one.
         """
         with self._lock:
             wanted = discover()
-            if self._manager is not None and self._manager.cluster == wanted:
+            if manage is None and self._manager is not None and self._manager.cluster == wanted:
                 return self._manager.cluster
             if bound := self.bound_slices():
                 raise RuntimeError(
@@ -47,7 +53,7 @@ class Session:
                     "pathways.release(slice), or connect first"
                 )
             self.disconnect()
-            self._manager = ResourceManager(wanted)
+            self._manager = (manage or ResourceManager)(wanted)
             return wanted
 
     def disconnect(self) -> None:
@@ -58,7 +64,7 @@ class Session:
                     act()
             self._manager = None
 
-    def manager(self) -> ResourceManager:
+    def manager(self) -> Manager:
         """The resource manager of the current cluster."""
         with self._lock:
             if self._manager is None:

@@ -25,6 +25,7 @@ from pathways.runtime.control.errors import HostError
 from pathways.runtime.hosts.controller import connect
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.local.devices import session
 from pathways.runtime.resources.service_status import ClientStatus
 
 RAW_CLIENT = Path(__file__).parents[1] / "support" / "raw_client.py"
@@ -170,6 +171,30 @@ def test_a_trace_has_ones_own_programs(service, start, devices, tmp_path):
         for timeline in timelines:
             assert list(timeline.hosts.values()) == [0, 1]
             assert len(timeline.launches) == 2
+
+
+def test_clients_get_devices_of_their_own_while_there_are_any(service, ann, devices):
+    """The service binds the slices of all; what a client leaves, others get."""
+
+    def island(slice: pw.VirtualSlice) -> str:
+        return session.bind([slice], "f")[slice].island
+
+    first = devices.add_slice((1,), ("x",))
+    assert island(first) == "island0"
+    bob = service.attach("bob")
+    slices = bob.resource_manager(bob.cluster)
+    other = pw.make_virtual_device_set().add_slice((1,), ("x",))
+    assert slices.bind([other], "g")[other].island == "island1"
+    pw.release(first)
+    assert island(first) == "island0"
+    with refused(pw.ResourceError, "program g: not enough devices: it needs 2", "there are 2"):
+        large = pw.make_virtual_device_set().add_slice((2,), ("x",))
+        slices.bind([large], "g")
+    bob.close()
+    wait_until(lambda: client(service, "bob") is None)
+    assert island(devices.add_slice((1,), ("x",))) == "island1"
+    with refused(HostError, "service test is closed"):
+        slices.bind([pw.make_virtual_device_set().add_slice((1,), ("x",))], "g")
 
 
 def test_two_clients_have_two_names(service, ann):

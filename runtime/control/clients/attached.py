@@ -19,6 +19,9 @@ from pathways.runtime.control.replies import HostRequest, PendingReplies
 from pathways.runtime.control.step import FunctionCall, Step
 from pathways.runtime.control.steps import IssuedSteps
 
+SERVICE = -1
+"""The number of the service itself, among those of hosts that are asked something."""
+
 _ANY = 1 << 60
 """Steps under way on an island, which the service bounds."""
 
@@ -138,6 +141,7 @@ class AttachedCore:
       gangs: the current gang of each island.
       steps: what was asked for and is not done.
       replies: what was asked.
+      ended: why the service is gone; None while it is there.
     """
 
     def __init__(self, islands: Iterable[tuple[int, Sequence[int]]], first: int) -> None:
@@ -147,6 +151,7 @@ class AttachedCore:
         self.is_several = any(gang.is_several for gang in self.gangs)
         self.steps = IssuedSteps(self.is_several)
         self.replies = PendingReplies()
+        self.ended: Failure | None = None
         self._next = first
 
     def take_numbers(self, count: int = 1) -> int:
@@ -222,6 +227,8 @@ class AttachedCore:
                 if (step := self.steps.get(event.step)) is not None:
                     step.cut(event.hosts, event.why)
             case ServiceEnded():
+                self.ended = self.ended or event.why
+                self.replies.lose([SERVICE], event.why)
                 for gang in self.gangs:
                     self._lose(gang, event.why, is_dead=True)
         return []

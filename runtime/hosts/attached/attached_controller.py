@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from pathways.runtime.control.clients.attached import AttachedCore, ServiceEnded
+from pathways.runtime.control.clients.attached import SERVICE, AttachedCore, ServiceEnded
 from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED
 from pathways.runtime.control.effects import AskReports, Effect
 from pathways.runtime.control.errors import ClusterClosedError, Failure, HostError
 from pathways.runtime.control.events import GangKey, Tick
 from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.attached.relayed import relayed_host
+from pathways.runtime.hosts.attached.shared_slices import SharedSlices
 from pathways.runtime.hosts.attached.told_listener import AttachedService, ToldListener
 from pathways.runtime.hosts.cluster.controller import Controller, Split
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
@@ -24,16 +26,25 @@ from pathways.runtime.hosts.protocol.messages import CLIENT_BITS, Ask, Call, Pin
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.serving import (
     Admitted,
+    AskForDevices,
+    DevicesBound,
     IslandFacts,
     LoadProgram,
     ProgramLoaded,
     ReleaseArrays,
+    ReleaseDevices,
+    SliceAsked,
     Submit,
     SubmitCall,
 )
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.manager import ResourceError, ResourceManager
 from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.resources.virtual import VirtualSlice
+
+_Said = AskForDevices | ReleaseDevices | LoadProgram | ReleaseArrays | Unload | Ping
 
 _TICK_SECONDS = 0.05
 _FREE_SECONDS = 0.05
@@ -52,6 +63,8 @@ class AttachedController(Controller):
         self._heartbeat = admitted.heartbeat
         # The numbers of arrays that it has sent itself, as long as they are held.
         self._sent: set[int] = set()
+        self._slices: SharedSlices | None = None
+        self._releasing = threading.Lock()
         facts = admitted.islands
         core = AttachedCore(
             [(island.start, [host.host for host in island.hosts]) for island in facts],
@@ -112,6 +125,42 @@ class AttachedController(Controller):
             loaded.program, program.name, gangs, loaded.inputs, loaded.outputs, loaded.share
         )
 
+    def resource_manager(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
+        """See `Controller.resource_manager`; the service knows which devices others have."""
+        self._slices = SharedSlices(cluster, self._bind)
+        return self._slices
+
+    def _bind(self, program: str, slices: Sequence[SliceAsked]) -> Mapping[int, Sequence[int]]:
+        """Asks the service for devices of slices; see `SharedSlices`."""
+        request = self._core.ask([SERVICE])
+        try:
+            if self._mirror.ended is not None:
+                raise self._mirror.ended.error()
+            self._tell_released()
+            self._tell("watch", AskForDevices(request.number, program, tuple(slices)))
+        except BaseException:
+            self._core.drop(request)
+            raise
+        self._core.wait_for(request)
+        for _, failure in request.first_failure():
+            raise failure.error()
+        (bound,) = request.answers[SERVICE]
+        assert isinstance(bound, DevicesBound)
+        if bound.error:
+            raise ResourceError(bound.error)
+        return bound.positions
+
+    def _tell_released(self) -> None:
+        """Tells the service which slices need no devices any more.
+
+        Raises:
+          HostError: it is gone.
+        """
+        # One after the other: what is released and bound again is told in this order.
+        with self._releasing:
+            if self._slices is not None and (released := self._slices.take_released()):
+                self._tell("watch", ReleaseDevices(released))
+
     def _wait_for_room(self, program: HostedProgram) -> None:
         for life in program.lives:
             life.check_open()
@@ -163,7 +212,11 @@ class AttachedController(Controller):
     def _lose(self, host: HostProcess, error: ConnectionEnded) -> None:
         self._listener.lose_service(error)
 
-    def _tell(self, channel: str, message: LoadProgram | ReleaseArrays | Unload | Ping) -> None:
+    def _tell(
+        self,
+        channel: str,
+        message: AskForDevices | ReleaseDevices | LoadProgram | ReleaseArrays | Unload | Ping,
+    ) -> None:
         """Tells the service something.
 
         Raises:
@@ -214,6 +267,8 @@ class AttachedController(Controller):
                     self._sent.difference_update(unused)
                     with contextlib.suppress(HostError):
                         self._tell("steps", ReleaseArrays(gang.number, gang.life.key.start, unused, sent))
+            with contextlib.suppress(HostError):
+                self._tell_released()
             for program in self._unneeded.take():
                 if program.is_there():
                     with contextlib.suppress(HostError):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.runtime.control.clients.attached import (
+    SERVICE,
     GangBack,
     GangLeaves,
     GangLost,
@@ -26,6 +27,7 @@ from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.protocol.messages import MessageError, Pong, Unload
 from pathways.runtime.hosts.protocol.serving import (
     Denied,
+    DevicesBound,
     FromHost,
     IslandFacts,
     IslandGone,
@@ -162,6 +164,8 @@ class ToldListener(Listener):
                 self._replace(message)
             case ProgramLoaded():
                 self._loaded(message)
+            case DevicesBound():
+                self._core.tell(Answered(SERVICE, message.request, message))
             case Denied():
                 self.end(f"has ended this client: {message.why}")
             case Pong():

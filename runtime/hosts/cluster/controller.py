@@ -34,7 +34,10 @@ from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.hosts.protocol.shards import cut
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
+from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.manager import ResourceManager
 from pathways.runtime.resources.status import HostStatus, StepStatus
+from pathways.runtime.resources.virtual import VirtualSlice
 
 Split = Callable[..., SplitProgram]
 """Cuts a program into parts: takes `ahead` and `together` of `splitting.split`."""
@@ -104,6 +107,10 @@ class Controller(abc.ABC):
     @abc.abstractmethod
     def _closed_events(self, how: str) -> Sequence[Any]:
         """What tells the core that no worker is there any more, and why."""
+
+    def resource_manager(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
+        """What binds the slices of this process to devices of the cluster."""
+        return ResourceManager(cluster)
 
     @abc.abstractmethod
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:

@@ -176,7 +176,7 @@ def _connect(asked: Settings | Attachment) -> Cluster:
     started = _started(asked) if isinstance(asked, Settings) else attach_to(asked)
     try:
         recording.register(started.traces)
-        cluster = devices.session.connect(lambda: started.cluster)
+        cluster = devices.session.connect(lambda: started.cluster, started.resource_manager)
     except BaseException:
         started.close()
         raise

@@ -138,6 +138,47 @@ class ReleaseArrays(Message, frozen=True):
     sent: tuple[int, ...] = ()
 
 
+class SliceAsked(msgspec.Struct, frozen=True):
+    """A slice of a program; see `resources.virtual.VirtualSlice`.
+
+    Attributes:
+      number: its number, which no other slice of the client has had.
+      device_set: the number of its set.
+      replicas: how many times each slice of that set exists.
+    """
+
+    number: int
+    name: str
+    shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    island: str | None
+    overlap: bool
+    pinned: tuple[tuple[str, int], ...] | None
+    replica: int
+    device_set: int
+    replicas: int
+
+
+class AskForDevices(Message, frozen=True):
+    """Asks for devices of all slices of a program.
+
+    Attributes:
+      request: the number of the request.
+      program: the name of the program.
+      slices: its slices; those that have devices already keep them.
+    """
+
+    request: int
+    program: str
+    slices: tuple[SliceAsked, ...]
+
+
+class ReleaseDevices(Message, frozen=True):
+    """Slices, by their numbers, need their devices no more."""
+
+    slices: tuple[int, ...]
+
+
 class LoadProgram(Message, frozen=True):
     """Loads a program on the hosts of its slices."""
 
@@ -209,6 +250,20 @@ class FromHost(Message, frozen=True):
     )
 
 
+class DevicesBound(Message, frozen=True):
+    """The answer to `AskForDevices`, whose number it carries.
+
+    Attributes:
+      request: the number of the request.
+      positions: for each slice, by its number, the positions of its devices in the cluster.
+      error: why they have none; empty if they have.
+    """
+
+    request: int
+    positions: dict[int, tuple[int, ...]]
+    error: str = ""
+
+
 class ProgramLoaded(Message, frozen=True):
     """The answer to `LoadProgram`, whose number it carries.
 
@@ -277,12 +332,24 @@ class IslandIsBack(Message, frozen=True):
     facts: IslandFacts
 
 
-ToService = Handshake | ForHost | Submit | SubmitCall | ReleaseArrays | LoadProgram | Unload | Ping
+ToService = (
+    Handshake
+    | ForHost
+    | Submit
+    | SubmitCall
+    | ReleaseArrays
+    | AskForDevices
+    | ReleaseDevices
+    | LoadProgram
+    | Unload
+    | Ping
+)
 ToClient = (
     Handshake
     | Admitted
     | Denied
     | FromHost
+    | DevicesBound
     | ProgramLoaded
     | Refused
     | Spoiled

@@ -7,9 +7,8 @@
   has an order (`dispatch_loop.py`), checks what clients ask for (`requests.py`), tells the scheduler of
   `runtime.control.clients`, and sends steps. `known_islands.py` is what clients know of islands.
 - `relay_listener.py` passes on what workers say, `sending.py` sends it, `relayed_traces.py` says to whom a
-  trace is of interest. `incoming_arrays.py` are arrays that clients send, `questions.py` what else they ask.
-- `splitter.py` has programs proved and cut in a process of its own, `split_process.py`; `split_pipe.py` is
-  what both say.
+  trace is of interest. `incoming_arrays.py` are arrays that clients send, `questions.py` what else they ask,
+  `bound_slices.py` which devices the slices of all have.
 
 The folder of a cluster, in which clients find its service, is `launch/folders.py`.
 

@@ -1,4 +1,5 @@
-"""What a client asks for that has no order among its steps: programs to load, and how workers are."""
+"""What a client asks for that has no order among its steps: devices of
+slices, programs to load, and how workers are."""
 
 from __future__ import annotations
 
@@ -31,11 +32,19 @@ from pathways.runtime.hosts.protocol.messages import (
     Unload,
 )
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
-from pathways.runtime.hosts.protocol.serving import ForHost, FromHost, LoadProgram, Told
+from pathways.runtime.hosts.protocol.serving import (
+    AskForDevices,
+    ForHost,
+    FromHost,
+    LoadProgram,
+    ReleaseDevices,
+    Told,
+)
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.service.bound_slices import BoundSlices
 from pathways.runtime.hosts.service.relay_listener import RelayedQuestion
 from pathways.runtime.hosts.service.served_client import ServedClient
-from pathways.runtime.hosts.service.splitter import ProgramSplitter
+from pathways.runtime.hosts.splitting.splitter import ProgramSplitter
 from pathways.runtime.resources.threads import start_thread
 
 _MOST_LOADING = 64
@@ -60,6 +69,7 @@ class Questions:
         self._core = controller._core
         self._islands = controller.islands
         self._splitter = ProgramSplitter()
+        self._slices = BoundSlices(controller.cluster)
         self._loaded = loaded
         self._unload = unload
         self._lock = threading.Lock()
@@ -72,6 +82,7 @@ class Questions:
 
     def forget(self, client: ServedClient) -> None:
         """A client is gone."""
+        self._slices.forget(client)
         with self._lock:
             self._clocks = {n: asked for n, asked in self._clocks.items() if asked[0] is not client}
 
@@ -98,6 +109,10 @@ class Questions:
                 if client.loading > _MOST_LOADING:
                     raise MessageError(f"{client} loads more than {_MOST_LOADING} programs at the same time")
                 start_thread(functools.partial(self._load, client, message), "load")
+            case AskForDevices():
+                client.watch.send(self._slices.bind(client, message))
+            case ReleaseDevices():
+                self._slices.release(client, message.slices)
             case Unload():
                 self._unload(client, message.program)
             case ForHost(message=Ask() as ask):

@@ -16,7 +16,7 @@ from pathways.dialect.errors import PathwaysError
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
-from pathways.runtime.hosts.service.split_pipe import SplitAnswer, SplitRequest, read, write
+from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest, read, write
 from pathways.runtime.hosts.splitting.splitting import split, stored_of
 from pathways.runtime.plan.lower import plan_of
 

@@ -10,7 +10,7 @@ import threading
 
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
-from pathways.runtime.hosts.service.split_pipe import SplitAnswer, SplitRequest, read, write
+from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest, read, write
 from pathways.runtime.resources.threads import start_thread
 
 SPLIT_SECONDS = 300.0
@@ -85,6 +85,6 @@ class ProgramSplitter:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            command = [sys.executable, "-m", "pathways.runtime.hosts.service.split_process"]
+            command = [sys.executable, "-m", "pathways.runtime.hosts.splitting.split_process"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self._process

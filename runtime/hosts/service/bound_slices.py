@@ -1,0 +1,104 @@
+"""Which devices the slices of all clients have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+
+from pathways.runtime.hosts.protocol.messages import MessageError
+from pathways.runtime.hosts.protocol.serving import AskForDevices, DevicesBound, SliceAsked
+from pathways.runtime.hosts.service.served_client import ServedClient
+from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.manager import ResourceError, ResourceManager
+
+MOST_SLICES = 512
+"""How many slices a program of a client may have."""
+
+
+@dataclasses.dataclass(eq=False)
+class ServedSet:
+    """A device set of a client; see `VirtualDeviceSet`."""
+
+    replicas: int
+
+
+@dataclasses.dataclass(eq=False)
+class ServedSlice:
+    """A slice of a client; see `VirtualSlice`."""
+
+    name: str
+    shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    island: str | None
+    overlap: bool
+    pinned: tuple[tuple[str, int], ...] | None
+    replica: int
+    device_set: ServedSet
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.shape)
+
+
+class BoundSlices:
+    """Binds slices of all clients: free devices come first, then those with the fewest slices of anybody.
+
+    Args:
+      cluster: the devices that there are.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._manager: ResourceManager[ServedSlice] = ResourceManager(cluster)
+        self._lock = threading.Lock()
+        self._sets: dict[tuple[ServedClient, int], ServedSet] = {}
+        # As long as they are here, they have their devices.
+        self._slices: dict[tuple[ServedClient, int], ServedSlice] = {}
+
+    def bind(self, client: ServedClient, asked: AskForDevices) -> DevicesBound:
+        """Binds the slices of a program of a client.
+
+        Raises:
+          MessageError: what it asks for makes no sense.
+        """
+        if len(asked.slices) > MOST_SLICES:
+            raise MessageError(f"program '{asked.program}' has more than {MOST_SLICES} slices")
+        with self._lock:
+            slices = {slice.number: self._slice(client, slice) for slice in asked.slices}
+            try:
+                bound = self._manager.bind(slices.values(), asked.program)
+            except ResourceError as error:
+                return DevicesBound(asked.request, {}, str(error))
+            self._slices.update(((client, number), slice) for number, slice in slices.items())
+        return DevicesBound(
+            asked.request, {number: bound[slice].positions for number, slice in slices.items()}
+        )
+
+    def release(self, client: ServedClient, numbers: tuple[int, ...]) -> None:
+        """Some slices of a client need their devices no more."""
+        with self._lock:
+            for number in numbers:
+                self._slices.pop((client, number), None)
+
+    def forget(self, client: ServedClient) -> None:
+        """A client is gone."""
+        with self._lock:
+            self._slices = {key: slice for key, slice in self._slices.items() if key[0] is not client}
+            self._sets = {key: known for key, known in self._sets.items() if key[0] is not client}
+
+    def _slice(self, client: ServedClient, asked: SliceAsked) -> ServedSlice:
+        if (known := self._slices.get((client, asked.number))) is not None:
+            return known
+        if len(asked.shape) != len(asked.axis_names) or min(asked.shape, default=0) < 1:
+            raise MessageError(f"slice {asked.name} has shape {asked.shape} and axes {asked.axis_names}")
+        return ServedSlice(
+            asked.name,
+            asked.shape,
+            asked.axis_names,
+            asked.island,
+            asked.overlap,
+            asked.pinned,
+            asked.replica,
+            self._sets.setdefault((client, asked.device_set), ServedSet(asked.replicas)),
+        )
