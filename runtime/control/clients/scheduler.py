@@ -60,6 +60,10 @@ IDLE_SECONDS = 0.05
 MOST_UNFINISHED = 32
 """How many steps of a client may be unfinished, those in its lines and those under way."""
 
+_MOST_UNDER_WAY = MOST_UNFINISHED // 2
+"""How many steps may be under way on an island, unless its round trip takes longer than they do. With more,
+all that a client may have unfinished could be under way: who should have most would have none in its line."""
+
 _LEARNED = 0.3
 _LOOKS = 8
 """How many steps behind one that waits are looked at, so that an event takes no longer with more clients."""
@@ -319,7 +323,8 @@ class Scheduler:
         if len(island.under_way) < 2:
             return True
         behind = island.work - next(iter(island.under_way.values()))
-        return behind <= WORK_SECONDS + island.round_trip
+        window = WORK_SECONDS if len(island.under_way) < _MOST_UNDER_WAY else 0.0
+        return behind <= window + island.round_trip
 
     def _fits(self, step: QueuedStep) -> bool:
         return all(self._has_room(self._islands[n], step.share) for n in step.islands)
@@ -499,15 +504,16 @@ class Scheduler:
 
     def _refuse_all(self, client: ScheduledClient, island: int, why: str) -> None:
         """Refuses the steps that a client wants on an island that takes none, and those that need them."""
-        refused = {item for item in client._lines[island] if isinstance(item, QueuedStep)}
-        made = {(n, array) for step in refused for n in step.islands for array in step.makes[n]}
-        for line in client._lines:
-            for item in line:
-                if isinstance(item, QueuedStep) and item not in refused and _takes_any(item, made):
-                    refused.add(item)
-                    made |= {(n, array) for n in item.islands for array in item.makes[n]}
-        for waiting in client._awaited.values():
-            waiting[:] = [item for item in waiting if item not in refused]
+        refused: set[QueuedStep] = set()
+        made: set[tuple[int, int]] = set()
+        waiting = {item for line in client._lines for item in line if isinstance(item, QueuedStep)}
+        # In the order in which they were asked for: on whatever island, what makes an array comes first.
+        for step in sorted(waiting, key=lambda step: step._order):
+            if island in step.islands or _takes_any(step, made):
+                refused.add(step)
+                made |= {(n, array) for n in step.islands for array in step.makes[n]}
+        for items in client._awaited.values():
+            items[:] = [item for item in items if item not in refused]
         for step in sorted(refused, key=lambda step: step._order):
             step._state = "dropped"
             client.unfinished -= 1

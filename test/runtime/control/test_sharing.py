@@ -9,10 +9,14 @@ from simulated_sharing import DeviceTimers, problem
 
 from pathways.runtime.control.clients.items import (
     Arrived,
+    ClientJoined,
     ClientLeft,
+    IslandLeaves,
     Issue,
     QueuedStep,
+    Refuse,
     TakeTurn,
+    WorkAsked,
 )
 from pathways.runtime.control.clients.scheduler import Scheduler
 
@@ -21,6 +25,29 @@ SEEDS = 300
 
 def test_random_histories():
     assert [wrong for seed in range(SEEDS) if (wrong := problem(seed))] == []
+
+
+def test_what_needs_a_refused_step_is_refused_too():
+    """However far away it is: from island 1 over island 2 to island 0."""
+    scheduler = Scheduler(3, ahead=1)
+    scheduler.handle(ClientJoined(0, 1.0), 0.0)
+    steps = [
+        QueuedStep(0, number, 1, takes, makes, frozenset())
+        for number, (takes, makes) in enumerate(
+            [
+                ({0: (), 1: (), 2: ()}, {0: (), 1: (), 2: ()}),
+                ({1: (), 2: ()}, {1: (), 2: (10,)}),
+                ({2: (10,)}, {2: (11,)}),
+                ({0: (), 2: (11,)}, {0: (12,), 2: ()}),
+                ({0: (12,)}, {0: ()}),
+                ({0: ()}, {0: ()}),
+            ]
+        )
+    ]
+    for step in steps:
+        scheduler.handle(WorkAsked(step), 0.0)
+    effects = scheduler.handle(IslandLeaves(1, "island 1 leaves"), 0.0)
+    assert [effect.step.number for effect in effects if isinstance(effect, Refuse)] == [1, 2, 3, 4]
 
 
 def windows_are_open(patch: pytest.MonkeyPatch) -> None:
