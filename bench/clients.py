@@ -33,6 +33,9 @@ SECONDS = 4.0
 
 WARM_UP = 1.0
 STEPS = 500
+WIDE = 64
+"""Hosts of the widest steps."""
+
 KILLED = 20
 HELD = 10
 """How many arrays each client has on each of two islands."""
@@ -119,6 +122,24 @@ def busy() -> Iterable[str]:
                 f"{sum(done.values()) * seconds / took / 2:.3f} of devices ({target}), "
                 f"{cpu * 1e6:.0f} us of CPU of the service a step"
             )
+
+
+def wide() -> Iterable[str]:
+    """What a step of many hosts costs the service, when it does nothing else."""
+    cpu = {}
+    for hosts in (2, WIDE):
+        with ServedIslands(hosts) as served:
+            served.start("client", "keep", islands=[list(range(hosts))], seconds=0.0)
+            before = served.cpu_seconds()
+            done, _ = steps_done(served)
+            cpu[hosts] = (served.cpu_seconds() - before) / sum(done.values())
+    a_host = (cpu[WIDE] - cpu[2]) / (WIDE - 2)
+    COSTS["served_host"] = a_host, f"service, a host and step: CPU, between steps of 2 and {WIDE} hosts"
+    COSTS["served_step"] = max(0.0, cpu[2] - 2 * a_host), "service, once a step: the rest of the CPU of 2 hosts"
+    yield (
+        f"steps of {WIDE} hosts without work, one client: {a_host * 1e6:.1f} us of CPU of the service a host "
+        f"beyond two (to reach 20); a step of 2 hosts {cpu[2] * 1e6:.0f} us"
+    )
 
 
 def steps_done(served: ServedIslands, seconds: float = 5.0) -> tuple[dict[str, int], float]:
@@ -216,6 +237,7 @@ CASES: dict[str, Callable[[], Iterable[str]]] = {
     "shares": shares,
     "gangs": gangs,
     "busy": busy,
+    "wide": wide,
     "served-shares": served_shares,
     "without-work": without_work,
     "flood": flood,

@@ -76,12 +76,15 @@ class Inputs:
             net=seconds("network", "net"),
         ).changed(self.what_if)
 
-    def service(self, messages: int, islands: int = 1) -> ControlCosts:
-        """What a service costs: as a controller, with the scheduler."""
-        costs = self.controller(messages)
-        # A step is asked for, and each island says when it has ended it.
-        events = (1 + islands) * self.file.seconds("clients", "per_event_8")
-        return dataclasses.replace(costs, per_step=costs.per_step + events)
+    def service(self, messages: int) -> ControlCosts:
+        """What a service costs, as measured, scheduler and all."""
+        seconds = self.file.seconds
+        costs = dataclasses.replace(
+            self.controller(messages),
+            per_step=seconds("clients", "served_step"),
+            per_host=seconds("clients", "served_host"),
+        )
+        return costs.changed(self.what_if)
 
 
 def milliseconds(seconds: float) -> str:
@@ -195,7 +198,7 @@ def clients(inputs: Inputs) -> Table:
         )
     for heads in (HEADS, None):
         large = FleetShape([128] * 4, heads)
-        costs = inputs.service(sum(map(len, large.groups())), 4)
+        costs = inputs.service(sum(map(len, large.groups())))
         usage = used_together(large, costs, [ClientModel((0, 1, 2, 3), LONG)] * 16, 2.0)
         how = f"one of {HEADS} hands on" if heads else "all told by the service"
         case = f"16 clients, 3 ms on 512 hosts in 4 islands, {how}"

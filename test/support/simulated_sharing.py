@@ -79,6 +79,8 @@ class SimulatedSharing:
         self.leaving: set[int] = set()
         self.numbers = itertools.count(1)
         self.events = 0
+        # What is told with the next event.
+        self.untold: list[object] = []
         self.largest = self.chance.choice([1, 1, 2])
 
     def play(self) -> None:
@@ -92,13 +94,15 @@ class SimulatedSharing:
                 self.time.at(self.chance.uniform(0, 0.25), lambda n=number: self.kill(self.clients[n]))
         if self.chance.random() < 0.3:
             self.time.at(self.chance.uniform(0, 0.2), self.chance.choice([self.lose, self.leave]))
-        while self.time.step():
-            pass
+        while self.time.step() or self.untold:
+            if self.untold and self.chance.random() < 0.5:
+                self.tell()
         self.check_end()
 
-    def tell(self, event: object) -> None:
-        self.events += 1
-        for effect in self.scheduler.handle(event, self.time.now):
+    def tell(self, *events: object) -> None:
+        told, self.untold = [*self.untold, *events], []
+        self.events += len(told)
+        for effect in self.scheduler.handle_all(told, self.time.now):
             self.take(effect)
         for n, queue in enumerate(self.queues):
             used = sum(step.share for step in queue)
@@ -245,7 +249,9 @@ class SimulatedSharing:
         self.queues[island].remove(step)
         if not any(step in queue for queue in self.queues):
             self.end(step)
-        self.tell(PartDone(step, island, seconds))
+        self.untold.append(PartDone(step, island, seconds))
+        if self.chance.random() < 0.7:
+            self.tell()
 
     def end(self, step: QueuedStep) -> None:
         self.running.discard(step)

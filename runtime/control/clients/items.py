@@ -28,6 +28,7 @@ class QueuedStep:
     """
 
     __slots__ = (
+        "_blocked_at",
         "_estimate",
         "_firsts",
         "_keys",
@@ -70,6 +71,8 @@ class QueuedStep:
         # In how many lines it is first, how many arrays are not there, and on which islands it is not done.
         self._firsts = 0
         self._missing = 0
+        # Which of its islands had no room for it when it was looked at last.
+        self._blocked_at = 0
         self._left = set(self.islands)
         self._state: Literal["waits", "ready", "issued", "dropped"] = "waits"
         self._keys: Mapping[int, float] = {}

@@ -165,7 +165,18 @@ class Scheduler:
 
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerEffect]:
         """Takes note of what happened, and returns what is to be done, in this order."""
+        return self.handle_all([event], now)
+
+    def handle_all(self, events: Iterable[SchedulerEvent], now: float) -> list[SchedulerEffect]:
+        """The same for what happened at the same time; islands are looked at once for all of it."""
         self._effects = []
+        for event in events:
+            self._take(event, now)
+        while self._open:
+            self._fill(self._open.pop(), now)
+        return self._effects
+
+    def _take(self, event: SchedulerEvent, now: float) -> None:
         match event:
             case WorkAsked(item):
                 self._ask(item)
@@ -187,9 +198,6 @@ class Scheduler:
                 self._islands[number].problem, self._islands[number].is_lost = None, False
             case RoundTripMeasured(number, seconds):
                 self._islands[number].round_trip = seconds
-        while self._open:
-            self._fill(self._open.pop(), now)
-        return self._effects
 
     # Lines.
 
@@ -305,12 +313,12 @@ class Scheduler:
             if step._token != token or step._state != "ready":
                 heapq.heappop(island.ready)
                 continue
-            if self._may_pass(step, now) and self._fits(step) and not self._backfill(step, now):
+            if self._fits(step) and self._may_pass(step, now) and not self._backfill(step, now):
                 heapq.heappop(island.ready)
                 self._issue(step, now)
                 continue
             skipped.append(heapq.heappop(island.ready))
-            if len(step.islands) > 1:
+            if len(step.islands) > 1 and island.claim is not step:
                 self._claim(step)
         for entry in skipped:
             heapq.heappush(island.ready, entry)
@@ -327,12 +335,19 @@ class Scheduler:
         return behind <= window + island.round_trip
 
     def _fits(self, step: QueuedStep) -> bool:
-        return all(self._has_room(self._islands[n], step.share) for n in step.islands)
+        # From the island that had no room the last time: places come one by one.
+        islands, at = step.islands, step._blocked_at
+        for _ in islands:
+            if not self._has_room(self._islands[islands[at]], step.share):
+                step._blocked_at = at
+                return False
+            at = at + 1 if at + 1 < len(islands) else 0
+        return True
 
     def _claim(self, step: QueuedStep) -> None:
         for n in step.islands:
             before = self._claim_of(n)
-            if before is None or self._is_before(step, before, n):
+            if before is None or (before is not step and self._is_before(step, before, n)):
                 self._islands[n].claim = step
 
     def _claim_of(self, number: int) -> QueuedStep | None:
@@ -434,11 +449,15 @@ class Scheduler:
         guess = done.took if before is None else before + _LEARNED * (done.took - before)
         client._estimates[step.program] = guess
         self._note_end(client, step)
-        if self._is_fair:
-            line = client._lines[n]
-            # It was sorted by an estimate.
-            if line and isinstance(line[0], QueuedStep) and line[0]._state == "ready":
-                self._push(client, line[0])
+        if self._is_fair and not step._left:
+            self._sort_again(client, step.islands)
+
+    def _sort_again(self, client: ScheduledClient, islands: Iterable[int]) -> None:
+        """Sorts what is ready of a client by what it was served, which was an estimate until now."""
+        firsts = [line[0] for n in islands if (line := client._lines[n])]
+        for first in dict.fromkeys(item for item in firsts if isinstance(item, QueuedStep)):
+            if first._state == "ready":
+                self._push(client, first)
 
     def _free_place(self, step: QueuedStep, number: int) -> None:
         island = self._islands[number]
@@ -448,9 +467,10 @@ class Scheduler:
         # Sums of floats drift: of nothing the work is none.
         island.work = max(0.0, island.work - estimate) if island.under_way else 0.0
         self._open.add(number)
-        # One of several islands may have waited for this place.
-        if island.claim is not None:
-            self._open.update(island.claim.islands)
+        # One of several islands may have waited for this place; else only those look again that idle.
+        if (claim := self._claim_of(number)) is not None:
+            fits = self._fits(claim)
+            self._open.update(n for n in claim.islands if fits or not self._islands[n].under_way)
 
     def _note_end(self, client: ScheduledClient, step: QueuedStep) -> None:
         if not step._left:

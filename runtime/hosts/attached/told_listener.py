@@ -33,6 +33,7 @@ from pathways.runtime.hosts.protocol.serving import (
     IslandGone,
     IslandIsBack,
     IslandIsLeaving,
+    PartsDone,
     ProgramLoaded,
     Refused,
     Spoiled,
@@ -145,8 +146,11 @@ class ToldListener(Listener):
             self.end(f"is not understood: {error}")
 
     def _on_told(self, message: object) -> None:
-        self._service.heard = time.monotonic()
+        now = self._service.heard = time.monotonic()
         match message:
+            case PartsDone():
+                for number in message.hosts:
+                    self._core.done(self._islands.host(number).gang.life, number, message.step, now)
             case FromHost():
                 self._on_message(self._islands.host(message.host), message.message)
             case Refused():

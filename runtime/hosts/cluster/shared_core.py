@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pathways.runtime.control.effects import Effect
@@ -81,11 +81,9 @@ class SharedCore:
         self._lock = threading.Lock()
         self._changed = threading.Condition()
 
-    @contextlib.contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def unchanged(self) -> contextlib.AbstractContextManager[object]:
         """Nothing becomes of any worker in the meantime; who is here may call `core`, and nothing of this."""
-        with self._lock:
-            yield
+        return self._lock
 
     def tell(self, *events: Any) -> None:
         """Tells the core what was seen."""

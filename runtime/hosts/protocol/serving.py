@@ -250,6 +250,18 @@ class FromHost(Message, frozen=True):
     )
 
 
+class PartsDone(Message, frozen=True):
+    """Workers are done with their parts of a step, and nothing went wrong.
+
+    Attributes:
+      step: the number of the step.
+      hosts: theirs.
+    """
+
+    step: int
+    hosts: tuple[int, ...]
+
+
 class DevicesBound(Message, frozen=True):
     """The answer to `AskForDevices`, whose number it carries.
 
@@ -349,6 +361,7 @@ ToClient = (
     | Admitted
     | Denied
     | FromHost
+    | PartsDone
     | DevicesBound
     | ProgramLoaded
     | Refused

@@ -20,7 +20,7 @@ _AT_ONCE = 1 << 16
 _LONG = _AT_ONCE // 4
 """The longest message, in bytes, that is sure to be there whole some time."""
 
-LONGEST_TAKEN = 1 << 24
+LONGEST_TAKEN = 1 << 25
 """The longest message, in bytes, where reading does not wait for the rest of one."""
 
 MOST_KEPT = 1 << 26

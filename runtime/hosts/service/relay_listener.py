@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pathways.runtime.control.events import Answered
+from pathways.runtime.control.events import Answered, HostEnded
 from pathways.runtime.hosts.cluster.host import HostProcess
 from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.cluster.listener import Listener
@@ -19,6 +19,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Described,
     Done,
     Failed,
+    MessageError,
     Report,
     RunTimes,
     TraceDone,
@@ -104,8 +105,14 @@ class RelayListener(Listener):
     def _on_step_messages(self, host: Any) -> None:
         if isinstance(host, ServedClient):
             self._service.read_client(host)
-        else:
-            super()._on_step_messages(host)
+            return
+        try:
+            for message in host.steps.take_some():
+                self._on_message(host, message)
+        except ConnectionEnded as error:
+            self.lose(host, error)
+        except MessageError as error:
+            self._core.tell(HostEnded(host.gang.life.key, host.index, str(error)))
 
     def _on_flush_failed(self, party: Any, error: Any) -> None:
         if isinstance(party, ServedClient):

@@ -66,27 +66,25 @@ class Requests:
         if program is None:
             raise MessageError(f"{client} has no program {message.program}")
         hosted = program.hosted
-        islands = [gang.number for gang in hosted.gangs]
-        if not client.owns(message.step) or sorted(message.arguments) != sorted(islands):
+        inputs, outputs = hosted.inputs, hosted.outputs
+        if not client.owns(message.step) or message.arguments.keys() != inputs.keys():
             raise MessageError(f"{client} asks for step {message.step} in a way that cannot be")
-        for island, arrays in [*message.arguments.items(), *message.free.items()]:
+        for island, arrays in message.arguments.items():
             _check_own(client, arrays)
-            if island not in islands:
-                raise MessageError(f"program {hosted.name} has no part on island {island}")
-        for island in islands:
-            if len(message.arguments[island]) != len(hosted.inputs[island]):
+            if len(arrays) != len(inputs[island]):
                 raise MessageError(f"program {hosted.name} takes other arguments than {message.arguments}")
+        for island, arrays in message.free.items():
+            _check_own(client, arrays)
+            if island not in inputs:
+                raise MessageError(f"program {hosted.name} has no part on island {island}")
         client.last = message.step
-        sent = frozenset(message.sent)
-        current = all(self._islands.gangs[gang.number] is gang for gang in hosted.gangs)
-        if not current or not hosted.is_there():
-            why = next((gang.life.failure for gang in hosted.gangs if gang.life.failure is not None), None)
-            return [Refused(message.step, Told.of(why or lost("its island is gone")))]
-        takes = {island: tuple(message.arguments[island]) for island in islands}
-        makes = {
-            island: tuple(range(message.step + 1, message.step + 1 + len(hosted.outputs[island])))
-            for island in islands
-        }
+        for gang in hosted.gangs:
+            if gang.is_lost() or self._islands.gangs[gang.number] is not gang:
+                why = gang.life.failure or lost("its island is gone")
+                return [Refused(message.step, Told.of(why))]
+        sent, first = frozenset(message.sent), message.step + 1
+        takes = {island: message.arguments[island] for island in inputs}
+        makes = {island: range(first, first + len(outputs[island])) for island in inputs}
         served = ServedStep(client, message.step, program, takes)
         served.queued = QueuedStep(
             client.number,
@@ -94,7 +92,7 @@ class Requests:
             hosted.number,
             takes,
             makes,
-            sent.intersection(itertools.chain(*takes.values())),
+            sent and sent.intersection(itertools.chain(*takes.values())),
             hosted.share,
             served,
         )

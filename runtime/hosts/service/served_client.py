@@ -13,6 +13,7 @@ from pathways.runtime.control.step import Step
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.protocol.messages import CLIENT_BITS, Call, StartTrace, StopTrace
+from pathways.runtime.hosts.protocol.serving import FromHost
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.hosts.service.sending import ArraySender, RelayedFetch, Sender
 
@@ -45,7 +46,8 @@ class ServedStep:
       step: the same for the core of the cluster; None before it is issued.
       left: for each island the hosts that are not done.
       took: for each island how long it had the devices.
-      told: what is said of it when nothing can spoil it any more.
+      unsaid: the hosts that are done, which the client does not know.
+      failed: what failed on hosts, which the client does not know.
     """
 
     client: ServedClient
@@ -56,7 +58,8 @@ class ServedStep:
     step: Step | None = None
     left: dict[int, set[int]] = dataclasses.field(default_factory=dict)
     took: dict[int, float] = dataclasses.field(default_factory=dict)
-    told: list[Any] = dataclasses.field(default_factory=list)
+    unsaid: list[int] = dataclasses.field(default_factory=list)
+    failed: list[FromHost] = dataclasses.field(default_factory=list)
     is_cut: bool = False
 
 

@@ -8,6 +8,7 @@ client: arrays that it sends, what it fetches, programs that are compiled for it
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -15,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -72,6 +73,7 @@ from pathways.runtime.hosts.protocol.serving import (
     Admitted,
     Denied,
     FromHost,
+    PartsDone,
     ProgramLoaded,
     Refused,
     Spoiled,
@@ -109,6 +111,10 @@ CONNECT_SECONDS = 10.0
 """How long a client may take to open all its connections."""
 
 _LOOK_SECONDS = 0.05
+
+_TOGETHER_SECONDS = 0.001
+"""How long a client may not be told that a host is done with a step while others are not: most are soon."""
+
 _MOST_LOADING = 64
 
 log = logging.getLogger("pathways")
@@ -145,6 +151,8 @@ class Service:
         # Of islands of several hosts: what is done, and may still be spoiled.
         self._unsettled: list[ServedStep] = []
         self._events: list[SchedulerEvent] = []
+        # Steps of which hosts are done that their clients have not been told of, and since when.
+        self._unsaid: collections.deque[tuple[float, ServedStep]] = collections.deque()
         starter = Starter.of(settings) if starter is None else starter
         try:
             self._controller = OwnController(starter, settings, self._listens)
@@ -288,7 +296,7 @@ class Service:
         """Serves clients until `close` is called."""
         try:
             while not self._closed.is_set():
-                self._loop.look(_LOOK_SECONDS)
+                self._loop.look(_TOGETHER_SECONDS if self._unsaid else _LOOK_SECONDS)
                 self._turn()
         finally:
             self._closed.set()
@@ -303,10 +311,15 @@ class Service:
         if now - self._looked > _LOOK_SECONDS:
             self._looked = now
             self._look_at_islands()
+        while self._unsaid:
+            since, served = self._unsaid[0]
+            if served.unsaid and now - since < _TOGETHER_SECONDS:
+                break
+            self._unsaid.popleft()
+            self._say_done(served)
         while self._events:
             events, self._events = self._events, []
-            for event in events:
-                self._tell(event)
+            self._tell(*events)
         self._settle()
 
     def _look_at_islands(self) -> None:
@@ -318,30 +331,33 @@ class Service:
             if trips:
                 self._events.append(RoundTripMeasured(gang.number, max(trips)))
 
-    def _tell(self, event: SchedulerEvent) -> None:
-        """Tells the scheduler something, and does what it wants.
+    def _tell(self, *events: SchedulerEvent) -> None:
+        """Tells the scheduler what happened, and does what it wants.
 
         Steps are noted while nothing becomes of any worker, so that none is issued to those that are gone.
         """
         self._follow()
         with self._core.unchanged():
             if self._core.changes == self._seen:
-                effects = self._handle(event)
+                effects = self._handle(events)
                 self._note(effects)
-                event_is_told = True
+                is_told = True
             else:
-                effects, event_is_told = [], False
+                effects, is_told = [], False
         self._act(effects)
-        if not event_is_told:
-            self._tell(event)
+        if not is_told:
+            self._tell(*events)
 
-    def _handle(self, event: SchedulerEvent) -> list[SchedulerEffect]:
-        match event:
-            case WorkAsked(item) if item.client not in self._scheduler.clients:
-                return []
-            case ClientLeft(client) if client not in self._scheduler.clients:
-                return []
-        return self._scheduler.handle(event, time.monotonic())
+    def _handle(self, events: Iterable[SchedulerEvent]) -> list[SchedulerEffect]:
+        known = self._scheduler.clients
+        # Some clients are gone by now.
+        current = [
+            event
+            for event in events
+            if not (isinstance(event, WorkAsked) and event.item.client not in known)
+            and not (isinstance(event, ClientLeft) and event.client not in known)
+        ]
+        return self._scheduler.handle_all(current, time.monotonic())
 
     def _note(self, effects: Sequence[SchedulerEffect]) -> None:
         """Numbers the steps and calls that are to be sent, in their order, and notes them with the core."""
@@ -375,7 +391,7 @@ class Service:
             with self._core.unchanged():
                 self._seen = self._core.changes
                 told = [*self._known.changes()]
-                effects = [effect for event, _ in told if event for effect in self._handle(event)]
+                effects = self._handle([event for event, _ in told if event])
                 self._note(effects)
             for _, message in told:
                 for client in [*self._clients.values()]:
@@ -514,17 +530,15 @@ class Service:
         served = self._issued.get(done.run)
         if served is None or served.step is None:
             return
-        island, client = host.gang.number, served.client
-        told = FromHost(
-            host.index,
-            host.gang.life.key.start,
-            Done(served.number, done.error, done.failed, done.took),
-        )
         is_several = self._core.core.is_several
-        if is_several:
-            served.told.append(told)
+        if done.error is None and not done.failed:
+            if not served.unsaid and not is_several:
+                self._unsaid.append((host.pulse.heard, served))
+            served.unsaid.append(host.index)
         else:
-            self._say(client, told)
+            told = Done(served.number, done.error, done.failed, done.took)
+            served.failed.append(FromHost(host.index, host.gang.life.key.start, told))
+        island = host.gang.number
         left = served.left[island]
         left.discard(host.index)
         served.took[island] = max(served.took.get(island, 0.0), done.took)
@@ -534,6 +548,17 @@ class Service:
             del self._issued[done.run]
             if is_several:
                 self._unsettled.append(served)
+        if not is_several and (served.failed or served.step.is_done()):
+            self._say_done(served)
+
+    def _say_done(self, served: ServedStep) -> None:
+        """Tells a client which hosts are done with a step, if it does not know."""
+        if served.failed:
+            self._say(served.client, *served.failed)
+            served.failed.clear()
+        if served.unsaid:
+            self._say(served.client, PartsDone(served.number, tuple(served.unsaid)))
+            served.unsaid.clear()
 
     def _settle(self) -> None:
         """Tells of steps that nothing can spoil any more, or that are spoiled."""
@@ -552,8 +577,7 @@ class Service:
                 text = str(error).removeprefix(f"{step.subject}: ")
                 self._say(served.client, Spoiled(served.number, Told.of(Failure(type(error), text))))
                 continue
-            for told in served.told:
-                self._say(served.client, told)
+            self._say_done(served)
         self._unsettled = kept
 
     def on_tracing(self, host: HostProcess, message: FromTracing) -> None:
@@ -580,12 +604,12 @@ class Service:
 
     # Clients.
 
-    def _say(self, client: ServedClient, message: Message) -> None:
+    def _say(self, client: ServedClient, *messages: Message) -> None:
         """Tells a client something that has an order."""
         if "steps" not in client.connections or client.is_gone.is_set():
             return
         try:
-            client.connections["steps"].send(message)
+            client.connections["steps"].send(*messages)
         except ConnectionEnded as error:
             # Later: what is under way would be sent after what its end makes room for.
             self.end(client, str(error))
