@@ -135,7 +135,7 @@ def wide() -> Iterable[str]:
             cpu[hosts] = (served.cpu_seconds() - before) / sum(done.values())
     a_host = (cpu[WIDE] - cpu[2]) / (WIDE - 2)
     COSTS["served_host"] = a_host, f"service, a host and step: CPU, between steps of 2 and {WIDE} hosts"
-    COSTS["served_step"] = max(0.0, cpu[2] - 2 * a_host), "service, once a step: the rest of the CPU of 2 hosts"
+    COSTS["served_step"] = cpu[2] - 2 * a_host, "service, once a step: the rest of the CPU of 2 hosts"
     yield (
         f"steps of {WIDE} hosts without work, one client: {a_host * 1e6:.1f} us of CPU of the service a host "
         f"beyond two (to reach 20); a step of 2 hosts {cpu[2] * 1e6:.0f} us"
