@@ -197,6 +197,11 @@ def test_clients_get_devices_of_their_own_while_there_are_any(service, ann, devi
         slices.bind([pw.make_virtual_device_set().add_slice((1,), ("x",))], "g")
 
 
+def test_a_name_is_free_as_soon_as_its_client_has_left(service):
+    for _ in range(20):
+        service.attach("again").close()
+
+
 def test_two_clients_have_two_names(service, ann):
     with refused(HostError, "does not let this process in", "'ann' is there already"):
         service.attach("ann")

@@ -210,12 +210,13 @@ class Service:
 
     def _admit(self, connection: Connection[Any], keeper: Keeper, name: str) -> None:
         """Lets a client in, or says why not."""
+        self._wait_for_end_of(name)
         why = None
         if keeper.versions != versions():
             theirs, ours = ", ".join(keeper.versions), ", ".join(versions())
             why = f"it runs pathways, jaxlib and Python {theirs}, but the service {ours}"
         with self._lock:
-            if why is None and any(client.name == name for client in self._clients.values()):
+            if why is None and self._client(name) is not None:
                 why = f"a client called {name!r} is there already; say client= to be another one"
             if why is None and self._closed.is_set():
                 why = "it ends"
@@ -240,6 +241,19 @@ class Service:
 
         start_thread(give_up, "admit")
 
+    def _client(self, name: str) -> ServedClient | None:
+        """The client of a name; the lock is held."""
+        there = [client for client in self._clients.values() if not client.is_gone.is_set()]
+        return next((client for client in there if client.name == name), None)
+
+    def _wait_for_end_of(self, name: str) -> None:
+        """Waits until a client is gone that has just left: another one may come at once with its name."""
+        with self._lock:
+            client = self._client(name)
+        if client is not None and client.connections["watch"].has_ended():
+            self.end(client, "the connection has ended")
+            client.is_gone.wait(CONNECT_SECONDS)
+
     def end(self, client: ServedClient, why: str) -> None:
         """Ends a client; what it has is freed. Any thread may say so, more than once."""
         self._loop.post(functools.partial(self._leave, client, why))
@@ -247,7 +261,7 @@ class Service:
     def end_client(self, name: str) -> bool:
         """Ends the client of a name; whether there is one."""
         with self._lock:
-            client = next((client for client in self._clients.values() if client.name == name), None)
+            client = self._client(name)
         if client is None:
             return False
         self.end(client, "it was ended with pw-cluster end")
