@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import importlib
 import itertools
 import re
@@ -163,9 +164,10 @@ class FunctionOnHosts(OfProcess):
         return [_result(leaf, self.devices) for leaf in leaves], plain_values.encode(tree, "out")
 
 
-class HostCall:
+class HostCall(abc.ABC):
     """A call of a function on hosts, which may still run."""
 
+    @abc.abstractmethod
     def result(self) -> Any:
         """What it returned.
 
@@ -180,11 +182,10 @@ class HostCall:
           TypeError: what it returned is no JSON, or no such array.
           HostError: a host is gone.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def done(self) -> bool:
         """Whether it has ended."""
-        raise NotImplementedError
 
 
 class _RemoteCall(HostCall):
