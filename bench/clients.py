@@ -109,9 +109,7 @@ def busy() -> Iterable[str]:
             with ServedIslands(2) as served:
                 for n in range(clients):
                     served.start(f"client{n}", "keep", islands=[[0], [1]], seconds=seconds)
-                cpu = served.cpu_seconds()
-                done, took = steps_done(served)
-                cpu = (served.cpu_seconds() - cpu) / sum(done.values())
+                done, took, cpu = steps_done(served)
             if seconds < 0.001:
                 COSTS[f"served_step_{clients}"] = (
                     cpu,
@@ -130,9 +128,7 @@ def wide() -> Iterable[str]:
     for hosts in (2, WIDE):
         with ServedIslands(hosts) as served:
             served.start("client", "keep", islands=[list(range(hosts))], seconds=0.0)
-            before = served.cpu_seconds()
-            done, _ = steps_done(served)
-            cpu[hosts] = (served.cpu_seconds() - before) / sum(done.values())
+            cpu[hosts] = steps_done(served)[-1]
     a_host = (cpu[WIDE] - cpu[2]) / (WIDE - 2)
     COSTS["served_host"] = a_host, f"service, a host and step: CPU, between steps of 2 and {WIDE} hosts"
     COSTS["served_step"] = cpu[2] - 2 * a_host, "service, once a step: the rest of the CPU of 2 hosts"
@@ -142,14 +138,16 @@ def wide() -> Iterable[str]:
     )
 
 
-def steps_done(served: ServedIslands, seconds: float = 5.0) -> tuple[dict[str, int], float]:
-    """How many steps of each client are done in some seconds, and how many seconds these were."""
+def steps_done(served: ServedIslands, seconds: float = 5.0) -> tuple[dict[str, int], float, float]:
+    """How many steps of each client are done in some seconds, how many seconds these were, and the seconds of
+    CPU of the service for each step."""
     time.sleep(WARM_UP)
-    before, began = served.status(), time.perf_counter()
+    before, began, cpu = served.status(), time.perf_counter(), served.cpu_seconds()
     time.sleep(seconds)
-    after, took = served.status(), time.perf_counter() - began
+    after, took, cpu = served.status(), time.perf_counter() - began, served.cpu_seconds() - cpu
     counts = {client.name: client.steps_done for client in before.clients}
-    return {client.name: client.steps_done - counts[client.name] for client in after.clients}, took
+    done = {client.name: client.steps_done - counts[client.name] for client in after.clients}
+    return done, took, cpu / max(sum(done.values()), 1)
 
 
 def served_shares() -> Iterable[str]:
@@ -159,7 +157,7 @@ def served_shares() -> Iterable[str]:
             with ServedIslands(1, {f"client{n}": weight for n, weight in enumerate(weights)}) as served:
                 for n in range(len(weights)):
                     served.start(f"client{n}", "keep", islands=[[0]], seconds=seconds)
-                done, _ = steps_done(served, 10.0)
+                done, _, _ = steps_done(served, 10.0)
             total = sum(done.values())
             off = max(
                 abs(done[f"client{n}"] / total * sum(weights) / weight - 1)

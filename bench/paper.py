@@ -24,8 +24,11 @@ import _programs
 import dispatch
 from _paper_page import Entry, Plot, Series, Table, page_of, text_of
 from _ratios import measure as measure_ratio
+from _served import ServedIslands
 from _timers import Measured, TimedCluster
+from clients import steps_done
 
+from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED
 from pathways.runtime.local.devices import connect
 from pathways.runtime.simulate.cluster.costs import ControlCosts, CostsError, CostsFile, read_costs
 from pathways.runtime.simulate.cluster.figures import (
@@ -36,9 +39,10 @@ from pathways.runtime.simulate.cluster.figures import (
     used_together,
 )
 from pathways.runtime.simulate.cluster.fleet import FleetShape
-from pathways.runtime.simulate.cluster.service import ClientModel
+from pathways.runtime.simulate.cluster.service import ClientModel, shares
 
 COUNTS = (2, 4, 8)
+CLIENTS = (1, 2, 4, 8)
 CLOSE = 0.15
 """By which part the simulator may be off where it can be measured."""
 LINKED = 0.03
@@ -166,9 +170,17 @@ def said(costs: ControlCosts) -> str:
     return f"{costs.per_step * 1e6:.1f} us a step and {costs.per_host * 1e6:.1f} us a host of one core"
 
 
-def clients(inputs: Inputs) -> Table:
+def clients(inputs: Inputs, measured: Sequence[MeasuredClients]) -> Table:
     """The paper's Figures 8 to 11: many clients on one cluster."""
-    entries = []
+    entries = [
+        Entry(
+            f"{each.case}, 1 host",
+            measured=f"busy {each.busy:.3f}, shares {each.unfair:.2%} off",
+            note="the device is a timer, clients are processes",
+        )
+        for each in measured
+        if each.seconds
+    ]
     small = FleetShape([16])
     points = []
     for count in (1, 2, 4, 8, 16):
@@ -206,8 +218,17 @@ def clients(inputs: Inputs) -> Table:
     naive = dataclasses.replace(inputs.service(16), per_step=NAIVE.per_step, per_host=NAIVE.per_host)
     usage = used_together(small, naive, [ClientModel((0,), SHORT)] * 16, 2.0)
     entries.append(used("16 clients, 0.33 ms, 16 hosts, a naive service", usage, None, "", naive))
-    plot = Plot("clients", "% of the time", [Series("simulated", points)])
+    series = [Series("simulated, 0.33 ms, 16 hosts", points)]
+    alike = [(len(each.weights), each.busy * 100) for each in measured if each.is_alike(SHORT)]
+    if alike:
+        series.append(Series("measured, 0.33 ms, 1 host", alike, is_line=False))
+    plot = Plot("clients", "% of the time", series)
     return Table("Many clients on one cluster: how busy its devices are", entries, plot)
+
+
+def count_of(clients: Sequence[object]) -> str:
+    """How many clients, in words."""
+    return f"{len(clients)} client{'s' * (len(clients) > 1)}"
 
 
 def used(case: str, usage: Usage, target: float | None, paper: str, costs: ControlCosts) -> Entry:
@@ -299,6 +320,50 @@ def programs() -> Iterator[Table]:
 
 
 @dataclasses.dataclass(frozen=True)
+class MeasuredClients:
+    """What clients of a service had of an island with one timer.
+
+    Attributes:
+      weights: their shares.
+      seconds: how long the device has a step of theirs.
+      busy: for which part of the time it had one.
+      rate: steps in a second.
+      control: seconds of CPU of the service for each step.
+      unfair: how far shares were off.
+    """
+
+    weights: Sequence[int]
+    seconds: float
+    busy: float
+    rate: float
+    control: float
+    unfair: float
+
+    @property
+    def case(self) -> str:
+        """What was measured, in words."""
+        of = "" if len({*self.weights}) == 1 else f" of {':'.join(map(str, self.weights))}"
+        return f"{count_of(self.weights)}{of}, {milliseconds(self.seconds)}"
+
+    def is_alike(self, seconds: float) -> bool:
+        """Whether all have the same share, and steps as long as this."""
+        return self.seconds == seconds and len({*self.weights}) == 1
+
+
+def measured_clients(weights: Sequence[int], seconds: float) -> MeasuredClients:
+    """Measures clients that ask for as many steps as they may."""
+    names = [f"client{n}" for n in range(len(weights))]
+    with ServedIslands(1, dict(zip(names, weights, strict=True))) as served:
+        for name in names:
+            served.start(name, "keep", islands=[[0]], seconds=seconds)
+        done, took, control = steps_done(served, 2.0)
+    rate = sum(done.values()) / took
+    busy = min(rate * seconds, 1.0)
+    unfair = shares([done[name] for name in names], weights)
+    return MeasuredClients(weights, seconds, busy, rate, control, unfair)
+
+
+@dataclasses.dataclass(frozen=True)
 class MeasuredHosts:
     """What so many hosts whose devices are timers have done.
 
@@ -326,7 +391,7 @@ def measured_hosts(count: int) -> MeasuredHosts:
         idle = max((cluster.measure(0.0, 2000) for _ in range(5)), key=lambda found: found.rate)
         rates = {seconds: rate(seconds) for seconds in (1e-3, LONG)}
         # 10 % apart; what is shorter than one that is not enough is not, either.
-        grid = [50e-6 * 1.1**n for n in range(50)]
+        grid = [10e-6 * 1.1**n for n in range(67)]
         low, high = 0, len(grid) - 1
         while low < high:
             middle = (low + high) // 2
@@ -337,7 +402,9 @@ def measured_hosts(count: int) -> MeasuredHosts:
         return MeasuredHosts(count, idle, rates, grid[low])
 
 
-def check(inputs: Inputs, measured: Sequence[MeasuredHosts]) -> Table:
+def check(
+    inputs: Inputs, measured: Sequence[MeasuredHosts], measured_clients: Sequence[MeasuredClients]
+) -> Table:
     """The simulator beside what it simulates: with what steps without work cost in this run."""
     counts = [each.count for each in measured]
     each, once = statistics.linear_regression(counts, [found.idle.control for found in measured])
@@ -360,6 +427,22 @@ def check(inputs: Inputs, measured: Sequence[MeasuredHosts]) -> Table:
             entries.append(compared(case, rate, simulated, "/s"))
         case = f"{found.count} hosts, smallest computation hidden"
         entries.append(compared(case, found.hidden * 1e3, smallest_hidden(shape, costs) * 1e3, " ms"))
+    costs = inputs.service(1)
+    for found in measured_clients:
+        if not found.seconds:
+            costs = dataclasses.replace(inputs.service(1), per_step=found.control, per_host=0.0)
+        models = [ClientModel((0,), found.seconds, weight, MOST_UNFINISHED) for weight in found.weights]
+        usage = used_together(FleetShape([1]), costs, models, 2.0)
+        if not found.seconds:
+            control = f"{found.control * 1e6:.0f} us"
+            case = f"{count_of(found.weights)}, steps without work, {control} of the service"
+            entries.append(compared(case, found.rate, usage.rate, "/s"))
+            continue
+        entries.append(compared(f"{found.case}: busy", found.busy, usage.busy, ""))
+        if len(found.weights) > 1:
+            # The least that a client had of what its share is.
+            least = 1 - found.unfair, 1 - usage.unfair
+            entries.append(compared(f"{found.case}: served of the share", *least, ""))
     title = (
         f"The simulator beside what is measured, with costs of this run: {said(costs)}, "
         f"{costs.per_worker * 1e6:.1f} us a host of the core that all hosts share; the best of several"
@@ -409,17 +492,23 @@ def main() -> int:
         tables.append(table)
         print(text_of(table), flush=True)
 
-    measured = [measured_hosts(count) for count in COUNTS] if options.measure else []
+    measured: list[MeasuredHosts] = []
+    clients_measured: list[MeasuredClients] = []
+    if options.measure:
+        measured += [measured_hosts(count) for count in COUNTS]
+        weights = [*((1,) * count for count in CLIENTS), (1, 2, 4, 8)]
+        clients_measured += [measured_clients(each, s) for s in (LONG, SHORT) for each in weights]
+        clients_measured += [measured_clients((1,) * count, 0.0) for count in CLIENTS]
     connect(cpu_devices=_programs.DEVICES)
     if options.measure:
         show(chains(rounds=30))
     show(hidden(inputs, measured))
     show(one_program(inputs))
-    show(clients(inputs))
+    show(clients(inputs, clients_measured))
     for table in programs():
         show(table)
     if measured:
-        show(check(inputs, measured))
+        show(check(inputs, measured, clients_measured))
     options.page.parent.mkdir(parents=True, exist_ok=True)
     options.page.write_text(page_of("Pathways: the paper, measured and simulated", notes, tables))
     print(f"{options.page}, after {time.monotonic() - began:.0f} s")

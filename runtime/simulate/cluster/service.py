@@ -12,6 +12,7 @@ from pathways.runtime.control.clients.items import (
     Issue,
     PartDone,
     QueuedStep,
+    RoundTripMeasured,
     SchedulerEffect,
     WorkAsked,
 )
@@ -70,6 +71,8 @@ class ServiceModel:
         self._numbers = itertools.count(1)
         # By the numbers that they have on hosts.
         self._queued: dict[int, QueuedStep] = {}
+        for island in range(len(shape.hosts)):
+            self.scheduler.handle(RoundTripMeasured(island, 2 * costs.net), 0.0)
         for number, client in enumerate(clients):
             if not 0 < client.under_way <= MOST_UNFINISHED:
                 raise ValueError(f"client {number}: under_way={client.under_way}, not 1 to {MOST_UNFINISHED}")
