@@ -90,6 +90,28 @@ def branch(rounds: int) -> None:
     ):
         ours, theirs = (pw.program(make(choose)) for choose in (jax.lax.cond, by_selection))
         compare(f"branch of 3 slices, d=512, {name}", ours, theirs, (weights, x, p), (weights, x, p), rounds)
+    ours, theirs = _placed(pw.program(forward(jax.lax.cond)), (weights, x, False)), by_hand(weights, x)
+    compare_runs("branch of 3 slices, d=512, skipped, against the same by hand", ours, theirs, rounds)
+
+
+def by_hand(weights: Any, x: Any) -> Callable[[], Any]:
+    """What a skipped branch of three slices is at least: a `jax.jit` and a transfer for each."""
+    slices = jax.devices()[:SLICES]
+    placed = [jax.device_put((w, np.bool_(False)), slice) for w, slice in zip(weights, slices, strict=True)]
+    x = jax.device_put(x, slices[0])
+    first = jax.jit(layer)
+    skip = jax.jit(
+        lambda w, p, x: jax.lax.cond(p, lambda: layer(w, x), lambda: jnp.zeros_like(x)), donate_argnums=2
+    )
+    select = jax.jit(jnp.where, donate_argnums=2)
+
+    def run() -> None:
+        own = made = first(placed[0][0], x)
+        for arguments, slice in zip(placed[1:], slices[1:], strict=True):
+            made = skip(*arguments, jax.device_put(made, slice))
+        select(placed[0][1], jax.device_put(made, slices[0]), own).block_until_ready()
+
+    return run
 
 
 def decoding(width: int, chunk: int, ends: Sequence[int], rounds: int) -> None:
@@ -110,7 +132,12 @@ def decoding(width: int, chunk: int, ends: Sequence[int], rounds: int) -> None:
 
 def compare(name: str, ours: Any, theirs: Any, args: Any, others: Any, rounds: int) -> None:
     """Prints the medians of both, and their ratio."""
-    sides = [_placed(ours, args), _placed(theirs, others)]
+    compare_runs(name, _placed(ours, args), _placed(theirs, others), rounds)
+
+
+def compare_runs(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> None:
+    """See `compare`; each side is what runs it once."""
+    sides = (ours, theirs)
     for run in sides:
         run()
     times: list[list[float]] = [[], []]

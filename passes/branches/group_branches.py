@@ -17,7 +17,14 @@ from pathways.passes.branches.predicated import on_condition
 from pathways.passes.branches.tags import Branch, branch_of, conditions, set_branch
 from pathways.passes.manager.base import Pass, fail, main_function
 from pathways.passes.util.functions import body_block
-from pathways.passes.util.operations import EXPENSIVE, captured, has_side_effect, replace_operands, zeros_of
+from pathways.passes.util.operations import (
+    EXPENSIVE,
+    captured,
+    has_side_effect,
+    is_zeros,
+    replace_operands,
+    zeros_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +132,7 @@ def _group(main: ir.OpView, condition: ir.OpView, name: str, is_free: Callable[[
     for n in members.free:
         set_branch(members.operations[n], around)
     del condition.attributes[CONDITION]
+    _drop_conversion(condition)
     if changed:
         _sort(body_block(main))
 
@@ -252,6 +260,23 @@ class _GroupWriter:
         for n, value in self.outputs:
             is_other = n not in self.members.selects and self.members.branches[n].taken != taken
             yield zeros_of(value.type) if is_other else mapping[value]
+
+
+def _drop_conversion(condition: ir.OpView) -> None:
+    """Reads a bit in the place of whether the number that it was made is not 0."""
+    if condition.operation.name != "stablehlo.compare":
+        return
+    bit, zero = condition.operands
+    number = bit.owner
+    is_converted = not isinstance(number, ir.Block) and number.name == "stablehlo.convert"
+    if is_converted:
+        bit = number.operands[0]
+    direction = stablehlo.ComparisonDirectionAttr(condition.attributes["comparison_direction"]).value
+    if direction == "NE" and is_zeros(zero) and bit.type == condition.results[0].type:
+        condition.results[0].replace_all_uses_with(bit)
+        condition.operation.erase()
+        if is_converted and not any(True for _ in number.results[0].uses):
+            number.erase()
 
 
 def _sort(block: ir.Block) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from pathways.dialect import loop_of_op, set_loop
-from pathways.passes.branches.tags import Branch, branch_of
-from pathways.passes.util.functions import inlined
-from pathways.passes.util.operations import zeros_of
+from pathways.passes.branches.tags import Branch, branch_of, conditions
+from pathways.passes.util.functions import body_block, inlined
+from pathways.passes.util.operations import is_zeros, zeros_of
 
 
 class Predicates:
@@ -48,6 +48,36 @@ class Predicates:
             for op in made:
                 set_loop(op.owner.opview, loop_of_op(condition))
         return value
+
+
+def drop_selections(main: ir.OpView) -> None:
+    """Reads what placed calls of a branch give in the place of a selection from that and zeros.
+
+    Where the branch is not taken they give zeros already, so that a launch is saved, and a copy.
+    """
+    known = conditions(main)
+    by_flag = {condition.results[0]: name for name, condition in known.items()}
+    for op in list(body_block(main).operations):
+        if op.operation.name != "stablehlo.select" or op.operands[0] not in by_flag:
+            continue
+        _, on_true, on_false = op.operands
+        for taken, value, other in ((True, on_true, on_false), (False, on_false, on_true)):
+            around = Branch(by_flag[op.operands[0]], taken)
+            if is_zeros(other) and around in _branches_of_call(value, known):
+                op.results[0].replace_all_uses_with(value)
+                op.operation.erase()
+                break
+
+
+def _branches_of_call(value: ir.Value, known: Mapping[str, ir.OpView]) -> Iterator[Branch]:
+    """The branches, from the inside to the outside, of the placed call that makes a value."""
+    maker = value.owner
+    if isinstance(maker, ir.Block) or maker.name != "func.call":
+        return
+    branch = branch_of(maker.opview)
+    while branch is not None:
+        yield branch
+        branch = branch_of(known[branch.condition])
 
 
 def make_predicated(function: ir.OpView, name: str) -> None:

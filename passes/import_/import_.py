@@ -46,6 +46,7 @@ class Import(Pass):
     5. Branches that hold placed calls of several slices, or neither placed calls nor loops nor callbacks,
        are moved to `@main`, each operation marked `pw.branch`, and `stablehlo.select` chooses from what they
        give. A placed call is launched in any case: its computation gives zeros if its branch is not taken.
+       Where the choice is between these and zeros, there is none.
     6. An `optimization_barrier` over many values is split into one per value, so that none ties slices
        together; forward launches that read through one are marked `recompute`.
     7. Arrays that the program closes over, above a size, become hidden arguments of `@main`.

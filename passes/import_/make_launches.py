@@ -6,7 +6,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import LaunchOp, Origin, PwOp, loop_of_op, nested_ops, only_computes, symbol_table
 from pathways.dialect.operations.metadata import CallMetadata
-from pathways.passes.branches.predicated import Predicates, make_predicated
+from pathways.passes.branches.predicated import Predicates, drop_selections, make_predicated
 from pathways.passes.branches.tags import branch_of, conditions
 from pathways.passes.import_.stage_numbers import PlacedCall
 from pathways.passes.import_.traced import TracedProgram
@@ -17,6 +17,7 @@ from pathways.passes.util.operations import replace
 
 def make_launches(traced: TracedProgram) -> list[PlacedCall]:
     """Makes a launch of each placed call; returns them in their order, and brings the symbols up to date."""
+    drop_selections(traced.main)
     calls: list[PlacedCall] = []
     predicates = Predicates(conditions(traced.main))
     predicated: dict[str, str] = {}

@@ -113,3 +113,22 @@ def zeros_of(type_: ir.Type) -> ir.Value:
     value = stablehlo.constant(ir.DenseElementsAttr.get_splat(reals, zero))
     # The bindings cannot make complex elements.
     return stablehlo.complex(value, value) if is_complex else value
+
+
+def is_zeros(value: ir.Value) -> bool:
+    """Whether a value is known to have zeros only, none of them negative."""
+    maker = value.owner
+    while not isinstance(maker, ir.Block) and maker.name == "stablehlo.broadcast_in_dim":
+        maker = maker.operands[0].owner
+    if isinstance(maker, ir.Block) or maker.name != "stablehlo.constant":
+        return False
+    elements = maker.attributes["value"]
+    if not isinstance(elements, ir.DenseElementsAttr) or not elements.is_splat:
+        return False
+    element = elements.type.element_type
+    if isinstance(element, ir.ComplexType):
+        return False
+    with ir.Location.unknown(element.context):
+        is_whole = isinstance(element, ir.IntegerType)
+        zero = ir.IntegerAttr.get(element, 0) if is_whole else ir.FloatAttr.get(element, 0.0)
+        return bool(elements == ir.DenseElementsAttr.get_splat(elements.type, zero))

@@ -78,3 +78,26 @@ module @there_and_back attributes {pw.form = "located"} {
     return %e : !x
   }
 }
+
+// -----
+
+// A bit that was made a number, and asked whether that is 0, is read as it is.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @bit
+module @bit attributes {pw.form = "located"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: func.func @main(%{{.*}}: tensor<4xf32> {{.*}}, %[[P:.*]]: tensor<i1>
+  func.func @main(%x: !x {pw.slice = @s0}, %p: tensor<i1> {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
+    // CHECK-NOT: stablehlo.compare
+    // CHECK: %[[NUMBER:.*]] = stablehlo.convert %[[P]] {pw.slice = @s0}
+    // CHECK: "stablehlo.case"(%[[NUMBER]])
+    %zero = stablehlo.constant {pw.slice = @s0} dense<0> : tensor<i32>
+    %number = stablehlo.convert %p {pw.slice = @s0} : (tensor<i1>) -> tensor<i32>
+    %q = stablehlo.compare NE, %number, %zero {pw.condition = "cond", pw.slice = @s0} : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    %a = stablehlo.tanh %x {pw.branch = "cond", pw.slice = @s0} : !x
+    %b = stablehlo.select %q, %a, %x {pw.slice = @s0} : tensor<i1>, !x
+    return %b : !x
+  }
+}

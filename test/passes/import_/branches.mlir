@@ -158,3 +158,38 @@ module @chunk {
     return %2 : tensor<i1>
   }
 }
+
+// -----
+
+// A call of a branch gives zeros where it is not taken: nothing has to choose between these and zeros.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @zeros_otherwise
+module @zeros_otherwise {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main
+  func.func public @main(%x: !x, %p: tensor<i1>) -> (!x, !x, !x) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %zeros = stablehlo.broadcast_in_dim %zero, dims = [] : (tensor<f32>) -> !x
+    %negative = stablehlo.constant dense<-0.0> : !x
+    // CHECK: %[[A:.*]] = "pw.launch"{{.*}} {callee = @f_if
+    // CHECK: %[[B:.*]] = "pw.launch"{{.*}} {callee = @f_if
+    // CHECK: %[[C:.*]] = stablehlo.select %{{.*}}, %[[B]], %{{.*}}
+    // CHECK-NOT: stablehlo.select
+    // CHECK: return %[[A]], %[[B]], %[[C]]
+    %0:3 = "stablehlo.if"(%p) ({
+      %a = func.call @call(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
+      %b = func.call @call(%a) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.call = "1"}} : (!x) -> !x
+      stablehlo.return %a, %b, %b : !x, !x, !x
+    }, {
+      stablehlo.return %zeros, %zeros, %negative : !x, !x, !x
+    }) : (tensor<i1>) -> (!x, !x, !x)
+    return %0#0, %0#1, %0#2 : !x, !x, !x
+  }
+  func.func private @call(%x: !x) -> !x {
+    %0 = stablehlo.tanh %x : !x
+    return %0 : !x
+  }
+}
