@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
@@ -263,3 +265,26 @@ def test_its_end_is_an_error_to_all(tmp_path, monkeypatch):
         with refused(HostError, "the service has ended"):
             one.islands.gangs[0].life.check()
         one.close()
+
+
+def test_chunks_of_a_loop_are_steps_of_their_client(
+    service: ServiceInThreads, ann: None, devices: pw.VirtualDeviceSet
+) -> None:
+    """The client's process reads where the loop ends, and asks for the next chunk only then."""
+    first, second = (
+        pw.jit(fun, devices=devices.add_slice((1,), ("x",), island=f"island{n}"))
+        for n, fun in enumerate((jnp.sin, jnp.cos))
+    )
+
+    def turns(x: Any, end: int, f: Any, g: Any) -> Any:
+        return jax.lax.while_loop(lambda s: s[0] < end, lambda s: (s[0] + 1, g(f(s[1]))), (0, x))
+
+    program = pw.program(lambda x, end: turns(x, end, first, second), chunk=4)
+    x = np.ones(4, np.float32)
+    for end in (0, 4, 5, 17):
+        count, y = program(x, end)
+        theirs = jax.jit(lambda x, end: turns(x, end, jnp.sin, jnp.cos))(x, end)
+        assert int(count) == end
+        np.testing.assert_allclose(np.asarray(y), theirs[1], rtol=1e-6)
+    # What comes before the loop is a step, and so are 1, 1, 2 and 5 chunks, and what comes after them.
+    wait_until(lambda: client(service, "ann").steps_done == 17)

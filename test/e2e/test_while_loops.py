@@ -201,6 +201,21 @@ def test_a_loop_that_never_ends_has_a_deadline(own_workers):
     assert [host.pid for host in pw.status().hosts] == workers
 
 
+@pytest.mark.parametrize("hosts", [0, 2])
+def test_ctrl_c_ends_a_loop(own_workers, hosts):
+    """Between chunks: the same program runs after."""
+    if hosts:
+        pw.connect(hosts=hosts)
+    program = program_on([(1,), (1,)])
+    program(WEIGHTS, X, 1)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        program(WEIGHTS, X, 2**30)
+    timer.join()
+    check(program)
+
+
 @pytest.mark.parametrize("chunk", [0, -1])
 def test_chunks_have_turns(chunk):
     with pytest.raises(ValueError, match="chunk is a number of turns"):
