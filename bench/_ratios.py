@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import platform
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import jax
+from _parts import parser_of, print_header, write_json
 
 from pathways.runtime.local.devices import connect
 
@@ -70,20 +66,15 @@ def run(
     description: str, cases: Callable[[], Iterable[Case]], cpu_devices: int, rounds: int
 ) -> list[Measured]:
     """Parses the command line, measures the cases, prints the table, and writes it as JSON where asked."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser = parser_of(description)
     parser.add_argument(
         "--rounds", type=int, default=rounds, help="calls of each side in each of five batches"
     )
-    parser.add_argument("--only", default="", help="only cases with this text in their names")
     options = parser.parse_args()
     connect(cpu_devices=cpu_devices)
     found = [measure(case, options.rounds) for case in cases() if options.only in case.name]
     report(found)
-    if options.json:
-        rows = [dataclasses.asdict(row) for row in found]
-        document = {"jax": jax.__version__, "command": sys.argv, "cases": rows}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    write_json(options.json, map(dataclasses.asdict, found))
     return found
 
 
@@ -128,8 +119,7 @@ def _middle(pairs: tuple[Pair, ...]) -> Pair:
 
 def report(found: list[Measured]) -> None:
     """Prints the table; microseconds are until results are ready."""
-    print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
+    print_header()
     print(f"{'case':<40}{'versus':<28}{'target':>7}{'return':>8}{'ready':>8}{'ours us':>10}{'theirs us':>11}")
     for row in found:
         ratio, ready = (pair[0] / pair[1] for pair in (row.returned, row.ready))

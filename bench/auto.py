@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import os
 
+from _parts import Row, parser_of, run_parts
+
 # One device to a core, so that slices overlap.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
 
-import argparse
 import json
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +36,6 @@ from pathways.runtime.local.devices import connect
 MICROBATCHES = 8
 LAYERS = 12
 
-Row = dict[str, Any]
 Model = tuple[Callable[..., Any], Callable[..., Any], Any]
 """A loss, what makes its parameters of a key, and the types of a microbatch."""
 
@@ -320,31 +318,17 @@ def searches() -> Iterator[Row]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the command line, measures, and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--only", default="", help="only the parts with this text in their names")
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=21, help="paired runs of real steps")
     options = parser.parse_args(argv)
     connect(cpu_devices=4)
-    print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
-    parts: dict[str, Callable[[], Iterator[Row]]] = {
+    parts = {
         "simulated": simulated,
         "skips": skips,
         "real": lambda: real(options.runs),
         "search": searches,
     }
-    rows: list[Row] = []
-    for name, part in parts.items():
-        if options.only not in name:
-            continue
-        for row in part():
-            rows.append(row)
-            shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in list(row.items())[1:])
-            print(f"{row['case']:<40}{', '.join(shown)}", flush=True)
-    if options.json:
-        document = {"jax": jax.__version__, "command": sys.argv, "cases": rows}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    run_parts(options, parts)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,9 +25,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 from _cold_models import MODELS
+from _parts import print_header
 
 import pathways
 from pathways.compiler import program
@@ -225,8 +224,7 @@ def main() -> None:
         case = Other(**fields) if "model" in fields else Size(**fields)
         print(json.dumps(measure(case, side)))
         return
-    print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
+    print_header()
     parts = "".join(f"{part:>9}" for part in PARTS)
     print(f"{'case':<36}{'side':<9}{parts}{'CPU s':>9}{'wall s':>9}{'ratio':>8}   (CPU seconds of the parts)")
     rows = []

@@ -24,10 +24,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import platform
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -37,9 +35,9 @@ from typing import Any
 import _costs
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 from _bare_hosts import bare
+from _parts import print_header
 from pipeline import Size, another_process, layer, loss_of_layer, step_of
 
 import pathways
@@ -523,8 +521,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
+    print_header()
     print(f"{'case':<42}{'versus':<24}{'target':>7}{'ratio':>7}{'ours us':>11}{'theirs us':>11}  note")
     rows = []
     for name, group in GROUPS.items():

@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,9 +26,8 @@ from typing import Any
 
 import _costs
 import _lab  # noqa: F401 - what is imported after it lies where it says
-import jax
-import jaxlib
 from _bare_hosts import bare
+from _parts import print_header
 from _timers import TimerHosts
 from hosts import Hosts, Idle, clocked, in_turn, load_idle
 from lab import Lab, why_not
@@ -319,8 +317,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}")
+    print_header()
     print(f"{'case':<46}{'floor':<26}{'target':>7}{'ratio':>7}{'ours':>10}{'floor':>9}")
     rows = []
     for name, group in GROUPS.items():

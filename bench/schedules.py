@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import os
 
+from _parts import Row, parser_of, run_parts
+
 # One device to a core, so that slices overlap.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
 
-import argparse
 import dataclasses
 import itertools
-import json
 import math
-import platform
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +63,6 @@ SEED = 0
 WARM = 3
 """Steps before those that count."""
 
-Row = dict[str, Any]
 Stage = Callable[[Any, jax.Array], jax.Array]
 
 
@@ -516,15 +513,11 @@ def compile_times() -> Iterator[Row]:
 
 def main() -> None:
     """Parses the command line, measures, and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--only", default="", help="only the parts with this text in their names")
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each run")
     options = parser.parse_args()
     connect(cpu_devices=16)
-    print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
-    parts: dict[str, Callable[[], Iterator[Row]]] = {
+    parts = {
         "halves": lambda: halves(options.steps),
         "real": lambda: real_steps(options.steps),
         "bubbles": bubbles,
@@ -533,17 +526,7 @@ def main() -> None:
         "search": searches,
         "compile": compile_times,
     }
-    rows: list[Row] = []
-    for name, part in parts.items():
-        if options.only not in name:
-            continue
-        for row in part():
-            rows.append(row)
-            shown = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in list(row.items())[1:])
-            print(f"{row['case']:<38}{', '.join(shown)}", flush=True)
-    if options.json:
-        document = {"jax": jax.__version__, "command": sys.argv, "cases": rows}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    run_parts(options, parts)
 
 
 if __name__ == "__main__":

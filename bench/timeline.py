@@ -10,19 +10,17 @@ knows, and only `stages` says something.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
 import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from _parts import parser_of, print_header, write_json
 
 # Both are read when the first device is made: an execution then has no other thread to share its work with.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
@@ -180,8 +178,7 @@ def figures(name: str, plan: Plan, timelines: Sequence[EventLog], tracing: float
 
 def report(found: Sequence[Measured]) -> None:
     """Prints the table."""
-    print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jax.lib.__version__}")
+    print_header()
     print(
         f"{'case':<20}{'stages ms':>14}{'stages':>8}{'step ms':>9}{'replay':>8}{'fastest':>9}{'tracing':>9}"
     )
@@ -198,18 +195,13 @@ def report(found: Sequence[Measured]) -> None:
 
 def main() -> None:
     """Parses the command line, measures the cases, prints the table, and writes it as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=30, help="steps in each of five runs")
-    parser.add_argument("--only", default="", help="only cases with this text in their names")
     options = parser.parse_args()
     connect(cpu_devices=2)
     found = [measure(case, options.steps) for case in CASES if options.only in case.name]
     report(found)
-    if options.json:
-        rows = [dataclasses.asdict(row) for row in found]
-        document = {"jax": jax.__version__, "command": sys.argv, "cases": rows}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    write_json(options.json, map(dataclasses.asdict, found))
 
 
 if __name__ == "__main__":

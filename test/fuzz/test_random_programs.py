@@ -152,17 +152,14 @@ loop = MicrobatchLoop(2, "program", ("mean",), True)
 def sketch_of(name):
     made = (
         Update(name, ("input", 1), ("gradient", 0), into=1),
-        Update("decay", ("update", 0), ("input", 0)),
-        Update("descend", ("input", 0), ("update", 1), into=0),
+        Update("descend", ("input", 0), ("update", 0), into=0),
     )
     training = Training(made, steps=2, zero1=True)
     return Sketch(((1,),), (*inputs, batch), (piece,), (3,), loop=loop, replicas=2, training=training)
 
-result = []
-for name in ("same", "bits", "other"):
-    verdict = random_programs.verdict_of(sketch_of(name))
-    result.append([verdict.kind, verdict.bucket])
-small = random_programs.reduced(sketch_of("bits"), random_programs.verdict_of(sketch_of("bits")))
+verdicts = {name: random_programs.verdict_of(sketch_of(name)) for name in ("same", "bits", "other")}
+result = [[verdict.kind, verdict.bucket] for verdict in verdicts.values()]
+small = random_programs.reduced(sketch_of("bits"), verdicts["bits"])
 result.append([[each.op for each in small.training.updates], len(small.inputs), small.training.steps])
 """
     ok, bits, other = ["ok", ""], ["wrong", "bits of zero1"], ["wrong", "values"]

@@ -54,10 +54,12 @@ def judge(sketch: Sketch, hosts: int = 0) -> ProgramVerdict:
             return _judge_error(sketch, error, refusal, hosts)
         if refusal is not None:
             return ProgramVerdict("more", type(refusal).__name__, str(refusal)[:200])
-        for result in results:
-            difference = _difference(result, expected, sketch)
-            if difference:
-                return _judge_difference(sketch, expected, difference, hosts)
+        # A worker may die when its results are there and have not been read.
+        differences, error = _attempt(lambda: [_difference(each, expected, sketch) for each in results])
+        if error is not None:
+            return _judge_error(sketch, error, None, hosts)
+        for difference in filter(None, differences):
+            return _judge_difference(sketch, expected, difference, hosts)
         return _judge_bits(sketch, results, hosts)
 
 

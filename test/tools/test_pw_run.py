@@ -362,7 +362,7 @@ def test_verify_survives_a_crash_of_mlir(folder, tmp_path):
     assert re.search("MLIR crashed|program.mlir", error_of("pw_bundle", "verify", "bad.pwb", cwd=tmp_path))
 
 
-# What pw-run may take is as large as for any bundle, which takes long to fill; pw-bundle gets less of it.
+# What they may take is as large as for any bundle, which takes long to fill: they get less of it here.
 VERIFY_WITH_LITTLE_MEMORY = """
 import sys
 from pathways.tools import pw_bundle
@@ -371,13 +371,21 @@ from pathways.tools.inputs import untrusted_bundles
 untrusted_bundles.allowance = lambda bundle: (30.0, 2**29)
 sys.exit(pw_bundle.main())
 """
+RUN_WITH_LITTLE_TIME = """
+import sys
+from pathways.runtime.xla import rehearse
+from pathways.tools import pw_run
+
+rehearse._PATIENCE = 0.1
+sys.exit(pw_run.main())
+"""
 
 
 @pytest.mark.parametrize(
     "command",
     [
         ("-c", VERIFY_WITH_LITTLE_MEMORY, "verify", "bad.pwb"),
-        ("-m", "pathways.tools.pw_run", "bad.pwb", "--zeros"),
+        ("-c", RUN_WITH_LITTLE_TIME, "bad.pwb", "--zeros"),
     ],
     ids=["pw-bundle", "pw-run"],
 )
