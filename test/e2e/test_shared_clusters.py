@@ -25,6 +25,8 @@ from pathways.tools import pw_cluster
 def lab(tmp_path, monkeypatch) -> Iterator[ClusterFolder]:
     monkeypatch.setenv("PW_CLUSTERS", str(tmp_path))
     (tmp_path / "lab.toml").write_text("[[islands]]\ncount = 2\n[clients.ann]\nweight = 2.0\n")
+    # Slices of tests before may have devices still.
+    pw.disconnect()
     yield ClusterFolder("lab")
     pw.disconnect()
     if ClusterFolder("lab").is_held():
