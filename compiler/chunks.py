@@ -141,6 +141,8 @@ class ChunkedExecutable(ProgramExecutable):
             next(((parts[part], n) for part, n in calls.takers(number)), None)
             for number in range(len(interface.in_avals))
         ]
+        self._in_place: tuple[list[Any], list[Any]] | None = None
+        """Types and shardings of arguments of which none has to be moved, as one call had them."""
 
     @property
     def context(self) -> Any:
@@ -199,6 +201,8 @@ class ChunkedExecutable(ProgramExecutable):
         kept = {n: leaf for n, leaf in enumerate(leaves) if n not in self._donated}
         # What a part consumes it brings itself: only it knows whose buffer that is then.
         placed = self._placed(kept)
+        if all(placed.get(n, leaf) is leaf for n, leaf in kept.items()):
+            self._in_place = _types_and_shardings(leaves)
         return [placed.get(n, leaf) for n, leaf in enumerate(leaves)]
 
     def place(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
@@ -217,8 +221,11 @@ class ChunkedExecutable(ProgramExecutable):
         return placed
 
     def execute_if_like_last(self, leaves: list[Any]) -> Any:
-        """Tells that arguments have to be looked at: a chunk costs more than that."""
-        return UNLIKE
+        """Runs all parts if all arguments are arrays like those of an earlier call, else returns `UNLIKE`."""
+        if self._in_place is None or _types_and_shardings(leaves) != self._in_place:
+            return UNLIKE
+        self._check_donated(leaves)
+        return self.execute(leaves)
 
     def execute(self, leaves: list[Any]) -> Any:
         """Runs all parts on arguments that are in place."""
@@ -247,6 +254,14 @@ class ChunkedExecutable(ProgramExecutable):
                 f"program '{self.name}': loop @{call.part} has gone on for {seconds:.0f} seconds, and "
                 f"step_deadline is {deadline:g}: it was ended after a chunk"
             )
+
+
+def _types_and_shardings(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]] | None:
+    """What says whether arguments are like others; None when one is no array."""
+    try:
+        return [leaf.aval for leaf in leaves], [leaf.sharding for leaf in leaves]
+    except AttributeError:
+        return None
 
 
 def _run(executable: ProgramExecutable, leaves: list[Any]) -> Sequence[Any]:

@@ -228,6 +228,8 @@ class LocalExecutable(ProgramExecutable):
 
     def _put(self, leaves: Mapping[int, Any] | list[Any], moves: list[int]) -> dict[int, Any]:
         """Copies of some arguments on their first slices."""
+        if not moves:
+            return {}
         placed = jax.device_put(
             [leaves[n] for n in moves],
             [self._arguments[n].home for n in moves],

@@ -28,7 +28,10 @@ from pathways.passes.loops.positions import renumber
 from pathways.passes.manager.base import Pass, main_function, option
 from pathways.passes.util.computations import Computations
 from pathways.passes.util.functions import body_block, erase_unused_functions, inlined
-from pathways.passes.util.operations import EXPENSIVE
+from pathways.passes.util.operations import EXPENSIVE, byte_size
+
+SMALL_BYTES = 1024
+"""Values of at most so many bytes cost less than the launch that makes them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,8 @@ class FuseLaunches(Pass):
     pipeline. A and the next launch B of the slice become one only if
 
     1. no result of A leaves the slice, and
-    2. B reads no value from another slice that the slice has not waited for by then.
+    2. B reads no value from another slice that the slice has not waited for by then, or A only counts: it is glue
+       on values of at most 1 KB, of the same loop and microbatch as B, which costs less than a launch.
 
     Glue is fused with its neighbours; two placed calls of the user only with `user-calls`, or where they are
     the forward and the backward call of one stage and microbatch, as on the last stage of a pipeline. Glue
@@ -85,7 +89,7 @@ class FuseLaunches(Pass):
         versions = _Versions(cost, launches)
         _give_own_constants(launches, versions)
         by_slice: dict[str, list[_Unfused]] = {}
-        for launch in _read_launches(main):
+        for launch in _read_launches(main, fuser.symbols):
             by_slice.setdefault(launch.slice, []).append(launch)
         clusters: list[list[_Unfused]] = []
         for on_slice in by_slice.values():
@@ -112,7 +116,8 @@ class FuseLaunches(Pass):
         closed = True
         for launch in launches:
             is_call = not launch.is_glue
-            joins = launch.incoming <= arrived and not (
+            counts = bool(runs) and all(one.only_counts and one.turn == launch.turn for one in runs[-1])
+            joins = (counts or launch.incoming <= arrived) and not (
                 is_call and head is not None and not self.joins(head, launch)
             )
             if closed:
@@ -150,6 +155,7 @@ class _Unfused:
       incoming: the values among its operands that transfers bring.
       is_ready: whether nothing has to be waited for to read its operands: they are arguments, or what is
         worked out in front of its loop.
+      only_counts: whether it is glue of a loop on small values, such as a counter and its comparison.
       leaves: whether a result of it is moved to another slice.
       read_by: what reads each of its results: launches, and None for all else.
     """
@@ -163,6 +169,7 @@ class _Unfused:
     is_glue: bool
     incoming: set[ir.Value]
     is_ready: bool
+    only_counts: bool
     leaves: bool
     read_by: list[set[_Unfused | None]]
 
@@ -177,7 +184,7 @@ class _Unfused:
         return readers.pop() if len(readers) == 1 else None
 
 
-def _read_launches(main: ir.OpView) -> list[_Unfused]:
+def _read_launches(main: ir.OpView, symbols: dict[str, ir.OpView]) -> list[_Unfused]:
     """The launches of a program, in their order."""
     launches: list[_Unfused] = []
     moved: set[ir.Value] = set()
@@ -205,6 +212,7 @@ def _read_launches(main: ir.OpView) -> list[_Unfused]:
             op.is_glue,
             incoming={value for value in reads if value in moved},
             is_ready=True,
+            only_counts=loop is not None and op.is_glue and _only_counts(op, symbols),
             leaves=False,
             read_by=[],
         )
@@ -226,7 +234,17 @@ def _ends_loop(cluster: list[_Unfused], glue: _Unfused, symbols: dict[str, ir.Op
     """Whether glue is cheap work after a loop whose last launch is in a cluster."""
     if not glue.is_glue or glue.loop is not None or all(op.loop is None for op in cluster):
         return False
-    inside = nested_ops(symbols[glue.callee])
+    return _is_cheap(symbols[glue.callee])
+
+
+def _only_counts(launch: LaunchOp, symbols: dict[str, ir.OpView]) -> bool:
+    """Whether glue takes and gives small values, and is cheap."""
+    values = (*launch.operands, *launch.results)
+    return all(byte_size(v.type) <= SMALL_BYTES for v in values) and _is_cheap(symbols[launch.callee])
+
+
+def _is_cheap(computation: ir.OpView) -> bool:
+    inside = nested_ops(computation)
     return not any(op.operation.name in EXPENSIVE | {"stablehlo.while", "func.call"} for op in inside)
 
 

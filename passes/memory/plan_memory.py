@@ -43,8 +43,8 @@ class PlanMemory(Pass):
     2. A launch that is the last reader of a value that the program owns (a donated argument, or an
        intermediate) and has a result of the same type and sharding takes its buffer for it. Donation is a
        property of the computation, so such launches get a variant of theirs. A small intermediate is not
-       worth one: it is donated where every launch of the computation can do so. The launches that add to
-       a sum over microbatches can, so that a sum is one buffer.
+       worth one, nor is a scalar that is an argument: they are donated where every launch of the computation
+       can do so. The launches that add to a sum over microbatches can, so that a sum is one buffer.
     3. Everything else that the program owns is released after its last reader, which for transfers
        that follow each other is the last of them: they are issued together.
     4. Each channel gets the capacity that this order needs, and each slice the peak of its live bytes, over
@@ -260,21 +260,27 @@ class _Lifetimes:
         """
         if not donatable:
             return ()
-        operands, slice = list(donatable.items()), op.slice
-        arguments = [(k, v) for k, v in operands if v in self.donated]
+        slice = op.slice
+        arguments = [(k, v) for k, v in donatable.items() if v in self.donated]
         # From the end: pw-accumulate puts sums there, which XLA adds to in place.
-        others = [(k, v) for k, v in reversed(operands) if v not in self.donated]
-        large = [(k, v) for k, v in others if self.byte_size(v.type) >= self.donate_bytes]
-        small = [(k, v) for k, v in others if self.byte_size(v.type) < self.donate_bytes and k in free]
+        others = [(k, v) for k, v in reversed(donatable.items()) if v not in self.donated]
+        order = [(k, v) for k, v in (*arguments, *others) if k in free or self.is_worth_a_variant(v)]
+        order.sort(key=lambda entry: entry[1] not in self.donated and not self.is_worth_a_variant(entry[1]))
         aliases: list[tuple[int, int]] = []
         results: dict[tuple[ir.Type, Sharding], list[int]] = {}
         for number, result in reversed(list(enumerate(self.results[n]))):
             results.setdefault((result.type, self.layouts.of(result, slice)), []).append(number)
-        for number, value in (*arguments, *large, *small):
+        for number, value in order:
             fitting = results.get((value.type, self.layouts.of(value, slice)))
             if fitting:
                 aliases.append((number, fitting.pop()))
         return tuple(sorted(aliases))
+
+    def is_worth_a_variant(self, value: ir.Value) -> bool:
+        """Whether a computation is compiled once more so that a value can be donated to it."""
+        if value in self.donated:
+            return value.type.rank > 0
+        return self.byte_size(value.type) >= self.donate_bytes
 
     def variant(self, callee: str, aliases: Aliases) -> str:
         """The computation that donates these operands; the callee itself when all its launches do."""

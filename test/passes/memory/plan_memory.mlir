@@ -27,25 +27,35 @@ module @release attributes {pw.form = "ordered"} {
 // -----
 
 // The last reader of a donated argument takes its buffer for a result of the same type. Donation belongs
-// to the computation, so a launch of it that may not donate keeps the plain one.
+// to the computation, so a launch of it that may not donate keeps the plain one. A scalar is not worth compiling
+// it twice.
 
 !x = tensor<4xf32>
+!n = tensor<i32>
 // CHECK-LABEL: module @donation
 module @donation attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
-  // CHECK: peak_bytes = 48 : i64
+  // CHECK: peak_bytes = 64 : i64
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
-  func.func @main(%x: !x {pw.slice = @s0}, %given: !x {pw.slice = @s0, pw.donated}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s0}) {
+  func.func @main(%x: !x {pw.slice = @s0}, %given: !x {pw.slice = @s0, pw.donated}, %n: !n {pw.slice = @s0}, %count: !n {pw.slice = @s0, pw.donated}) -> (!x {pw.slice = @s0}, !x {pw.slice = @s0}, !n {pw.slice = @s0}, !n {pw.slice = @s0}) {
     // CHECK: "pw.launch"(%arg0) {callee = @f, order = 0
     %a = "pw.launch"(%x) {callee = @f, slice = @s0, order = 0} : (!x) -> !x
     // CHECK-NEXT: "pw.launch"(%arg1) {callee = @f_donating, order = 1
     %b = "pw.launch"(%given) {callee = @f, slice = @s0, order = 1} : (!x) -> !x
+    // CHECK-NEXT: "pw.launch"(%arg2) {callee = @next, order = 2
+    %m = "pw.launch"(%n) {callee = @next, slice = @s0, order = 2} : (!n) -> !n
+    // CHECK-NEXT: "pw.launch"(%arg3) {callee = @next, order = 3
+    %k = "pw.launch"(%count) {callee = @next, slice = @s0, order = 3} : (!n) -> !n
+    // CHECK-NEXT: "pw.release"(%arg3)
     // CHECK-NEXT: return
-    return %a, %b : !x, !x
+    return %a, %b, %m, %k : !x, !x, !n, !n
   }
   // CHECK: func.func private @f_donating(%arg0: tensor<4xf32> {tf.aliasing_output = 0 : i32})
   func.func private @f(%x: !x) -> !x {
     return %x : !x
+  }
+  func.func private @next(%n: !n) -> !n {
+    return %n : !n
   }
 }
 
