@@ -42,8 +42,8 @@ class FuseLaunches(Pass):
     pipeline. A and the next launch B of the slice become one only if
 
     1. no result of A leaves the slice, and
-    2. B reads no value from another slice that the slice has not waited for by then, or A only counts: it is glue
-       on values of at most 1 KB, of the same loop and microbatch as B, which costs less than a launch.
+    2. B reads no value from another slice that the slice has not waited for by then, or A only counts: it is
+       glue on values of at most 1 KB, of the loop and microbatch of B, and costs less than a launch.
 
     Glue is fused with its neighbours; two placed calls of the user only with `user-calls`, or where they are
     the forward and the backward call of one stage and microbatch, as on the last stage of a pipeline. Glue
