@@ -213,9 +213,9 @@ def program(
             chunk=chunk,
         )
     if isinstance(chunk, bool) or not isinstance(chunk, int):
-        raise TypeError(f"chunk is a number of turns, got {chunk!r}")
+        raise TypeError(f"chunk must be a number of iterations, got {chunk!r}")
     if not 1 <= chunk <= MOST_MICROBATCHES:
-        raise ValueError(f"chunk is a number of turns from 1 to {MOST_MICROBATCHES}, got {chunk}")
+        raise ValueError(f"chunk must be a number of iterations from 1 to {MOST_MICROBATCHES}, got {chunk}")
     if not callable(fun):
         raise TypeError(f"expected a function to make a program of, got {type(fun).__name__}")
     conventions = conventions_of(

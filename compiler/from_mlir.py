@@ -40,7 +40,9 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
     forms = None
     if is_mpmd(module):
         if options.policy or options.schedule_file:
-            raise ProgramError(f"program '{name}' keeps the order that Shardy gave it, and takes no schedule")
+            raise ProgramError(
+                f"program '{name}' keeps the order chosen by Shardy, so a schedule cannot be given"
+            )
         # Its types say where values are; those of the placed form say what they are.
         forms = run_phases(module, name, options)
         module = ir.Module.parse(forms.bytecode["placed"], module.context)

@@ -123,7 +123,7 @@ def _slices(bundle: Bundle, chosen: Mapping[str, VirtualSlice]) -> dict[str, Vir
     for name, virtual in chosen.items():
         spec = specs.get(name)
         if spec is None:
-            raise ValueError(f"{bundle.path}: there is no slice {name}; it has {', '.join(specs)}")
+            raise ValueError(f"{bundle.path}: the program has no slice {name}; it has {', '.join(specs)}")
         axes, has = (dict(zip(s.axis_names, s.shape, strict=True)) for s in (spec, virtual))
         if list(axes.items()) != list(has.items()):
             raise ValueError(f"{bundle.path}: slice {name} has axes {axes}, but {virtual.name} has {has}")
@@ -214,7 +214,7 @@ class LoadedProgram(Bound):
           phase: `scheduled`, or `device` for XLA's optimized module of each computation on each slice.
         """
         if phase not in ("scheduled", "device"):
-            raise ValueError(f"a bundle holds the phases scheduled and device, not '{phase}'")
+            raise ValueError(f"a bundle only has the phases scheduled and device, not '{phase}'")
         return self.executable.device_text() if phase == "device" else self._text
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

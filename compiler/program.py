@@ -57,9 +57,9 @@ class Program[**P, R](OfProcess):
         functools.update_wrapper(self, fun)
         self.__doc__ = documentation_of(
             fun,
-            "A program of pathways: a call runs it on its slices and returns arrays that get ready later.\n"
+            "A program of pathways: a call runs it on its slices and returns arrays that are ready later.\n"
             "`lower(...)` takes it through the passes without devices, `lower(...).compile()` compiles it,\n"
-            "`place(...)` puts arguments where it reads them.",
+            "`place(...)` moves arguments to where the program reads them.",
         )
         self.name = conventions.name
         self._fun = fun

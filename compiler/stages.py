@@ -264,8 +264,8 @@ class Bound(OfProcess):
         wanted = whole.children()[: len(args)]
         if tree.children() != wanted:
             raise TypeError(
-                f"program '{self.executable.name}' takes arguments of structure {whole}, of which {tree} "
-                "is not a prefix"
+                f"program '{self.executable.name}' takes arguments of structure {whole}, but {tree} "
+                "is not a prefix of it"
             )
         return tree.unflatten(self.executable.place(dict(enumerate(leaves))).values())
 

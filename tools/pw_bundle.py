@@ -14,7 +14,7 @@ _DESCRIPTION = """\
   pw-bundle inspect FILE    what the program takes and returns, and what the file holds
   pw-bundle verify FILE     check the file as loading it without trust does, without running it
 
-Both read the file as a stranger's: nothing in it is evaluated, and executables in it are not loaded.
+Both treat the file as untrusted: nothing in it is evaluated, and executables in it are not loaded.
 """
 
 

@@ -11,7 +11,7 @@ from pathways.tools.common.errors import UserError
 from pathways.tools.common.flags import FlagParser, one_of
 
 _DESCRIPTION = """\
-  pw-cluster up cluster.toml [--name lab]      start what a file describes; returns when all islands are ready
+  pw-cluster up cluster.toml [--name lab]      start the cluster of a file; returns when all islands are ready
   pw-cluster up cluster.toml --foreground      the same, and stay, for systemd and Kubernetes: SIGTERM ends it
   pw-cluster list                              which clusters are up
   pw-cluster status lab [--json] [--watch]     its islands, hosts and clients
@@ -75,13 +75,13 @@ def make_parser() -> FlagParser:
     )
     add = parser.add_argument
     add("command", nargs="?", type=one_of(_COMMANDS), choices=_COMMANDS, metavar="COMMAND", help="see above")
-    add("target", nargs="?", metavar="FILE", help="up: what to start; else the name of a cluster")
+    add("target", nargs="?", metavar="FILE", help="up: a configuration file; otherwise the name of a cluster")
     add("client", nargs="?", metavar="CLIENT", help="end: the name of a client")
-    add("--name", metavar="NAME", help="up: what to call the cluster; default: as the file")
+    add("--name", metavar="NAME", help="up: the name of the cluster; default: that of the file")
     add("--foreground", action="store_true", help="up: stay, and log to standard error")
     add("--json", action="store_true", help="status: print JSON")
-    add("--watch", action="store_true", help="status: print it anew each second")
-    add("--follow", action="store_true", help="logs: go on with what is written, until the cluster ends")
+    add("--watch", action="store_true", help="status: refresh every second")
+    add("--follow", action="store_true", help="logs: keep following until the cluster ends")
     add("--token", metavar="FILE", help="a copy of the token of a cluster that is elsewhere")
     return parser
 

@@ -71,13 +71,13 @@ def _run(options: argparse.Namespace, needed: mmap.mmap | None = None) -> int:
         raise UserError("expected a target, such as path/file.py:function; see pw-compile --help")
     is_bundle = options.output.endswith(".pwb")
     if is_bundle and options.phase is not None:
-        raise UserError(f"{options.output} is a bundle, which --compile-to does not go with")
+        raise UserError(f"{options.output} is a bundle, which cannot be combined with --compile-to")
     if options.executables and not is_bundle:
-        raise UserError("--executables are for a bundle; write one with -o FILE.pwb")
+        raise UserError("--executables needs a bundle: write one with -o FILE.pwb")
     if options.json and not options.explain:
         raise UserError("--json is for --explain")
     if options.pretty and (is_bundle or options.explain or options.phase == "device"):
-        raise UserError("--pretty prints a form of the module, which these flags do not ask for")
+        raise UserError("--pretty only applies when a form of the module is printed")
     arguments = read_arguments(options)
 
     doing("importing JAX")
@@ -143,12 +143,12 @@ def make_parser() -> FlagParser:
     output.add_argument(
         "--explain",
         action="store_true",
-        help="compile, and print what the program does in place of the module",
+        help="compile, and print a summary of the program in place of the module",
     )
-    add("--json", action="store_true", help="print what --explain tells as JSON")
+    add("--json", action="store_true", help="print the output of --explain as JSON")
     add("-o", dest="output", default="-", metavar="FILE", help="FILE.pwb: a bundle; default: standard output")
     add("--executables", action="store_true", help="compile, and store the code in the bundle")
-    add("--remarks", action="store_true", help="print what the passes remarked, on standard error")
+    add("--remarks", action="store_true", help="print remarks of the passes on standard error")
     add(
         "--schedule",
         "--policy",
@@ -172,7 +172,11 @@ def make_parser() -> FlagParser:
         metavar="N",
         help="print no elements attributes of more than N elements",
     )
-    add("--pretty", action="store_true", help="print pw operations for people, not for pw-opt to read")
+    add(
+        "--pretty",
+        action="store_true",
+        help="print pw operations in readable syntax, which pw-opt cannot parse",
+    )
     add("--traceback", action="store_true", help="print where an error in your code came from")
     return parser
 

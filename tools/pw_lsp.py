@@ -38,8 +38,12 @@ def make_parser() -> FlagParser:
     """The flags of the tool."""
     parser = FlagParser("pw-lsp", "pw-lsp [--timeout SECONDS]", _DESCRIPTION, library="pygls")
     add = parser.add_argument
-    add("--timeout", type=count, default=10, metavar="SECONDS", help="of one parse; default: 10")
-    add("--stdio", action="store_true", help="for editors that pass it; there is no other way to talk")
+    add("--timeout", type=count, default=10, metavar="SECONDS", help="time limit of one parse; default: 10")
+    add(
+        "--stdio",
+        action="store_true",
+        help="accepted for editors that pass it; standard input and output are always used",
+    )
     return parser
 
 

@@ -76,7 +76,7 @@ class _OptParser(FlagParser):
             help="print the IR into files below DIR; goes with the flags --mlir-print-ir-*",
         )
         switch("--mlir-print-op-generic", dest="generic", help="print the generic form of all ops")
-        switch("--pretty", help="print pw operations for people; what is read is MLIR's generic form")
+        switch("--pretty", help="print pw operations in readable syntax, which cannot be parsed back")
         switch("--mlir-print-debuginfo", dest="debuginfo", help="print locations")
         add(
             "--mlir-elide-elementsattrs-if-larger",
@@ -90,7 +90,7 @@ class _OptParser(FlagParser):
         switch(
             "--verify-roundtrip",
             dest="roundtrip",
-            help="check that the input, once printed, is read back equal",
+            help="check that the input round-trips through its printed forms",
         )
         add(
             "--mlir-pass-pipeline-crash-reproducer",
@@ -133,10 +133,10 @@ class _OptParser(FlagParser):
         self.check_irdl(options)
         for flag in _OTHER_FORMATS if options.pretty else ():
             if getattr(options, self.destinations[flag]):
-                self.error(f"--pretty does not go with {flag}")
+                self.error(f"--pretty cannot be combined with {flag}")
         if options.split_input_file and (options.reproducer is not None or options.run_reproducer):
             flag = "--run-reproducer" if options.run_reproducer else "--mlir-pass-pipeline-crash-reproducer"
-            self.error(f"{flag} does not go with --split-input-file")
+            self.error(f"{flag} cannot be combined with --split-input-file")
         if options.run_reproducer and options.pipeline:
             self.error("--run-reproducer takes the passes from the input; give no others")
         if options.tree_dir is not None and not _prints_ir(options):

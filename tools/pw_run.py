@@ -22,8 +22,8 @@ examples:
   pw-run step.pwb --random 0 --steps 100 --feed result.0:state
 
 --input is given once for each of the first arguments, in the order of pw-bundle inspect. Its form is that of
-iree-run-module: one value stands for all elements, none for zeros, and brackets are as good as commas.
---print writes results so, up to 1024 elements of each.
+iree-run-module: a single value is a splat, no value means zeros, and brackets may replace commas.
+--print writes results in the same form, up to 1024 elements each.
 --feed OUT:IN passes a result on to the next step: a leaf, or all leaves under a name to those under another.
 """
 
@@ -64,7 +64,7 @@ def make_parser() -> FlagParser:
         help="the next argument, such as 2x2xf32=1,2,3,4 or i32=7, or @FILE.npy",
     )
     add("--outputs", metavar="FILE", help="write the results of the last step by their names (.npz)")
-    add("--steps", type=count, default=1, metavar="N", help="run so many times; default: 1")
+    add("--steps", type=count, default=1, metavar="N", help="run this many steps; default: 1")
     add(
         "--feed",
         nargs="+",
@@ -76,16 +76,19 @@ def make_parser() -> FlagParser:
     add("--print", dest="shown", action="store_true", help="print the results of the last step")
     add("--trace", metavar="FILE", help="record when each launch and transfer ran, for Perfetto and pw-viz")
     making = parser.add_mutually_exclusive_group()
-    making.add_argument("--random", type=count, metavar="SEED", help="make inputs that are missing at random")
-    making.add_argument("--zeros", action="store_true", help="make inputs that are missing of zeros")
+    making.add_argument("--random", type=count, metavar="SEED", help="fill missing inputs with random values")
+    making.add_argument("--zeros", action="store_true", help="fill missing inputs with zeros")
     add(
         "--trust",
         action="store_true",
         help="load the executables in the bundle, which are native code, and allow any custom call; only for "
-        "files that you would also run as a program",
+        "files that you trust as you would a program",
     )
     add(
-        "--cpu-devices", type=cpu_devices, metavar="N", help="use so many CPU devices; default: what it needs"
+        "--cpu-devices",
+        type=cpu_devices,
+        metavar="N",
+        help="number of CPU devices; default: as many as needed",
     )
     return parser
 

@@ -44,7 +44,7 @@ def make_parser() -> FlagParser:
     add("--json", action="store_true", help="print the figures as JSON")
     add("--compare", action="store_true", help="schedule a placed program by every policy, side by side")
     add_policy_flags(parser)
-    add("--steps", type=count, metavar="N", help="with --compare: also replay N steps that follow each other")
+    add("--steps", type=count, metavar="N", help="with --compare: also replay N consecutive steps")
     add("--save-times", metavar="FILE", help="only write the durations of the trace in --times, for policies")
     add("--trace", metavar="FILE", help="write a trace for Perfetto and pw-viz")
     add("-o", dest="output", default="-", metavar="FILE", help="default: standard output")

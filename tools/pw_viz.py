@@ -11,7 +11,7 @@ from pathways.tools.common.errors import UserError
 from pathways.tools.common.flags import TIMES_HELP, FlagParser, add_policy_flags, add_timing_flags
 
 _DESCRIPTION = """\
-Draws slices by time, with the memory of each slice below it, on one page that needs nothing else. FILE is a
+Draws slices against time, with the memory of each slice below it, on one self-contained page. FILE is a
 program in scheduled form: it is drawn as planned, with one unit for each placed call, and as simulated when
 durations or links are given. Or it is one in placed form, which policies schedule: they are drawn under one
 another. Traces of measured runs, from PW_TRACE or pw.trace, are drawn below it. With

@@ -86,7 +86,7 @@ class CutSearch:
         if not any(one.cut.fits for one in simulated):
             best = min(simulated, key=lambda one: one.cut.peak)
             raise ProgramError(
-                f"{self.request.what}: no cut keeps to max_bytes={self.request.max_bytes} on each slice; the "
+                f"{self.request.what}: no cut fits max_bytes={self.request.max_bytes} on each slice; the "
                 f"smallest peak is {best.cut.peak} ({size(best.cut.peak)}), cut before units "
                 f"{', '.join(map(str, best.cut.positions))} with schedule '{best.cut.schedule}'"
             )
@@ -133,7 +133,7 @@ class CutSearch:
             raise ProgramError(
                 f"{self.request.what}{self._line()}: it can be cut at {len(candidates)} positions, too few "
                 f"for {count} slices: its {units} operations have {products} products of matrices, behind "
-                f"the last of which it is not cut{self._largest(len(candidates) + 1)}"
+                f"the last of which there is no cut{self._largest(len(candidates) + 1)}"
             )
         best = best_partitions(self.units, candidates, self.machine, v=False, most=_ROWS)
         self._check_work(best[0])

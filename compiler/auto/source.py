@@ -135,7 +135,7 @@ class _BodySource:
             case "custom_jvp_call" if _activation(equation):
                 return f"(jax.nn.{_activation(equation)}({given}),)"
         if jax_internals.jaxprs_within(equation) or any(map(callable, _values(params))):
-            raise _refusal(equation, "it has a rule or a function of its own")
+            raise _refusal(equation, "it has a custom rule or function")
         try:
             options = [f"{key}={_written(value)}" for key, value in params.items()]
         except ValueError as error:
@@ -316,7 +316,7 @@ def _written(value: Any) -> str:
     for fits, write in writers:
         if fits(value):
             return write(value)
-    raise ValueError(f"{type(value).__name__} has no way to be written")
+    raise ValueError(f"{type(value).__name__} cannot be written")
 
 
 def _fields(value: Any, names: Sequence[str]) -> str:

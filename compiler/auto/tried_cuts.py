@@ -84,9 +84,9 @@ def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss
     try:
         document = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} is no JSON: {error}") from None
+        raise ValueError(f"{what} is not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("pathways.auto") != _FORMAT:
-        raise ValueError(f"{what} is no plan that plan.save of this release wrote")
+        raise ValueError(f"{what} is not a plan written by plan.save of this release")
     if document.get("fingerprint") != fingerprint(flat):
         raise ValueError(
             f"{what} is of another loss, or of arguments of other types: '{document.get('loss')}' of "
@@ -101,7 +101,7 @@ def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss
     stages = len(request.slices) * (2 if cuts and cuts[0].kind == "v" else 1)
     edges = [0, *(cuts[0].positions if cuts else ()), len(flat.nodes)]
     if len(edges) != stages + 1 or any(a >= b for a, b in itertools.pairwise(edges)):
-        raise ValueError(f"{what} cannot be read: its positions make no {stages} stages")
+        raise ValueError(f"{what} cannot be read: its positions do not make {stages} stages")
     return cuts
 
 

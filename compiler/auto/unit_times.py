@@ -55,7 +55,7 @@ def timed_units(units: Units, given: TimesGiven, name: str, speeds: Sequence[flo
             raise TimesError(f"times: '{path}': {error.strerror}") from None
         if not is_trace(data):
             if len(paths) > 1:
-                raise TimesError(f"times: '{path}' is no trace")
+                raise TimesError(f"times: '{path}' is not a trace")
             return _stated(units, _document(path, data), f"times: '{path}'")
         try:
             observations += _observed(read_trace(data), units, name, speeds, str(path))

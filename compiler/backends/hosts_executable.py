@@ -93,7 +93,7 @@ class HostsExecutable(ProgramExecutable):
         Raises:
           RuntimeError: always.
         """
-        raise RuntimeError(f"program '{self.name}' runs on hosts, which keep what XLA made of it")
+        raise RuntimeError(f"program '{self.name}' runs on hosts, which keep their compiled modules")
 
     @property
     def step_deadline(self) -> float | None:

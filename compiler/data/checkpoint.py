@@ -206,7 +206,7 @@ def restore(
     """
     orbax = _orbax()
     if (like is None) == (program is None) or (program is None) != (argument is None):
-        raise TypeError("pw.checkpoint: expected like=, or program= and argument=")
+        raise TypeError("pw.checkpoint: expected like=, or both program= and argument=")
     if program is not None:
         if not isinstance(program, Bound):
             raise TypeError(f"pw.checkpoint: program must be compiled, got {type(program).__name__}")

@@ -239,7 +239,7 @@ class _BatchesOnHosts(MadeBatches):
         own = sorted({row // each for row in rows})
         if len(rows) != len(own) * each:
             raise ValueError(
-                f"pw.prefetch: {host} reads {len(rows)} of {self._rows} rows, which are no whole shards: "
+                f"pw.prefetch: {host} reads {len(rows)} of {self._rows} rows, which are not whole shards: "
                 f"shards={self._shards} have {each} rows each"
             )
         return own
@@ -356,7 +356,7 @@ def batches_of(
     for kind, name in zip(types, names, strict=True):
         if not kind.shape or jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended):
             raise TypeError(
-                f"pw.prefetch: {name} is {kind.dtype}{list(kind.shape)}, which has no rows of numbers"
+                f"pw.prefetch: {name} is {kind.dtype}{list(kind.shape)}, which is not rows of numbers"
             )
     count = types[0].shape[0]
     for kind, name in zip(types, names, strict=True):
@@ -381,14 +381,14 @@ def _check_states(name: str, states: Any, shards: int | None) -> None:
         if not isinstance(states, int) or isinstance(states, bool) or states < 0:
             what = f"of shards={len(states)}" if isinstance(states, list) else repr(states)
             raise ValueError(
-                f"pw.prefetch: {name} begins at a position {what}, but rows= takes the number of a batch"
+                f"pw.prefetch: {name} starts at position {what}, but rows= takes the number of a batch"
             )
         return
     if not isinstance(states, list):
         raise ValueError(
-            f"pw.prefetch: {name} begins at position {states!r}, which is none of shards={shards}"
+            f"pw.prefetch: {name} begins at position {states!r}, which does not belong to shards={shards}"
         )
     if len(states) != shards:
         raise ValueError(
-            f"pw.prefetch: {name} begins at a position of shards={len(states)}, but shards={shards}"
+            f"pw.prefetch: {name} starts at a position of shards={len(states)}, but shards={shards}"
         )

@@ -79,7 +79,7 @@ class FunctionOnHosts(OfProcess):
           HostError: a host is gone.
         """
         if self.devices is None:
-            raise TypeError(f"pw.on_hosts: {self.name} has no devices= to call it on")
+            raise TypeError(f"pw.on_hosts: {self.name} needs devices= to be called on")
         named = {**self.plain, **plain}
         leaves: list[Any] = []
         trees = [
@@ -318,7 +318,9 @@ def _result(leaf: Any, slice: VirtualSlice) -> tuple[Any, PartitionSpec]:
                 raise ValueError(f"pw.on_hosts: out has the axis {axis!r}, slice {slice.name} has {sizes}")
         count = int(np.prod([sizes[axis] for axis in axes], dtype=int))
         if dim % count:
-            raise ValueError(f"pw.on_hosts: out has a dimension of {dim} that {axes} do not divide ({count})")
+            raise ValueError(
+                f"pw.on_hosts: out has a dimension of {dim} that {axes} do not divide evenly ({count})"
+            )
     return jax.core.ShapedArray(leaf.shape, leaf.dtype), spec
 
 
@@ -451,7 +453,7 @@ def find_here(name: str) -> Callable[..., Any]:
             raise ImportError(f"{name}: module {module} has no {path}")
         found = getattr(found, part)
     if not callable(found):
-        raise ImportError(f"{name} is of type {type(found).__name__}, no function")
+        raise ImportError(f"{name} is of type {type(found).__name__}, not a function")
     return found
 
 

@@ -116,7 +116,7 @@ def _policy_of(schedule: Any, name: str) -> str:
         raise TypeError(f"{what}: schedule must be a policy, got {type(schedule).__name__}")
     if schedule.endswith(".csv"):
         raise ValueError(
-            f"{what}: a file has the orders of all loops: use pw.program(schedule={schedule!r}) for it"
+            f"{what}: a file schedules all loops of a program: use pw.program(schedule={schedule!r}) for it"
         )
     try:
         return str(read_request(schedule))
@@ -150,7 +150,7 @@ class _MicrobatchLoop:
         carried = self._carried_positions(len(args))
         batch = {n: self._checked(args[n], n) for n in self._cut_positions(len(args), carried)}
         if not jax.tree.leaves(batch):
-            raise ValueError(f"pw.accumulate of '{self.name}': no batch to cut: there is no array in it")
+            raise ValueError(f"pw.accumulate of '{self.name}': no batch to cut: it contains no array")
         if active_trace.loop is not None:
             raise ValueError(
                 f"pw.accumulate of '{self.name}' is called inside pw.accumulate of '{active_trace.loop}': "
@@ -190,7 +190,7 @@ class _MicrobatchLoop:
         both = sorted(set(cut) & set(carried))
         if both:
             raise ValueError(
-                f"pw.accumulate of '{self.name}': argument {both[0]} cannot be both cut and carried"
+                f"pw.accumulate of '{self.name}': argument {both[0]} cannot be both split and carried"
             )
         if not cut or not all(0 <= n < count for n in cut):
             others = " and those that are carried" if carried else ""
@@ -213,7 +213,7 @@ class _MicrobatchLoop:
         expected: Any = carry[0] if self.carries_one else tuple(carry)
         if _shown(results[0]) != _shown(expected):
             raise TypeError(
-                f"{what}: what is passed on must be like what is carried, {_shown(expected)}, got "
+                f"{what}: the new carry must have the structure of the old one, {_shown(expected)}, got "
                 f"{_shown(results[0])}"
             )
 
@@ -237,13 +237,13 @@ class _MicrobatchLoop:
             where = f"argument {position}{name_of(path)} of '{self.name}'"
             if array.ndim == 0:
                 raise ValueError(
-                    f"pw.accumulate: {where} is a scalar: the batch is cut along the leading axis; pass what "
-                    "all microbatches share in front of the batch, or see batch_argnums"
+                    f"pw.accumulate: {where} is a scalar: a batch is split along its leading axis; pass what "
+                    "all microbatches share as the first argument, or see batch_argnums"
                 )
             if array.shape[0] % self.count:
                 raise ValueError(
                     f"pw.accumulate: {where} has shape {array.shape}: its leading axis of {array.shape[0]} "
-                    f"does not divide into {self.count} microbatches"
+                    f"is not divisible into {self.count} microbatches"
                 )
             return _without_gradient(array)
 

@@ -256,7 +256,7 @@ def abstract(
         if not all(isinstance(size, int | np.integer) for size in aval.shape):
             raise ValueError(
                 f"program '{name}': argument {paths()[n]} has the symbolic shape {aval.shape}, but programs "
-                "are compiled for sizes that are known: lower it with numbers, once for each size"
+                "are compiled for static shapes: lower it with concrete sizes, once for each"
             )
         avals.append(aval)
     return avals
@@ -269,7 +269,7 @@ def is_type(leaf: Any) -> bool:
 
 def _refusal(leaf: Any, error: Exception | None = None) -> str:
     """Why something is no argument, and what to do."""
-    elsewhere = "pass it as a static argument or keep it out of the arguments"
+    elsewhere = "pass it as a static argument or remove it from the arguments"
     match leaf:
         case jax.Ref():
             what = "is a Ref, not an array or a number; a program has no state: pass the value of the "
@@ -281,7 +281,7 @@ def _refusal(leaf: Any, error: Exception | None = None) -> str:
             if not leaf.dtype.isnative:
                 native = leaf.dtype.newbyteorder("=")
                 return f"{kind}, whose byte order is not that of this machine; pass x.astype('{native}')"
-            return f"{kind}, which JAX does not have; keep it out of the arguments"
+            return f"{kind}, which JAX does not support; remove it from the arguments"
     if is_type(leaf):
-        return f"is a {type(leaf).__name__}, which `lower` takes; a call takes an array or a number"
+        return f"is a {type(leaf).__name__}, which only `lower` accepts; a call takes an array or a number"
     return f"is a {type(leaf).__name__}, not an array or a number; {elsewhere}"

@@ -44,7 +44,7 @@ def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
             raise TypeError(f"{what}: expected a PartitionSpec or None, got {type(leaf).__name__}")
         if leaf is not None and PartitionSpec.UNCONSTRAINED in leaf:
             raise ValueError(
-                f"{what}: {leaf} leaves a dimension unconstrained, which only with_sharding_constraint can do"
+                f"{what}: {leaf} leaves a dimension unconstrained, which needs with_sharding_constraint"
             )
     try:
         return flat_prefix(specs, tree, is_leaf=is_spec)

@@ -29,7 +29,7 @@ def slice_named(name: str) -> VirtualSlice:
     virtual = _slices.get(name)
     if virtual is None:
         raise ValueError(
-            f"a function placed on slice {name} is called, but there is no such slice any more: as under "
+            f"a function placed on slice {name} is called, but that slice no longer exists: as under "
             "jax.jit, a function that was traced must not call others later (through a global, for example)"
         )
     return virtual

@@ -58,8 +58,8 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
     ]
     if unused:
         yield (
-            f"some donated buffers were not usable: {_first(unused)}; no result of what reads "
-            "them last has their type, so that they are only freed"
+            f"some donated buffers were not usable: {_first(unused)}; no result of their last "
+            "reader has their type, so they are only freed"
         )
 
 
@@ -73,8 +73,8 @@ def _shared_by_turns(main: ir.OpView, arguments: Sequence[str], calls: PartCalls
     ]
     if shared:
         yield (
-            f"some donated buffers were not usable: {_first(shared)}; turns of a loop whose end depends on "
-            "values share them, so that they are kept"
+            f"some donated buffers were not usable: {_first(shared)}; a loop whose end depends on "
+            "values reads them in every iteration, so they are kept"
         )
 
 

@@ -27,7 +27,7 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
     ]
     if schedule is not None and not loops:
         yield (
-            f"schedule '{schedule}' orders the microbatches of pw.accumulate, but it has no pw.accumulate: "
+            f"schedule '{schedule}' orders the microbatches of pw.accumulate, but there is none: "
             "nothing is pipelined"
         )
     slices: dict[str, set[str]] = {}
@@ -44,7 +44,7 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
         # In a loop of several turns there is one of it for each turn.
         said.add(tuple(places))
         if not places:
-            yield f"{what} calls no function of pw.jit: nothing is pipelined"
+            yield f"{what} calls no pw.jit function: nothing is pipelined"
         elif len(places) == 1 and (schedule or loop.schedule):
             yield f"{what} calls functions on slice {places[0]} alone: nothing is pipelined"
         elif len(places) > 1 and not (schedule or loop.schedule):

@@ -44,7 +44,7 @@ def slices_of(
     missing = [name for name in topology if name not in chosen]
     if missing and controller() is not None:
         raise ProgramError(
-            f"program '{program}': the devices of mesh '{missing[0]}' are of this process, but programs "
+            f"program '{program}': the devices of mesh '{missing[0]}' belong to this process, but programs "
             f"run on hosts: give a slice for each mesh, from_mpmd(..., slices={{{missing[0]!r}: slice, ...}})"
         )
     pinned = {name: _devices(topology[name]) for name in topology}
@@ -77,7 +77,7 @@ def _devices(mesh: jax.sharding.Mesh) -> _Pinned:
 def _check(topology: Topology, name: str, virtual: VirtualSlice) -> None:
     if name not in topology:
         raise ValueError(
-            f"slices: there is no mesh '{name}' in the topology, which has {', '.join(topology)}"
+            f"slices: the topology has no mesh '{name}' in the topology, which has {', '.join(topology)}"
         )
     if not isinstance(virtual, VirtualSlice):
         raise TypeError(f"slices: for mesh '{name}' expected a slice, got {type(virtual).__name__}")

@@ -62,7 +62,7 @@ class Sharding:
             parts = math.prod(sizes[axis] for axis in axes)
             if shape[dim] % parts:
                 named = ", ".join(axes)
-                return f"dimension {dim} of size {shape[dim]} does not divide by {parts} (axes {named})"
+                return f"dimension {dim} of size {shape[dim]} is not divisible by {parts} (axes {named})"
         return None
 
     def blocks(self, shape: Sequence[int], mesh: Mesh) -> list[Block]:

@@ -72,7 +72,7 @@ def unsupported(attribute: ir.Attribute) -> str | None:
         return "has unreduced axes"
     for dim in sharding.dimension_shardings:
         if any(sdy.AxisRefAttr(a).sub_axis_info is not None for a in sdy.DimensionShardingAttr(dim).axes):
-            return "splits an axis of the mesh"
+            return "uses a sub-axis of the mesh"
     return None
 
 

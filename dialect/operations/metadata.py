@@ -112,7 +112,7 @@ class CallMetadata:
             raise MetadataError(f"metadata `pw.kind` must be one of {', '.join(KINDS)}, got '{kind}'")
         lineage = texts.get("lineage", "")
         if not set(lineage) <= set("01"):
-            raise MetadataError(f"metadata `pw.lineage` must be of the digits 0 and 1, got '{lineage}'")
+            raise MetadataError(f"metadata `pw.lineage` must consist of the digits 0 and 1, got '{lineage}'")
         mark = texts.get("mark")
         if mark is not None and mark not in MARKS:
             raise MetadataError(f"metadata `pw.mark` must be one of {', '.join(MARKS)}, got '{mark}'")

@@ -104,9 +104,9 @@ class SliceOp(PwOp):
         if self.replicas is not None and not 1 <= self.replicas <= MOST_DEVICES:
             emit(f"expected 1 to {MOST_DEVICES} replicas, got {self.replicas}")
         if self.replicas is not None and self.replica is not None:
-            emit("has `replicas`, but is of one `replica` itself")
+            emit("has `replicas`, but is itself one `replica`")
         if self.replica_of is not None and not self.replica:
-            emit(f"stands for @{self.replica_of}, but is of no other `replica`")
+            emit(f"is a replica of @{self.replica_of}, but has no other `replica` number")
 
 
 @operation("channel")
@@ -128,7 +128,7 @@ class ChannelOp(PwOp):
     src = Attr(_SLICE, "The slice that sends.")
     dst = Attr(_SLICE, "The slice that receives.")
     value_type = Attr(TENSOR_TYPE, "The type of every value that passes.")
-    capacity = Attr(NATURAL, "How many values may be under way or not yet received.")
+    capacity = Attr(NATURAL, "How many values may be in flight or not yet received.")
     sharding = OptionalAttr(SHARDING, "How a value is laid out over the receiving slice.")
     traits = frozenset({Trait.SYMBOL})
 
@@ -158,7 +158,7 @@ class ConstantOp(PwOp):
 
 @operation("launch")
 class LaunchOp(PwOp):
-    """One gang-scheduled execution of a computation on all devices of a slice.
+    """A gang-scheduled execution of a computation on all devices of a slice.
 
     The callee is a private function of StableHLO and becomes one XLA module, partitioned over the
     devices of the slice. Donation is a property of that module: an argument of the callee that carries
@@ -188,8 +188,8 @@ class LaunchOp(PwOp):
     microbatch = OptionalAttr(NATURAL, "Which microbatch of the loop it works on, once the loop is unrolled.")
     overlap_with_loop = OptionalAttr(
         UNIT,
-        "It is of no microbatch, but runs among those of the loop whose results it reads, early: "
-        "what replicas exchange.",
+        "It belongs to no microbatch, but runs early, among those of the loop whose results it reads: "
+        "an exchange between replicas.",
     )
     order = OptionalAttr(NATURAL, "Its position among the launches and sends of its slice.")
     traits = frozenset({Trait.EXECUTES, Trait.LOCAL, Trait.ORDERED, Trait.OF_LOOP})
@@ -214,7 +214,7 @@ class LaunchOp(PwOp):
             ("result", signature.results, results),
         ):
             if len(expected) != len(provided):
-                emit(f"expected {counted(len(expected), what)} as @{self.callee} has, got {len(provided)}")
+                emit(f"expected {counted(len(expected), what)}, as for @{self.callee}, got {len(provided)}")
                 continue
             for number, (want, value) in enumerate(zip(expected, provided, strict=True)):
                 if want != value.type:
@@ -467,12 +467,12 @@ class ReleaseOp(PwOp):
 
 @operation("loop")
 class LoopOp(PwOp):
-    """Declares a loop: over the microbatches of a batch, or over turns that pass values on to each other.
+    """Declares a loop: over the microbatches of a batch, or over iterations that carry values.
 
-    The code of one turn is in `@main` once, between operations that name the loop: what reads a
-    `pw.split`, a `pw.carry` or the `pw.index`, directly or through others, is done once per turn, and
+    The code of one iteration is in `@main` once, between operations that name the loop: what depends on a
+    `pw.split`, a `pw.carry` or the `pw.index`, directly or indirectly, is done once per iteration, and
     everything else once; `pw.reduce` and `pw.next` lead out of the loop. `pw-unroll-microbatches` repeats it;
-    the launches that it makes name the loop and their turn, which is called the microbatch in every loop.
+    the launches that it makes name the loop and the iteration, which is called the microbatch in every loop.
 
     ```mlir
     "pw.loop"() {count = 8, schedule = "1f1b", sym_name = "batch"} : () -> ()
@@ -485,13 +485,13 @@ class LoopOp(PwOp):
     """
 
     sym_name = Attr(STRING, "The name of the loop.")
-    count = OptionalAttr(NATURAL, "How many turns there are.")
-    chunk = OptionalAttr(NATURAL, "How many turns are issued at once, where a `pw.until` says when it ends.")
-    schedule = OptionalAttr(STRING, "The pipeline schedule that the program asks for.")
-    sequential = OptionalAttr(
-        UNIT, "Its turns keep the order of the program, whatever schedule other loops have."
+    count = OptionalAttr(NATURAL, "The number of iterations.")
+    chunk = OptionalAttr(
+        NATURAL, "How many iterations are issued at once, where a `pw.until` decides when the loop ends."
     )
-    parent = OptionalAttr(_LOOP, "The loop that it is inside of.")
+    schedule = OptionalAttr(STRING, "The pipeline schedule that the program asks for.")
+    sequential = OptionalAttr(UNIT, "Its iterations keep program order, whatever schedule other loops have.")
+    parent = OptionalAttr(_LOOP, "The loop that it is nested in.")
     replica_of = OptionalAttr(
         _LOOP, "The loop of replica 0 that this one stands for in its replica, set by `pw-replicate`."
     )
@@ -512,15 +512,15 @@ class LoopOp(PwOp):
         if self.chunk is not None and not self.sequential:
             emit("has a `chunk`, but is not sequential")
         if self.chunk is not None and self.parent is not None:
-            emit(f"has a `chunk`, but is inside of @{self.parent}")
+            emit(f"has a `chunk`, but is nested in @{self.parent}")
         if self.parent is not None and not symbols[self.parent].sequential:
-            emit(f"is inside of @{self.parent}, which is not sequential")
+            emit(f"is nested in @{self.parent}, which is not sequential")
         ancestor, seen = self.parent, {self.sym_name}
         while ancestor is not None and ancestor not in seen:
             seen.add(ancestor)
             ancestor = symbols[ancestor].parent
         if ancestor is not None:
-            emit(f"is inside of itself, by @{ancestor}")
+            emit(f"is nested in itself, by way of @{ancestor}")
 
 
 @operation("split")
@@ -728,9 +728,9 @@ class ReplicaOp(PwOp):
 
 @operation("carry")
 class CarryOp(PwOp):
-    """A value that the turns of a loop pass on to each other.
+    """A value that the iterations of a loop carry.
 
-    In the first turn it is the operand, in every other one what `pw.next` was given in the turn before.
+    In the first iteration it is the operand, in every other one the operand of `pw.next` in the one before.
 
     ```mlir
     %state = "pw.carry"(%init) {loop = @steps, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
@@ -740,11 +740,13 @@ class CarryOp(PwOp):
     itself of the loop; one that is `per_replica` is of a loop that is not sequential.
     """
 
-    inputs = Values("The value in the first turn.", 1)
-    outputs = Values("The value in the current turn.", 1)
+    inputs = Values("The value in the first iteration.", 1)
+    outputs = Values("The value in the current iteration.", 1)
     loop = Attr(_LOOP, "The loop.")
-    slice = OptionalAttr(_SLICE, "The slice that it lives on in all turns, once the program is outlined.")
-    sharding = OptionalAttr(SHARDING, "How it is laid out over `slice` in all turns.")
+    slice = OptionalAttr(
+        _SLICE, "The slice that it lives on in all iterations, once the program is outlined."
+    )
+    sharding = OptionalAttr(SHARDING, "How it is laid out over `slice` in all iterations.")
     per_replica = OptionalAttr(
         UNIT, "Each replica carries its own: it is not passed on from one to the next."
     )
@@ -754,7 +756,7 @@ class CarryOp(PwOp):
         if self.operands[0].type != self.results[0].type:
             emit(f"starts from {self.operands[0].type}, but is {self.results[0].type}")
         if self.per_replica and symbols[self.loop].sequential:
-            emit(f"is carried per replica, but the turns of @{self.loop} are those of all replicas")
+            emit(f"is carried per replica, but the iterations of @{self.loop} are those of all replicas")
 
 
 @operation("next")
@@ -771,8 +773,8 @@ class NextOp(PwOp):
     Invariants: the first operand is a `pw.carry` of the loop, on the same slice; all types are equal.
     """
 
-    inputs = Values("The `pw.carry`, and its value in the next turn.", 2, one_type=True)
-    outputs = Values("Its value after the last turn.", 1)
+    inputs = Values("The `pw.carry`, and its value in the next iteration.", 2, one_type=True)
+    outputs = Values("Its value after the last iteration.", 1)
     loop = Attr(_LOOP, "The loop.")
     outer = OptionalAttr(_LOOP, _OUTER)
     slice = OptionalAttr(_SLICE, "The slice of the `pw.carry`.")
@@ -817,7 +819,7 @@ class UntilOp(PwOp):
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         if symbols[self.loop].chunk is None:
-            emit(f"ends @{self.loop}, which has a count and no `chunk`")
+            emit(f"ends @{self.loop}, which has a `count` and no `chunk`")
         if str(self.operands[0].type) != "tensor<i1>":
             emit(f"expected an operand of type tensor<i1>, got {self.operands[0].type}")
 
@@ -890,7 +892,7 @@ def _check_outer(op: ReduceOp | NextOp, symbols: dict[str, ir.OpView], emit: Emi
     parent = symbols[op.loop].parent
     if op.outer != parent:
         leads, inside = (f"@{name}" if name else "no loop" for name in (op.outer, parent))
-        emit(f"leads out of @{op.loop} into {leads}, but that is inside of {inside}")
+        emit(f"leads out of @{op.loop} into {leads}, but that is nested in {inside}")
 
 
 def _check_blocks(whole: ir.Value, block: ir.Value, count: int, what: str, emit: Emit) -> None:

@@ -66,7 +66,7 @@ def sent_values_last(program: ProgramView, report: Report) -> None:
         if isinstance(value, ir.BlockArgument):
             attrs = program.arguments[value.arg_number]
             if DONATED not in attrs and CONSTANT not in attrs:
-                report(op, "sends an argument that the caller keeps, and may donate, without a copy")
+                report(op, "sends without a copy an argument that the caller keeps, and may donate")
     for op, value in lost_values(program):
         if value in sent:
             report(sent[value], f"sends without a copy what {_lost_by(op)}")
@@ -76,7 +76,7 @@ def sent_values_last(program: ProgramView, report: Report) -> None:
             released.update(part for value in op.operands for part in parts_of(value))
         elif op_has(op, Trait.ORDERED):
             for value in [value for value in sent if value in released]:
-                report(sent.pop(value), "sends without a copy what is released before the end")
+                report(sent.pop(value), "sends without a copy a value that is released before the end")
 
 
 def lost_values(program: ProgramView) -> Iterator[tuple[ir.OpView, ir.Value]]:
@@ -106,15 +106,15 @@ def hosts_stand_alone(programs: Sequence[ProgramView], report: Report) -> None:
     """There is a function for each host and no `@main`; nothing refers to them."""
     for before, program in itertools.pairwise(programs):
         if before.host == program.host:
-            report(program.main, f"is a second function of host {program.host}")
+            report(program.main, f"is a second function for host {program.host}")
     for program in programs[:1]:
         if MAIN in program.symbols:
-            report(program.symbols[MAIN], "is not legal beside functions of hosts")
+            report(program.symbols[MAIN], "is not legal in a module with host functions")
         names = {other.main.attributes["sym_name"].value for other in programs}
         for function in program.symbols.values():
             for op in nested_ops(function) if function.operation.name == "func.func" else ():
                 for name in names.intersection(referenced_symbols(op)):
-                    report(op, f"refers to @{name}, which is what a host runs")
+                    report(op, f"refers to @{name}, which is a host function")
 
 
 def ports_agree(programs: Sequence[ProgramView], report: Report) -> None:
@@ -165,7 +165,7 @@ def _check_ends(send: ir.OpView, receive: ir.OpView, report: Report) -> None:
             receive, f"receives transfer {index} from @{receive.channel}, but it is sent by @{send.channel}"
         )
     elif send.routes != receive.routes:
-        report(receive, f"receives transfer {index} by other `routes` than it is sent by")
+        report(receive, f"receives transfer {index} with other `routes` than it is sent with")
 
 
 def hosts_differ(programs: Sequence[ProgramView], report: Report) -> None:
@@ -198,7 +198,7 @@ def channels_keep_their_order(programs: Sequence[ProgramView], report: Report) -
     for name, count in counts.items():
         channel = programs[0].symbols[name]
         if channel.capacity < count:
-            report(channel, f"has room for {channel.capacity}, but carries {counted(count, 'value')}")
+            report(channel, f"has capacity {channel.capacity}, but carries {counted(count, 'value')}")
 
 
 def shards_arrive_where_needed(programs: Sequence[ProgramView], report: Report) -> None:

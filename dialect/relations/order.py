@@ -65,7 +65,7 @@ class Event:
                 return f"launch of @{self.op.callee} on @{self.slice} (order {self.order})"
             case "send":
                 return f"send from @{self.slice} to @{self.op.slice} (order {self.order})"
-        return f"receipt on @{self.slice} from channel @{self.op.channel} (sent with order {self.op.order})"
+        return f"receive on @{self.slice} from channel @{self.op.channel} (sent with order {self.op.order})"
 
 
 class DeadlockError(Exception):

@@ -100,7 +100,7 @@ def last_part_returns(program: ProgramView, report: Report) -> None:
 
 
 def values_last(program: ProgramView, report: Report) -> None:
-    """What a part consumes nobody reads after it: no part, no result, and no further turn of a loop."""
+    """A value that a part consumes is not read after it: by no part, no result, and no further iteration."""
     given = {
         argument: f"argument #{n}, which is not donated"
         for n, argument in enumerate(program.main.regions[0].blocks[0].arguments)

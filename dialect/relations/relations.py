@@ -178,7 +178,7 @@ def _refuse(op: ir.OpView, verb: str, loops: list[str], report: Report) -> None:
 
 
 def carries_go_on(program: ProgramView, report: Report) -> None:
-    """Exactly one `pw.next` says what a carried value is in the next turn, on the slice that it lives on."""
+    """Exactly one `pw.next` gives the next value of a carried value, on the slice that it lives on."""
     counts: dict[ir.Value, int] = {}
     for op in program.ops:
         if isinstance(op, NextOp):
@@ -193,7 +193,7 @@ def carries_go_on(program: ProgramView, report: Report) -> None:
 
 
 def chunks_end(program: ProgramView, report: Report) -> None:
-    """A loop that has a chunk of turns has one `pw.until`."""
+    """A loop with a `chunk` has exactly one `pw.until`."""
     ends = Counter(op.loop for op, _ in program.ops_of(UntilOp))
     for name, op in program.symbols.items():
         if isinstance(op, LoopOp) and op.chunk is not None and ends[name] != 1:
@@ -221,7 +221,7 @@ def microbatches_exist(program: ProgramView, report: Report) -> None:
 
 
 def reductions_are_rolled(program: ProgramView, report: Report) -> None:
-    """A reduction reads one value, which stands for that of each microbatch."""
+    """A reduction reads one value, which represents that of each microbatch."""
     for op, read in program.ops_of(ReduceOp):
         if len(read) != 1:
             report(op, f"has {len(read)} operands before the loop @{op.loop} is unrolled, expected 1")
@@ -235,7 +235,7 @@ def reductions_are_unrolled(program: ProgramView, report: Report) -> None:
 
 
 def sums_stand_for_replicas(program: ProgramView, report: Report) -> None:
-    """A sum over replicas reads one value, which stands for that of each replica."""
+    """A sum over replicas reads one value, which represents that of each replica."""
     for op, read in program.ops_of(AllReduceOp):
         if len(read) != 1:
             report(op, f"has {len(read)} operands before there are replicas, expected 1")
@@ -264,7 +264,7 @@ def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
             for value, (name,) in zip(op.operands, places, strict=True)
         ]
         if len(set(lies)) > 1:
-            report(op, "exchanges values that lie differently over their slices")
+            report(op, "exchanges values with different shardings over their slices")
 
 
 def blocks_are_there(program: ProgramView, report: Report) -> None:
@@ -275,11 +275,11 @@ def blocks_are_there(program: ProgramView, report: Report) -> None:
     ):
         for number, (attrs, type_) in enumerate(zip(all_attrs, types, strict=True)):
             if BLOCK in attrs and attrs[BLOCK].value >= type_.rank:
-                report(program.main, f"{what} #{number} is a block along a dimension that it lacks")
+                report(program.main, f"{what} #{number} is a block along a dimension that does not exist")
 
 
 def replicas_are_one(program: ProgramView, report: Report) -> None:
-    """No slice stands for several replicas."""
+    """No slice represents several replicas."""
     for op in program.symbols.values():
         if isinstance(op, SliceOp) and op.replicas is not None:
             report(op, "has `replicas`; run pw-replicate")
@@ -326,7 +326,7 @@ def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
     for op, read in program.ops_with(Trait.TRANSFERS):
         sources = dict.fromkeys(program.slices.get(value) for value in read)
         if len(sources) > 1 and None not in sources:
-            report(op, "moves pieces that do not live together")
+            report(op, "moves pieces that live on different slices")
         for places in sources:
             if places is not None:
                 _check_move(program, op, places, channels, report)
@@ -380,7 +380,7 @@ def values_move_once(program: ProgramView, report: Report) -> None:
     for op, read in program.ops_with(Trait.TRANSFERS):
         if op.routes is None:
             if (read[0], op.slice) in moved:
-                report(op, f"moves a value to @{op.slice} that was moved there before")
+                report(op, f"moves a value to @{op.slice} that was already moved there")
             moved.add((read[0], op.slice))
 
 

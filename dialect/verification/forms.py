@@ -94,7 +94,7 @@ class Form:
             elif isinstance(op, PwOp):
                 self.check_needs(op, report)
             elif HOST in op.attributes and not self.hosts:
-                report(op, f"is what a host runs, which is not legal in form '{self.name}'")
+                report(op, f"is a host function, which is not legal in form '{self.name}'")
         for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
             for number, attrs in enumerate(all_attrs):
                 for port in self.ports:
@@ -116,7 +116,7 @@ class Form:
         attributes = op.attributes
         for name in self.lacks.get(kind, ()):
             if name in attributes:
-                report(op, f"has a `{name}`, which the form '{self.name}' does not have yet")
+                report(op, f"has a `{name}`, which form '{self.name}' does not have yet")
         for group in self.together.get(kind, ()):
             has = [name for name in group if name in attributes]
             if has and len(has) < len(group):
@@ -128,19 +128,19 @@ class Form:
         attributes = op.attributes
         for name in self.needs.get(type(op), ()):
             if name not in attributes:
-                report(op, f"has no `{name}`, which the form '{self.name}' asks for")
+                report(op, f"has no `{name}`, which form '{self.name}' requires")
 
     def check_glue(self, op: ir.OpView, report: Report) -> None:
         """Checks an operation of another dialect."""
         if not self.glue:
-            report(op, f"is outside of a computation, which is not legal in form '{self.name}'")
+            report(op, f"is outside a computation, which is not legal in form '{self.name}'")
             return
         for port in self.ports:
             if port not in op.attributes:
                 report(op, f"{_MISSING[port]}: it has no `{port}`")
 
 
-_MISSING = {SLICE: "is not placed", NUMBER: "is none of the program"}
+_MISSING = {SLICE: "is not placed", NUMBER: "does not belong to the program"}
 
 _HINTS = {
     ("unrolled", UntilOp): "; run pw-split-chunks",

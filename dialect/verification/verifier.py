@@ -67,7 +67,7 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
         if claim is PARTS:
             for part in parts_of(module):
                 if form_of(part) == PARTS.name:
-                    report(part.operation.opview, "is a part of a program, and has no parts itself")
+                    report(part.operation.opview, "is a part of a program and cannot have parts itself")
                 else:
                     reported += problems(part, is_well_formed=is_well_formed)
         expected = form or claim or (MPMD if is_mpmd(module) else UNCLAIMED)

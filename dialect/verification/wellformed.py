@@ -84,7 +84,7 @@ _SPEC = _kind("array of arrays of strings", _is_spec)
 _REPLICA = _kind("dictionary of `of`, `number` and a larger `count`, and perhaps `split`", is_replica_port)
 _RESULT_NUMBER = _kind("integer attribute", lambda a: isinstance(a, ir.IntegerAttr))
 
-_UNREADABLE = "is or holds a location or complex numbers, which it must not"
+_UNREADABLE = "is or contains a location or complex numbers, which is not allowed"
 
 DISCARDABLE: Mapping[str, Kind] = {
     SLICE: _PLACEMENT,
@@ -207,7 +207,7 @@ class WellFormed:
                 self.report(op, f"is not an operation of the pw dialect; it has {', '.join(OPERATIONS)}")
                 return False
             if not self.module.context.is_registered_operation(name):
-                self.report(op, "is unknown: no dialect of this compiler has it")
+                self.report(op, "is unknown: no dialect of this compiler defines it")
                 return False
             return self.check_discardable(op, attributes_of(op))
         valid, self.valid = self.valid, True

@@ -28,16 +28,16 @@ _SMALL = 64
 
 @dataclasses.dataclass(frozen=True)
 class MergeResiduals(Pass):
-    """Hands over one of the equal results of a computation, and hands it over once.
+    """Merges equal results of a computation, so that each residual is passed on once.
 
     A forward that normalises its input for the queries, and again for the keys and values, saves what that
-    makes for its backward twice. XLA computes equal values once, but keeps each result in memory of its own
+    yields for its backward twice. XLA computes equal values once, but keeps each result in separate memory
     until the backward of the microbatch. Here the launches that read one of them read the first, and an
     argument that always has the value of another goes; `pw-dce` then drops the results that are left over.
 
     Values are equal when the same operations make them of the same values. Small functions that the
-    computation calls are inlined, so that what they return is compared as well, and `pw-sink-constants` sees
-    what they make of nothing. What the caller gets stays as it is.
+    computation calls are inlined, so that their results are compared as well, and `pw-sink-constants` sees
+    the constants that they compute. Results that the caller gets are unchanged.
 
     ```mlir
     // before

@@ -39,23 +39,23 @@ _BARRIER = "stablehlo.optimization_barrier"
 
 @dataclasses.dataclass(frozen=True)
 class SplitBackward(Pass):
-    """Cuts backward launches into the half that others wait for and the half of the weights.
+    """Splits backward launches into an input half, which others wait for, and a weight half.
 
     It works on the loops over microbatches whose schedule has halves: by the option, else by their own
-    `schedule`. The first half, I, makes what other slices, other stages or the next microbatch wait for, the
-    gradients of inputs. The second half, W, makes what is only summed up, the gradients of weights. A
-    backward that makes only one of these is that half as a whole.
+    `schedule`. The first half, I, computes what other slices, stages or the next microbatch wait for: the
+    gradients of inputs. The second half, W, computes what is only accumulated: the gradients of weights. A
+    backward that computes only one of these is entirely that half.
 
     1. What I needs is a backward slice of its results. Everything else may be in either half, but for
        products and other heavy work, which is in W. The cut is the one with the fewest bytes between the
-       halves: what is passed on, and what W alone keeps alive of the microbatch. Nothing is computed twice;
+       halves: what is passed on, and what only W keeps alive. Nothing is computed twice, but
        broadcasts, constants and other work that only lays out values may be repeated.
-    2. A `stablehlo.while` that makes both becomes two loops. The first one stacks what the second one reads;
-       the second one is no loop where its turns can all be done at once. A loop whose number of turns is not
-       known stays whole, and so does a branch, with a remark.
+    2. A `stablehlo.while` that computes both becomes two loops. The first stacks what the second reads;
+       the second is not a loop if all iterations can be done at once. A loop whose trip count is not
+       known stays whole, as does a branch, with a remark.
     3. Calls are inlined, and an `optimization_barrier` holds each of its values by itself.
 
-    Where a forward is repeated (`jax.checkpoint`), a remark says how many bytes wait for W.
+    If a forward is recomputed (`jax.checkpoint`), a remark says how many bytes are kept for W.
 
     ```mlir
     // before
@@ -73,7 +73,7 @@ class SplitBackward(Pass):
 
     name: ClassVar[str] = "pw-split-backward"
     takes = (PLACED,)
-    policy: str = option("", "the policy of all loops, in place of what each asks for")
+    policy: str = option("", "the policy of all loops, overriding that of each")
     file: str = option("", "the schedule file of all loops, in place of a policy")
     recompute: bool = option(False, "let W repeat cheap operations of I, so that less is passed on")
 
@@ -236,7 +236,7 @@ class _Splitter:
             self.splits[key] = self.make(*key)
         split = self.splits[key]
         for what in split if isinstance(split, tuple) else split.whole:
-            remark(launch, f"keeps {what} in the half that others wait for: it is not cut in halves")
+            remark(launch, f"keeps {what} in the half that others wait for, so it is not split")
         if isinstance(split, tuple):
             _name(launch, "input")
             return [launch]
@@ -251,9 +251,9 @@ class _Splitter:
             size = sum(byte_size(v.type) for v in kept)
             remark(
                 launch,
-                f"is cut in halves: {split.passed_bytes} bytes of each microbatch are passed on to the "
-                f"half of the weights, and {size} bytes that it reads are kept, although the forward is "
-                "repeated",
+                f"is split: {split.passed_bytes} bytes per microbatch are passed on to the "
+                f"weight half, and {size} bytes that it reads are kept, although the forward is "
+                "recomputed",
             )
         operands, half = list(launch.operands), split.input
         first = launch.rebuilt(

@@ -95,7 +95,7 @@ class LoopSplitter:
             if op.operation.name == _WHILE:
                 self.split_loop(op, wanted, costs)
             elif op.operation.name in _BRANCHES:
-                self.whole["a branch that values choose"] = None
+                self.whole["a data-dependent branch"] = None
 
     def split_loop(self, loop: ir.OpView, wanted: Iterable[int], costs: Mapping[ir.Value, int]) -> None:
         """Replaces a loop by two, if there is something for the second one."""
@@ -110,7 +110,7 @@ class LoopSplitter:
             return
         turn = None if turns is None else _turn(turns)
         if turns is None or turn is None:
-            self.whole["a loop whose number of turns is not known"] = None
+            self.whole["a loop with an unknown trip count"] = None
             return
         per_turn = {
             argument: -(-_cost(loop.operands[n], costs) // turns.count)

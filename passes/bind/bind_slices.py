@@ -15,9 +15,9 @@ from pathways.passes.manager.base import Pass, fail, main_function, option
 
 @dataclasses.dataclass(frozen=True)
 class BindSlices(Pass):
-    """Writes the number of its host on each slice.
+    """Assigns each slice to a host.
 
-    `hosts` names it for every slice. Without it, slices are dealt out to `count` hosts in turn, in the order
+    `hosts` lists the host of every slice. Without it, slices go round-robin to `count` hosts, in the order
     of their declaration; slices that may share devices go to one host together. On different hosts they share
     none, so that `hosts` may name one for each.
 
@@ -37,8 +37,8 @@ class BindSlices(Pass):
     name: ClassVar[str] = "pw-bind-slices"
     takes = (SCHEDULED, BOUND)
     leaves = BOUND
-    hosts: str = option("", "the host of each slice, as in 's0:0,s1:1' with quotes; in place of `count`")
-    count: int = option(1, "how many hosts the slices are dealt out to")
+    hosts: str = option("", "the host of each slice, as in 's0:0,s1:1' with quotes; replaces `count`")
+    count: int = option(1, "how many hosts the slices are distributed over")
 
     def __post_init__(self) -> None:
         if self.count < 1:

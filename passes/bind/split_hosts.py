@@ -39,15 +39,15 @@ _MOST_AHEAD = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class SplitHosts(Pass):
-    """Replaces `@main` by a function for each host that has work, such as `@host_0`.
+    """Replaces `@main` with one function per host that has work, such as `@host_0`.
 
     1. The function of a host takes the arguments and returns the results that live on its slices, with their
        numbers in the program; each host that reads a mirrored argument takes it, and each that has a copy of
        a mirrored result returns it.
     2. It holds the launches, transfers, mirrors and releases on its slices. A transfer to a slice on another
        host is a `pw.send` on the host that it leaves, and a `pw.recv` on the other.
-    3. All that a host does has one order, that of `@main`.
-    4. Nothing waits: a `pw.send` and a `pw.recv` are done at once, whatever the other host has done. So what
+    3. All work of a host has one order, that of `@main`.
+    4. Nothing blocks: a `pw.send` and a `pw.recv` return at once, whatever the other host has done. So what
        is sent is released at the end. Where that does not do, because a launch takes the buffer or the caller
        has it, a copy is sent. Channels between hosts have room for all that is sent in `ahead` steps.
     5. The peak of each slice counts what is sent up to the end of the step, and what is received from its
@@ -75,7 +75,7 @@ class SplitHosts(Pass):
     takes = (BOUND,)
     leaves = SPLIT
     closes = True
-    ahead: int = option(1, "how many steps are issued at once: one, and those that run ahead")
+    ahead: int = option(1, "how many steps may be in flight, including the current one")
 
     def __post_init__(self) -> None:
         if self.ahead < 1:

@@ -29,13 +29,13 @@ from pathways.passes.util.operations import (
 
 @dataclasses.dataclass(frozen=True)
 class GroupBranches(Pass):
-    """Puts the operations of a branch that are on one slice into one `stablehlo.case`.
+    """Groups the operations of a branch that are on one slice into one `stablehlo.case`.
 
-    1. What both branches do on a slice, and the selection from their results, is one operation. It gives
-       zeros for what only one of the branches makes and others read.
-    2. Where a branch reads in its middle what it has on another slice, the slice has an operation for what
+    1. The work of both branches on a slice, and the selection from their results, is one operation. It yields
+       zeros for values that only one of the branches produces and others read.
+    2. If a branch reads a value from another slice midway, the slice has one operation for what
        comes before and one for what comes after.
-    3. Small work that all slices can do is done in any case, where others read it, or again in each branch.
+    3. Small work that all slices can do is done unconditionally if others read it, or in each branch.
 
     ```mlir
     // before
@@ -51,7 +51,7 @@ class GroupBranches(Pass):
     ```
 
     Requires: placement from `pw-infer-placement`.
-    Guarantees: no operation is of a branch any more; what a branch that is not taken would do is not done.
+    Guarantees: no operation belongs to a branch any more; the work of a branch that is not taken is skipped.
     """
 
     name: ClassVar[str] = "pw-group-branches"

@@ -29,24 +29,24 @@ from pathways.passes.util.functions import body_block, erase_unused_functions
 class Import(Pass):
     """Turns placed calls into launches and inlines everything else that `@main` calls.
 
-    1. Calls without placement that are in `@main` (jax.numpy helpers, jits of the user that contain
+    1. Unplaced calls in `@main` (jax.numpy helpers, the user's own jits that contain
        placed calls) are inlined; each copy of a `pw.accumulate` is a loop of its own. Sharding constraints on
-       a mesh without axes, which JAX puts on typed PRNG keys, say nothing and are dropped.
-       Equal operations that read nothing but constants and scalar arguments are merged.
+       a mesh without axes, which JAX puts on typed PRNG keys, have no effect and are dropped.
+       Equal operations that only read constants and scalar arguments are merged.
     2. A call with the metadata `pw.slice` becomes a `pw.launch` named by stage and phase; the function
        it calls gets the name of the user's function.
     3. The calls with which `pw.accumulate` marks where a microbatch begins and ends become `pw.split` and
        `pw.reduce`; launches between them name their loop. A reduction of something that is the same for
        every microbatch is ordinary code.
     4. A loop or branch whose body holds placed calls of one slice is placed there as a whole. A loop that
-       touches several, or holds a `pw.accumulate`, becomes a sequential `pw.loop` if the number of its turns
-       is known. What the turns pass on to each other becomes `pw.carry` and
-       `pw.next`, the arrays that `jax.lax.scan` works through and fills row by row `pw.split` and
-       `pw.reduce`, and what counts the turns arithmetic on `pw.index`.
+       touches several, or contains a `pw.accumulate`, becomes a sequential `pw.loop` if its trip count
+       is known. Carried values become `pw.carry` and
+       `pw.next`, the arrays that `jax.lax.scan` consumes and produces row by row `pw.split` and
+       `pw.reduce`, and iteration counters arithmetic on `pw.index`.
     5. Branches that hold placed calls of several slices, or neither placed calls nor loops nor callbacks,
-       are moved to `@main`, each operation marked `pw.branch`, and `stablehlo.select` chooses from what they
-       give. A placed call is launched in any case: its computation gives zeros if its branch is not taken.
-       Where the choice is between these and zeros, there is none.
+       are moved to `@main`, each operation marked `pw.branch`, and `stablehlo.select` chooses between their
+       results. A placed call is always launched: its computation returns zeros if its branch is not taken.
+       A choice between these results and zeros needs no select.
     6. An `optimization_barrier` over many values is split into one per value, so that none ties slices
        together; forward launches that read through one are marked `recompute`.
     7. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
@@ -60,14 +60,14 @@ class Import(Pass):
     %1 = pw.launch @square_bwd(%arg0, %0) on @s0 [bwd 0]
     ```
 
-    Requires: a public `@main`; `pw.slice` and `pw.loop` ops for all that the metadata names.
+    Requires: a public `@main`; a `pw.slice` or `pw.loop` op for every slice and loop that the metadata names.
     Guarantees: form `imported`; every placed call is a launch, no other call is in `@main`.
     """
 
     name: ClassVar[str] = "pw-import"
     takes = (TRACED,)
     leaves = IMPORTED
-    chunk: int = option(8, "the turns of a chunk of a loop over several slices whose end depends on values")
+    chunk: int = option(8, "iterations per chunk of a loop over several slices whose end depends on values")
     max_constant_bytes: int = option(1024, "constants larger than this become hidden arguments")
 
     def run(self, module: ir.Module) -> None:

@@ -146,7 +146,7 @@ class LoopMarker:
                 self.check_types_equal(call, "passes on")
                 source = None if isinstance(value, ir.BlockArgument) else value.owner.opview
                 if not isinstance(source, CarryOp) or source.loop != loop.sym_name:
-                    fail(call, f"passes on what is not carried by @{loop.sym_name}")
+                    fail(call, f"passes on a value that is not carried by @{loop.sym_name}")
             case "sum" | "concat":
                 made, attributes["kind"] = ReduceOp, mark
                 if mark == "concat":
@@ -176,7 +176,7 @@ class LoopMarker:
         if not shapes[1] or list(whole_shape(shapes[1], 0, loop.count)) != shapes[0]:
             fail(
                 call,
-                f"is a pw.accumulate under jax.vmap: apply jax.vmap inside its function '{loop.sym_name}'",
+                f"is a pw.accumulate under jax.vmap: apply jax.vmap inside the function '{loop.sym_name}'",
             )
 
     def reduce_constant(self, op: ReduceOp, loop: str | None) -> ir.Value:

@@ -104,7 +104,7 @@ class _RegionOpener:
         if turns.count > MOST_MICROBATCHES:
             fail(
                 self.traced.reason_inside(op),
-                f"is in a loop over several slices that takes {turns.count} turns; such a loop is unrolled "
+                f"is in a loop over several slices that takes {turns.count} iterations; loops are unrolled "
                 f"and takes at most {MOST_MICROBATCHES}",
             )
         name = unique_name("loop", self.traced.symbols)
@@ -139,13 +139,13 @@ class _RegionOpener:
         calls = self.traced.calls_inside(op, set())
         where = ""
         if around is not None or branch_of(op) is not None:
-            where = "inside of a loop over slices or of a branch"
+            where = "inside a loop over slices or a branch"
         elif any(self.traced.metadata_of(inner).loop is not None for inner in calls):
             where = "with a pw.accumulate in it"
         if where:
             fail(
                 self.traced.reason_inside(op),
-                "is in a loop over several slices whose number of turns is not known while tracing, "
+                "is in a loop over several slices whose trip count is not known while tracing, "
                 f"{where}: use jax.lax.scan with a mask, or jax.lax.fori_loop with bounds that are "
                 "Python numbers",
             )

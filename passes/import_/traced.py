@@ -53,7 +53,7 @@ class TracedProgram:
     def loop_symbol(self, op: ir.OpView, metadata: CallMetadata) -> LoopOp:
         target = self.symbols.get(metadata.loop or "")
         if not isinstance(target, LoopOp):
-            fail(op, f"is of the loop '{metadata.loop}', but the module has no pw.loop of that name")
+            fail(op, f"belongs to loop '{metadata.loop}', but the module has no pw.loop of that name")
         return target
 
     def slice_symbol(self, op: ir.OpView, name: str) -> str:

@@ -31,7 +31,7 @@ from pathways.passes.util.operations import zeros_of
 
 @dataclasses.dataclass(frozen=True)
 class Accumulate(Pass):
-    """Folds sums over microbatches into the launches that make their terms.
+    """Folds sums over microbatches into the launches that produce their terms.
 
     In the order in which the launches run, each but the first takes the sum so far as one more operand and
     returns it with its own term added. The term itself is returned as well only where something else reads
@@ -58,7 +58,7 @@ class Accumulate(Pass):
 
     name: ClassVar[str] = "pw-accumulate"
     takes = (ORDERED,)
-    large: int = option(LARGE, "the operations of a computation from which on its sums start from zeros")
+    large: int = option(LARGE, "number of operations from which a computation's sums start from zeros")
 
     def run(self, module: ir.Module) -> None:
         block = body_block(main_function(module))

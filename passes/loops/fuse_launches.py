@@ -38,7 +38,7 @@ SMALL_BYTES = 1024
 class FuseLaunches(Pass):
     """Fuses launches that follow each other on a slice into one computation.
 
-    The results of a computation appear when the whole of it ends, so careless fusion serialises a
+    The results of a computation are ready only when all of it has ended, so careless fusion serialises
     pipeline. A and the next launch B of the slice become one only if
 
     1. no result of A leaves the slice, and
@@ -53,7 +53,7 @@ class FuseLaunches(Pass):
     A launch has the origins of all that it was made of, and the loop and microbatch of the first placed call
     among them.
 
-    One thing may join a launch whose results leave: the last launch of a loop on its slice also takes the
+    One launch whose results leave may be fused: the last launch of a loop on its slice also takes the
     glue after the loop, when that is cheap (an optimizer's update). What leaves does so a little later, for
     one microbatch; a launch is saved on each slice.
 
@@ -78,7 +78,7 @@ class FuseLaunches(Pass):
     name: ClassVar[str] = "pw-fuse-launches"
     takes = (ORDERED,)
     user_calls: bool = option(False, "also fuse the user's own placed calls with each other")
-    large: int = option(LARGE, "the operations of a computation from which on all launches run one version")
+    large: int = option(LARGE, "size of a computation from which on all launches run one version")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)

@@ -24,11 +24,11 @@ from pathways.passes.util.operations import captured, has_side_effect, replace_o
 
 @dataclasses.dataclass(frozen=True)
 class ShareLoops(Pass):
-    """Cuts computations at the large loops that they share with others, so that XLA compiles each loop once.
+    """Splits computations at large loops that they share with others, so that XLA compiles each loop once.
 
     The layers of a model are mostly one loop in every stage, between an embedding and a loss that only the
-    first and the last stage have: as whole computations the stages are all different. A loop is a border to
-    XLA already, nothing is fused across it, so that a cut there costs a launch and no memory traffic. What a
+    first and the last stage have: as whole computations the stages are all different. A loop is a barrier to
+    fusion anyway, so a cut there costs a launch but no memory traffic. The code that a
     computation does in front of its loops, between them and after them become computations too; each
     operation goes as close to its readers as it can. What reads no argument is repeated where it is read,
     inside of the loop's computation too.
@@ -56,7 +56,7 @@ class ShareLoops(Pass):
 
     name: ClassVar[str] = "pw-share-loops"
     takes = (ORDERED,)
-    large: int = option(LARGE_LOOP, "the operations of a loop from which on computations are cut for it")
+    large: int = option(LARGE_LOOP, "number of operations from which computations are cut at a loop")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)

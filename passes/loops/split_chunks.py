@@ -51,16 +51,16 @@ from pathways.passes.util.operations import captured
 
 @dataclasses.dataclass(frozen=True)
 class SplitChunks(Pass):
-    """Makes parts of a program that has loops with a `chunk`, each of which is issued at once.
+    """Splits a program that has loops with a `chunk` into parts, each of which is issued at once.
 
-    1. A part is a module of its own, inside of the program's: a chunk of the turns of each such loop, what
-       comes before the first one, between two, and after the last one. What a later part can do, no earlier
-       one does, unless something else of it asks for that.
-    2. `@main` says in which order they run, with `pw.run` and `pw.repeat`, and what they pass to each other.
-    3. What turns pass on is donated from chunk to chunk. What a loop starts from is donated to its first
+    1. A part is a module nested in the program's: a chunk of iterations of each such loop, what
+       comes before the first one, between two, and after the last one. Work that a later part can do is not
+       done by an earlier one, unless something else there needs it.
+    2. `@main` specifies the order of the parts, by `pw.run` and `pw.repeat`, and what they pass on.
+    3. Carried values are donated from chunk to chunk. The initial values of a loop are donated to its first
        chunk: a copy, where others read it too, or where it is an argument that is kept.
-    4. A donated argument is donated to the part that reads it last. One that turns share is kept: nobody
-       knows which chunk is the last one.
+    4. A donated argument is donated to the part that reads it last. One that all iterations read is kept:
+       it is not known which chunk is the last one.
 
     A program without such loops stays as it is.
 
@@ -85,7 +85,7 @@ class SplitChunks(Pass):
     %0 = pw.launch @g(%arg0, %arg1) on @s0
     ```
 
-    Guarantees: every part is a program by itself, in the form `sharded`, and its loops have a `count`.
+    Guarantees: every part is a complete program, in the form `sharded`, and its loops have a `count`.
     """
 
     name: ClassVar[str] = "pw-split-chunks"
@@ -97,7 +97,7 @@ class SplitChunks(Pass):
             return
         if any(BLOCK in attrs for attrs in argument_attrs(main)):
             loop = next(op for op in ops_named(module, ["pw.loop"]) if op.chunk is not None)
-            fail(loop, "ends when its values say so, which does not go with zero1")
+            fail(loop, "has a data-dependent end, which cannot be combined with zero1")
         with main.operation.location:
             _PartSplitter(module, main).split()
 

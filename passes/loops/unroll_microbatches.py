@@ -41,10 +41,10 @@ from pathways.passes.util.functions import add_arguments, body_block, unique_nam
 
 @dataclasses.dataclass(frozen=True)
 class UnrollMicrobatches(Pass):
-    """Repeats what is in a loop, once for each microbatch; of loops inside of each other the outer first.
+    """Unrolls loops, one copy of the body per microbatch; outer loops first.
 
-    1. Launches and transfers of the loop are copied, and say for which microbatch they are. A loop inside
-       becomes one for each turn of the loop around it.
+    1. Launches and transfers of the loop are copied, each marked with its microbatch. An inner loop
+       becomes one loop per iteration of the loop around it.
     2. A split becomes a launch in front of each launch that reads it. Its computation takes the whole value
        and the number of the microbatch, so that one computation serves all of them, and fusion makes it part
        of the reader. A value whose leading dimension is split over devices is first laid out so that every
@@ -52,7 +52,7 @@ class UnrollMicrobatches(Pass):
     3. A sum whose terms are results of launches on its slice gets an operand for each microbatch; the
        accumulation is left to `pw-accumulate`, when the order of the launches is known. Other sums are added
        up by launches. A concatenation is one launch.
-    4. What is carried is the value that the turn before passed on. The number of a turn is a hidden argument.
+    4. A carried value is what the previous iteration passed on. The iteration number is a hidden argument.
 
     ```mlir
     // before
@@ -81,7 +81,7 @@ class UnrollMicrobatches(Pass):
         loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp)]
         for loop in loops:
             if loop.chunk is not None:
-                fail(loop, "ends when its values say so; run pw-split-chunks")
+                fail(loop, "has a data-dependent end; run pw-split-chunks first")
         _check_size(main, loops)
         with main.operation.location:
             numbers = _numbers(module, main, loops)

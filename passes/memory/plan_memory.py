@@ -37,7 +37,7 @@ from pathways.passes.util.operations import byte_size
 
 @dataclasses.dataclass(frozen=True)
 class PlanMemory(Pass):
-    """Plans the life of every buffer.
+    """Plans the lifetime of every buffer.
 
     1. `@main` is sorted by the proved order.
     2. A launch that is the last reader of a value that the program owns (a donated argument, or an
@@ -67,7 +67,9 @@ class PlanMemory(Pass):
 
     name: ClassVar[str] = "pw-plan-memory"
     takes = (ORDERED,)
-    donate_bytes: int = option(65536, "an intermediate of this size is worth a variant that it is donated to")
+    donate_bytes: int = option(
+        65536, "an intermediate of at least this size is worth a variant of the computation that donates it"
+    )
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)

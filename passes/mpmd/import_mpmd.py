@@ -55,7 +55,7 @@ _TRANSFER = "mpmd.transfer"
 
 @dataclasses.dataclass(frozen=True)
 class ImportMpmd(Pass):
-    """Takes over a program that Shardy's MPMD compiler has partitioned, in the order of its schedule.
+    """Imports a program partitioned by Shardy's MPMD compiler, in the order of its schedule.
 
     1. Each mesh of the `topology` becomes a `pw.slice`; equal ones share an `sdy.mesh`. A `mesh_tensor`
        becomes a tensor on that slice with the sharding of the type.
@@ -64,7 +64,7 @@ class ImportMpmd(Pass):
     3. Where a fragment says so, its launch has `origins`: forward or backward by how often the named
        computation was transposed, recomputed with `remat`, the stage, the call counter as the microbatch, and
        the half of a backward that was split. What Shardy inferred has none: it is glue.
-    4. A `transfer` becomes a `pw.transfer`; within a mesh, or once more to a mesh, a launch that reshards.
+    4. A `transfer` becomes a `pw.transfer`; within a mesh, or repeated to one, a launch that reshards.
     5. Donated arguments become `pw.donated`. What computations do to their arguments is dropped, since it is
        planned anew, and host callbacks run on one device again, which Shardy has forgotten.
 
@@ -109,9 +109,7 @@ def _program(module: ir.Module) -> ir.OpView:
         fail(module.operation, "has no function with a `topology`, the program")
     if len(functions) > 1:
         names = " and ".join(f"@{symbol_name(op)}" for op in functions[:2])
-        fail(
-            functions[1], f"has a `topology`, and so has another function: {names}; a program is one function"
-        )
+        fail(functions[1], f"has a `topology`, as does another function: {names}; a program is one function")
     (function,) = functions
     body_block(function)
     if symbol_name(function) != MAIN:
@@ -229,7 +227,7 @@ class _Importer:
                 for number, result in enumerate(op.results):
                     if read_mesh_tensor(result.type) is None:
                         refuse_type(op, f"result #{number}", result.type)
-                fail(op, "is outside of a fragment, where a partitioned program has transfers alone")
+                fail(op, "is outside of a fragment, where a partitioned program may only have transfers")
 
     def take_fragment(self, op: ir.OpView) -> None:
         mesh = op.attributes["mesh_name"].value
@@ -280,7 +278,7 @@ class _Importer:
         callee = op.attributes["callee"].value
         function = self.symbols.get(callee)
         if function is None or function.operation.name != "func.func":
-            fail(op, f"calls @{callee}, which is no function of the module")
+            fail(op, f"calls @{callee}, which is not a function of the module")
         if not function.regions[0].blocks:
             fail(op, f"calls @{callee}, which is only declared")
         if not self.computations.is_known(callee):

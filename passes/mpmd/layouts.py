@@ -67,7 +67,10 @@ class MpmdLayouts:
         axes = [sdy.AxisRefAttr(axis) for dim in dims for axis in dim.axes]
         strange = {axis.name for axis in axes} - dict(home.mesh.mesh.axes).keys()
         if strange:
-            fail(op, f"{what} is split along '{min(strange)}', no axis of @{home.slice}: {attribute}")
+            fail(
+                op,
+                f"{what} is split along '{min(strange)}', which is not an axis of @{home.slice}: {attribute}",
+            )
         if len(dims) != type_.rank:
             fail(op, f"{what} is a {type_}, but its sharding has {len(dims)} dimensions")
         kept = whole_axes(attribute, list(type_.shape), home.mesh.mesh)
@@ -105,7 +108,7 @@ def retarget(function: ir.OpView, home: Home, symbols: Mapping[str, ir.OpView]) 
         if mesh == home.mesh.mesh or not mesh.axes:
             return attribute
         if strange := dict(mesh.axes).keys() - dict(home.mesh.mesh.axes).keys():
-            fail(op, f"is sharded along '{min(strange)}', no axis of @{home.slice}")
+            fail(op, f"is sharded along '{min(strange)}', which is not an axis of @{home.slice}")
         return sdy.TensorShardingAttr.get(
             home.mesh.symbol, sharding.dimension_shardings, sharding.replicated_axes, sharding.unreduced_axes
         )

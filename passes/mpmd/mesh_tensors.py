@@ -62,7 +62,7 @@ def read_topology(attribute: ir.Attribute) -> dict[str, Mesh]:
     text = str(attribute)
     prefix = "#mpmd.topology<"
     if not text.startswith(prefix):
-        raise NotMpmdError(f"is {text}, no #mpmd.topology")
+        raise NotMpmdError(f"is {text}, not an #mpmd.topology")
     meshes: dict[str, Mesh] = {}
     for part in _parts(text[len(prefix) : -1]):
         # `<"mesh1" : <["x"=2]>>`
@@ -95,7 +95,7 @@ def _split(text: str) -> Iterator[str]:
         if sign == '"':
             quoted = _NAME.match(text, at)
             if quoted is None:
-                raise NotMpmdError(f"has a string without an end: {text}")
+                raise NotMpmdError(f"has an unterminated string: {text}")
             at = quoted.end()
             continue
         if sign in "<([{":

@@ -42,7 +42,7 @@ def refuse_unpartitioned(module: ir.Module) -> None:
         if op.operation.name in UNPARTITIONED:
             fail(
                 op,
-                "is not partitioned yet: of Shardy's programs those run that `lower()` has made fragments of",
+                "is not partitioned yet: only what Shardy's `lower()` has split into fragments can run",
             )
 
 
@@ -54,9 +54,7 @@ def refuse_cpu_meshes(function: ir.OpView, topology: Mapping[str, object]) -> No
     """
     for name in topology:
         if name.endswith(_CPU):
-            fail(
-                function, f'has the mesh "{name}" of the CPUs beside accelerators, which no slice stands for'
-            )
+            fail(function, f'has the mesh "{name}" of CPUs beside accelerators, which cannot become a slice')
 
 
 def refuse_type(op: ir.OpView, what: str, type_: ir.Type) -> NoReturn:
@@ -69,7 +67,7 @@ def refuse_type(op: ir.OpView, what: str, type_: ir.Type) -> NoReturn:
         fail(
             op, f"{what} is a token: ordered side effects (ordered=True) cannot be kept in order over slices"
         )
-    fail(op, f"{what} is a {type_}, no array on a mesh of the topology")
+    fail(op, f"{what} is a {type_}, not an array on a mesh of the topology")
 
 
 def refuse_ports(
@@ -91,11 +89,11 @@ def refuse_ports(
             if kind not in (None, _DEVICE):
                 fail(
                     function,
-                    f"{name} is in '{kind}' memory; slices hold arrays in that of the device",
+                    f"{name} is in '{kind}' memory; only the default memory of the device is supported",
                 )
         layout = attrs.get(_LAYOUT)
         if isinstance(layout, ir.StringAttr) and layout.value != "default":
             fail(
                 function,
-                f"{name} has the layout {layout}; between computations XLA's default is kept",
+                f"{name} has the layout {layout}; between computations only XLA's default is supported",
             )

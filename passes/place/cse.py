@@ -20,7 +20,7 @@ from pathways.passes.util.operations import computation_has_effect
 class Cse(Pass):
     """Merges equal operations of `@main`; stock `cse` leaves unregistered ops alone.
 
-    Two operations are equal when they are of one kind and say the same of themselves but for the placed calls
+    Two operations are equal if they are of one kind, have the same attributes except for the placed calls
     that they stem from, and read the same values; launches run one computation. A launch that
     `jax.checkpoint` repeats is not merged with the forward launch that it repeats, and a computation with
     side effects is never merged.

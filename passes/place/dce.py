@@ -30,13 +30,13 @@ from pathways.passes.util.operations import computation_has_effect, has_side_eff
 
 @dataclasses.dataclass(frozen=True)
 class Dce(Pass):
-    """Removes what nothing needs from `@main`; stock `symbol-dce` leaves unregistered ops alone.
+    """Removes dead code from `@main`; stock `symbol-dce` leaves unregistered ops alone.
 
-    1. A pure operation (transfer, mirror, split, reduction) whose results nothing reads goes, and so does a
-       launch without side effects, and a carried value that only the next turn gets.
-    2. Results that nothing reads and arguments that then have no use go from a computation; launches
-       that read different results get variants of it.
-    3. Functions and closed-over constants that nothing refers to go.
+    1. A pure operation (transfer, mirror, split, reduction) with unused results is erased, as is a
+       launch without side effects, and a carried value that only the next iteration reads.
+    2. Unused results, and arguments that are then unused, are removed from a computation; launches
+       with different used results get variants of it.
+    3. Unreferenced functions and closed-over constants are removed.
 
     The arguments that callers pass are kept, read or not.
 

@@ -37,25 +37,25 @@ from pathways.passes.place.placement_problem import Homes, PlacementProblem, Pla
 
 @dataclasses.dataclass(frozen=True)
 class InferPlacement(Pass):
-    """Gives every unplaced operation and argument of `@main` a slice, so that the fewest bytes cross.
+    """Assigns a slice to every unplaced operation and argument of `@main`, so that the fewest bytes cross.
 
     1. Work that depends only on small arguments and constants (step counters, learning rates, PRNG
        keys) is mirrored: computed on every slice that reads it.
     2. All other operations and arguments are split by a minimum cut whose terminals are the launches,
        with the bytes of each value as its cost; forward and backward code are cut together. Code that
-       touches no launch goes to the first slice. A small value is broadcast anew for each reader, so
-       that it crosses, not the broadcast.
+       touches no launch goes to the first slice. A broadcast of a small value is repeated for each reader, so
+       that the small value crosses, not the broadcast.
     3. Associative chains that alternate between slices (a global norm over all layers) become partial
        results on each slice and one combination.
-    4. A small operation is also mirrored where all that it reads crosses anyway; and a small result that
-       would go back to a slice it came from is worked out on both sides instead, from what each sends.
+    4. A small operation is also mirrored where all its operands cross anyway; and a small result that
+       would go back to a slice it came from is computed on both sides instead, from what each sends.
     5. An argument that several slices read is mirrored, unless it is donated and large: then it has one
        home and is sent from there.
     6. A value of a microbatch costs its bytes once for each microbatch. A batch that the caller passes is
        split where its microbatches are read.
-    7. Each operation of a branch is placed by itself. A condition that is not cut, since it holds a loop or a
-       callback, is on one slice; a remark says what crosses for that.
-    8. What the turns of a loop pass on to each other stays on its slice, or is mirrored in all turns.
+    7. Each operation of a branch is placed separately. A conditional that has to stay whole, with a loop or a
+       callback, is on one slice; a remark says how many bytes cross for it.
+    8. A value carried by a loop stays on its slice, or is mirrored in all iterations.
 
     ```mlir
     // before
@@ -108,8 +108,8 @@ def _remark_whole(problem: PlacementProblem, homes: Homes, where: Sequence[Place
         )
         if read + made:
             place = problem.names[min(places)]
-            why = "it holds a loop, or does more than compute"
-            remark(op.view, f"stays whole on @{place} and moves {read + made} bytes: {why}")
+            why = "it contains a loop or has side effects"
+            remark(op.view, f"stays whole on @{place}, which moves {read + made} bytes: {why}")
 
 
 def _write(

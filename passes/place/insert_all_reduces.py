@@ -17,9 +17,9 @@ from pathways.passes.util.replica_count import replicas_of
 
 @dataclasses.dataclass(frozen=True)
 class InsertAllReduces(Pass):
-    """Puts a `pw.all_reduce` after every sum over the microbatches of a batch, where slices have replicas.
+    """Inserts a `pw.all_reduce` after every sum over the microbatches of a batch, if slices have replicas.
 
-    Each replica works on a part of the microbatches. Until `pw-replicate` makes a program of each, the
+    Each replica works on a part of the microbatches. Until `pw-replicate` makes one copy per replica, the
     code is that of any of them, and the sum stands for the sums of all.
 
     ```mlir

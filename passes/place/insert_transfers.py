@@ -24,10 +24,10 @@ from pathways.passes.manager.base import Pass, main_function
 
 @dataclasses.dataclass(frozen=True)
 class InsertTransfers(Pass):
-    """Inserts a `pw.transfer` wherever a value is read on a slice where it does not live.
+    """Inserts a `pw.transfer` wherever a value is used on a slice where it does not live.
 
-    A value is moved to a slice once, however many launches read it there, and leaves as soon as it is
-    there: the transfer comes right after its producer.
+    A value is moved to a slice once, however many launches use it there, and is sent as soon as it is
+    available: the transfer comes right after its producer.
 
     ```mlir
     // before

@@ -25,7 +25,7 @@ from pathways.passes.util.operations import replace_operands
 class Outline(Pass):
     """Moves placed operations of `@main` into functions and launches them.
 
-    Operations on one slice share a computation when they wait for the same launches and the same
+    Operations on one slice share a computation if they wait for the same launches and the same
     values from other slices, so that none waits longer than it would alone; those that lead to a value
     for another slice are kept apart from those that do not, so that the value leaves as soon as it can.
     An operation whose only readers are in one computation joins it; what is done for each microbatch of a

@@ -32,13 +32,13 @@ _KEPT = EXPENSIVE | {"stablehlo.while"}
 
 @dataclasses.dataclass(frozen=True)
 class SinkConstants(Pass):
-    """Repeats what a computation works out from nothing in the computations that read it.
+    """Recomputes values that do not depend on arguments in the computations that read them.
 
-    JAX passes masks, counters and scalars from a forward to its backward like any other residual: they
+    JAX passes masks, counters and scalars from a forward to its backward as residuals: they
     would lie in memory in between, and a backward that reads them would differ from one that is fused with
     its forward. An argument goes where all launches of its computation read the same such result; `pw-dce`
     then drops the result. Expensive operations, loops and side effects are not repeated, and a computation
-    that makes nothing but constants stays the one that makes them. A sharding constraint is left out of what
+    that computes only constants keeps them. A sharding constraint is left out of what
     is repeated, since it names the mesh of the slice that the constant is taken from.
 
     ```mlir

@@ -23,7 +23,7 @@ _LINEAR = frozenset(
 class SinkLoopReductions(Pass):
     """Moves a sum over microbatches in front of the additions that join its slices.
 
-    The gradient of a tied embedding is the sum of what two stages contribute. Added up in each microbatch,
+    The gradient of a tied embedding is the sum of two stages' contributions. Added up in each microbatch,
     one contribution is sent each time; here every slice sums its own over all microbatches, and one sum is
     sent. The sum passes through additions, subtractions, transposes and reshapes on its way, and only where
     something crosses: elsewhere the order of additions, and with it the rounding, stays.

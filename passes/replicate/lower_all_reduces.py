@@ -38,14 +38,14 @@ from pathways.passes.util.operations import byte_size
 class LowerAllReduces(Pass):
     """Turns every `pw.all_reduce`, `pw.reduce_scatter` and `pw.all_gather` into launches and transfers.
 
-    Sums of one dtype that the launches of one stage give travel together, as one bucket; each device of a
-    slice exchanges with those of its number in the other replicas. What is replicated over a slice is divided
-    among its devices first, where a dimension divides, and gathered there at last.
+    Sums of one dtype from the launches of one stage are sent together, as one bucket; each device of a
+    slice exchanges with its counterparts in the other replicas. A value replicated over a slice is divided
+    among its devices first, if a dimension is divisible, and gathered there at the end.
 
-    1. A launch on each replica puts its values into a bucket, cut into as many equal pieces as there are
+    1. A launch on each replica packs its values into a bucket, cut into as many equal pieces as there are
        replicas (padded with zeros).
     2. Each replica gets its piece from all others, and adds them up in the order of the replicas.
-    3. Each sends its sum to all others. A launch takes the sums apart.
+    3. Each sends its sum to all others. A launch unpacks the sums.
 
     Of a `pw.reduce_scatter` each replica gets its block from all others, as in the first two steps. Of a
     `pw.all_gather` each sends its block to all others, and a launch puts them together.
@@ -58,8 +58,8 @@ class LowerAllReduces(Pass):
     With `dtype` wider floats are rounded to it before they are sent, terms and sums; they are added in their
     own dtype. What is gathered travels as it is.
 
-    All replicas run the same computations, and have the same sums bit by bit. What leads to a transfer is to
-    overlap with the loop: it runs while other stages of the slice still work.
+    All replicas run the same computations, and have bitwise equal sums. What leads to a transfer is marked to
+    overlap with the loop: it runs while other stages of the slice are still busy.
 
     ```mlir
     // before

@@ -52,7 +52,7 @@ from pathways.passes.util.replica_count import replicas_of
 
 @dataclasses.dataclass(frozen=True)
 class Replicate(Pass):
-    """Makes a slice of each replica of a slice, and repeats the program on the slices of each.
+    """Creates a slice for each replica of a slice, and replicates the program on them.
 
     1. A slice with `replicas = R` becomes R slices: itself for replica 0, and one with `replica` and
        `replica_of` for each of the others.
@@ -63,8 +63,8 @@ class Replicate(Pass):
        microbatches is `split`: each replica gets its rows. So is a result that concatenates microbatches;
        what else reads such a result gets those of all replicas, each of which crosses once to each other.
     4. An exchange, such as `pw.all_reduce`, gets an operand and a result for each replica.
-    5. What is done for its effect outside of loops over microbatches, such as a print, is done by replica 0.
-    6. What microbatches pass on to each other goes from replica to replica, in the order of the microbatches:
+    5. Side effects outside loops over microbatches, such as a print, are executed by replica 0 only.
+    6. Carried state is passed from replica to replica, in the order of the microbatches:
        replica r starts from what replica r - 1 ended with, and all get what the last one ends with. A remark
        says how much waits for that. What is carried `per_replica` is repeated as any other value.
 
@@ -83,7 +83,7 @@ class Replicate(Pass):
 
     Requires: shardings decided, transfers cut into pieces; all slices with one number of replicas, which
     divides the microbatches.
-    Guarantees: a slice stands for itself alone; computations are shared by all replicas.
+    Guarantees: every slice is a single replica; computations are shared by all replicas.
     """
 
     name: ClassVar[str] = "pw-replicate"

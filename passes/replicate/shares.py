@@ -42,7 +42,7 @@ def decide_shares(module: ir.Module, main: ir.OpView, layouts: Layouts, count: i
     loops = [op for op in ops_named(module, ["pw.loop"]) if isinstance(op, LoopOp) and not op.sequential]
     for op in loops:
         if op.count % count:
-            fail(op, f"has {op.count} microbatches, which do not divide by {count} replicas")
+            fail(op, f"has {op.count} microbatches, which is not divisible by {count} replicas")
     microbatched = {op.sym_name for op in loops}
     *operations, terminator = body_block(main).operations
     attrs = argument_attrs(main)

@@ -37,18 +37,18 @@ from pathways.passes.util.replica_count import replicas_of
 
 @dataclasses.dataclass(frozen=True)
 class SplitUpdates(Pass):
-    """Lets each replica update its part of the parameters, and keep only that part of their state.
+    """Lets each replica update its shard of the parameters, and keep only that shard of their state (ZeRO-1).
 
-    1. An argument that only updates read, and whose place a result takes, such as a moment of an optimizer,
+    1. An argument that only updates read and that a result replaces, such as an optimizer moment,
        is split: each replica has a block of a dimension of it, which `pw.block` names, and of that result.
        The result is the one of its type that is fewest operations away.
     2. The sums over replicas that such updates read become a `pw.reduce_scatter`: each replica gets a block.
-    3. What is made of blocks, element by element, is made block by block; of what a replica has as a whole,
+    3. Elementwise work on blocks is done block by block; of a value that a replica has as a whole,
        such as a parameter that the microbatches read, it takes its block, by its `pw.replica`.
-    4. What else is needed as a whole, such as the new parameters, is put together by a `pw.all_gather`. So
+    4. Whatever else is needed as a whole, such as the new parameters, is assembled by a `pw.all_gather`. So
        is what a reduction makes of each block, such as the square of a norm, and reduced again.
 
-    What does not divide by the number of replicas stays whole on each of them, and a remark says so.
+    Values that are not divisible by the number of replicas stay replicated, with a remark.
 
     ```mlir
     // before
@@ -74,14 +74,14 @@ class SplitUpdates(Pass):
             return
         main = main_function(module)
         if any(BLOCK in attrs for attrs in argument_attrs(main)):
-            remark(main, "has arguments that are split already")
+            remark(main, "has arguments that are already split")
             return
         layouts = Layouts(module)
         computations = Computations(module, layouts.symbols)
         launches = _launches(main, layouts.symbols, computations)
         splitting = decide(main, launches, layouts, count)
         if splitting is None:
-            remark(main, "has no state that replicas could share: nothing is split")
+            remark(main, "has no state that can be sharded over replicas: nothing is split")
         else:
             with main.operation.location:
                 _UpdateSplitter(main, launches, splitting, layouts, computations).run()

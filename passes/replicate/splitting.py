@@ -396,7 +396,7 @@ class _Choice:
                 (
                     op,
                     f"needs all of what {self.count} replicas would have blocks of: zero1 cannot split the "
-                    f"update of {self.named(arguments)}; let it work element by element, or do without zero1",
+                    f"update of {self.named(arguments)}; make the update elementwise, or do not use zero1",
                 )
                 for op, arguments in self.refused.values()
             )
@@ -420,7 +420,9 @@ class _Choice:
             parts = self.graph.parts((key, dim))
             if size == 0 or size % (self.count * parts):
                 devices = f" times {parts} devices" if parts > 1 else ""
-                return f"dimension {axis[1]} of size {size} does not divide by {self.count} replicas{devices}"
+                return (
+                    f"dimension {axis[1]} of size {size} is not divisible by {self.count} replicas{devices}"
+                )
         dims: dict[Occurrence, int] = {}
         against = [
             (key, sorted({dim, other}))

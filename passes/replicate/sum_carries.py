@@ -24,16 +24,16 @@ from pathways.passes.util.replica_count import replicas_of
 
 @dataclasses.dataclass(frozen=True)
 class SumCarries(Pass):
-    """Lets replicas sum up apart what microbatches carry and only add to, such as a running average.
+    """Lets replicas accumulate separately what microbatches only add to, such as a running average.
 
     Where a microbatch makes `a c + b` of a carried `c`, with a constant `a` of at most 1 and a `b` that does
-    not depend on `c`, and nothing else does, no replica has to wait for what another one ends with:
+    not depend on `c`, and nothing else depends on `c`, no replica has to wait for another's final value:
 
     1. Each replica starts from zeros: the `pw.carry` is `per_replica`.
-    2. What it ends with is multiplied by `a` to the power of the microbatches of all replicas after it.
+    2. Its final value is multiplied by `a` to the power of the number of microbatches of all later replicas.
     3. A `pw.all_reduce` sums that, and the first value is added, times `a` to the power of all microbatches.
 
-    It is done with floats, whose sums differ in the order of additions. All else that microbatches pass on
+    This is done for floats, whose sums differ in the order of additions. All other carried state
     stays as it is, and `pw-replicate` passes it from replica to replica. A remark says what was done.
 
     ```mlir

@@ -97,7 +97,7 @@ class _Orderer:
             start_times(self.problem.named(pattern), self.work.needs)
             broken = (found for row in pattern if (found := self.problem.broken(row)) is not None)
             limit, alive = next(broken)
-            raise PolicyError(f"has {alive} {limit.what} alive at once, more than {limit.most}: use search")
+            raise PolicyError(f"keeps {alive} {limit.what} alive at once, more than {limit.most}: use search")
         return best
 
     def by_times(self, policy: str) -> Numbers | None:
@@ -154,7 +154,7 @@ def fitting(action: Action, work: Work) -> list[Action]:
 
 def _report(found: Found) -> str:
     """What a search found, in words."""
-    than = "no policy keeps to the limits"
+    than = "no policy stays within the limits"
     if found.best is not None:
         name, time = found.best
         faster = time / found.step_time - 1 if found.step_time else 0.0

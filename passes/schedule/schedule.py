@@ -55,14 +55,14 @@ class Schedule(Pass):
 
     - `program` keeps the order of the program.
     - `gpipe` does all forwards, then all backwards.
-    - `1f1b` does a backward as soon as there is one, and keeps the fewest activations alive.
-    - `interleaved-1f1b` does the same with several stages on each slice, which take turns.
-    - `eager` does first what is furthest from the end of the step.
-    - `zb-h1` is `1f1b` with the weights' halves of backwards in its bubbles.
-    - `zb-h2` idles for less, and keeps nearly twice as much alive.
+    - `1f1b` runs a backward as soon as one is ready, and keeps the fewest activations alive.
+    - `interleaved-1f1b` does the same with several stages per slice, assigned round-robin.
+    - `eager` runs first what is furthest from the end of the step.
+    - `zb-h1` is `1f1b` with the weight halves of backwards filling its bubbles.
+    - `zb-h2` idles less, and keeps nearly twice as much alive.
     - `zb-v` does so for the memory of `1f1b`, with two stages on each slice in a V.
-    - `interleaved-zb` is `interleaved-1f1b` with halves, `looped-bfs` is `gpipe` with stages that take turns.
-    - `search` looks for an order that takes less time than all of these.
+    - `interleaved-zb` is `interleaved-1f1b` with halves, `looped-bfs` is `gpipe` with round-robin stages.
+    - `search` looks for an order that is faster than all of these.
 
     A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on what is alive, which are
     `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations or a trace, `flops` for
@@ -71,7 +71,7 @@ class Schedule(Pass):
     `seconds`, `iterations`, `seed` and `solver` too; a remark says what it found.
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
-    if that is on its slice; if another slice needs it first, as soon as it can. Launches outside of loops run
+    if that is on its slice; if another slice needs it first, as soon as possible. Launches outside loops run
     before the loops, or after those whose results they read; those that have nothing to do with any loop run
     after all of them. What replicas exchange overlaps with the loop: it runs after what it reads, sums one
     action later, when the terms of others have arrived. Loops of replicas have one schedule and run side by
@@ -83,8 +83,8 @@ class Schedule(Pass):
     read in the order in which they are sent; a channel's capacity is what that order needs so that no send
     waits for room.
 
-    How long placed calls take by their operations is in `pw.times` of the module, and which times the
-    orders were made with, so that a replay can go by the same.
+    The module's `pw.times` records how long placed calls take, by their operations, and which times the
+    orders were computed with, so that a replay can use the same.
 
     ```mlir
     // before
@@ -108,10 +108,10 @@ class Schedule(Pass):
     leaves = ORDERED
     policy: str = option(
         "",
-        "the policy of all loops, in place of what each asks for; with options, such as 'zb-h1(times=flops)'",
+        "the policy of all loops, overriding that of each; with options, such as 'zb-h1(times=flops)'",
     )
     file: str = option("", "a CSV file with the orders of all loops, in place of a policy")
-    max_live: int = option(0, "on how many microbatches a stage may work at once; 0 for any number")
+    max_live: int = option(0, "how many microbatches a stage may have in flight; 0 for no limit")
 
     def __post_init__(self) -> None:
         if self.policy and self.file:
@@ -135,7 +135,7 @@ class Schedule(Pass):
         with_launches = {loop.op.sym_name for loop in loops}
         for op in ops_named(module, ["pw.loop"]):
             if op.sym_name not in with_launches and not op.sequential:
-                remark(op, "has no launches: nothing that is used depends on the microbatch")
+                remark(op, "has no launches: no used value depends on the microbatch")
         launches = LaunchTimes(module, events, _placed_calls(events, loops))
         asked = [] if self.file else [_times_for(self.request(loop.op)) for loop in loops]
         _write_times(module, launches.of_calls([times for times in asked if times]))
@@ -188,7 +188,7 @@ class Schedule(Pass):
         except ActionCycleError as error:
             fail(
                 loop.op,
-                f"cannot be scheduled by '{request}', in which no forward may read a backward: use "
+                f"cannot be scheduled by '{request}', which requires that no forward reads a backward: use "
                 f"'{PROGRAM}' or a schedule file; {error.describe(str, work.slices)}",
             )
 
@@ -206,7 +206,7 @@ class Schedule(Pass):
         """When each action of each loop starts, by the schedule file; nothing for loops without stages."""
         staged = {name: loop for name, loop in loops.items() if loop.slices}
         if not staged:
-            fail(main, "has no loop with stages, which a schedule file could order")
+            fail(main, "has no loop with stages that a schedule file could order")
         works = {name: _work_of(module, events, loop) for name, loop in staged.items()}
         (only, *others) = (loop.op for loop in staged.values())
         whole = main if others else only
@@ -310,7 +310,7 @@ def schedule_of(module: ir.Module) -> str:
     # Those of other replicas have the same.
     loops = [loop for loop in read_loops(module, events) if loop.op.replica_of is None and loop.slices]
     if not loops:
-        fail(main, "has no loop with stages, of which there could be a schedule file")
+        fail(main, "has no loop with stages to write a schedule file for")
     schedules: dict[str, tuple[Orders, Needs]] = {}
     for loop in loops:
         unordered = next((n for n in loop.members if events[n].order is None), None)
@@ -348,7 +348,7 @@ def _check_stage_order(events: list[Event], loop: Loop) -> None:
     if against is None:
         return
     op, stage, later = against
-    both = f"is of stage {stage} and reads results of stage {later}"
+    both = f"belongs to stage {stage} and reads results of stage {later}"
     try:
         topological_order(reads)
     except CycleError as error:
@@ -372,8 +372,8 @@ def _check_needs(request: ScheduleRequest, loop: Loop, work: Work) -> None:
         waits = ActionCycleError([(action, True) for action in error.cycle])
         fail(
             loop.op,
-            f"cannot be scheduled by '{request}', which does all that a stage has to do for a microbatch at "
-            f"one time: use '{PROGRAM}'\n{waits.waits(str, work.slices)}",
+            f"cannot be scheduled by '{request}', which runs all work of a stage for a microbatch at "
+            f"once: use '{PROGRAM}'\n{waits.waits(str, work.slices)}",
         )
 
 

@@ -148,7 +148,7 @@ def _sections(text: str, loops: Collection[str]) -> dict[str, _Section]:
             continue
         name = written[0][1:]
         if len(written) > 1:
-            raise ScheduleFileError(f"row {number}: expected nothing beside @{_shown(name)}")
+            raise ScheduleFileError(f"row {number}: expected nothing after @{_shown(name)}")
         if name not in loops:
             raise ScheduleFileError(f"row {number}: there is no loop @{_shown(name)}; there is {named}")
         if name in heads or any(map(any, sections.get(name, {}).values())):

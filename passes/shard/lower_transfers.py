@@ -34,7 +34,7 @@ _MOST_PIECES = 1 << 20
 class LowerTransfers(Pass):
     """Turns transfers between slices whose shards do not correspond into copies of pieces.
 
-    A transfer is left alone where device i of the source holds just what device i of the target needs.
+    A transfer is left alone if device i of the source holds exactly what device i of the target needs.
     Otherwise:
 
     1. The shards of both sides are divided by a common grid, in each dimension into the least common
@@ -52,7 +52,7 @@ class LowerTransfers(Pass):
     A transfer of more than `max-pieces` pieces (63 shards and 64 have 4032 in common) is preceded by a launch
     on the source that gathers the value, along as few axes as it takes, or splits it along other dimensions.
 
-    A remark says what each such transfer brings over.
+    A remark says what each such transfer moves.
 
     ```mlir
     // before
@@ -70,8 +70,8 @@ class LowerTransfers(Pass):
     name: ClassVar[str] = "pw-lower-transfers"
     takes = (PLACED,)
     leaves = SHARDED
-    gather_bytes: int = option(65536, "replicated values above this size cross between islands once")
-    max_pieces: int = option(1024, "a value is gathered on the source first where more copies were needed")
+    gather_bytes: int = option(65536, "replicated values above this size cross from island to island once")
+    max_pieces: int = option(1024, "a value is gathered on the source first if more copies would be needed")
     islands: str = option(
         "named", "slices on different islands: those whose `island` differs (named), or all"
     )

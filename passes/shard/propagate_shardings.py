@@ -54,9 +54,9 @@ _MAX_ROUNDS = 4
 
 @dataclasses.dataclass(frozen=True)
 class PropagateShardings(Pass):
-    """Decides how every value lies over the devices of its slice.
+    """Decides the sharding of every value over the devices of its slice.
 
-    1. What the user says of arguments and results of the program gets the mesh of their slice. The words
+    1. User-given specs of the program's arguments and results get the mesh of their slice. The words
        of a PRNG key stay together.
     2. Launches become calls, transfers between equal meshes and sums over microbatches identities, splits
        and concatenations of microbatches those of StableHLO, and Shardy propagates through all of them at
@@ -64,8 +64,8 @@ class PropagateShardings(Pass):
        results. Computations that are called with different shardings become variants.
     3. A transfer between different meshes passes a sharding on by the names of its axes, as far as they
        exist there and divide, until nothing changes.
-    4. Where two shardings meet, the user's is kept and the value is resharded on its slice, with a remark.
-    5. Every argument and result of `@main` and of computations is closed; what nothing decides is
+    4. If two shardings conflict, the user's is kept and the value is resharded on its slice, with a remark.
+    5. Shardings of all arguments and results of `@main` and of computations are closed; what is undecided is
        replicated, and so are rows of a batch of which microbatches do not divide, unless the user wants them
        split. A remark names large values that end up so.
 
@@ -85,7 +85,7 @@ class PropagateShardings(Pass):
 
     name: ClassVar[str] = "pw-propagate-shardings"
     takes = (PLACED,)
-    replicated_bytes: int = option(1 << 20, "remark values of at least this size that are replicated")
+    replicated_bytes: int = option(1 << 20, "emit remarks for replicated values of at least this size")
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
@@ -177,7 +177,10 @@ def _separate_meshes(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None
         if not isinstance(op, LaunchOp):
             continue
         if not symbols[op.callee].body.blocks:
-            fail(op, f"launches @{op.callee}, which is only declared: shardings go through its body")
+            fail(
+                op,
+                f"launches @{op.callee}, which is only declared: shardings are propagated through its body",
+            )
         mesh = meshes[op.slice].symbol
         if first.setdefault(op.callee, mesh) == mesh:
             continue
@@ -289,7 +292,10 @@ def _check_axes(function: ir.OpView, entries: Sequence[dict[str, ir.Attribute]],
     dims = [dim for attrs in entries if SHARDING in attrs for dim in read_sharding(attrs[SHARDING]).dims]
     strange = {axis for dim in dims for axis in dim} - dict(home.mesh.axes).keys()
     if strange:
-        fail(function, f"splits what it takes or makes along '{min(strange)}', no axis of @{home.symbol}")
+        fail(
+            function,
+            f"splits an operand or result along '{min(strange)}', which is not an axis of @{home.symbol}",
+        )
 
 
 def _use_whole_axes(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:

@@ -186,7 +186,7 @@ def _bundle(members: Mapping[str, memoryview], name: str) -> Bundle:
     _check_digests(manifest.digests, expected, members)
     for n, computation in enumerate(manifest.computations):
         if not is_artifact(members[computation_member(n)]):
-            raise BundleError(f"computation '{computation.name}' is no portable artifact")
+            raise BundleError(f"computation '{computation.name}' is not a portable artifact")
     for n, constant in enumerate(manifest.constants):
         size = math.prod(constant.shape) * np.dtype(constant.dtype).itemsize
         if len(members[constant_member(n)]) != size:
@@ -246,7 +246,7 @@ def _members(data: memoryview) -> dict[str, memoryview]:
         raise BundleError("not a bundle: it has 4 GiB or more")
     if data[: len(stored_zip.START)] != stored_zip.START:
         raise BundleError(
-            "not a bundle: it does not start as one; "
+            "not a bundle: it does not start like one; "
             "pw-compile -o FILE.pwb and compiled.save(path) write bundles"
         )
     return stored_zip.unpack(data, _check_member)

@@ -226,12 +226,12 @@ def _read_json(data: memoryview, member: str) -> Any:
         return members
 
     def no_constant(text: str) -> Any:
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
 
     try:
         return json.loads(bytes(data).decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant)
     except RecursionError:
-        raise BundleError(f"{member}: nested too deep") from None
+        raise BundleError(f"{member}: nested too deeply") from None
     except ValueError as error:
         raise BundleError(f"{member}: not JSON: {error}") from None
 

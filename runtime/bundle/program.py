@@ -200,7 +200,9 @@ def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
         sides = main.type.inputs, main.type.results
         has_others = any(type_problem(type_) is not None for side in sides for type_ in side)
         if has_others or [tuple(map(array_type, s)) for s in sides] != [declared.operands, declared.results]:
-            raise _error(bundle, f"{what} is of type {main.type}, which is not what the program declares")
+            raise _error(
+                bundle, f"{what} is of type {main.type}, which differs from what the program declares"
+            )
         if sorted(donated_arguments(main)) != list(declared.donated):
             raise _error(bundle, f"{what} donates other arguments than the program declares")
     _same(bundle, "custom calls", set(bundle.manifest.custom_calls), calls)
@@ -248,7 +250,7 @@ def _parse_artifact(bundle: Bundle, what: str, data: bytes, context: ir.Context)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             first = seen.errors[0].message if seen.errors else str(error)
             message = " ".join(first.split())[:300]
-            raise _error(bundle, f"{what} is no artifact that this release reads: {message}") from None
+            raise _error(bundle, f"{what} is not an artifact that this release can read: {message}") from None
 
 
 def _calls_itself(module: ir.Module) -> bool:
@@ -309,12 +311,12 @@ def _check_marks(bundle: Bundle, what: str, module: ir.Module) -> None:
         target = op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
         types = [[value.type for value in values] for values in (op.operands, op.results)]
         if target in _IDENTITIES and (len(types[0]) != 1 or types[0] != types[1]):
-            raise _error(bundle, f"{what} calls {target!r} on something else than one value")
+            raise _error(bundle, f"{what} calls {target!r} on anything but one value")
         for text in _shardings(op):
             try:
                 ir.Attribute.parse(text, module.context)
             except ir.MLIRError:
-                raise _error(bundle, f"{what} has a sharding that is none: {text[:100]!r}") from None
+                raise _error(bundle, f"{what} has an invalid sharding: {text[:100]!r}") from None
 
 
 def _shardings(op: ir.Operation) -> list[str]:
@@ -369,7 +371,7 @@ def _check_shape(bundle: Bundle, module: ir.Module) -> None:
         for step in blocks[0].operations:
             if step.operation.name not in _STEPS:
                 raise _error(
-                    bundle, f"{PROGRAM}: @main has a {step.operation.name}, which is no step of a program"
+                    bundle, f"{PROGRAM}: @main has a {step.operation.name}, which is not a step of a program"
                 )
     if mains != 1:
         raise _error(bundle, f"{PROGRAM} has no function @main")

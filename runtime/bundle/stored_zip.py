@@ -93,7 +93,7 @@ def unpack(data: memoryview, check: Callable[[str, int], None]) -> dict[str, mem
       StoredZipError: it is none, or damaged.
     """
     if len(data) < _END.size or data[-_END.size :][:4] != b"PK\5\6":
-        raise StoredZipError("truncated, or something follows its end")
+        raise StoredZipError("truncated, or has trailing data")
     _, _, _, _, count, size, position, _ = _END.unpack(data[-_END.size :])
     first, end = position, len(data) - _END.size
     if position + size != end:
@@ -119,14 +119,14 @@ def unpack(data: memoryview, check: Callable[[str, int], None]) -> dict[str, mem
         if data[position : position + len(header)] != header or data[offset:start] != _local_header(
             encoded, crc, size
         ):
-            raise StoredZipError(f"the header of member {name} is not as it should be")
+            raise StoredZipError(f"the header of member {name} is malformed")
         members[name] = data[start : start + size]
         if zlib.crc32(members[name]) != crc:
             raise StoredZipError(f"member {name} is damaged")
         position += len(header)
         offset = start + size
     if offset != first or position != end or data[end:] != _end(count, end - first, first):
-        raise StoredZipError("damaged: there are bytes that belong to no member")
+        raise StoredZipError("damaged: it has bytes outside its members")
     return members
 
 

@@ -85,10 +85,10 @@ def _keyed(children: list[Any], tree: dict[str | int, Tree], depth: int) -> Tree
         match pair:
             case [str() | int() as key, child] if not isinstance(key, bool):
                 if key in tree:
-                    raise TreeError("has a dictionary with a key twice")
+                    raise TreeError("has a dictionary with a duplicate key")
                 tree[key] = from_json(child, depth + 1)
             case _:
-                raise TreeError("has a dictionary with an entry that is no pair of a key and a tree")
+                raise TreeError("has a dictionary with an entry that is not a pair of a key and a tree")
     if len({type(key) for key in tree}) > 1:
         raise TreeError("has a dictionary with keys of different types")
     if not isinstance(tree, OrderedDict) and list(tree) != sorted(tree):

@@ -330,7 +330,7 @@ class Gang(GangView):
         return f"host {host} ({self.name})"
 
     def _leaves(self, host: int) -> str:
-        return f"{self.named(host)} leaves: {_ASKED}; its island takes nothing more"
+        return f"{self.named(host)} is leaving: {_ASKED}; its island accepts nothing more"
 
     def handle(self, event: GangEvent, now: float) -> list[Effect]:
         """Goes to the state that `TRANSITIONS` says, and returns what is to be done.
@@ -353,7 +353,7 @@ class Gang(GangView):
 
     def _drain(self, state: Running, event: LeaveAsked, now: float) -> tuple[State, list[Effect]]:
         draining = Draining(event.host, now + self.grace)
-        readable = f"what it has can be read for up to {self.grace:.0f} seconds"
+        readable = f"its arrays can be read for up to {self.grace:.0f} seconds"
         return draining, [Log(logging.WARNING, f"{self._leaves(event.host)}; {readable}")]
 
     def _tell_to_end(self, state: Draining, event: Drained, now: float) -> tuple[State, list[Effect]]:
@@ -386,11 +386,11 @@ class Gang(GangView):
 
     def _start(self, state: Restarting, event: Buried, now: float) -> tuple[State, list[Effect]]:
         if state.restarts > MOST_RESTARTS:
-            why = f"it is not started anew, for {MOST_RESTARTS} times it was lost before it had done a step"
+            why = f"it is not restarted, because it was lost {MOST_RESTARTS} times before it had done a step"
             return self._give_up(state, why)
         if state.cut_since is not None and now - state.cut_since > self._restart_seconds:
             seconds = now - state.cut_since
-            why = f"it is not started anew, for it was cut off again and again for {seconds:.0f} seconds"
+            why = f"it is not restarted, because it was cut off again and again for {seconds:.0f} seconds"
             return self._give_up(state, why)
         return state, [Log(logging.INFO, f"{self.name} starts anew"), StartAnew(self.key, _FIRST_CONTACT)]
 

@@ -50,7 +50,7 @@ class Liveness:
             silent = {host: now - pulse.heard for host, pulse in gang.pulses.items()}
             host, longest = max(silent.items(), key=lambda each: each[1])
             if longest > self._heartbeat:
-                why = f"it has said nothing for {longest:.0f} seconds"
+                why = f"it has not responded for {longest:.0f} seconds"
                 gone.append(HostEnded(gang.key, host, why, is_cut=True))
             else:
                 pings.append(AskAlive(gang.key, number))

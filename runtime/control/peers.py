@@ -84,6 +84,6 @@ class PeerWords:
         for (by, of), word in self._words.items():
             if frozenset((by, of)) not in self._cut and now - word.since >= self._patience:
                 going.setdefault(
-                    by, f"it does not reach {self._named(of)}, which does not say the same: {word.why}"
+                    by, f"it does not reach {self._named(of)}, which does not confirm it: {word.why}"
                 )
         return [HostEnded(peer.gang, peer.host, why, is_cut=True) for peer, why in going.items()]

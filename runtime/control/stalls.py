@@ -111,7 +111,7 @@ def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:
 def described(step: Step, seconds: float, reports: Mapping[int, HostReport]) -> str:
     """What each host that is not done with a step is doing."""
     if step.is_beside:
-        lines = [f"{step} has not ended for {seconds:.0f} seconds"]
+        lines = [f"{step} has been running for {seconds:.0f} seconds"]
         lines += [f"  host {host}: {_place(reports.get(host), step)}" for host in step.pending()]
         return "\n".join(lines)
     lines = [f"{step} has made no progress for {seconds:.0f} seconds"]

@@ -98,7 +98,7 @@ def _alive(
     others = sum(_bytes_on(array, devices) for array in jax.live_arrays() if id(array) not in held)
     yield (
         f"on slice {slice} were alive: {size(ours)} of this call, and {size(others)} of other arrays, among "
-        "them what the caller keeps"
+        "them those that the caller keeps"
     )
     ranked = sorted(held.values(), reverse=True)
     yield from (f"  {size(taken)}: {text}" for taken, text in ranked[:_LISTED])

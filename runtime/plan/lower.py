@@ -262,9 +262,7 @@ class _Flattener:
                 joined |= self.slots[value]
             self.slots[op.results[0]] = joined
         else:
-            raise ValueError(
-                f"program '{self.name}': the runtime does not know what a {op.operation.name} does"
-            )
+            raise ValueError(f"program '{self.name}': the runtime does not support {op.operation.name}")
 
     def flatten_arguments(self) -> list[Argument]:
         self.donated: set[ir.Value] = set()
@@ -328,8 +326,8 @@ class _Flattener:
     def check_memory(self, op: TransferOp | RecvOp) -> None:
         if op.memory_kind is not None:
             raise ValueError(
-                f"program '{self.name}': a transfer to @{op.slice} asks for the memory '{op.memory_kind}', "
-                "but this runtime moves values to the default memory of devices alone"
+                f"program '{self.name}': a transfer to @{op.slice} asks for memory kind '{op.memory_kind}', "
+                "but this runtime only moves values to the default memory of devices"
             )
 
     def routes(
@@ -465,7 +463,7 @@ class _Flattener:
             if function.operation.name != "func.func":
                 continue
             if not function.regions[0].blocks:
-                raise ValueError(f"program '{self.name}': @{current} is only declared, it has no body to run")
+                raise ValueError(f"program '{self.name}': @{current} is only declared and has no body to run")
             with ir.InsertionPoint(extracted.body):
                 copy = function.operation.clone().opview
             if current == name:

@@ -157,7 +157,7 @@ class ResourceManager[S: AskedSlice]:
         for platform, number in slice.pinned:
             if (platform, number) not in known:
                 raise ResourceError(
-                    f"program {program}: {slice.name} needs device {number} of {platform}, which is none of "
+                    f"program {program}: {slice.name} needs device {number} of {platform}, which is not in "
                     f"the cluster ({', '.join(_room(island) for island in self.cluster.islands)})"
                 )
         devices = tuple(known[device] for device in slice.pinned)
@@ -326,7 +326,7 @@ def _check_disjoint[S: AskedSlice](held: Mapping[S, Binding], program: str) -> N
             continue
         if shared := sorted(set(a.positions) & set(b.positions)):
             raise ResourceError(
-                f"program {program}: its slices {left.name} and {right.name} were bound apart "
+                f"program {program}: its slices {left.name} and {right.name} were bound separately "
                 f"and share devices {_ranges(shared)}; release one of them with "
                 "pathways.release, or make both from one device set before either is used"
             )

@@ -101,7 +101,7 @@ class Status:
         if (longest := self.longest_round_trip) is None:
             return ""
         host, seconds = longest
-        waits = "steps wait for it; more of them under way (ahead=) would hide it"
+        waits = "steps wait for it; more steps in flight (ahead=) would hide it"
         return (
             f"longest round trip: {seconds * 1e3:.3g} ms, to host {host}; "
             f"{waits if self.waits_for_network else 'steps do not wait for it'}"

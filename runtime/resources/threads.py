@@ -64,5 +64,5 @@ def start_thread(work: Callable[[], object], name: str) -> RunningThread:
     _thread.start_new_thread(started._run, (work, f"pathways {name}", begun))
     # One step, so that Ctrl-C leaves nothing half done.
     if not begun.acquire(timeout=_SECONDS):
-        raise RuntimeError("a new thread does not begin; the process may have no memory left")
+        raise RuntimeError("cannot start a new thread; the process may have no memory left")
     return started

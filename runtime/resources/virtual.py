@@ -179,7 +179,7 @@ class VirtualDeviceSet(OfProcess):
         """
         if self.replicas > 1 and "replica" in _checked_axes(axis_names, _checked_shape(shape)):
             raise ValueError(
-                "axis name 'replica': slices with replicas are one mesh with that axis for who calls programs"
+                "axis name 'replica': reserved: callers see slices with replicas as one mesh with that axis"
             )
         added = VirtualSlice(self, shape, axis_names, name, island, overlap)
         # Only weak: a slice that the program forgot gives its devices back.

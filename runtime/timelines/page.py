@@ -35,7 +35,7 @@ _KINDS = {
     "sent fwd": "sent by a forward",
     "sent bwd": "sent by a backward",
     "sent glue": "other transfer",
-    "estimated": "not seen, times estimated",
+    "estimated": "not profiled, times estimated",
 }
 
 
@@ -113,10 +113,10 @@ def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
         if kind in present:
             yield f'<span><i class="{kind}"></i>{text}</span>'
     if any(shade for timeline in timelines for shade in _shades(timeline).values()):
-        yield "<span>shades tell the stages on a slice apart</span>"
+        yield "<span>shades distinguish stages on a slice</span>"
     yield '</span><span class="tools">'
     yield '<label><input type="checkbox" id="sends" checked="checked"/> transfers</label>'
-    yield '<label><input type="checkbox" id="fit"/> each fills the width</label>'
+    yield '<label><input type="checkbox" id="fit"/> scale each to full width</label>'
     yield '<button id="out">&#8722;</button><button id="in">+</button><button id="all">whole step</button>'
     yield "</span></div>"
     yield (
@@ -276,7 +276,7 @@ def _tip(event: TimelineEvent, timeline: EventLog) -> str:
     lines.append(f"{_time(event.start, timeline)} to {_time(event.end, timeline)}")
     lines.append(f"takes {_time(event.duration, timeline)}")
     if event.estimated:
-        lines.append("estimated: it was not seen to run")
+        lines.append("estimated: it is missing from the profile")
     return escape("\n".join(lines)).replace("\n", "&#10;")
 
 

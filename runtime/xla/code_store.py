@@ -105,7 +105,7 @@ class CodeStore:
             os.close(folder)
 
     def _say(self, reason: str) -> None:
-        message = f"compiled code is not kept in {self.folder}: {reason} (PW_CACHE_DIR= turns this off)"
+        message = f"compiled code is not cached in {self.folder}: {reason} (PW_CACHE_DIR= turns this off)"
         if message not in _said:
             _said.add(message)
             print(f"pathways: {message}", file=sys.stderr)

@@ -211,7 +211,7 @@ def _import_shardings(module: Any) -> None:
         PassManager.parse("builtin.module(xla-sdy-round-trip-import-shardy-attrs)").run(module.operation)
     except ir.MLIRError as error:
         said = error.error_diagnostics
-        message = said[0].message if said else "shardings that are none"
+        message = said[0].message if said else "invalid shardings"
         raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: {message}") from None
 
 

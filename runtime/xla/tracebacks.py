@@ -18,7 +18,7 @@ OURS = tuple(str(_ROOT / name) for name in ("compiler", "dialect", "passes", "ru
 _GENERATED = "<pathways "
 """How the names of files begin that stand for functions made by `runtime/local/codegen.py`."""
 
-_NOTE = f"{'-' * 20}\nFrames of pathways and JAX are left out; JAX_TRACEBACK_FILTERING=off shows them."
+_NOTE = f"{'-' * 20}\nFrames of pathways and JAX are hidden; set JAX_TRACEBACK_FILTERING=off to show them."
 
 # Where JAX filters, between two functions of the user's say, ours go with its own.
 for _folder in OURS:

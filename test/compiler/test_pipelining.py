@@ -57,7 +57,7 @@ def test_microbatches_on_one_slice(stages: list[Callable]) -> None:
 def test_microbatches_without_a_placed_function(stages: list[Callable]) -> None:
     program = pw.program(lambda x: stages[0](over(lambda x: jnp.tanh(x).sum())(x)), schedule="gpipe")
     (message,) = warnings_of(program)
-    assert "calls no function of pw.jit: nothing is pipelined" in message
+    assert "calls no pw.jit function: nothing is pipelined" in message
 
 
 @pytest.mark.parametrize(("count", "schedule"), [(2, "1f1b"), (1, None)])

@@ -81,7 +81,11 @@ def test_what_is_no_function_or_no_number(arguments, error, message):
     [
         ("zb-h3", ValueError, "schedule is unknown policy 'zb-h3'; did you mean 'zb-h2'?"),
         ("1f1b(max=2)", ValueError, "schedule is '1f1b(max=2)': option 'max' is unknown"),
-        ("order.csv", ValueError, "a file has the orders of all loops: use pw.program(schedule='order.csv')"),
+        (
+            "order.csv",
+            ValueError,
+            "a file schedules all loops of a program: use pw.program(schedule='order.csv')",
+        ),
         (3, TypeError, "schedule must be a policy, got int"),
     ],
 )
@@ -101,7 +105,9 @@ def test_an_unknown_reduction(reduce):
 
 
 def test_a_batch_that_does_not_divide(run):
-    message = "argument 1['x'][0] of 'f' has shape (8, 4): its leading axis of 8 does not divide into 3 micro"
+    message = (
+        "argument 1['x'][0] of 'f' has shape (8, 4): its leading axis of 8 is not divisible into 3 micro"
+    )
 
     def f(w, batch):
         return total(w, batch["x"][0])
@@ -111,7 +117,7 @@ def test_a_batch_that_does_not_divide(run):
 
 
 def test_a_scalar_in_the_batch(run):
-    with refused(ValueError, "argument 1[1] of 'total' is a scalar: the batch is cut along the leading axis"):
+    with refused(ValueError, "argument 1[1] of 'total' is a scalar: a batch is split along its leading axis"):
         run(pw.accumulate(total, 2), W, (X, 2.0))
 
 
@@ -130,7 +136,7 @@ def test_no_argument_that_is_a_batch(run):
 
 
 def test_a_batch_without_arrays(run):
-    with refused(ValueError, "pw.accumulate of 'total': no batch to cut: there is no array in it"):
+    with refused(ValueError, "pw.accumulate of 'total': no batch to cut: it contains no array"):
         run(pw.accumulate(total, 2), W, {"x": []})
 
 
@@ -224,7 +230,7 @@ def test_a_placed_function_in_a_scan_outside_of_programs(loss):
 
 
 def test_a_batch_under_vmap(loss):
-    message = "is a pw.accumulate under jax.vmap: apply jax.vmap inside its function 'loss'"
+    message = "is a pw.accumulate under jax.vmap: apply jax.vmap inside the function 'loss'"
 
     def named(w, x):
         return loss(w, x)
@@ -261,7 +267,7 @@ def test_a_loop_or_branch_around_it(stages, construct):
 
     message = {
         "cond": "is part of a pw.accumulate inside a branch (jax.lax.cond, switch); call pw.accumulate from",
-        "while": "is in a loop over several slices whose number of turns is not known while tracing",
+        "while": "is in a loop over several slices whose trip count is not known while tracing",
     }[construct]
     with refused(pw.ProgramError, message):
         pw.program(step)(W, X)
@@ -291,7 +297,7 @@ def test_a_carry_of_another_structure(run):
     def mean(w, x, total, key):
         return total, layer(w, x).sum()
 
-    message = "what is passed on must be like what is carried, (*, *), got *"
+    message = "the new carry must have the structure of the old one, (*, *), got *"
     with refused(TypeError, message):
         run(pw.accumulate(mean, 2, carry_argnums=(2, 3)), W, X, np.float32(0), np.float32(0))
 
@@ -311,7 +317,7 @@ def test_a_carry_that_is_no_argument(stages, carried):
 
 def test_an_argument_that_is_cut_and_carried(stages):
     loop = pw.accumulate(lambda w, x: (x, stages[0](w, x).sum()), 2, batch_argnums=1, carry_argnums=1)
-    with refused(ValueError, "argument 1 cannot be both cut and carried"):
+    with refused(ValueError, "argument 1 cannot be both split and carried"):
         pw.program(loop)(W, X)
 
 
@@ -345,7 +351,7 @@ def test_a_body_that_leaves_its_microbatch_alone(loss):
     program = pw.program(lambda w, x: pw.accumulate(lambda w, _: loss(w, x), 2)(w, x), schedule="1f1b")
     with pytest.warns(pw.PathwaysWarning, match="nothing is pipelined"):
         (remark,) = program.lower(W, X).remarks
-    assert remark.message.endswith("has no launches: nothing that is used depends on the microbatch")
+    assert remark.message.endswith("has no launches: no used value depends on the microbatch")
     assert "test_accumulate_errors.py" in str(remark.position)
     np.testing.assert_allclose(program(W, X), total(W, X), rtol=1e-6)
 

@@ -217,7 +217,7 @@ def with_one_wide_product(params: Any, batch: Any) -> jax.Array:
         ),
         (with_a_placed_call, {}, "'lambda', placed, is called in it at .*test_auto.py"),
         (with_effects, {}, "has effects .* at .*test_auto.py"),
-        (mlp_loss, {"max_bytes": "1KiB"}, "no cut keeps to max_bytes=1024 .* the smallest peak is"),
+        (mlp_loss, {"max_bytes": "1KiB"}, "no cut fits max_bytes=1024 .* the smallest peak is"),
         (lambda params, batch: batch[0] @ params[0], {}, "must return a scalar of floats"),
         (mlp_loss, {"times": {"units": {"99": 1}}}, "there is no unit '99'; the last one is"),
         (mlp_loss, {"latency": "5us"}, "work is counted in operations: give times= too"),

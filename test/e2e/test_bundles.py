@@ -627,7 +627,7 @@ def with_artifact(path, to, raw):
             artifact(CALL.format("Sharding").replace("(%x) : (tensor<2xf32>)", "() : ()")),
             "'Sharding' on some",
         ),
-        (artifact(marked("#sdy.sharding_per_value<[<@mesh")), "has a sharding that is none: '#sdy.sharding"),
+        (artifact(marked("#sdy.sharding_per_value<[<@mesh")), "has an invalid sharding: '#sdy.sharding"),
         (artifact(IDENTITY + "func.func private @g(tensor<f32>)"), "has a function without a body: @g"),
         (artifact(f"module @named {{ {IDENTITY} }}").replace(b"named", b"n\xe9med"), "not UTF-8"),
     ],

@@ -209,7 +209,7 @@ def test_one_that_takes_long_is_reported_with_its_line(slices, tmp_path, caplog)
     (tmp_path / "go").touch()
     assert call.result() == [0.0]
     report = caplog.messages[0]
-    assert "of host_functions:wait_for has not ended for" in report
+    assert "of host_functions:wait_for has been running for" in report
     assert "host 0: is at it for" in report
     assert f"wait_for at {host_functions.__file__}:" in report
 

@@ -104,7 +104,7 @@ def test_arrays_may_be_donated_right_after(devices, tmp_path):
         equal(restored, [X * 2 ** (step - 1), 2 * X * 2 ** (step - 1)])
         # They are where the program wants them.
         equal(bump(restored), [X * 2**step, 2 * X * 2**step])
-    with pytest.raises(TypeError, match="expected like=, or program= and argument="):
+    with pytest.raises(TypeError, match="expected like=, or both program= and argument="):
         pw.checkpoint.restore(tmp_path)
 
 

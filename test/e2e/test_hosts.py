@@ -286,7 +286,7 @@ def test_figure_2_over_three_hosts(devices):
     [
         ("hosts=0", "hosts=0: expected at least 1"),
         ("hosts=2, devices_per_host=0", "devices_per_host=0: expected at least 1"),
-        ("hosts=2, cpu_devices=2", "with hosts= say devices_per_host="),
+        ("hosts=2, cpu_devices=2", "with hosts= give devices_per_host="),
     ],
 )
 def test_settings_that_cannot_be(arguments, message):

@@ -33,7 +33,7 @@ def test_a_controller_that_is_stopped():
     time.sleep(1)
     assert float(program(np.float32(0))) == 3
     os.kill(controller().hosts[1].process.pid, signal.SIGSTOP)
-    with refused(HostError, "host 1 (island1) is lost: it has said nothing for"):
+    with refused(HostError, "host 1 (island1) is lost: it has not responded for"):
         program(np.float32(0)).block_until_ready()
 
 

@@ -183,7 +183,7 @@ def test_what_it_raises_names_host_and_batch_and_batches_before_it_are_good(devi
         with pytest.raises(TypeError, match=r"batch 1: row 1\['x'\] is float64\[3\]: expected float32\[4\]"):
             next(batches)
     for name, kwargs, text in (
-        ("no_rows", {"rows": 8}, "rows= wants an input with __getitem__, such as a grain.MapDataset"),
+        ("no_rows", {"rows": 8}, "rows= needs an input with __getitem__, such as a grain.MapDataset"),
         ("shard_of", {"shards": 4}, None),
     ):
         with pw.prefetch(pw.on_hosts(f"host_functions:{name}"), step, "batch", **kwargs) as batches:
@@ -217,12 +217,12 @@ def test_numbers_that_do_not_fit_are_an_error_at_the_call(devices):
     with pytest.raises(ValueError, match=r"host 2 \(island2\) reads 4 of 8 rows, .* shards=1 have 8"):
         pw.prefetch(source, wide, "batch", shards=1)
     source.set_state([{}] * 8)
-    with pytest.raises(ValueError, match="begins at a position of shards=8, but shards=4"):
+    with pytest.raises(ValueError, match="starts at a position of shards=8, but shards=4"):
         pw.prefetch(source, step, "batch", shards=4)
-    with pytest.raises(ValueError, match="begins at a position of shards=8, but rows= takes"):
+    with pytest.raises(ValueError, match="starts at a position of shards=8, but rows= takes"):
         pw.prefetch(source, step, "batch", rows=8)
     source.set_state(3)
-    with pytest.raises(ValueError, match="begins at position 3, which is none of shards=4"):
+    with pytest.raises(ValueError, match="begins at position 3, which does not belong to shards=4"):
         pw.prefetch(source, step, "batch", shards=4)
 
 

@@ -497,7 +497,7 @@ class TestRefusals:
     def test_microbatches_that_do_not_divide(self) -> None:
         params, batch = inputs(2)
         program = pw.program(step_of(placed(stages(5))))
-        with pytest.raises(ValueError, match="has 12 microbatches, which do not divide by 5 replicas"):
+        with pytest.raises(ValueError, match="has 12 microbatches, which is not divisible by 5 replicas"):
             program.lower(params, batch)
 
     def test_slices_with_different_numbers_of_replicas(self) -> None:

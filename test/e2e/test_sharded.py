@@ -646,8 +646,8 @@ def constrain(spec: Any) -> Fun:
 
 
 UNKNOWN = "axis 'rows' is not in the mesh, which has data, model"
-ODD = r"dimension 0 of size 7 does not divide by 2 \(axes data\)"
-BOTH = r"dimension 0 of size 6 does not divide by 4 \(axes data, model\)"
+ODD = r"dimension 0 of size 7 is not divisible by 2 \(axes data\)"
+BOTH = r"dimension 0 of size 6 is not divisible by 4 \(axes data, model\)"
 TWICE = "axis 'data' is used twice"
 
 

@@ -66,11 +66,11 @@ def test_branches_across_slices(branches: Branches, count: int, order: Sequence[
     [
         (
             lambda a, b, w, x: b(w, a(w, x) + b(w, x)),
-            "is of stage 0 and reads results of stage 1; number stages in the order in which",
+            "belongs to stage 0 and reads results of stage 1; number stages in the order in which",
         ),
         (
             lambda a, b, w, x: b(w, a(w, b(w, x))),
-            "is of stage 0 and reads results of stage 1, which needs results of stage 0: no numbers fit",
+            "belongs to stage 0 and reads results of stage 1, which needs results of stage 0: no numbers fit",
         ),
     ],
 )

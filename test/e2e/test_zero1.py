@@ -391,7 +391,7 @@ class TestWhatIsNotSplit:
         with pytest.raises(pw.ProgramError) as caught:
             program.lower(params, optimizer.init(params), batch)
         matrices, rows = sorted(str(caught.value).removeprefix("program 'step': ").split("\n"))
-        advice = "let it work element by element, or do without zero1"
+        advice = "make the update elementwise, or do not use zero1"
         for line, op, leaf in (
             (matrices, "stablehlo.reduce_window", "['w']"),
             (rows, "stablehlo.reverse", "['b']"),

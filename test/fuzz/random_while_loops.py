@@ -143,7 +143,7 @@ def difference(number: int) -> str:
     return "; ".join(wrong)
 
 
-REFUSED = ("may not be in a loop", "whose number of turns is not known while tracing, inside of a loop")
+REFUSED = ("may not be in a loop", "whose trip count is not known while tracing, inside of a loop")
 """What is said of programs that the manual excludes."""
 
 

@@ -193,7 +193,7 @@ REFUSALS = (
     r"is a scalar and cannot be concatenated",
     r"cannot be scheduled by '[^']+', which (needs|has) ",
     r"is not divisible by",
-    r"microbatches, which do not divide by \d+ replicas",
+    r"microbatches, which is not divisible by \d+ replicas",
 )
 """What may be said of a program that `jax.jit` takes."""
 

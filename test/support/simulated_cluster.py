@@ -225,7 +225,7 @@ class SimulatedCluster:
         if waited >= start.seconds or self.failing_starts.get(key.island):
             if waited < start.seconds:
                 self.failing_starts[key.island] -= 1
-            self.tell(NotStarted(key, "it does not start anew: of a test"))
+            self.tell(NotStarted(key, "it cannot be restarted: of a test"))
             gang = self.core.gang(key)
             if gang is not None and gang.is_dead() and not self.is_closed:
                 self.gave_up.append((self._lost_at[key], self.time.now))

@@ -159,7 +159,7 @@ def test_strangers_at_its_socket(lab):
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(address)
             stranger.sendall(said)
-    with pytest.raises(HostError, match="refuses this token: it is that of another cluster"):
+    with pytest.raises(HostError, match="rejects this token: it belongs to another cluster"):
         call_service(address, b"x" * 64, ADMIN_PURPOSE, decode_for_admin)
     # Who knows the secret, but says what has no sense.
     wrong = call_service(address, secret, ADMIN_PURPOSE, decode_greeting)
@@ -277,7 +277,10 @@ def test_logs_are_followed_until_the_end(folder, capfd):
         (["status", "lab", "x"], "unexpected argument 'x'"),
         (["down", "--follow", "lab"], "--follow is for pw-cluster logs"),
         (["up", "/nowhere/lab.toml"], "/nowhere/lab.toml: No such file or directory"),
-        (["up", "{}/lab.toml", "--name", "a b"], "'a b' is no name of a cluster: expected letters, digits"),
+        (
+            ["up", "{}/lab.toml", "--name", "a b"],
+            "'a b' is not a name of a cluster: expected letters, digits",
+        ),
         (["status", "nothing"], "no cluster 'nothing' is up: there is no folder "),
         (["status", "10.0.0.5:7070"], "10.0.0.5:7070: expected token=, the path of a copy of the token"),
         (["status", "10.0.0.5:7070", "--token", "/nowhere"], "/nowhere: No such file or directory"),

@@ -145,9 +145,9 @@ def test_arguments(text, value):
         ("{w: f32[8]}", 2, "expected a key in quotes, or '}', got 'w'"),
         ('{"w" f32[8]}', 6, "expected ':', got 'f'"),
         ('{"w": 1, "w": 2}', 10, "key 'w' occurs here twice"),
-        ('{"w: 1}', 2, "this string has no end"),
+        ('{"w: 1}', 2, "unterminated string"),
         (r'"\x"', 2, "unknown escape in a string"),
-        ("-1e999", 1, "a number that no float can hold"),
+        ("-1e999", 1, "a number that does not fit into a float"),
         ("[" * 65, 65, "nested more than 64 levels deep"),
     ],
 )
@@ -196,7 +196,10 @@ def test_an_error_in_an_argument_has_a_caret():
         (["none.py:f"], "cannot import none.py: no such file"),
         (["./:f"], "cannot import ./: it is a folder"),
         (["no.such.module:f"], "cannot import no.such.module: ModuleNotFoundError: No module named 'no'"),
-        (["json:loads"], "'loads' in json is no program: it is a plain function; put @pw.program above it"),
+        (
+            ["json:loads"],
+            "'loads' in json is not a program: it is a plain function; put @pw.program above it",
+        ),
         (["json:nothing"], "there is no 'nothing' in json; json has no programs"),
     ],
 )
@@ -211,7 +214,7 @@ def test_mistakes_before_any_program(arguments, message):
         (
             "devices",
             [],
-            r"is no program: it is a .*VirtualDeviceSet; the programs in .* are embed, head, step",
+            r"is not a program: it is a .*VirtualDeviceSet; the programs in .* are embed, head, step",
         ),
         ("chain", [], r"chain\(x\): missing a required argument: 'x'; give --args, or .*\n  at .*\.py:\d+"),
         ("chain", ["f32[8]", "f32[8]"], r"chain\(x\): too many positional arguments\n  at .*regression\.py:"),
@@ -390,7 +393,7 @@ def test_figures_as_json():
 @pytest.mark.parametrize(
     ("name", "warning"),
     [
-        ("f.pbw", "pw-compile: warning: 'f.pbw' gets MLIR text, whose names end in .mlir"),
+        ("f.pbw", "pw-compile: warning: 'f.pbw' gets MLIR text, whose file names end in .mlir"),
         ("f.mlir", None),
         ("f", None),
         ("/dev/null", None),

@@ -138,7 +138,7 @@ def test_deeply_nested_text():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--split-input-file"], "--emit-irdl does not go with --split-input-file"),
+        (["--split-input-file"], "--emit-irdl cannot be combined with --split-input-file"),
         (["--verify-diagnostics"], "--emit-irdl does not go with --verify-diagnostics"),
         (["--emit-bytecode"], "--emit-irdl does not go with --emit-bytecode"),
         (["--emit-schedule"], "--emit-irdl does not go with --emit-schedule"),
@@ -262,7 +262,7 @@ def test_interruption(tmp_path, number, code, message):
         (["--cse", "--run-reproducer"], "--run-reproducer takes the passes from the input; give no others"),
         (
             ["--split-input-file", "--mlir-pass-pipeline-crash-reproducer=f"],
-            "--mlir-pass-pipeline-crash-reproducer does not go with --split-input-file",
+            "--mlir-pass-pipeline-crash-reproducer cannot be combined with --split-input-file",
         ),
         (["--list-pases"], "unknown flag '--list-pases'; did you mean '--list-passes'?"),
         (["--pw-dee"], "unknown flag '--pw-dee'; did you mean '--pw-dce'?"),
@@ -357,7 +357,7 @@ def test_a_crash_leaves_a_reproducer(module, tmp_path, number):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(MODULE.replace("s0", "s1"), "as text, is read back as another module"), ("%", "is not read back: ")],
+    [(MODULE.replace("s0", "s1"), "as text, is read back as another module"), ("%", "cannot be read back: ")],
 )
 def test_what_is_read_back_as_another_module_is_an_error(monkeypatch, text, message):
     from jaxlib.mlir import ir

@@ -139,7 +139,7 @@ def test_values_are_written_as_in_iree(folder, tmp_path):
     again = output_of("pw_run", "step.pwb", *inputs[:4], "--inputs", ones, "--print", cwd=folder)
     assert again.splitlines()[-3:] == printed
     problem = error_of("pw_run", "step.pwb", *inputs, "--inputs", ones, cwd=folder)
-    assert problem == "x is given by --input and by --inputs"
+    assert problem == "x is given by both --input and --inputs"
 
 
 @given(
@@ -444,8 +444,8 @@ def test_programs_may_start_as_mlir(phase, tmp_path):
             ["model.mlir", "-o", "x.pwb", "--compile-to=placed"],
             "x.pwb is a bundle, which --compile-to",
         ),
-        (["model.mlir", "--executables"], "--executables are for a bundle; write one with -o FILE.pwb"),
-        (["model.mlir", "--args", "f32[]"], "model.mlir says itself what it takes; it gets no arguments"),
+        (["model.mlir", "--executables"], "--executables needs a bundle: write one with -o FILE.pwb"),
+        (["model.mlir", "--args", "f32[]"], "model.mlir already specifies its arguments; give none"),
         (
             ["model.mlir", "--compile-to=imported"],
             "program 'm' is in the form 'placed', which is after 'imported'",

@@ -37,7 +37,7 @@ def error_of(capsys, tool, *arguments):
             pw_opt,
             ["step.py"],
             "pw-opt: error: 'step.py' is Python; "
-            "pw-compile step.py:FUNCTION -o FILE.mlir makes MLIR of a program in it",
+            "pw-compile step.py:FUNCTION -o FILE.mlir compiles a program in it to MLIR",
         ),
         (
             pw_opt,
@@ -67,7 +67,7 @@ def error_of(capsys, tool, *arguments):
         (
             pw_compile,
             ["step.pwb"],
-            "pw-compile: error: 'step.pwb' is a bundle, which is compiled; pw-run step.pwb runs it",
+            "pw-compile: error: 'step.pwb' is a bundle, which is already compiled; pw-run step.pwb runs it",
         ),
         # Nothing is imported, and so nothing said of it.
         (pw_compile, ["none.py:step"], "pw-compile: error: cannot import none.py: no such file"),
@@ -79,7 +79,7 @@ def error_of(capsys, tool, *arguments):
         (
             pw_run,
             ["plain.mlir"],
-            "pw-run: error: plain.mlir: not a bundle: it does not start as one; "
+            "pw-run: error: plain.mlir: not a bundle: it does not start like one; "
             "pw-compile -o FILE.pwb and compiled.save(path) write bundles",
         ),
         (

@@ -28,7 +28,8 @@ def check_extension(tool: str, path: str, content: str, *usual: str) -> None:
     if path == "-" or not target.suffix or path.endswith(usual) or (target.exists() and not target.is_file()):
         return
     print(
-        f"{tool}: warning: '{path}' gets {content}, whose names end in {' or '.join(usual)}", file=sys.stderr
+        f"{tool}: warning: '{path}' is used for {content}, whose file names end in {' or '.join(usual)}",
+        file=sys.stderr,
     )
 
 

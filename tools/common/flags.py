@@ -145,7 +145,7 @@ def add_timing_flags(parser: FlagParser) -> None:
         type=_probability,
         default=1.0,
         metavar="P",
-        help="how likely calls of branches, and turns of loops that may have ended, are taken: each takes so "
+        help="how likely calls of branches, and iterations after a possible end, are taken: each takes so "
         "much of its time; default: 1",
     )
     add("--latency", metavar="TIME", help="of a link between two slices, such as 5us; default: none")
@@ -171,11 +171,11 @@ def add_policy_flags(parser: FlagParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="as --compare, by this policy, or FILE.csv; may be given several times",
+        help="like --compare, but with this policy or FILE.csv; may be repeated",
     )
     parser.add_argument(
         "--limits",
         default="",
         metavar="OPTIONS",
-        help="with policies: what all policies keep to, such as max-live=4 or max-bytes=2GiB",
+        help="with policies: limits for all of them, such as max-live=4 or max-bytes=2GiB",
     )

@@ -18,7 +18,7 @@ BYTECODE_MAGIC = b"ML\xefR"
 SEPARATOR = "// -----"
 
 _OTHERS = {
-    ".py": "is Python; pw-compile {path}:FUNCTION -o FILE.mlir makes MLIR of a program in it",
+    ".py": "is Python; pw-compile {path}:FUNCTION -o FILE.mlir compiles a program in it to MLIR",
     ".pwb": "is a bundle; pw-bundle inspect --program {path} prints the program in it",
     ".json": "is JSON; traces are for pw-viz --trace, durations for --times",
     ".csv": "is CSV; orders are for pw.program(schedule=...) and pw-schedule{{file=...}}",

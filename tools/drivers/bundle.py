@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
 def _verify(bundle: Bundle) -> str:
     with within_allowance(bundle):
         examine(bundle)
-    kept = f"; {len(bundle.executables)} executables not looked into" if bundle.executables else ""
-    return f"{bundle.path}: sound ({len(bundle.members)} members{kept})"
+    kept = f"; {len(bundle.executables)} executables not checked" if bundle.executables else ""
+    return f"{bundle.path}: valid ({len(bundle.members)} members{kept})"
 
 
 def _inspect(bundle: Bundle, options: argparse.Namespace) -> str:

@@ -113,7 +113,7 @@ def _ready(service: subprocess.Popen[bytes]) -> str:
             continue
         line = service.stdout.readline()
         if not line:
-            raise UserError(f"the service has ended without a word (exit code {service.wait()})")
+            raise UserError(f"the service exited without a message (exit code {service.wait()})")
         answer = json.loads(line)
         if "error" in answer:
             raise UserError(answer["error"])

@@ -134,7 +134,7 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
     form = form_of(module)
     if not any(isinstance(each, SplitBackward) for each in _passes(phases_after(Options(), form))):
         raise UserError(
-            f"'{source.name}' is in the form '{form}', in which backwards are no longer cut in halves; "
+            f"'{source.name}' is in the form '{form}', in which it is too late to split backwards; "
             "policies are compared from the form 'placed', which pw-compile --compile-to=placed writes"
         )
     timelines: dict[str, Timeline] = {}

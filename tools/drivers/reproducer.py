@@ -81,7 +81,7 @@ def split(source: Source) -> tuple[Source, str, bool]:
     section = None if source.is_bytecode else _SECTION.search(source.data)
     pipeline = section and _PIPELINE.search(section[1])
     if not section or not pipeline:
-        raise UserError(f"'{source.name}' holds no reproducer: no pipeline is in its `mlir_reproducer`")
+        raise UserError(f"'{source.name}' is not a reproducer: it has no pipeline in `mlir_reproducer`")
     verify = _VERIFY_EACH.search(section[1])
     text = _ESCAPE.sub(_unescaped, pipeline[1].decode(errors="replace"))
     return Source(source.name, source.data[: section.start()]), text, verify is None or verify[1] == b"true"

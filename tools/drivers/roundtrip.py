@@ -28,7 +28,7 @@ def check_round_trip(module: ir.Module) -> None:
                     reference, _printed(ir.Module.parse(write(module), module.context), True)
                 )
             except (ir.MLIRError, ValueError) as error:
-                problem = f"is not read back: {seen.errors[0] if seen.errors else error}"
+                problem = f"cannot be read back: {seen.errors[0] if seen.errors else error}"
         if problem:
             message = f"the input, printed as {way}, {problem}"
             module.operation.location.emit_error(message)
@@ -52,5 +52,5 @@ def _difference(before: bytes, after: bytes) -> str:
     for old, new in lines:
         if old != new:
             shown = [line.decode(errors="replace").strip() for line in (old, new)]
-            return f"is read back as another module: '{shown[0]}' becomes '{shown[1]}'"
+            return f"reads back as a different module: '{shown[0]}' becomes '{shown[1]}'"
     return ""

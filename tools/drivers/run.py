@@ -67,7 +67,7 @@ def _arrays(options: argparse.Namespace, inputs: Mapping[str, ArrayType]) -> dic
     arrays = read_values(options.values, inputs)
     stored = read_arrays(options.inputs, inputs) if options.inputs else {}
     if twice := sorted(arrays.keys() & stored.keys()):
-        raise UserError(f"{twice[0]} is given by --input and by --inputs")
+        raise UserError(f"{twice[0]} is given by both --input and --inputs")
     arrays |= stored
     missing = {name: type_ for name, type_ in inputs.items() if name not in arrays}
     if missing and not options.zeros and options.random is None:

@@ -56,7 +56,7 @@ def _save_times(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     """Prints what each policy makes of a program."""
     if options.compare and options.policies:
-        raise UserError("--compare and --policy exclude each other: one is of all policies")
+        raise UserError("--compare and --policy exclude each other: --compare covers all policies")
     if options.trace is not None:
         flag = "--compare" if options.compare else "--policy"
         raise UserError(f"{flag} and --trace exclude each other: a trace is of one schedule")

@@ -59,7 +59,7 @@ def _replays(options: argparse.Namespace) -> list[EventLog] | None:
 def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
     """The timelines of a program by several policies, the fastest first."""
     if options.compare and options.policies:
-        raise UserError("--compare and --policy exclude each other: one is of all policies")
+        raise UserError("--compare and --policy exclude each other: --compare covers all policies")
     with policy_options(options) as asked:
         candidates = Candidates(options.policies or NAMES, asked, link_of(options))
         comparison = compare(options.input, candidates, lambda plan: read_model(common_times(options), plan))

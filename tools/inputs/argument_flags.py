@@ -34,7 +34,7 @@ def read_arguments(options: argparse.Namespace) -> tuple[Sequence[Any], dict[str
     """
     if options.args_file is not None:
         if options.args is not None or options.kwargs:
-            raise UserError("arguments are given by --args-file and by --args or --kwargs; give one of them")
+            raise UserError("use either --args-file or --args and --kwargs, not both")
         return _read_file(options.args_file)
     if options.args is None and not options.kwargs:
         return None
@@ -69,7 +69,7 @@ def _read_file(path: str) -> tuple[list[Any], dict[str, Any]]:
         text = data.decode()
         document = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
     except RecursionError:
-        raise UserError(f"{path}: nested too deep") from None
+        raise UserError(f"{path}: nested too deeply") from None
     except ValueError as error:
         kind = "TOML" if path.endswith(".toml") else "JSON"
         raise UserError(f"{path}: not {kind}: {error}") from None
@@ -96,4 +96,4 @@ def _value(value: Any, where: str, depth: int) -> Any:
             return {key: _value(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
         case None | bool() | int() | float():
             return value
-    raise UserError(f"{where}: a {type(value).__name__} is no argument")
+    raise UserError(f"{where}: a {type(value).__name__} is not a valid argument")

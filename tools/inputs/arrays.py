@@ -31,7 +31,7 @@ def read_arrays(path: str, types: Mapping[str, ArrayType]) -> dict[str, np.ndarr
     if Path(path).exists() and not Path(path).is_file():
         raise UserError(f"{path}: cannot read arrays: not a file")
     if Path(path).exists() and not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: cannot read arrays: it is no .npz file, as np.savez writes them")
+        raise UserError(f"{path}: cannot read arrays: not a .npz file as written by np.savez")
     try:
         with zipfile.ZipFile(path) as file:
             members = _members(path, file)

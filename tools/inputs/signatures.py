@@ -179,7 +179,7 @@ class _ValueReader:
         if re.fullmatch(r"-?[0-9]+", text):
             return int(text)
         value = float(text)
-        return value if math.isfinite(value) else self.fail("a number that no float can hold", start)
+        return value if math.isfinite(value) else self.fail("a number that does not fit into a float", start)
 
     def nested(self, read: Callable[[], Any]) -> Any:
         self.depth += 1
@@ -236,7 +236,7 @@ class _ValueReader:
         while True:
             character = self.text[self.position : self.position + 1]
             if not character:
-                self.fail("this string has no end", start)
+                self.fail("unterminated string", start)
             self.position += 1
             if character == quote:
                 return "".join(parts)

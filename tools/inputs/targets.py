@@ -41,7 +41,7 @@ def find(name: str) -> PythonTarget | MlirTarget:
         return _parse_file(name)
     where, colon, attribute = name.rpartition(":")
     if (path := where or name).endswith(BUNDLE):
-        raise UserError(f"'{path}' is a bundle, which is compiled; pw-run {path} runs it")
+        raise UserError(f"'{path}' is a bundle, which is already compiled; pw-run {path} runs it")
     is_file = (where or name).endswith(".py") or "/" in (where or name)
     if colon and not (where and attribute):
         raise UserError(f"expected path/file.py:function or package.module:function, got '{name}'")
@@ -60,7 +60,7 @@ def find(name: str) -> PythonTarget | MlirTarget:
     if isinstance(value, Program):
         return PythonTarget(attribute, where, module, value)
     advice = "; put @pw.program above it" if inspect.isfunction(value) else _list(where, programs)
-    raise UserError(f"'{attribute}' in {where} is no program: it is a {_kind(value)}{advice}")
+    raise UserError(f"'{attribute}' in {where} is not a program: it is a {_kind(value)}{advice}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class MlirTarget:
           UserError: there are arguments, or a pass refuses the module.
         """
         if args or kwargs:
-            raise UserError(f"{self.name} says itself what it takes; it gets no arguments")
+            raise UserError(f"{self.name} already specifies its arguments; give none")
         name = symbol(Path(self.name).stem)
         return call(self.name, lower_module, self.module, name, Options(**_options(policy, flags)))
 

@@ -104,7 +104,7 @@ class Pipeline:
         """
         if not self.takes_turns:
             raise PolicyError(
-                "needs slices that take turns, each with equally many stages: "
+                "needs slices in round-robin order, each with equally many stages: "
                 "use 1f1b or a schedule file for other pipelines"
             )
         return self.slices[: self.width]

@@ -27,7 +27,7 @@ def zb_v(pipeline: Pipeline) -> Order:
     if not pipeline.is_v:
         raise PolicyError(
             "needs two stages on each slice in a V, such as s0, s1, s1, s0, each with its own `stage=`: "
-            "use zb-h1 for one stage on each slice, interleaved-zb for slices that take turns"
+            "use zb-h1 for one stage on each slice, interleaved-zb for slices in round-robin order"
         )
     wanted = 2 * width - 1
     if pipeline.backward and pipeline.microbatches < wanted:

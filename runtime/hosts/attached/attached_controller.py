@@ -255,7 +255,7 @@ class AttachedController(Controller):
                 with contextlib.suppress(HostError):
                     self._tell("watch", Ping(0))
             if now - self._service.heard > self._heartbeat and not self._mirror.gangs[0].is_dead():
-                self._listener.end(f"has said nothing for {self._heartbeat:.0f} seconds")
+                self._listener.end(f"has not responded for {self._heartbeat:.0f} seconds")
 
     def _free(self) -> None:
         """Tells the service what is no longer held, where no step does so."""

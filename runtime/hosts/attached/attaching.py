@@ -72,7 +72,7 @@ def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Attach
                 said = connections[channel].receive()
                 connections[channel].limit(None)
                 if isinstance(said, Denied):
-                    raise HostError(f"{service} does not let this process in: {said.why}")
+                    raise HostError(f"{service} rejects this process: {said.why}")
                 if not isinstance(said, Admitted):
                     raise MessageError(f"it says {type(said).__name__}")
                 admitted, number = said, said.client
@@ -80,6 +80,6 @@ def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Attach
         for connection in connections.values():
             connection.close()
         if isinstance(error, ConnectionEnded | MessageError):
-            raise HostError(f"{service} does not let this process in: {error}") from None
+            raise HostError(f"{service} rejects this process: {error}") from None
         raise
     return AttachedController(AttachedService(attachment.where, connections), admitted)

@@ -143,7 +143,7 @@ class ToldListener(Listener):
             self.lose_service(error)
         except MessageError as error:
             self._service.close()
-            self.end(f"is not understood: {error}")
+            self.end(f"sent a message that cannot be understood: {error}")
 
     def _on_told(self, message: object) -> None:
         now = self._service.heard = time.monotonic()

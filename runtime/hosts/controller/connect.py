@@ -109,10 +109,10 @@ def connect(
             others = (launcher, hosts, islands, address, bind, start, python, secret_file)
             here = (cpu_devices, platform, device_memory, options)
             if any(each is not None for each in (*others, *here)) or former or devices_per_host != 1:
-                raise ValueError("connect: with attach= go client= and token= alone")
+                raise ValueError("connect: with attach= only client= and token= can be given")
             return _connect(attachment_of(attach, client, token))
         if client is not None or token is not None:
-            raise ValueError("connect: client= and token= go with attach=")
+            raise ValueError("connect: client= and token= need attach=")
         options = with_former(options, former)
         is_here = launcher is None and hosts is None and address is None
         if is_here and (islands is None or isinstance(islands, int)):
@@ -127,7 +127,7 @@ def connect(
         ):
             raise ValueError(
                 "connect: cpu_devices, device_memory and islands=2 are for the devices of this "
-                "process; with hosts= say devices_per_host=, or islands=[pathways.Island(...)] alone"
+                "process; with hosts= give devices_per_host=, or islands=[pathways.Island(...)] alone"
             )
         return _connect(
             settings_of(

@@ -167,12 +167,12 @@ class EffectRunner:
         try:
             (hosts,) = self._starter.start([key.island], self._closed, effect.seconds)
         except HostError as error:
-            self._core.tell(NotStarted(key, f"it does not start anew: {error}"))
+            self._core.tell(NotStarted(key, f"it cannot be restarted: {error}"))
             self._islands.wake()
             return
         if [host.ready.devices for host in hosts] != [host.ready.devices for host in before.hosts]:
             _end(hosts)
-            self._core.tell(NotStarted(key, "it comes back with other devices", is_final=True))
+            self._core.tell(NotStarted(key, "it came back with different devices", is_final=True))
             self._islands.wake()
             return
         self._new[key.island] = hosts

@@ -220,7 +220,7 @@ class _Start:
                 pathways, jaxlib, python = keeper.versions
                 raise HostStartError(
                     f"{self.configs[purpose.host]} runs pathways {pathways}, jaxlib {jaxlib} and Python "
-                    f"{python}, but the controller {', '.join(versions())}"
+                    f"{python}, but the controller runs {', '.join(versions())}"
                 )
             connection.keep_alive(heartbeat)
             channels[purpose.host][purpose.channel] = connection

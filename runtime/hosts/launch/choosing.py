@@ -41,7 +41,7 @@ def settings_of(
     if launcher not in (None, *LAUNCHERS):
         raise ValueError(f"connect({launcher!r}): expected 'ray', 'slurm', 'join', or nothing")
     if launcher != "ray" and address is not None:
-        raise ValueError("connect: address= is that of a Ray cluster: say connect('ray', address=...)")
+        raise ValueError("connect: address= is for Ray clusters: use connect('ray', address=...)")
     if launcher == "slurm":
         if hosts is not None:
             raise ValueError(

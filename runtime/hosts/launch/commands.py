@@ -31,7 +31,7 @@ class StartCommand:
         words = self._words()
         if not any(_HOST in word for word in words):
             raise ValueError(
-                f"start={self.start!r}: expected {_HOST}, which stands for the name of a machine"
+                f"start={self.start!r}: expected {_HOST}, the placeholder for the name of a machine"
             )
         if words.count(_COMMAND) != 1 or sum(_COMMAND in word for word in words) != 1:
             raise ValueError(

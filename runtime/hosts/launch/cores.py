@@ -37,7 +37,7 @@ def pin(first: int, count: int) -> None:
       OSError: there are not so many, or this system does not know of such a thing.
     """
     if not hasattr(os, "sched_setaffinity"):
-        raise OSError("cores=: this system cannot keep a process to some cores")
+        raise OSError("cores=: this system cannot pin a process to cores")
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < first + count:
         raise OSError(

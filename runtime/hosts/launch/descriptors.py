@@ -28,7 +28,7 @@ def make_room(hosts: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise HostStartError(
-            f"{hosts} hosts need up to {needed} open files in this process, and it may have {hard}: raise "
+            f"{hosts} hosts need up to {needed} open files in this process, but the limit is {hard}: raise "
             "the hard limit (ulimit -Hn)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

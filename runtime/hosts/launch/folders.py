@@ -45,7 +45,7 @@ def check_name(name: str, what: str) -> str:
     """
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ValueError(
-            f"{name!r} is no name of {what}: expected letters, digits, '_', '.' and '-', at most 64, "
+            f"{name!r} is not a name of {what}: expected letters, digits, '_', '.' and '-', at most 64, "
             "and a letter, a digit or '_' first"
         )
     return name
@@ -205,7 +205,7 @@ def clusters_folder() -> Path:
     try:
         state = state if state.is_absolute() else Path.home() / ".local" / "state"
     except RuntimeError:
-        raise HostError("this user has no home: set PW_CLUSTERS to a folder for clusters") from None
+        raise HostError("this user has no home directory: set PW_CLUSTERS to a folder for clusters") from None
     return state / "pathways" / "clusters"
 
 
@@ -243,7 +243,7 @@ def find(where: str, token: str | None = None) -> tuple[Address, bytes]:
     folder.check()
     address = folder.address()
     if address is None:
-        raise HostError(f"{folder} starts (process {folder.pid()}), and is not ready yet")
+        raise HostError(f"{folder} is starting (process {folder.pid()}), and is not ready yet")
     return address, secret_of(str(folder.token) if token is None else token, "token")
 
 
@@ -269,13 +269,13 @@ def call_service(
     try:
         return call(sock, secret, purpose, decode)
     except NotProvedError:
-        raise HostError(f"{where} refuses this token: it is that of another cluster") from None
+        raise HostError(f"{where} rejects this token: it belongs to another cluster") from None
     except ConnectionEnded as error:
         raise HostError(
-            f"{where} does not greet: {error}; is it stopped, or another version of pathways?"
+            f"{where} does not shake hands: {error}; is it stopped, or another version of pathways?"
         ) from None
     except MessageError as error:
-        raise HostError(f"{where} is not the one that is meant: {error}") from None
+        raise HostError(f"{where} is not the expected service: {error}") from None
 
 
 def _why_not_up(folder: ClusterFolder) -> str:

@@ -110,9 +110,9 @@ class Joined:
                     return None
                 if not is_told:
                     is_told = True
-                    _say(f"cannot join {where} yet, and tries for {self._wait:.0f} seconds: {error}")
+                    _say(f"cannot join {where} yet, retrying for {self._wait:.0f} seconds: {error}")
                     if isinstance(error, ConnectionEnded):
-                        _say("is the secret that of the controller?")
+                        _say("does the secret match the controller's?")
                 time.sleep(_AGAIN_SECONDS)
 
     def _start(self, connection: Connection[Any], message: StartWorker) -> None:

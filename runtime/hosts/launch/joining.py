@@ -84,7 +84,7 @@ class JoinedWorker:
         self.pid = pid
         self._idle = idle
         self._connection = connection
-        self._how = "whoever started it is gone"
+        self._how = "the process that started it is gone"
         self._lines: tuple[str, ...] = ()
         self._ended = threading.Event()
         start_thread(self._listen, "joined worker")

@@ -88,8 +88,8 @@ class HostOptions:
         for key in values:
             if key not in names:
                 near = difflib.get_close_matches(str(key), names, 1)
-                hint = f"; do you mean {near[0]}?" if near else f"; expected some of {', '.join(names)}"
-                raise ValueError(f"{key}: there is no such option of hosts{hint}")
+                hint = f"; did you mean {near[0]}?" if near else f"; expected some of {', '.join(names)}"
+                raise ValueError(f"{key}: there is no such host option{hint}")
         return cls(**values)
 
 

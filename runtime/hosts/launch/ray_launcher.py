@@ -168,7 +168,7 @@ class RayLauncher:
                 if had_place and is_gone and time.monotonic() < deadline and not stop.wait(_AGAIN_SECONDS):
                     continue
                 why = str(error).partition("\n")[0]
-                raise HostStartError(f"host {configs[0].host}: Ray does not start it: {why}") from None
+                raise HostStartError(f"host {configs[0].host}: Ray did not start it: {why}") from None
 
     def _launch(self, configs: Sequence[WorkerConfig], group: Any, seconds: float) -> list[RayWorker]:
         """Starts the workers of an island in their places.

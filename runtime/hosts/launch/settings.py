@@ -74,9 +74,7 @@ class Endpoints:
                     f"bind={self.bind!r} is every address; pass advertise= with the one for workers"
                 )
         elif self.advertise is not None or self.ports is not None:
-            raise ValueError(
-                "advertise= and ports= go with bind=, the address that the controller listens on"
-            )
+            raise ValueError("advertise= and ports= need bind=, the address that the controller listens on")
 
     @property
     def join_address(self) -> str:
@@ -128,7 +126,7 @@ class Settings:
                 f"hosts={named}: expected bind=, the address of this machine that workers on others reach"
             )
         if self.start is not None and not named:
-            raise ValueError("start= and python= are for machines that have names, as in hosts=['a', 'b']")
+            raise ValueError("start= and python= are for named machines, as in hosts=['a', 'b']")
         if (self.launcher == "join") != (self.secret_file is not None):
             raise ValueError("connect('join') and secret_file= go together")
         ports = self.options.ports

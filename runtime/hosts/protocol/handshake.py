@@ -38,7 +38,7 @@ from pathways.runtime.hosts.protocol.messages import (
 
 NONCE_BYTES = 32
 
-_STRANGER = "a stranger tried to connect"
+_STRANGER = "an unauthenticated peer tried to connect"
 
 
 class Opener:

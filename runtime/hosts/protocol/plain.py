@@ -53,7 +53,7 @@ def _check(value: Any, where: str, depth: int) -> None:
             return
     kind = type(value)
     number = "; say float(...) or .item()" if getattr(value, "shape", None) == () else ""
-    raise TypeError(f"{where} is of type {kind.__module__}.{kind.__qualname__}, no JSON{number}")
+    raise TypeError(f"{where} is of type {kind.__module__}.{kind.__qualname__}, which is not JSON{number}")
 
 
 def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list[Any]) -> Any:

@@ -105,7 +105,7 @@ class Connection[Received]:
                 return
             kept.append(data)
             if sum(map(len, kept)) > MOST_KEPT:
-                raise ConnectionEnded(f"the other side has not read the last {MOST_KEPT} bytes")
+                raise ConnectionEnded(f"the peer has not read the last {MOST_KEPT} bytes")
         self._wake()
 
     def keep_sending(self, wake: Callable[[], None]) -> None:
@@ -332,5 +332,5 @@ def keep_alive(sock: socket.socket, heartbeat: float) -> None:
 
 
 def _ended(error: OSError) -> ConnectionEnded:
-    why = "nothing was heard in time" if isinstance(error, TimeoutError) else str(error)
+    why = "no reply in time" if isinstance(error, TimeoutError) else str(error)
     return ConnectionEnded(f"the connection has ended: {why}")

@@ -65,7 +65,7 @@ def read(path: str) -> Configuration:
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: it is no TOML: {error}") from None
+        raise ConfigurationError(f"{path}: not TOML: {error}") from None
     try:
         return _configuration(_Table("", values), Path(path).parent)
     except ConfigurationError as error:
@@ -179,10 +179,10 @@ def _check_together(
         raise ConfigurationError(f"hosts: with launcher = {launcher!r} expected in each of [[islands]]")
     if launcher != "ray" and asked["address"] is not None:
         raise ConfigurationError(
-            "address: it is that of a cluster of Ray, with launcher = 'ray'; listen is where clients connect"
+            "address: it is for Ray clusters, with launcher = 'ray'; listen is where clients connect"
         )
     if (launcher == "join") != (secret is not None):
-        raise ConfigurationError("secret_file: it goes with launcher = 'join', and that with it")
+        raise ConfigurationError("secret_file: it is required by launcher = 'join', and only allowed with it")
     if launcher == "join" and (asked["bind"] is None or options.ports is None):
         raise ConfigurationError(
             "launcher: with 'join' expected bind and ports; those who join come to the first of these"
@@ -230,9 +230,7 @@ class _Table:
             if key not in self._known:
                 near = difflib.get_close_matches(key, self._known, 1)
                 instead = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(self._known)}"
-                raise ConfigurationError(
-                    f"{self._place(key)}: there is no such key; {_OF_CONNECT.get(key, instead)}"
-                )
+                raise ConfigurationError(f"{self._place(key)}: unknown key; {_OF_CONNECT.get(key, instead)}")
 
     def text(self, key: str) -> str | None:
         """A text, or None."""

@@ -164,7 +164,7 @@ def main(arguments: Sequence[str], make: MakeService) -> int:
             log.exception("while clients were served")
         return 1
     except Exception as error:
-        log.exception("this is a mistake of pathways")
+        log.exception("this is a bug in pathways")
         caller.tell(error=f"{type(error).__name__}: {error}; see the log")
         return 1
     log.info("has ended")

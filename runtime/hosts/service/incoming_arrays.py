@@ -68,7 +68,7 @@ def _shard_bytes(put: Put) -> int:
         # bfloat16 and others are numpy's, with these.
         itemsize = np.dtype(getattr(ml_dtypes, put.dtype, put.dtype)).itemsize
     except TypeError:
-        raise MessageError(f"array {put.array} is of {put.dtype!r}, which is no dtype") from None
+        raise MessageError(f"array {put.array} is of {put.dtype!r}, which is not a dtype") from None
     shape = list(put.shape)
     if any(size < 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS or len(layout.dims) > len(shape):
         raise MessageError(f"array {put.array} cannot have the shape {put.shape}")
@@ -199,4 +199,4 @@ def check_layout(gang: HostGang, layout: DeviceLayout) -> None:
     if not is_mesh or not devices.issuperset(layout.devices):
         raise MessageError(f"{gang.name} has no such mesh: {layout}")
     if len(set(axes)) < len(axes) or not set(layout.axis_names).issuperset(axes):
-        raise MessageError(f"no array lies so: {layout}")
+        raise MessageError(f"no array is laid out like this: {layout}")

@@ -217,7 +217,7 @@ class Service:
             why = f"it runs pathways, jaxlib and Python {theirs}, but the service {ours}"
         with self._lock:
             if why is None and self._client(name) is not None:
-                why = f"a client called {name!r} is there already; say client= to be another one"
+                why = f"a client called {name!r} already exists; choose another name with client="
             if why is None and self._closed.is_set():
                 why = "it ends"
             if why is None:

@@ -59,7 +59,7 @@ class ProgramSplitter:
         if answer is None:
             how = signal.Signals(-process.returncode).name if process.returncode < 0 else process.returncode
             raise RefusedProgramError(
-                f"program '{program.name}': the process that proves it has ended ({how}), out of memory or "
+                f"program '{program.name}': the process that proves it ended ({how}), out of memory or "
                 f"after {SPLIT_SECONDS:.0f} seconds"
             )
         if answer.parts is None:

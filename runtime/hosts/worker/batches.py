@@ -56,7 +56,7 @@ class NumberedRows:
     def __init__(self, source: Any, rows: int) -> None:
         if not hasattr(source, "__getitem__"):
             raise WrongInput(
-                f"rows= wants an input with __getitem__, such as a grain.MapDataset, got {_kind(source)}"
+                f"rows= needs an input with __getitem__, such as a grain.MapDataset, got {_kind(source)}"
             )
         self._source = source
         self._rows = rows
@@ -103,11 +103,11 @@ class ShardedRows:
         for shard in own:
             made = make(shard=shard, shards=shards)
             if not hasattr(made, "__iter__") and not hasattr(made, "__next__"):
-                raise WrongInput(f"shards= wants inputs that can be iterated over, got {_kind(made)}")
+                raise WrongInput(f"shards= needs iterable inputs, got {_kind(made)}")
             iterator = iter(made)
             if states is not None:
                 if not hasattr(iterator, "set_state"):
-                    raise WrongInput(f"{_kind(iterator)} has no set_state(), so it cannot go on where it was")
+                    raise WrongInput(f"{_kind(iterator)} has no set_state(), so it cannot resume")
                 iterator.set_state(states[shard])
             self._iterators[shard] = iterator
 

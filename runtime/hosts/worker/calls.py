@@ -266,7 +266,7 @@ def find(function: str) -> Callable[..., Any]:
         text = f"cannot import {module}: {why}"
         if not isinstance(error, ModuleNotFoundError):
             text += f"\n{_traceback(error)}".rstrip()
-        raise CallRefused("import", f"{text}; it was looked for in {', '.join(sys.path)}") from None
+        raise CallRefused("import", f"{text}; searched in {', '.join(sys.path)}") from None
     for part in name.split("."):
         try:
             found = getattr(found, part)
@@ -275,7 +275,7 @@ def find(function: str) -> Callable[..., Any]:
                 "import", f"module {module} ({getattr(found, '__file__', None)}) has no {name}"
             ) from None
     if not callable(found):
-        raise CallRefused("import", f"{function} is of type {type(found).__name__}, no function")
+        raise CallRefused("import", f"{function} is of type {type(found).__name__}, not a function")
     return found
 
 
@@ -312,7 +312,7 @@ def _placed(where: str, value: Any, made: MadeArray, sharding: NamedSharding) ->
         # A copy: the function may use its memory again.
         data = np.array(value, dtype if isinstance(value, bool | int | float | complex) else None)
     except Exception as error:
-        raise CallRefused("result", f"{where} is no array: {error}") from None
+        raise CallRefused("result", f"{where} is not an array: {error}") from None
     expected = f"expected {dtype}{list(made.shape)}"
     if data.dtype != dtype:
         raise CallRefused("result", f"{where} is {data.dtype}{list(data.shape)}: {expected}")

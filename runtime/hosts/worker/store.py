@@ -162,7 +162,7 @@ class Store:
         try:
             self._incoming[put.array] = Incoming(put, self.handles)
         except MemoryError as error:
-            self._finish(put.array, Poison(f"there is no memory for it: {error}"))
+            self._finish(put.array, Poison(f"out of memory: {error}"))
             return
         self._finish_if_complete(put.array)
 

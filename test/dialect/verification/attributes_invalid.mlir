@@ -23,7 +23,7 @@ func.func @f(%p: tensor<i1>) {
 
 // An operation of an unknown dialect is an error, although the context lets it pass.
 func.func @f() {
-  // expected-error@below {{'my.op' op is unknown: no dialect of this compiler has it}}
+  // expected-error@below {{'my.op' op is unknown: no dialect of this compiler defines it}}
   "my.op"() : () -> ()
   return
 }
@@ -31,7 +31,7 @@ func.func @f() {
 // -----
 
 // The same outside functions.
-// expected-error@below {{'my.op' op is unknown: no dialect of this compiler has it}}
+// expected-error@below {{'my.op' op is unknown: no dialect of this compiler defines it}}
 "my.op"() : () -> ()
 
 // -----
@@ -89,9 +89,9 @@ func.func @main(%x: tensor<f32>) {
 
 // A location is an attribute too, but never one of ours.
 sdy.mesh @mesh = <["x"=2]>
-// expected-error@below {{'pw.slice' op attribute `island` is or holds a location or complex numbers, which it must not}}
+// expected-error@below {{'pw.slice' op attribute `island` is or contains a location or complex numbers, which is not allowed}}
 "pw.slice"() {island = loc("a":1:1), mesh = @mesh, sym_name = "s0"} : () -> ()
-// expected-error@below {{'pw.slice' op attribute `sym_name` is or holds a location or complex numbers, which it must not}}
+// expected-error@below {{'pw.slice' op attribute `sym_name` is or contains a location or complex numbers, which is not allowed}}
 "pw.slice"() {mesh = @mesh, sym_name = loc("a":1:1)} : () -> ()
 
 // -----
@@ -184,7 +184,7 @@ module attributes {pw.times = {flops = [loc("f")]}} {
 // -----
 
 // A location is none.
-// expected-error@below {{'builtin.module' op attribute `pw.times` is or holds a location}}
+// expected-error@below {{'builtin.module' op attribute `pw.times` is or contains a location}}
 module attributes {pw.times = loc("flops")} {
 }
 
@@ -201,7 +201,7 @@ module attributes {pw.form = "placed"} {
 // -----
 
 // What the bindings cannot hand out is refused wherever passes read: on ports, in dictionaries, on operations of ours.
-// expected-error@below {{'func.func' op result #0: `my.number` is or holds a location or complex numbers}}
+// expected-error@below {{'func.func' op result #0: `my.number` is or contains a location or complex numbers}}
 func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32> {my.number = dense<(1.0, 2.0)> : tensor<2xcomplex<f32>>}) {
   return %x : tensor<4xf32>
 }
@@ -210,7 +210,7 @@ func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32> {my.number = dense<(1.0, 2.
 
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   // expected-error@below {{attribute `slice` refers to @s0, which is not in the module}}
-  // expected-error@below {{attribute `my.place` is or holds a location}}
+  // expected-error@below {{attribute `my.place` is or contains a location}}
   // expected-error@below {{attribute `origins` must be a non-empty array}}
   %0 = "pw.launch"(%x) {callee = @f, my.place = loc("x"), origins = [{kind = loc("placed")}], slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
   return %0 : tensor<4xf32>

@@ -139,7 +139,7 @@ module attributes {pw.form = "host"} {
     return
   }
   func.func @host_1() attributes {pw.host = 1} {
-    // expected-error@below {{'pw.recv' op receives transfer 0 by other `routes` than it is sent by}}
+    // expected-error@below {{'pw.recv' op receives transfer 0 with other `routes` than it is sent with}}
     %x = "pw.recv"() {channel = @c0, index = 0, order = 0, routes = array<i64: 0, 1, 0, 0>, slice = @s1} : () -> !x
     return
   }
@@ -271,7 +271,7 @@ module attributes {pw.form = "host"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh, host = 0} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh, host = 1} : () -> ()
-  // expected-error@below {{'pw.channel' op has room for 1, but carries 2 values}}
+  // expected-error@below {{'pw.channel' op has capacity 1, but carries 2 values}}
   "pw.channel"() {sym_name = "c0", src = @s0, dst = @s1, capacity = 1, value_type = !x} : () -> ()
   func.func @host_0(%x: !x {pw.slice = @s0, pw.number = 0, pw.donated}) attributes {pw.host = 0} {
     "pw.send"(%x) {channel = @c0, index = 0, order = 0, slice = @s0} : (!x) -> ()
@@ -302,9 +302,9 @@ module attributes {pw.form = "host"} {
     %a = "pw.launch"(%x) {callee = @takes, order = 1, slice = @s0} : (!x) -> !x
     // expected-error@below {{'pw.send' op sends without a copy what is returned}}
     "pw.send"(%a) {channel = @c0, index = 1, order = 2, slice = @s0} : (!x) -> ()
-    // expected-error@below {{'pw.send' op sends an argument that the caller keeps, and may donate, without a copy}}
+    // expected-error@below {{'pw.send' op sends without a copy an argument that the caller keeps, and may donate}}
     "pw.send"(%y) {channel = @c0, index = 2, order = 3, slice = @s0} : (!x) -> ()
-    // expected-error@below {{'pw.send' op sends without a copy what is released before the end}}
+    // expected-error@below {{'pw.send' op sends without a copy a value that is released before the end}}
     "pw.send"(%z) {channel = @c0, index = 3, order = 4, slice = @s0} : (!x) -> ()
     "pw.release"(%z) : (!x) -> ()
     %b = "pw.launch"(%y) {callee = @f, order = 5, slice = @s0} : (!x) -> !x
@@ -322,7 +322,7 @@ module attributes {pw.form = "host"} {
 module attributes {pw.form = "host"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh, host = 0} : () -> ()
-  // expected-error@below {{'func.func' op argument #0 is none of the program: it has no `pw.number`}}
+  // expected-error@below {{'func.func' op argument #0 does not belong to the program: it has no `pw.number`}}
   func.func @host_0(%x: !x {pw.slice = @s0}) attributes {pw.host = 0} {
     return
   }
@@ -364,13 +364,13 @@ module attributes {pw.form = "host"} {
   func.func @a() attributes {pw.host = 0} {
     return
   }
-  // expected-error@below {{'func.func' op is a second function of host 0}}
+  // expected-error@below {{'func.func' op is a second function for host 0}}
   func.func @b() attributes {pw.host = 0} {
     return
   }
-  // expected-error@below {{'func.func' op is not legal beside functions of hosts}}
+  // expected-error@below {{'func.func' op is not legal in a module with host functions}}
   func.func @main() {
-    // expected-error@below {{'func.call' op refers to @a, which is what a host runs}}
+    // expected-error@below {{'func.call' op refers to @a, which is a host function}}
     call @a() : () -> ()
     return
   }
@@ -393,7 +393,7 @@ module attributes {pw.form = "scheduled"} {
   func.func @main() {
     return
   }
-  // expected-error@below {{'func.func' op is what a host runs, which is not legal in form 'scheduled'}}
+  // expected-error@below {{'func.func' op is a host function, which is not legal in form 'scheduled'}}
   func.func @a() attributes {pw.host = 0} {
     return
   }
@@ -403,7 +403,7 @@ module attributes {pw.form = "scheduled"} {
 
 module attributes {pw.form = "bound"} {
   sdy.mesh @mesh = <["x"=1]>
-  // expected-error@below {{'pw.slice' op has no `host`, which the form 'bound' asks for}}
+  // expected-error@below {{'pw.slice' op has no `host`, which form 'bound' requires}}
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main() {
     return

@@ -5,9 +5,9 @@ sdy.mesh @mesh = <["x"=2]>
 "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
 func.func private @f(tensor<2xf32>, tensor<f32>) -> tensor<2xf32>
 func.func @main(%x: tensor<2xf32>, %y: tensor<f32>) {
-  // expected-error@below {{'pw.launch' op expected 2 operands as @f has, got 1}}
+  // expected-error@below {{'pw.launch' op expected 2 operands, as for @f, got 1}}
   %0 = "pw.launch"(%x) {callee = @f, slice = @s0} : (tensor<2xf32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.launch' op expected 1 result as @f has, got 0}}
+  // expected-error@below {{'pw.launch' op expected 1 result, as for @f, got 0}}
   "pw.launch"(%x, %y) {callee = @f, slice = @s0} : (tensor<2xf32>, tensor<f32>) -> ()
   // expected-error@below {{'pw.launch' op operand #1 has type tensor<2xf32>, but @f has tensor<f32>}}
   %1 = "pw.launch"(%x, %x) {callee = @f, slice = @s0} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>

@@ -87,21 +87,21 @@ func.func @main(%x: tensor<8xf32>) {
 // -----
 
 // Loops may be inside of each other, but none is inside of itself.
-// expected-error@below {{'pw.loop' op is inside of itself, by @a}}
+// expected-error@below {{'pw.loop' op is nested in itself, by way of @a}}
 "pw.loop"() {count = 4, parent = @b, sequential, sym_name = "a"} : () -> ()
-// expected-error@below {{'pw.loop' op is inside of itself, by @b}}
+// expected-error@below {{'pw.loop' op is nested in itself, by way of @b}}
 "pw.loop"() {count = 2, parent = @a, sequential, sym_name = "b"} : () -> ()
 
 // -----
 
 // A schedule puts the microbatches of a loop in another order, so none has a loop inside.
 "pw.loop"() {count = 4, schedule = "1f1b", sym_name = "a"} : () -> ()
-// expected-error@below {{'pw.loop' op is inside of @a, which is not sequential}}
+// expected-error@below {{'pw.loop' op is nested in @a, which is not sequential}}
 "pw.loop"() {count = 2, parent = @a, sym_name = "b"} : () -> ()
 
 // -----
 
-// What is inside of a loop may read what is of the loop around it.
+// What is inside of a loop may read what belongs to loop around it.
 "pw.loop"() {count = 4, sequential, sym_name = "a"} : () -> ()
 "pw.loop"() {count = 2, parent = @a, sym_name = "b"} : () -> ()
 func.func @main(%x: tensor<8xf32>) -> tensor<2xf32> {
@@ -145,7 +145,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 "pw.loop"() {count = 2, parent = @a, sym_name = "b"} : () -> ()
 func.func @main(%x: tensor<4xf32>) -> tensor<2xf32> {
   %0 = "pw.split"(%x) {loop = @b} : (tensor<4xf32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.reduce' op leads out of @b into no loop, but that is inside of @a}}
+  // expected-error@below {{'pw.reduce' op leads out of @b into no loop, but that is nested in @a}}
   %1 = "pw.reduce"(%0) {kind = "sum", loop = @b} : (tensor<2xf32>) -> tensor<2xf32>
   return %1 : tensor<2xf32>
 }
@@ -182,7 +182,7 @@ func.func @main(%x: tensor<2xf32>, %y: tensor<3xf32>) {
   %2 = "pw.next"(%0, %x) {loop = @b} : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
   // expected-error@below {{'pw.next' op operand #1 has type tensor<3xf32>, but the result has tensor<2xf32>}}
   %3 = "pw.next"(%0, %y) {loop = @a} : (tensor<2xf32>, tensor<3xf32>) -> tensor<2xf32>
-  // expected-error@below {{'pw.carry' op is carried per replica, but the turns of @a are those of all replicas}}
+  // expected-error@below {{'pw.carry' op is carried per replica, but the iterations of @a are those of all replicas}}
   %5 = "pw.carry"(%x) {loop = @a, per_replica} : (tensor<2xf32>) -> tensor<2xf32>
   // expected-error@below {{'pw.index' op expected a result of type tensor<i32>, got tensor<i64>}}
   %4 = "pw.index"() {loop = @a} : () -> tensor<i64>
@@ -227,7 +227,7 @@ module attributes {pw.form = "imported"} {
   // expected-error@below {{'pw.loop' op has a `chunk`, but is not sequential}}
   "pw.loop"() {sym_name = "parallel", chunk = 2} : () -> ()
   "pw.loop"() {sym_name = "around", count = 2, sequential} : () -> ()
-  // expected-error@below {{'pw.loop' op has a `chunk`, but is inside of @around}}
+  // expected-error@below {{'pw.loop' op has a `chunk`, but is nested in @around}}
   "pw.loop"() {sym_name = "inside", chunk = 2, sequential, parent = @around} : () -> ()
   func.func @main() {
     return
@@ -250,7 +250,7 @@ module attributes {pw.form = "imported"} {
   "pw.loop"() {sym_name = "counted", count = 2, sequential} : () -> ()
   "pw.loop"() {sym_name = "chunked", chunk = 2, sequential} : () -> ()
   func.func @main(%p: tensor<i1>, %x: tensor<f32>) {
-    // expected-error@below {{'pw.until' op ends @counted, which has a count and no `chunk`}}
+    // expected-error@below {{'pw.until' op ends @counted, which has a `count` and no `chunk`}}
     "pw.until"(%p) {loop = @counted} : (tensor<i1>) -> ()
     // expected-error@below {{'pw.until' op expected an operand of type tensor<i1>, got tensor<f32>}}
     "pw.until"(%x) {loop = @chunked} : (tensor<f32>) -> ()

@@ -132,7 +132,7 @@ module attributes {pw.form = "parts"} {
   func.func @main() {
     return
   }
-  // expected-error@below {{'builtin.module' op is a part of a program, and has no parts itself}}
+  // expected-error@below {{'builtin.module' op is a part of a program and cannot have parts itself}}
   module @one attributes {pw.form = "parts"} {
   }
   module @two attributes {pw.form = "sharded"} {

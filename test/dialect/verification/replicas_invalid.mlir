@@ -7,14 +7,14 @@ sdy.mesh @mesh = <["x"=1]>
 // -----
 
 sdy.mesh @mesh = <["x"=1]>
-// expected-error@below {{has `replicas`, but is of one `replica` itself}}
+// expected-error@below {{has `replicas`, but is itself one `replica`}}
 "pw.slice"() {mesh = @mesh, replica = 0, replicas = 2, sym_name = "s0"} : () -> ()
 
 // -----
 
 sdy.mesh @mesh = <["x"=1]>
 "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
-// expected-error@below {{stands for @s0, but is of no other `replica`}}
+// expected-error@below {{is a replica of @s0, but has no other `replica` number}}
 "pw.slice"() {mesh = @mesh, replica_of = @s0, sym_name = "s1"} : () -> ()
 
 // -----
@@ -66,7 +66,7 @@ module attributes {pw.form = "placed"} {
   "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
   "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
   func.func public @main(%a: tensor<2xf32> {pw.slice = @s0}, %b: tensor<2xf32> {pw.slice = @s1}) {
-    // expected-error@below {{op has no `slice`, which the form 'placed' asks for}}
+    // expected-error@below {{op has no `slice`, which form 'placed' requires}}
     %c:2 = "pw.all_reduce"(%a, %b) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
     return
   }
@@ -81,7 +81,7 @@ module attributes {pw.form = "sharded"} {
   "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
   func.func public @main(%a: tensor<2xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>},
       %b: tensor<2xf32> {pw.slice = @s1}) {
-    // expected-error@below {{exchanges values that lie differently over their slices}}
+    // expected-error@below {{exchanges values with different shardings over their slices}}
     %c:2 = "pw.all_reduce"(%a, %b) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
     return
   }
@@ -168,7 +168,7 @@ func.func @main(%a: tensor<2xf32> {pw.slice = @s0}) {
 module attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
-  // expected-error@below {{argument #0 is a block along a dimension that it lacks}}
+  // expected-error@below {{argument #0 is a block along a dimension that does not exist}}
   func.func public @main(%a: tensor<2xf32> {pw.block = 1, pw.slice = @s0}) {
     return
   }
@@ -180,7 +180,7 @@ module attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=2]>
   "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
   func.func public @main(%a: tensor<2xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) {
-    // expected-error@below {{makes what cannot lie over @s0: dimension 0 of size 1 does not divide by 2 (axes x)}}
+    // expected-error@below {{makes what cannot lie over @s0: dimension 0 of size 1 is not divisible by 2 (axes x)}}
     %b = "pw.reduce_scatter"(%a) {dim = 0, slice = @s0} : (tensor<2xf32>) -> tensor<1xf32>
     return
   }

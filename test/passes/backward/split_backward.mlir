@@ -275,7 +275,7 @@ module @while attributes {pw.form = "placed"} {
   func.func @main(%x: !x {pw.slice = @s1}, %w: !w {pw.slice = @s1}) -> (!x {pw.slice = @s0}, !w {pw.slice = @s1}) {
     %b = "pw.split"(%x) {loop = @l, slice = @s1} : (!x) -> !b
     // CHECK: "pw.launch"{{.*}} {callee = @b, {{.*}}part = "input"
-    // expected-remark@below {{keeps a loop whose number of turns is not known in the half that others wait for}}
+    // expected-remark@below {{keeps a loop with an unknown trip count in the half that others wait for}}
     %dw, %dx = "pw.launch"(%w, %b) {callee = @b, loop = @l, origins = [{kind = "bwd", stage = 1}], slice = @s1} : (!w, !b) -> (!w, !b)
     %u = "pw.transfer"(%dx) {loop = @l, slice = @s0} : (!b) -> !b
     %rx = "pw.reduce"(%u) {kind = "concat", loop = @l, slice = @s0} : (!b) -> !x

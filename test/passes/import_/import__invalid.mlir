@@ -65,7 +65,7 @@ module @vmap {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%x: !many) -> tensor<3x2x2xf32> {
-    // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside its function 'loss'}}
+    // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside the function 'loss'}}
     %b = call @split(%x) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "split"}} : (!many) -> tensor<3x2x2xf32>
     return %b : tensor<3x2x2xf32>
   }
@@ -85,7 +85,7 @@ module @vmap_of_a_concatenation {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "loss", count = 2} : () -> ()
   func.func public @main(%w: !w) -> tensor<3x8xf32> {
-    // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside its function 'loss'}}
+    // expected-error@+1 {{is a pw.accumulate under jax.vmap: apply jax.vmap inside the function 'loss'}}
     %r = call @concat(%w) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "2", pw.mark = "concat"}} : (!w) -> tensor<3x8xf32>
     return %r : tensor<3x8xf32>
   }
@@ -113,7 +113,7 @@ module @too_many_turns {
         stablehlo.return %c : tensor<i1>
       } do {
         %b = func.call @f(%a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f"}} : (!x) -> !x
-        // expected-error@+1 {{is in a loop over several slices that takes 20000 turns; such a loop is unrolled and takes at most 16384}}
+        // expected-error@+1 {{is in a loop over several slices that takes 20000 iterations; loops are unrolled and takes at most 16384}}
         %c = func.call @f(%b) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f"}} : (!x) -> !x
         %one = stablehlo.constant dense<1> : tensor<i32>
         %next = stablehlo.add %i, %one : tensor<i32>
@@ -142,7 +142,7 @@ module @inside_a_loop {
         %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
         stablehlo.return %c : tensor<i1>
       } do {
-        // expected-error@+1 {{is in a loop over several slices whose number of turns is not known while tracing, with a pw.accumulate in it: use jax.lax.scan with a mask, or jax.lax.fori_loop with bounds that are Python numbers}}
+        // expected-error@+1 {{is in a loop over several slices whose trip count is not known while tracing, with a pw.accumulate in it: use jax.lax.scan with a mask, or jax.lax.fori_loop with bounds that are Python numbers}}
         %b = func.call @split(%a) {mhlo.frontend_attributes = {pw.loop = "loss", pw.name = "loss", pw.count = "1", pw.mark = "split"}} : (!x) -> !x
         stablehlo.return %i, %b : tensor<i32>, !x
       }

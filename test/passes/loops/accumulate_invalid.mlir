@@ -8,9 +8,9 @@ module @not_scheduled attributes {pw.form = "ordered"} {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // expected-error@+1 {{'pw.launch' op has no `order`, which the form 'ordered' asks for}}
+    // expected-error@+1 {{'pw.launch' op has no `order`, which form 'ordered' requires}}
     %a = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 0, slice = @s0} : (!x) -> !x
-    // expected-error@+1 {{'pw.launch' op has no `order`, which the form 'ordered' asks for}}
+    // expected-error@+1 {{'pw.launch' op has no `order`, which form 'ordered' requires}}
     %b = "pw.launch"(%x) {callee = @f, loop = @batch, microbatch = 1, slice = @s0} : (!x) -> !x
     %s = "pw.reduce"(%a, %b) {kind = "sum", loop = @batch, slice = @s0} : (!x, !x) -> !x
     return %s : !x

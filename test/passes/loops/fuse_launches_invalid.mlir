@@ -7,7 +7,7 @@ module @not_scheduled attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // expected-error@+1 {{'pw.launch' op has no `order`, which the form 'ordered' asks for}}
+    // expected-error@+1 {{'pw.launch' op has no `order`, which form 'ordered' requires}}
     %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
     return %a : !x
   }

@@ -5,7 +5,7 @@
 module @named_computation {
   func.func @main(%x: !mpmd.mesh_tensor<"m", tensor<4xf32>>, %y: tensor<4xf32>) -> !mpmd.mesh_tensor<"m", tensor<4xf32>>
       attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
-    // expected-error@+1 {{'mpmd.named_computation' op is not partitioned yet: of Shardy's programs those run that `lower()` has made fragments of}}
+    // expected-error@+1 {{'mpmd.named_computation' op is not partitioned yet: only what Shardy's `lower()` has split into fragments can run}}
     %0 = mpmd.named_computation<"f"> (%y) (%v: tensor<4xf32>) {
       mpmd.return %v : tensor<4xf32>
     } : (tensor<4xf32>) -> tensor<4xf32>
@@ -106,7 +106,7 @@ module @two_topologies {
   func.func @main(%x: !m) -> !m attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
     return %x : !m
   }
-  // expected-error@+1 {{'func.func' op has a `topology`, and so has another function: @main and @other; a program is one function}}
+  // expected-error@+1 {{'func.func' op has a `topology`, as does another function: @main and @other; a program is one function}}
   func.func @other(%x: !m) -> !m attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
     return %x : !m
   }
@@ -131,7 +131,7 @@ module @another_main {
 
 !h = !mpmd.mesh_tensor<"m", tensor<4xf32>, memory_kind="pinned_host">
 module @memory_kind {
-  // expected-error@+1 {{'func.func' op argument args[0]['w'] is in 'pinned_host' memory; slices hold arrays in that of the device}}
+  // expected-error@+1 {{'func.func' op argument args[0]['w'] is in 'pinned_host' memory; only the default memory of the device is supported}}
   func.func @main(%x: !h {jax.arg_info = "args[0]['w']"}) -> !h attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
     return %x : !h
   }
@@ -141,7 +141,7 @@ module @memory_kind {
 
 !m = !mpmd.mesh_tensor<"m", tensor<4xf32>>
 module @memory_kind_of_result {
-  // expected-error@+1 {{'func.func' op result #0 is in 'unpinned_host' memory; slices hold arrays in that of the device}}
+  // expected-error@+1 {{'func.func' op result #0 is in 'unpinned_host' memory; only the default memory of the device is supported}}
   func.func @main(%x: !m) -> (!m {mhlo.memory_kind = "unpinned_host"}) attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
     return %x : !m
   }
@@ -151,7 +151,7 @@ module @memory_kind_of_result {
 
 !m = !mpmd.mesh_tensor<"m", tensor<4xf32>>
 module @layout {
-  // expected-error@+1 {{'func.func' op argument #0 has the layout "{0,1}"; between computations XLA's default is kept}}
+  // expected-error@+1 {{'func.func' op argument #0 has the layout "{0,1}"; between computations only XLA's default is supported}}
   func.func @main(%x: !m {mhlo.layout_mode = "{0,1}"}) -> !m attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
     return %x : !m
   }
@@ -161,7 +161,7 @@ module @layout {
 
 !m = !mpmd.mesh_tensor<"m", tensor<4xf32>>
 module @cpu_mesh {
-  // expected-error@+1 {{'func.func' op has the mesh "m/cpu" of the CPUs beside accelerators, which no slice stands for}}
+  // expected-error@+1 {{'func.func' op has the mesh "m/cpu" of CPUs beside accelerators, which cannot become a slice}}
   func.func @main(%x: !m) -> !m attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>, <"m/cpu" : <["x"=1]>>>} {
     return %x : !m
   }
@@ -182,7 +182,7 @@ module @token {
 !m = !mpmd.mesh_tensor<"m", tensor<4xf32>>
 module @outside {
   func.func @main(%x: !m) -> !m attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} {
-    // expected-error@+1 {{'stablehlo.constant' op result #0 is a tensor<f32>, no array on a mesh of the topology}}
+    // expected-error@+1 {{'stablehlo.constant' op result #0 is a tensor<f32>, not an array on a mesh of the topology}}
     %c = stablehlo.constant dense<1.0> : tensor<f32>
     return %x : !m
   }

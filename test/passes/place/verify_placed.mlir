@@ -34,7 +34,7 @@ module @glue attributes {pw.form = "outlined"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // expected-error@+1 {{is outside of a computation, which is not legal in form 'outlined'}}
+    // expected-error@+1 {{is outside a computation, which is not legal in form 'outlined'}}
     %y = stablehlo.negate %x {pw.slice = @s0} : !x
     return %y : !x
   }
@@ -70,7 +70,7 @@ module @moved_twice attributes {pw.form = "placed"} {
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}, !x {pw.slice = @s1}) {
     %a = "pw.transfer"(%x) {slice = @s1} : (!x) -> !x
-    // expected-error@+1 {{moves a value to @s1 that was moved there before}}
+    // expected-error@+1 {{moves a value to @s1 that was already moved there}}
     %b = "pw.transfer"(%x) {slice = @s1} : (!x) -> !x
     return %a, %b : !x, !x
   }

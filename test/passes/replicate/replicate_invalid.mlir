@@ -4,7 +4,7 @@
 module {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
-  // expected-error@below {{has 3 microbatches, which do not divide by 2 replicas}}
+  // expected-error@below {{has 3 microbatches, which is not divisible by 2 replicas}}
   "pw.loop"() {count = 3, sym_name = "batch"} : () -> ()
   func.func public @main(%x: tensor<4xf32> {pw.slice = @s0}) -> (tensor<4xf32> {pw.slice = @s0}) {
     return %x : tensor<4xf32>

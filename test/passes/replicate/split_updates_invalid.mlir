@@ -11,7 +11,7 @@ module attributes {pw.form = "sharded"} {
     return %n : tensor<4xf32>
   }
   func.func private @update(%m: tensor<4xf32>, %g: tensor<4xf32>) -> tensor<4xf32> {
-    // expected-error@below {{needs all of what 2 replicas would have blocks of: zero1 cannot split the update of argument state['m']; let it work element by element, or do without zero1}}
+    // expected-error@below {{needs all of what 2 replicas would have blocks of: zero1 cannot split the update of argument state['m']; make the update elementwise, or do not use zero1}}
     %r = stablehlo.reverse %g, dims = [0] : tensor<4xf32>
     %t = stablehlo.add %r, %g : tensor<4xf32>
     %n = stablehlo.add %m, %t : tensor<4xf32>
@@ -25,8 +25,8 @@ module attributes {pw.form = "sharded"} {
 module attributes {pw.form = "sharded"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
-  // expected-remark@below {{leaves argument #0 whole on all 2 replicas: dimension 0 of size 3 does not divide by 2 replicas}}
-  // expected-remark@below {{has no state that replicas could share: nothing is split}}
+  // expected-remark@below {{leaves argument #0 whole on all 2 replicas: dimension 0 of size 3 is not divisible by 2 replicas}}
+  // expected-remark@below {{has no state that can be sharded over replicas: nothing is split}}
   func.func public @main(%m: tensor<3xf32> {pw.slice = @s0}, %s: tensor<3xf32> {pw.slice = @s0}) -> (tensor<3xf32> {pw.slice = @s0}) {
     %g = "pw.all_reduce"(%s) {slice = @s0} : (tensor<3xf32>) -> tensor<3xf32>
     %n = "pw.launch"(%m, %g) {callee = @add, slice = @s0} : (tensor<3xf32>, tensor<3xf32>) -> tensor<3xf32>
@@ -56,12 +56,12 @@ module attributes {pw.form = "sharded"} {
   }
   func.func private @update(%m: tensor<4xf32>, %k: tensor<4xf32>, %v: tensor<6xf32>, %g: tensor<4xf32>, %h: tensor<6xf32>)
       -> (tensor<4xf32>, tensor<4xf32>, tensor<6xf32>) {
-    // expected-error@below {{'stablehlo.reverse' op needs all of what 2 replicas would have blocks of: zero1 cannot split the update of arguments m, k; let it work}}
+    // expected-error@below {{'stablehlo.reverse' op needs all of what 2 replicas would have blocks of: zero1 cannot split the update of arguments m, k; make the update elementwise}}
     %r = stablehlo.reverse %g, dims = [0] : tensor<4xf32>
     %a = stablehlo.add %m, %g : tensor<4xf32>
     %b = stablehlo.add %k, %g : tensor<4xf32>
     %c = stablehlo.add %b, %r : tensor<4xf32>
-    // expected-error@below {{'stablehlo.sort' op needs all of what 2 replicas would have blocks of: zero1 cannot split the update of argument v; let it work}}
+    // expected-error@below {{'stablehlo.sort' op needs all of what 2 replicas would have blocks of: zero1 cannot split the update of argument v; make the update elementwise}}
     %o = "stablehlo.sort"(%h) <{dimension = 0 : i64}> ({
     ^bb0(%x: tensor<f32>, %y: tensor<f32>):
       %l = stablehlo.compare LT, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>

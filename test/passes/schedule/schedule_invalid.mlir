@@ -3,7 +3,7 @@
 
 // A misspelt policy names the nearest one; a file needs a loop.
 
-// CHECK: error: 'func.func' op has no loop with stages, which a schedule file could order
+// CHECK: error: 'func.func' op has no loop with stages that a schedule file could order
 
 !x = tensor<4xf32>
 module @unknown_policy attributes {pw.form = "unrolled"} {

@@ -7,8 +7,8 @@
 // What a stage has to do backwards for a microbatch is one action. Here the backward of stage 1 reads one launch of
 // that of stage 0, and another launch of that of stage 0 reads it: no order of actions is one of the launches.
 
-// CHECK: error: 'pw.loop' op cannot be scheduled by '[[POLICY]]', which does all that a stage has to do
-// CHECK-SAME: for a microbatch at one time: use 'program'
+// CHECK: error: 'pw.loop' op cannot be scheduled by '[[POLICY]]', which runs all work of a stage
+// CHECK-SAME: for a microbatch at once: use 'program'
 // CHECK-NEXT: 0B0 waits for 1B0: it reads its result
 // CHECK-NEXT: 1B0 waits for 0B0: it reads its result
 

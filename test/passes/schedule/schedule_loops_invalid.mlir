@@ -28,7 +28,7 @@ module @stages_against_the_data attributes {pw.form = "unrolled"} {
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
     %a = "pw.launch"(%x) {callee = @f, loop = @l, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 1}], slice = @s0} : (!x) -> !x
     %t = "pw.transfer"(%a) {loop = @l, microbatch = 0, slice = @s1} : (!x) -> !x
-    // expected-error@+1 {{is of stage 0 and reads results of stage 1; number stages in the order in which a microbatch goes through them}}
+    // expected-error@+1 {{belongs to stage 0 and reads results of stage 1; number stages in the order in which a microbatch goes through them}}
     %b = "pw.launch"(%t) {callee = @f, loop = @l, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}], slice = @s1} : (!x) -> !x
     return %b : !x
   }
@@ -115,7 +115,7 @@ module @there_and_back attributes {pw.form = "unrolled"} {
     %t = "pw.transfer"(%a) {loop = @l, microbatch = 0, slice = @s1} : (!x) -> !x
     %b = "pw.launch"(%t) {callee = @f, loop = @l, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 1}], slice = @s1} : (!x) -> !x
     %u = "pw.transfer"(%b) {loop = @l, microbatch = 0, slice = @s0} : (!x) -> !x
-    // expected-error@+1 {{is of stage 0 and reads results of stage 1}}
+    // expected-error@+1 {{belongs to stage 0 and reads results of stage 1}}
     %c = "pw.launch"(%u) {callee = @f, loop = @l, microbatch = 0, origins = [{kind = "fwd", microbatch = 0, stage = 0}], slice = @s0} : (!x) -> !x
     return %c : !x
   }

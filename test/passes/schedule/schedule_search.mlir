@@ -17,7 +17,7 @@
 // BYTES:      {{^}}0F0,,,0B0,0F1,,,0B1,
 // BYTES-NEXT: {{^}},1F0,1B0,,,1F1,1B1,
 // NOTHING: error: 'pw.loop' op cannot be scheduled by 'search(max-bytes=15)', which needs at least 16 bytes of microbatches on @s0, and may have 15
-// POLICY: error: 'pw.loop' op cannot be scheduled by 'gpipe(max-bytes=16)', which has 64 bytes of microbatches on @s0 alive at once, more than 16: use search
+// POLICY: error: 'pw.loop' op cannot be scheduled by 'gpipe(max-bytes=16)', which keeps 64 bytes of microbatches on @s0 alive at once, more than 16: use search
 // OPTION: error: 'func.func' op cannot be scheduled by 'search(max-byte=16)': option 'max-byte' is unknown; did you mean 'max-bytes'?
 // TIMES: error: 'pw.loop' op cannot be scheduled by '1f1b(times=none.json)': 'none.json': No such file or directory
 

@@ -5,7 +5,7 @@
 
 // A forward that reads the gradient of an earlier stage is nothing that policies count on.
 
-// CHECK: error: 'pw.loop' op cannot be scheduled by '{{.*}}', in which no forward may read a backward
+// CHECK: error: 'pw.loop' op cannot be scheduled by '{{.*}}', which requires that no forward reads a backward
 // CHECK-SAME: use 'program' or a schedule file; deadlock: the order has a cycle
 // CHECK-NEXT: 0B0 waits for 2F0: @s0 runs in this order
 

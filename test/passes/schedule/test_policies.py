@@ -260,8 +260,8 @@ def test_two_slices_of_two_stages_interleaved():
         ("zb-h1", (0, 1, 0, 1), 4, "to which no microbatch comes back for another stage: use interl"),
         ("zb-v", (0, 1, 0, 1), 4, "needs two stages on each slice in a V"),
         ("zb-v", (0, 1, 1, 0), 2, "needs at least 3 microbatches for 2 slices, got 2: use 1f1b"),
-        ("interleaved-zb", (0, 1, 1, 0), 2, "needs slices that take turns"),
-        ("looped-bfs", (0, 1, 1, 0), 2, "needs slices that take turns"),
+        ("interleaved-zb", (0, 1, 1, 0), 2, "needs slices in round-robin order"),
+        ("looped-bfs", (0, 1, 1, 0), 2, "needs slices in round-robin order"),
         ("zb-h2", (0, 1, 2), 4, "needs at least 5 microbatches for a chain of 3 stages, got 4: use zb-h1"),
     ],
 )
@@ -276,9 +276,9 @@ def test_policies_with_halves_say_what_they_need(
     ("slices", "microbatches", "message"),
     [
         ((0, 1, 0, 1), 3, "needs a multiple of 2 microbatches, the number of slices, got 3"),
-        ((0, 1, 2, 1, 0), 3, "needs slices that take turns"),
-        ((0, 1, 0), 2, "needs slices that take turns"),
-        ((0, 1, 1, 0), 2, "needs slices that take turns"),
+        ((0, 1, 2, 1, 0), 3, "needs slices in round-robin order"),
+        ((0, 1, 0), 2, "needs slices in round-robin order"),
+        ((0, 1, 1, 0), 2, "needs slices in round-robin order"),
     ],
 )
 def test_interleaving_says_what_it_needs(slices: tuple[int, ...], microbatches: int, message: str):

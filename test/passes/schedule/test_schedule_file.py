@@ -224,7 +224,7 @@ def test_several_loops_are_read_back(policies: list[str], microbatches: int):
         ("\n0F0\n1F0\n@first", None, "row 2: expected the name of a loop above it: @first, @second"),
         ("@first\n0F0\n1F0\n@third", None, "row 4: there is no loop @third; there is @first, @second"),
         ("@first\n0F0\n1F0\n@a\0", None, r"row 4: there is no loop @a\x00; there is @first, @second"),
-        ("@first,0F0\n1F0", None, "row 1: expected nothing beside @first"),
+        ("@first,0F0\n1F0", None, "row 1: expected nothing after @first"),
         ("@first\n0F0\n1F0\n@first\n0F0", "first", "row 4: @first is in row 1 already"),
         ("@first\n0F0\n@second", "first", "@first, expected 2 rows, for @s0, @s1, got 1"),
         (

@@ -28,11 +28,11 @@ module @exchange attributes {pw.form = "ordered"} {
 
 // CHECK: 'pw.transfer' op deadlock: the order has a cycle
 // CHECK-NEXT: send from @s0 to @s1 (order 1) waits for launch of @f on @s0 (order 0): @s0 runs in this order
-// CHECK-NEXT: launch of @f on @s0 (order 0) waits for receipt on @s0 from channel @c1 (sent with order 1): it reads its result
-// CHECK-NEXT: receipt on @s0 from channel @c1 (sent with order 1) waits for send from @s1 to @s0 (order 1): it receives what is sent
+// CHECK-NEXT: launch of @f on @s0 (order 0) waits for receive on @s0 from channel @c1 (sent with order 1): it reads its result
+// CHECK-NEXT: receive on @s0 from channel @c1 (sent with order 1) waits for send from @s1 to @s0 (order 1): it receives what is sent
 // CHECK-NEXT: send from @s1 to @s0 (order 1) waits for launch of @g on @s1 (order 0): @s1 runs in this order
-// CHECK-NEXT: launch of @g on @s1 (order 0) waits for receipt on @s1 from channel @c0 (sent with order 1): it reads its result
-// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 1) waits for send from @s0 to @s1 (order 1): it receives what is sent
+// CHECK-NEXT: launch of @g on @s1 (order 0) waits for receive on @s1 from channel @c0 (sent with order 1): it reads its result
+// CHECK-NEXT: receive on @s1 from channel @c0 (sent with order 1) waits for send from @s0 to @s1 (order 1): it receives what is sent
 
 !x = tensor<4xf32>
 module @two_slices_wait_for_each_other attributes {pw.form = "ordered"} {
@@ -63,14 +63,14 @@ module @two_slices_wait_for_each_other attributes {pw.form = "ordered"} {
 
 // CHECK: 'pw.transfer' op deadlock: the order has a cycle
 // CHECK-NEXT: send from @s0 to @s1 (order 1) waits for launch of @f on @s0 (order 0): @s0 runs in this order
-// CHECK-NEXT: launch of @f on @s0 (order 0) waits for receipt on @s0 from channel @c2 (sent with order 1): it reads its result
-// CHECK-NEXT: receipt on @s0 from channel @c2 (sent with order 1) waits for send from @s2 to @s0 (order 1): it receives what is sent
+// CHECK-NEXT: launch of @f on @s0 (order 0) waits for receive on @s0 from channel @c2 (sent with order 1): it reads its result
+// CHECK-NEXT: receive on @s0 from channel @c2 (sent with order 1) waits for send from @s2 to @s0 (order 1): it receives what is sent
 // CHECK-NEXT: send from @s2 to @s0 (order 1) waits for launch of @f on @s2 (order 0): @s2 runs in this order
-// CHECK-NEXT: launch of @f on @s2 (order 0) waits for receipt on @s2 from channel @c1 (sent with order 1): it reads its result
-// CHECK-NEXT: receipt on @s2 from channel @c1 (sent with order 1) waits for send from @s1 to @s2 (order 1): it receives what is sent
+// CHECK-NEXT: launch of @f on @s2 (order 0) waits for receive on @s2 from channel @c1 (sent with order 1): it reads its result
+// CHECK-NEXT: receive on @s2 from channel @c1 (sent with order 1) waits for send from @s1 to @s2 (order 1): it receives what is sent
 // CHECK-NEXT: send from @s1 to @s2 (order 1) waits for launch of @f on @s1 (order 0): @s1 runs in this order
-// CHECK-NEXT: launch of @f on @s1 (order 0) waits for receipt on @s1 from channel @c0 (sent with order 1): it reads its result
-// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 1) waits for send from @s0 to @s1 (order 1): it receives what is sent
+// CHECK-NEXT: launch of @f on @s1 (order 0) waits for receive on @s1 from channel @c0 (sent with order 1): it reads its result
+// CHECK-NEXT: receive on @s1 from channel @c0 (sent with order 1) waits for send from @s0 to @s1 (order 1): it receives what is sent
 
 !x = tensor<4xf32>
 module @three_slices_in_a_ring attributes {pw.form = "ordered"} {
@@ -102,10 +102,10 @@ module @three_slices_in_a_ring attributes {pw.form = "ordered"} {
 // it stands behind a launch that needs something sent after both. With room for two the orders can be met.
 
 // CHECK: 'pw.transfer' op deadlock: the order has a cycle
-// CHECK-NEXT: send from @s0 to @s1 (order 1) waits for receipt on @s1 from channel @c0 (sent with order 0): channel @c0 holds 1 and is full until then
-// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 0) waits for launch of @g on @s1 (order 0): @s1 runs in this order
-// CHECK-NEXT: launch of @g on @s1 (order 0) waits for receipt on @s1 from channel @c1 (sent with order 2): it reads its result
-// CHECK-NEXT: receipt on @s1 from channel @c1 (sent with order 2) waits for send from @s0 to @s1 (order 2): it receives what is sent
+// CHECK-NEXT: send from @s0 to @s1 (order 1) waits for receive on @s1 from channel @c0 (sent with order 0): channel @c0 holds 1 and is full until then
+// CHECK-NEXT: receive on @s1 from channel @c0 (sent with order 0) waits for launch of @g on @s1 (order 0): @s1 runs in this order
+// CHECK-NEXT: launch of @g on @s1 (order 0) waits for receive on @s1 from channel @c1 (sent with order 2): it reads its result
+// CHECK-NEXT: receive on @s1 from channel @c1 (sent with order 2) waits for send from @s0 to @s1 (order 2): it receives what is sent
 // CHECK-NEXT: send from @s0 to @s1 (order 2) waits for send from @s0 to @s1 (order 1): @s0 runs in this order
 
 !x = tensor<4xf32>
@@ -139,9 +139,9 @@ module @full_channel attributes {pw.form = "ordered"} {
 // way round.
 
 // CHECK: 'pw.launch' op deadlock: the order has a cycle
-// CHECK-NEXT: launch of @f on @s1 (order 0) waits for receipt on @s1 from channel @c0 (sent with order 1): it reads its result
-// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 1) waits for receipt on @s1 from channel @c0 (sent with order 0): channel @c0 delivers in the order of sending
-// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 0) waits for launch of @f on @s1 (order 0): @s1 runs in this order
+// CHECK-NEXT: launch of @f on @s1 (order 0) waits for receive on @s1 from channel @c0 (sent with order 1): it reads its result
+// CHECK-NEXT: receive on @s1 from channel @c0 (sent with order 1) waits for receive on @s1 from channel @c0 (sent with order 0): channel @c0 delivers in the order of sending
+// CHECK-NEXT: receive on @s1 from channel @c0 (sent with order 0) waits for launch of @f on @s1 (order 0): @s1 runs in this order
 
 !x = tensor<4xf32>
 module @channel_order attributes {pw.form = "ordered"} {
@@ -171,7 +171,7 @@ module @no_order attributes {pw.form = "ordered"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}) {
-    // expected-error@+1 {{has no `order`, which the form 'ordered' asks for}}
+    // expected-error@+1 {{has no `order`, which form 'ordered' requires}}
     %a = "pw.launch"(%x) {callee = @f, slice = @s0} : (!x) -> !x
     return %a : !x
   }
@@ -188,7 +188,7 @@ module @no_channel attributes {pw.form = "ordered"} {
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s1}) {
-    // expected-error@+1 {{has no `channel`, which the form 'ordered' asks for}}
+    // expected-error@+1 {{has no `channel`, which form 'ordered' requires}}
     %a = "pw.transfer"(%x) {slice = @s1, order = 0} : (!x) -> !x
     return %a : !x
   }
@@ -219,10 +219,10 @@ module @same_position attributes {pw.form = "ordered"} {
 // pass, as in the first case; so would these with room for two.
 
 // CHECK: 'pw.transfer' op deadlock: the order has a cycle
-// CHECK-NEXT: send from @s0 to @s1 (order 1) waits for receipt on @s1 from channel @c0 (sent with order 0): channel @c0 holds 1 and is full until then
-// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 0) waits for send from @s1 to @s0 (order 1): @s1 runs in this order
-// CHECK-NEXT: send from @s1 to @s0 (order 1) waits for receipt on @s0 from channel @c1 (sent with order 0): channel @c1 holds 1 and is full until then
-// CHECK-NEXT: receipt on @s0 from channel @c1 (sent with order 0) waits for send from @s0 to @s1 (order 1): @s0 runs in this order
+// CHECK-NEXT: send from @s0 to @s1 (order 1) waits for receive on @s1 from channel @c0 (sent with order 0): channel @c0 holds 1 and is full until then
+// CHECK-NEXT: receive on @s1 from channel @c0 (sent with order 0) waits for send from @s1 to @s0 (order 1): @s1 runs in this order
+// CHECK-NEXT: send from @s1 to @s0 (order 1) waits for receive on @s0 from channel @c1 (sent with order 0): channel @c1 holds 1 and is full until then
+// CHECK-NEXT: receive on @s0 from channel @c1 (sent with order 0) waits for send from @s0 to @s1 (order 1): @s0 runs in this order
 
 !x = tensor<4xf32>
 module @both_send_first attributes {pw.form = "ordered"} {
@@ -251,10 +251,10 @@ module @both_send_first attributes {pw.form = "ordered"} {
 // Values are read in the order of sending also if a value that nobody reads stands between them.
 
 // CHECK: 'pw.launch' op deadlock: the order has a cycle
-// CHECK-NEXT: launch of @f on @s1 (order 0) waits for receipt on @s1 from channel @c0 (sent with order 2): it reads its result
-// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 2) waits for receipt on @s1 from channel @c0 (sent with order 1): channel @c0 delivers in the order of sending
-// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 1) waits for receipt on @s1 from channel @c0 (sent with order 0): channel @c0 delivers in the order of sending
-// CHECK-NEXT: receipt on @s1 from channel @c0 (sent with order 0) waits for launch of @f on @s1 (order 0): @s1 runs in this order
+// CHECK-NEXT: launch of @f on @s1 (order 0) waits for receive on @s1 from channel @c0 (sent with order 2): it reads its result
+// CHECK-NEXT: receive on @s1 from channel @c0 (sent with order 2) waits for receive on @s1 from channel @c0 (sent with order 1): channel @c0 delivers in the order of sending
+// CHECK-NEXT: receive on @s1 from channel @c0 (sent with order 1) waits for receive on @s1 from channel @c0 (sent with order 0): channel @c0 delivers in the order of sending
+// CHECK-NEXT: receive on @s1 from channel @c0 (sent with order 0) waits for launch of @f on @s1 (order 0): @s1 runs in this order
 
 !x = tensor<4xf32>
 module @unread_between attributes {pw.form = "ordered"} {
@@ -281,8 +281,8 @@ module @unread_between attributes {pw.form = "ordered"} {
 
 // CHECK: 'pw.launch' op deadlock: the order has a cycle
 // CHECK-NEXT: launch of @f on @s1 (order 1) waits for launch of @f on @s0 (order 0): slices that overlap run in this order
-// CHECK-NEXT: launch of @f on @s0 (order 0) waits for receipt on @s0 from channel @c0 (sent with order 2): it reads its result
-// CHECK-NEXT: receipt on @s0 from channel @c0 (sent with order 2) waits for send from @s1 to @s0 (order 2): it receives what is sent
+// CHECK-NEXT: launch of @f on @s0 (order 0) waits for receive on @s0 from channel @c0 (sent with order 2): it reads its result
+// CHECK-NEXT: receive on @s0 from channel @c0 (sent with order 2) waits for send from @s1 to @s0 (order 2): it receives what is sent
 // CHECK-NEXT: send from @s1 to @s0 (order 2) waits for launch of @f on @s1 (order 1): it reads its result
 
 !x = tensor<4xf32>

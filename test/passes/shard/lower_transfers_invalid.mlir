@@ -6,7 +6,7 @@ sdy.mesh @mesh_2 = <["x"=2]>
 "pw.slice"() {mesh = @mesh_1, sym_name = "s0"} : () -> ()
 "pw.slice"() {mesh = @mesh_2, sym_name = "s1"} : () -> ()
 func.func @main(%x: tensor<7xf32> {pw.slice = @s0}) {
-  // expected-error@below {{'pw.transfer' op attribute `sharding`: dimension 0 of size 7 does not divide by 2 (axes x)}}
+  // expected-error@below {{'pw.transfer' op attribute `sharding`: dimension 0 of size 7 is not divisible by 2 (axes x)}}
   %0 = "pw.transfer"(%x) {sharding = #sdy.sharding<@mesh_2, [{"x"}]>, slice = @s1} : (tensor<7xf32>) -> tensor<7xf32>
   return
 }

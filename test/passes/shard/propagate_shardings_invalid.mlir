@@ -5,7 +5,7 @@ module attributes {pw.form = "placed"} {
   sdy.mesh @mesh = <["x"=2]>
   "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
   func.func @main(%x: tensor<16xf32> {pw.slice = @s0}) -> (tensor<16xf32> {pw.slice = @s0}) {
-    // CHECK: error: 'pw.launch' op launches @f, which is only declared: shardings go through its body
+    // CHECK: error: 'pw.launch' op launches @f, which is only declared: shardings are propagated through its body
     %y = "pw.launch"(%x) {callee = @f, slice = @s0} : (tensor<16xf32>) -> tensor<16xf32>
     return %y : tensor<16xf32>
   }
@@ -20,7 +20,7 @@ module attributes {pw.form = "placed"} {
   sdy.mesh @mesh_4 = <["z"=4]>
   "pw.slice"() {mesh = @mesh_4, sym_name = "s0"} : () -> ()
   func.func @main(%x: tensor<8x8xf32> {pw.slice = @s0}) -> (tensor<8x8xf32> {pw.slice = @s0}) {
-    // CHECK: error: 'func.func' op splits what it takes or makes along 'y', no axis of @mesh_4
+    // CHECK: error: 'func.func' op splits an operand or result along 'y', which is not an axis of @mesh_4
     %y = "pw.launch"(%x) {callee = @f, slice = @s0} : (tensor<8x8xf32>) -> tensor<8x8xf32>
     return %y : tensor<8x8xf32>
   }

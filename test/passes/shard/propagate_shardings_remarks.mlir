@@ -47,7 +47,7 @@ module @replicated attributes {pw.form = "placed"} {
 module @does_not_divide attributes {pw.form = "placed"} {
   sdy.mesh @mesh = <["data"=2]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
-  // expected-error@+1 {{argument batch on @s0: dimension 0 of size 15 does not divide by 2 (axes data)}}
+  // expected-error@+1 {{argument batch on @s0: dimension 0 of size 15 is not divisible by 2 (axes data)}}
   func.func @main(%x: !x {pw.slice = @s0, pw.spec = [["data"], []], jax.arg_info = "batch"}) -> (!x {pw.slice = @s0}) {
     return %x : !x
   }

@@ -112,9 +112,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "does not start as one"),
+        (b"", "does not start like one"),
         (b"PK\3\4", "truncated"),
-        (b"module {}", "does not start as one"),
+        (b"module {}", "does not start like one"),
     ],
 )
 def test_other_files_are_refused(content, problem, tmp_path):
@@ -136,7 +136,7 @@ def test_large_files_are_not_read(tmp_path):
     with path.open("wb") as file:
         file.truncate(2**40)
     tracemalloc.start()
-    with pytest.raises(BundleError, match="does not start as one"):
+    with pytest.raises(BundleError, match="does not start like one"):
         bundle.read(path)
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
@@ -269,7 +269,7 @@ def test_manifests_that_make_no_sense_are_refused(data, change, problem):
     ("text", "problem"),
     [
         (b"[" * 100_000, "nested too deep|not JSON"),
-        (b'{"a": NaN}', "no number"),
+        (b'{"a": NaN}', "not a number"),
         (b'{"a": 1, "a": 2}', "twice"),
         (b'{"version": ' + b"9" * 10_000 + b"}", "not JSON"),
         (b"\xff\xfe", "not JSON"),

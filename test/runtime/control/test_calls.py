@@ -108,7 +108,7 @@ def test_a_long_call_is_reported_though_steps_go_on_and_never_ended():
     running = CallUnderway(one.number, ", batch 7", 5.2, "rows at mydata.py:3")
     text = described(one, 5.0, {0: HostReport(0, 0, (), (), (running,))})
     assert text.splitlines() == [
-        f"call {one.number} of m:f has not ended for 5 seconds",
+        f"call {one.number} of m:f has been running for 5 seconds",
         "  host 0: is at it, batch 7 for 5 s, in rows at mydata.py:3",
     ]
     assert described(one, 5.0, {0: HostReport(0, 0, (), ())}).splitlines()[1] == "  host 0: has not begun it"

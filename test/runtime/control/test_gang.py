@@ -157,8 +157,8 @@ def test_workers_that_are_asked_to_end_take_nothing_new_and_what_they_have_can_b
     one = gang(7, 8)
     (said,) = texts(one.handle(LeaveAsked(KEY, 8), 5.0))
     assert said == (
-        "host 8 (island3) leaves: its process was asked to end (SIGTERM); its island takes nothing more; "
-        "what it has can be read for up to 20 seconds"
+        "host 8 (island3) is leaving: its process was asked to end (SIGTERM); its island accepts nothing "
+        "more; its arrays can be read for up to 20 seconds"
     )
     assert one.handle(LeaveAsked(KEY, 7), 6.0) == []
     one.check()
@@ -200,9 +200,9 @@ def test_an_island_that_is_lost_again_and_again_is_given_up():
         one = one.successor(0.0)
     one.handle(ENDED, 0.0)
     (said,) = texts(one.handle(Buried(KEY), 0.0))
-    assert said == ("island3: it is not started anew, for 3 times it was lost before it had done a step")
+    assert said == ("island3: it is not restarted, because it was lost 3 times before it had done a step")
     assert one.is_dead()
-    with pytest.raises(HostLostError, match=r"is lost: its process has ended.*; it is not started anew"):
+    with pytest.raises(HostLostError, match=r"is lost: its process has ended.*; it is not restarted"):
         one.check()
 
 
@@ -213,7 +213,7 @@ def test_a_start_that_fails_is_tried_again_until_it_is_late():
     one.handle(Buried(KEY), 0.0)
     now, contacts, said = 0.0, [], []
     while not one.is_dead():
-        effects = one.handle(NotStarted(KEY, "it does not start anew: no route"), now)
+        effects = one.handle(NotStarted(KEY, "it cannot be restarted: no route"), now)
         said += [
             effect.text for effect in effects if isinstance(effect, Log) and effect.level >= logging.WARNING
         ]
@@ -227,16 +227,16 @@ def test_a_start_that_fails_is_tried_again_until_it_is_late():
     assert contacts[-1] < 20
     assert 300 < now < 315
     assert said == [
-        "island3: it does not start anew: no route; it is tried again for 300 seconds",
-        "island3: it does not start anew: no route",
+        "island3: it cannot be restarted: no route; it is tried again for 300 seconds",
+        "island3: it cannot be restarted: no route",
     ]
-    with pytest.raises(HostLostError, match=r"killed by signal 9\); it does not start anew: no route"):
+    with pytest.raises(HostLostError, match=r"killed by signal 9\); it cannot be restarted: no route"):
         one.check()
 
 
 def test_a_start_that_cannot_succeed_is_not_tried_again():
     one = after(ENDED, EVENTS[Buried])
-    one.handle(NotStarted(KEY, "it comes back with other devices", is_final=True), 1.0)
+    one.handle(NotStarted(KEY, "it came back with different devices", is_final=True), 1.0)
     assert one.is_dead()
 
 
@@ -244,7 +244,7 @@ def test_a_network_that_does_not_heal_is_bounded_by_time():
     """However often the island is lost because of it; what it did before counts."""
     one, now, starts = gang(), 0.0, 0
     while True:
-        one.handle(HostEnded(one.key, 7, "it has said nothing for 10 seconds", is_cut=True), now)
+        one.handle(HostEnded(one.key, 7, "it has not responded for 10 seconds", is_cut=True), now)
         one.handle(Buried(KEY), now)
         if one.is_dead():
             break
@@ -253,7 +253,7 @@ def test_a_network_that_does_not_heal_is_bounded_by_time():
     assert starts > MOST_RESTARTS
     assert 300 < now <= 320
     with pytest.raises(
-        HostLostError, match="not started anew, for it was cut off again and again for 320 seconds"
+        HostLostError, match="not restarted, because it was cut off again and again for 320 seconds"
     ):
         one.check()
 

@@ -40,7 +40,7 @@ def test_one_that_says_nothing_for_longer_than_the_heartbeat_is_gone():
     islands = gangs()
     assert looks(Liveness(2.0, 0.0), islands, 60.0, heard=(0, 1, 2)) == []
     assert looks(Liveness(2.0, 60.0), islands, 120.0, heard=(0, 2)) == [
-        HostEnded(GangKey(0, 0), 1, "it has said nothing for 2 seconds", is_cut=True)
+        HostEnded(GangKey(0, 0), 1, "it has not responded for 2 seconds", is_cut=True)
     ]
 
 

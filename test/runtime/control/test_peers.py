@@ -53,7 +53,7 @@ def test_who_says_it_alone_goes_himself_if_it_stays_so():
     assert going(one, HEARTBEAT) == []
     (event,) = one.look(HEARTBEAT + SETTLE_SECONDS)
     assert (event.host, event.is_cut) == (0, True)
-    assert event.why == "it does not reach host 1, which does not say the same: timed out"
+    assert event.why == "it does not reach host 1, which does not confirm it: timed out"
 
 
 def test_the_word_of_one_alone_tips_no_scales():

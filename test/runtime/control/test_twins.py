@@ -266,7 +266,7 @@ def test_the_word_of_one_alone():
     assert twin.said("is lost") == []
     twin.go_on(2)
     assert twin.said("is lost") == [
-        "host 0 (island0) is lost: it does not reach host 1 (island1), which does not say the same: of a lie"
+        "host 0 (island0) is lost: it does not reach host 1 (island1), which does not confirm it: of a lie"
     ]
     assert [error(handle) == "" for handle in kept] == [False, True]
 
@@ -359,7 +359,7 @@ def test_a_controller_that_is_stopped():
     assert twin.said("is lost") == []
     twin.cluster.workers[1].stop()
     twin.go_on(4)
-    assert twin.said("host 1 (island1) is lost: it has said nothing for")
+    assert twin.said("host 1 (island1) is lost: it has not responded for")
 
 
 def test_a_step_that_does_not_end_is_reported_and_ended():

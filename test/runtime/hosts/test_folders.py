@@ -105,7 +105,7 @@ def test_what_is_not_up(folder):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-x", "a b", "a\n", "ä", "x" * 65])
 def test_what_is_no_name(name):
-    with pytest.raises(ValueError, match="is no name of a cluster: expected letters, digits"):
+    with pytest.raises(ValueError, match="is not a name of a cluster: expected letters, digits"):
         find(name)
 
 
@@ -162,7 +162,7 @@ def test_a_service_that_does_not_answer_or_greet():
         where = f"^the service at 127.0.0.1:{address[1]} "
         Door(server, b"s" * 32, lambda _: True, decode_greeting, lambda connection, _: connection.close())
         call_service(address, b"s" * 32, ADMIN_PURPOSE, decode_for_admin).close()
-        with pytest.raises(HostError, match=f"{where}refuses this token: it is that of another cluster"):
+        with pytest.raises(HostError, match=f"{where}rejects this token: it belongs to another cluster"):
             call_service(address, b"o" * 32, ADMIN_PURPOSE, decode_for_admin)
         server.shutdown(socket.SHUT_RDWR)
     with pytest.raises(HostError, match=f"{where}does not answer: Connection refused"):

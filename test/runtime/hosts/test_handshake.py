@@ -62,7 +62,9 @@ def test_the_opener_proves_first():
     other = controller()
     one = opener(OTHER)
     proof = one.on_message(other.on_message(one.first))
-    with pytest.raises(MessageError, match="a stranger tried to connect: it does not know the secret"):
+    with pytest.raises(
+        MessageError, match="an unauthenticated peer tried to connect: it does not know the secret"
+    ):
         other.on_message(proof)
     assert other.purpose is None
 
@@ -106,7 +108,7 @@ def test_a_real_host_that_calls_a_stranger_does_not_help_him():
         challenge = victim.on_message(Open(purpose, honest.first.nonce))
         proof = opener(purpose=honest.first.purpose).on_message(challenge)
         assert isinstance(proof, Proof)
-        with pytest.raises(MessageError, match=r"a stranger|nothing here"):
+        with pytest.raises(MessageError, match=r"an unauthenticated peer|nothing here"):
             victim.on_message(proof)
 
 
@@ -129,15 +131,15 @@ def test_a_proof_is_of_one_connection():
     ):
         other = controller()
         other.on_message(changed)
-        with pytest.raises(MessageError, match="a stranger tried to connect"):
+        with pytest.raises(MessageError, match="an unauthenticated peer tried to connect"):
             other.on_message(proof)
     again = controller(nonce=b"y" * 32)
     again.on_message(opener().first)
-    with pytest.raises(MessageError, match="a stranger tried to connect"):
+    with pytest.raises(MessageError, match="an unauthenticated peer tried to connect"):
         again.on_message(proof)
     lying = controller()
     lying.on_message(opener().first)
-    with pytest.raises(MessageError, match="a stranger tried to connect"):
+    with pytest.raises(MessageError, match="an unauthenticated peer tried to connect"):
         lying.on_message(Proof(proof.code, ("9", "9", "9")))
 
 

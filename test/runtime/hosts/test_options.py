@@ -25,8 +25,8 @@ def test_options_of_a_file():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"hartbeat": 5}, "hartbeat: there is no such option of hosts; do you mean heartbeat"),
-        ({"x": 1}, "x: there is no such option of hosts; expected some of ahead, heartbeat, "),
+        ({"hartbeat": 5}, "hartbeat: there is no such host option; did you mean heartbeat"),
+        ({"x": 1}, "x: there is no such host option; expected some of ahead, heartbeat, "),
         ({"heartbeat": "5"}, "heartbeat='5': expected at least one second"),
         ({"heartbeat": float("nan")}, "heartbeat=nan: expected at least one second"),
         ({"ahead": True}, "ahead=True: expected at least 1"),

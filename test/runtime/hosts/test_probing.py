@@ -40,7 +40,7 @@ def test_a_peer_that_is_cut_off_is_noticed():
     assert not lost.peers
     cable.cut = True
     assert lost.said.wait(5)
-    assert lost.peers == [(3, "the connection has ended: nothing was heard in time")]
+    assert lost.peers == [(3, "the connection has ended: no reply in time")]
 
 
 def test_a_peer_that_is_reached_again():

@@ -68,4 +68,4 @@ except pw.HostError as error:
 """
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.startswith("338 hosts need up to 2")
-    assert said.endswith("and it may have 256: raise the hard limit (ulimit -Hn)\n")
+    assert said.endswith("but the limit is 256: raise the hard limit (ulimit -Hn)\n")

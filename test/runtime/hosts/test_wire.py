@@ -87,5 +87,5 @@ def test_messages_are_short_and_soon_while_a_connection_is_bound(pair):
 
     receiver.bound(0.5, 100)
     threading.Thread(target=drip, daemon=True).start()
-    with pytest.raises(ConnectionEnded, match="nothing was heard in time"):
+    with pytest.raises(ConnectionEnded, match="no reply in time"):
         receiver.receive()

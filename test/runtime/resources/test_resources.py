@@ -144,7 +144,7 @@ def test_slices_that_were_bound_onto_each_other_cannot_join_in_one_program():
     manager.bind([s1], "g")
     with pytest.raises(
         ResourceError,
-        match=r"east and west were bound apart and share devices 0; .* pathways\.release,",
+        match=r"east and west were bound separately and share devices 0; .* pathways\.release,",
     ):
         manager.bind([s0, s1], "h")
 

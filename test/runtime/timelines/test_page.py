@@ -118,7 +118,7 @@ def test_launches_that_nobody_saw_are_hatched():
     root = parsed(page_of([EventLog("step", "measured", "s", ("s0",), (seen, unseen))]))
     boxes = [r for r in root.iter(f"{SVG}rect") if "launch" in r.get("class", "").split()]
     assert ["estimated" in box.get("class").split() for box in boxes] == [False, True]
-    assert boxes[1].get("data-tip").splitlines()[-1] == "estimated: it was not seen to run"
+    assert boxes[1].get("data-tip").splitlines()[-1] == "estimated: it is missing from the profile"
     legend = [i.get("class") for i in root.iter("i")]
     assert "estimated" in legend
     only_seen = parsed(page_of([EventLog("step", "measured", "s", ("s0",), (seen,))]))

@@ -94,8 +94,8 @@ def test_nothing_is_written_where_others_can_write(store: CodeStore, capsys) -> 
     store.write(OTHER, b"code")
     assert not list(store.folder.iterdir())
     assert capsys.readouterr().err == (
-        f"pathways: compiled code is not kept in {store.folder}: it must be yours, and no one else may write "
-        "to it (PW_CACHE_DIR= turns this off)\n"
+        f"pathways: compiled code is not cached in {store.folder}: it must be yours, and no one else may "
+        "write to it (PW_CACHE_DIR= turns this off)\n"
     )
 
 
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, capsys) -> No
     store.discard(KEY)
     store.trim()
     assert capsys.readouterr().err == (
-        f"pathways: compiled code is not kept in {store.folder}: Not a directory "
+        f"pathways: compiled code is not cached in {store.folder}: Not a directory "
         "(PW_CACHE_DIR= turns this off)\n"
     )
 

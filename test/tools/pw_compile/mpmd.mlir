@@ -2,7 +2,7 @@
 // RUN: pw-compile %s --compile-to=placed | filecheck %s --check-prefix=PLACED
 // RUN: not pw-compile %s --schedule=1f1b 2>&1 | filecheck %s --check-prefix=ORDER
 
-// ORDER: error: program '{{.*}}' keeps the order that Shardy gave it, and takes no schedule
+// ORDER: error: program '{{.*}}' keeps the order chosen by Shardy, so a schedule cannot be given
 
 // What Shardy's MPMD compiler makes is taken as it is printed. Each fragment is a launch in the order of its
 // schedule, also what it inferred, which would be fused with its neighbours in a program of ours.

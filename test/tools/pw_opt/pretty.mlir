@@ -5,7 +5,7 @@
 
 // Operations of pw as people read them; all else is as MLIR prints it. Values keep their names.
 
-// BOTH: pw-opt: error: --pretty does not go with --mlir-print-op-generic
+// BOTH: pw-opt: error: --pretty cannot be combined with --mlir-print-op-generic
 
 // CHECK: sdy.mesh @mesh = <["data"=2]>
 sdy.mesh @mesh = <["data"=2]>

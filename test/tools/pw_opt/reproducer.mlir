@@ -24,7 +24,7 @@
 // AGAIN: error: 'func.func' op argument #0 is of type i32
 // AGAIN-NOT: note: pipeline failed
 
-// NONE: pw-opt: error: '{{.*}}reproducer.mlir' holds no reproducer: no pipeline is in its `mlir_reproducer`
+// NONE: pw-opt: error: '{{.*}}reproducer.mlir' is not a reproducer: it has no pipeline in `mlir_reproducer`
 
 func.func @main(%x: i32) -> i32 {
   return %x : i32

@@ -51,7 +51,7 @@
 // FILEPAGE: <h2>{{.*}}.csv <small>10 units
 // COMPILED: {{^}}0F0,0F1,,0B0,0F2,0B1,0F3,0B2,,0B3{{$}}
 // WRONG: pw-sim: error: '{{.*}}', by {{.*}}.csv: {{.*}}: row 2: 1B3 is missing
-// BOTH: pw-sim: error: --compare and --policy exclude each other: one is of all policies
+// BOTH: pw-sim: error: --compare and --policy exclude each other: --compare covers all policies
 // UNKNOWN: pw-sim: error: unknown policy 'gpip'; did you mean 'gpipe'?
 
 // A search knows that links take time, a pattern does not.
@@ -74,7 +74,7 @@
 // JSON: "refused": {
 // JSON-NEXT: "zb-v": "does not fit: it needs two stages on each slice in a V
 
-// FORM: pw-sim: error: '<stdin>' is in the form 'sharded', in which backwards are no longer cut in halves; policies are compared from the form 'placed'
+// FORM: pw-sim: error: '<stdin>' is in the form 'sharded', in which it is too late to split backwards; policies are compared from the form 'placed'
 // TRACE: pw-sim: error: --compare and --trace exclude each other: a trace is of one schedule
 
 !x = tensor<8x4xf32>
