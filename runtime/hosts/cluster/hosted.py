@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess, Location, ReplicaPart
+from pathways.runtime.hosts.protocol.frames import encode
+from pathways.runtime.hosts.protocol.messages import Run
 from pathways.runtime.hosts.protocol.programs import IslandPort
 
 
@@ -68,6 +70,26 @@ class HostedProgram:
             {gang.number: _ports(gang, outputs[gang.number]) for gang in gangs},
             share,
         )
+
+    def frames(self, run: int, first: int, arguments: Mapping[int, Sequence[int]]) -> list[bytes]:
+        """What its hosts are sent for a step, and with it which arrays there are no longer held.
+
+        Args:
+          run: the number of the step.
+          first: that of the first array that each part makes.
+          arguments: for each island the numbers of the arrays that its part takes.
+        """
+        frames: list[bytes] = []
+        # Islands that take and free nothing are told the same.
+        plain: bytes | None = None
+        for gang in self.gangs:
+            own, unused = tuple(arguments[gang.number]), gang.life.unused.take()
+            if own or unused:
+                frame = encode(Run(self.number, run, first, own, unused))
+            else:
+                frame = plain = plain or encode(Run(self.number, run, first, ()))
+            frames += [frame] * len(gang.hosts)
+        return frames
 
     def is_there(self) -> bool:
         """Whether all workers that have a part of it are."""

@@ -23,7 +23,7 @@ from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD, HostOptions
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.frames import encode
-from pathways.runtime.hosts.protocol.messages import Call, Free, Load, Run, Unload
+from pathways.runtime.hosts.protocol.messages import Call, Free, Load, Unload
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.trace.host_traces import HostTraces
@@ -156,18 +156,7 @@ class OwnController(Controller):
     def _frames(
         self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
     ) -> list[bytes]:
-        """What each host of a step is told."""
-        frames: list[bytes] = []
-        # Islands that take and free nothing are told the same.
-        plain: bytes | None = None
-        for gang in program.gangs:
-            own, unused = tuple(arguments[gang.number]), gang.life.unused.take()
-            if own or unused:
-                frame = encode(Run(program.number, step.number, step.number + 1, own, unused))
-            else:
-                frame = plain = plain or encode(Run(program.number, step.number, step.number + 1, ()))
-            frames += [frame] * len(gang.hosts)
-        return frames
+        return program.frames(step.number, step.number + 1, arguments)
 
     def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
         for host, frame in zip(program.hosts, frames, strict=True):

@@ -93,17 +93,18 @@ class Connection[Received]:
         self, kept: collections.deque[memoryview], frames: Sequence[bytes | memoryview]
     ) -> None:
         with self._sending:
-            data = memoryview(b"".join(frames))
+            data = frames[0] if len(frames) == 1 else b"".join(frames)
+            sent = 0
             if not kept:
                 try:
-                    data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+                    sent = self._socket.send(data, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     pass
                 except OSError as error:
                     raise _ended(error) from None
-            if not data:
+            if sent == len(data):
                 return
-            kept.append(data)
+            kept.append(memoryview(bytes(data[sent:])))
             if sum(map(len, kept)) > MOST_KEPT:
                 raise ConnectionEnded(f"the peer has not read the last {MOST_KEPT} bytes")
         self._wake()
@@ -206,9 +207,9 @@ class Connection[Received]:
             except BlockingIOError:
                 return []
         received, end = self._whole(self._unread)
-        if end:
+        if end < self._unread:
             self._buffer[: self._unread - end] = self._buffer[end : self._unread]
-            self._unread -= end
+        self._unread -= end
         return received
 
     def act_on_some(self, act: Callable[[Received], None]) -> None:

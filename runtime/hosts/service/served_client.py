@@ -44,7 +44,6 @@ class ServedStep:
       arguments: for each island the numbers of the arrays that its part takes.
       queued: the same for the scheduler.
       step: the same for the core of the cluster; None before it is issued.
-      left: for each island the hosts that are not done.
       took: for each island how long it had the devices.
       unsaid: the hosts that are done, which the client does not know.
       failed: what failed on hosts, which the client does not know.
@@ -56,7 +55,6 @@ class ServedStep:
     arguments: Mapping[int, tuple[int, ...]]
     queued: QueuedStep | None = None
     step: Step | None = None
-    left: dict[int, set[int]] = dataclasses.field(default_factory=dict)
     took: dict[int, float] = dataclasses.field(default_factory=dict)
     unsaid: list[int] = dataclasses.field(default_factory=list)
     failed: list[FromHost] = dataclasses.field(default_factory=list)

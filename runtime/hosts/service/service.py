@@ -50,7 +50,6 @@ from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.options import AUTO, MOST_AHEAD
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol import serving
-from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.handshake import Keeper
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
@@ -63,7 +62,6 @@ from pathways.runtime.hosts.protocol.messages import (
     Message,
     MessageError,
     Purpose,
-    Run,
     RunTimes,
     StartTrace,
     StopTrace,
@@ -385,7 +383,6 @@ class Service:
                     step = Step(hosted.name, number, hosted.host_numbers, hosted.number, now, hosted.share)
                     core.issue(step, hosted.lives, ())
                     served.step = step
-                    served.left = {gang.number: {host.index for host in gang.hosts} for gang in hosted.gangs}
                 case TakeTurn(item, _, is_there) if isinstance(item.what, ServedCall):
                     called = item.what
                     called.sent_as = core.take_numbers()
@@ -450,14 +447,13 @@ class Service:
         assert step is not None
         program.queued -= 1
         self._issued[step.number] = served
-        for gang in program.hosted.gangs:
-            own, unused = served.arguments[gang.number], gang.life.unused.take()
-            frame = encode(Run(program.hosted.number, step.number, served.number + 1, own, unused))
-            for host in gang.hosts:
-                try:
-                    host.steps.send_frames(frame)
-                except ConnectionEnded as error:
-                    self._listener.lose(host, error)
+        hosted = program.hosted
+        frames = hosted.frames(step.number, served.number + 1, served.arguments)
+        for host, frame in zip(hosted.hosts, frames, strict=True):
+            try:
+                host.steps.send_frames(frame)
+            except ConnectionEnded as error:
+                self._listener.lose(host, error)
         self._unload_if_unwanted(program)
 
     def _take_turn(self, turn: TakeTurn) -> None:
@@ -544,25 +540,23 @@ class Service:
         served = self._issued.get(done.run)
         if served is None or served.step is None:
             return
-        is_several = self._core.core.is_several
+        step, gang, is_several = served.step, host.gang, self._core.core.is_several
         if done.error is None and not done.failed:
             if not served.unsaid and not is_several:
                 self._unsaid.append((host.pulse.heard, served))
             served.unsaid.append(host.index)
         else:
             told = Done(served.number, done.error, done.failed, done.took)
-            served.failed.append(FromHost(host.index, host.gang.life.key.start, told))
-        island = host.gang.number
-        left = served.left[island]
-        left.discard(host.index)
-        served.took[island] = max(served.took.get(island, 0.0), done.took)
-        if not left and served.queued is not None:
-            self._events.append(PartDone(served.queued, island, served.took[island]))
-        if served.step.is_done():
+            served.failed.append(FromHost(host.index, gang.life.key.start, told))
+        took = served.took[gang.number] = max(served.took.get(gang.number, 0.0), done.took)
+        if served.queued is not None and (len(gang.hosts) == 1 or step.is_done(gang.life.hosts)):
+            self._events.append(PartDone(served.queued, gang.number, took))
+        is_done = step.is_done()
+        if is_done:
             del self._issued[done.run]
             if is_several:
                 self._unsettled.append(served)
-        if not is_several and (served.failed or served.step.is_done()):
+        if not is_several and (is_done or served.failed):
             self._say_done(served)
 
     def _say_done(self, served: ServedStep) -> None:
