@@ -205,7 +205,7 @@ def test_a_name_is_free_as_soon_as_its_client_has_left(service):
 
 
 def test_two_clients_have_two_names(service, ann):
-    with refused(HostError, "does not let this process in", "'ann' is there already"):
+    with refused(HostError, "rejects this process", "'ann' already exists"):
         service.attach("ann")
     service.attach("another").close()
     wait_until(lambda: client(service, "another") is None)
