@@ -76,9 +76,7 @@ def _devices(mesh: jax.sharding.Mesh) -> _Pinned:
 
 def _check(topology: Topology, name: str, virtual: VirtualSlice) -> None:
     if name not in topology:
-        raise ValueError(
-            f"slices: the topology has no mesh '{name}', only {', '.join(topology)}"
-        )
+        raise ValueError(f"slices: the topology has no mesh '{name}', only {', '.join(topology)}")
     if not isinstance(virtual, VirtualSlice):
         raise TypeError(f"slices: for mesh '{name}' expected a slice, got {type(virtual).__name__}")
     mesh = topology[name]

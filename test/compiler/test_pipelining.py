@@ -39,7 +39,7 @@ def over(fun: Callable, microbatches: int = 2) -> Callable:
 
 def test_a_schedule_without_microbatches(stages: list[Callable]) -> None:
     (message,) = warnings_of(pw.program(lambda x: stages[1](stages[0](x)), schedule="1f1b"))
-    assert "schedule '1f1b' orders the microbatches of pw.accumulate, but it has no pw.accumulate" in message
+    assert "schedule '1f1b' orders the microbatches of pw.accumulate, but there is none" in message
 
 
 def test_microbatches_without_a_schedule(stages: list[Callable]) -> None:

@@ -359,7 +359,7 @@ def test_a_body_that_leaves_its_microbatch_alone(loss):
 def test_a_loop_without_a_placed_call(stages):
     """Its work is placed like any other glue."""
     program = pw.program(lambda w, x: (stages[0](w, x), pw.accumulate(total, 2)(w, x)))
-    with pytest.warns(pw.PathwaysWarning, match="calls no function of pw.jit"):
+    with pytest.warns(pw.PathwaysWarning, match="calls no pw.jit function"):
         np.testing.assert_allclose(program(W, X)[1], total(W, X) / 2, rtol=1e-6)
 
 

@@ -544,7 +544,7 @@ def test_attributes_are_read_by_the_names_that_earlier_releases_gave_them(model,
         (lambda text: text.replace('"scheduled"', '"placed"'), "not in the form scheduled"),
         (lambda text: text.replace("@main", "@other"), r"no function @main|has a body"),
         (lambda text: text.replace("order = 0", "order = 1"), "has order 1"),
-        (lambda text: text.replace('"pw.release"', '"pw.unknown"', 1), "no step of a program"),
+        (lambda text: text.replace('"pw.release"', '"pw.unknown"', 1), "not a step of a program"),
         (lambda text: "\xff" + text, r"program\.mlir"),
         (lambda text: "module { " * 100_000, r"crashed MLIR|program\.mlir"),
     ],
@@ -609,10 +609,10 @@ def with_artifact(path, to, raw):
 @pytest.mark.parametrize(
     ("raw", "problem"),
     [
-        (artifact("module {}")[:-9], "no artifact that this release reads"),
+        (artifact("module {}")[:-9], "not an artifact that this release can read"),
         (artifact("module {}"), "no function @main"),
-        (artifact(IDENTITY.replace("2xf32", "3xf32")), "not what the program declares"),
-        (artifact(IDENTITY.replace("tensor<2xf32>", "i32")), "not what the program declares"),
+        (artifact(IDENTITY.replace("2xf32", "3xf32")), "differs from what the program declares"),
+        (artifact(IDENTITY.replace("tensor<2xf32>", "i32")), "differs from what the program declares"),
         (artifact(IDENTITY), None),
         (
             artifact(CALL.format("Sharding").replace("(%x) :", "(%x) {mhlo.frontend_attributes = 3} :")),

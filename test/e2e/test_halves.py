@@ -266,7 +266,7 @@ def test_a_repeated_forward_says_what_is_handed_over():
     params = [parameters(scanned_again, 10 * n) for n in range(2)]
     step = pw.program(step_of([on(scanned_again) for on in places(2)]), schedule="zb-h1")
     remarks = step.lower(params, batch()).remarks
-    assert any("although the forward is repeated" in remark.message for remark in remarks)
+    assert any("although the forward is recomputed" in remark.message for remark in remarks)
 
 
 def test_a_policy_that_does_not_fit_says_what_would():

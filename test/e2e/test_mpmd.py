@@ -131,9 +131,7 @@ def test_meshes_may_get_slices_of_the_user():
     lowered = lower_partitioned(partitioned("two_stages", "call"), slices=own)
     check(lowered, PROGRAMS["two_stages"])
     assert list(lowered.slices.values()) == list(own.values())
-    with pytest.raises(
-        ValueError, match=r"the topology has no mesh 'm', only mesh0, mesh1"
-    ):
+    with pytest.raises(ValueError, match=r"the topology has no mesh 'm', only mesh0, mesh1"):
         lower_partitioned(partitioned("two_stages", "call"), slices={"m": own["mesh0"]})
     with pytest.raises(ValueError, match=r"mesh 'mesh0' has \{'x': 1\}, VirtualSlice.* is unlike it"):
         lower_partitioned(partitioned("two_stages", "call"), slices={"mesh0": devices.add_slice(2, "x")})

@@ -153,7 +153,7 @@ def test_what_is_wrong_is_said_at_once():
         pw.connect("mpi", islands=[pw.Island()])
     with pytest.raises(ValueError, match=r"expected islands=\[pathways.Island"):
         pw.connect("ray", hosts=2)
-    with pytest.raises(ValueError, match="address= is that of a Ray cluster"):
+    with pytest.raises(ValueError, match="address= is for Ray clusters"):
         pw.connect(islands=[pw.Island()], address="10.0.0.1:6379")
     with pytest.raises(ValueError, match=r"bind='0.0.0.0' is every address"):
         pw.connect(islands=[pw.Island()], bind="0.0.0.0")

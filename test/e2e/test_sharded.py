@@ -695,7 +695,7 @@ def test_a_constraint_that_does_not_fit_is_an_error_of_jax(spec, message):
         ((P(), P()), ValueError, "do not match what they describe: .*different"),
         ("data", TypeError, "expected a PartitionSpec or None, got str"),
         (jax.sharding.SingleDeviceSharding, TypeError, "expected a PartitionSpec or None"),
-        (P(P.UNCONSTRAINED, "data"), ValueError, "unconstrained, which only with_sharding_constraint can do"),
+        (P(P.UNCONSTRAINED, "data"), ValueError, "unconstrained, which needs with_sharding_constraint"),
     ],
 )
 def test_specs_of_another_tree_or_type(which, specs, error, message):

@@ -218,7 +218,7 @@ def test_ctrl_c_ends_a_loop(own_workers, hosts):
 
 @pytest.mark.parametrize("chunk", [0, -1])
 def test_chunks_have_turns(chunk):
-    with pytest.raises(ValueError, match="chunk is a number of turns"):
+    with pytest.raises(ValueError, match="chunk must be a number of iterations"):
         pw.program(lambda x: x, chunk=chunk)
 
 

@@ -411,8 +411,8 @@ class TestWhatIsNotSplit:
         assert whole == [
             "leaves argument state[0].v_col[0]['w'] whole on all 2 replicas: dimension 0 goes together with "
             "dimensions 0 and 1 of argument params[0]['w'], and only one of them can be split",
-            "leaves argument state[0].v[0]['scale'] whole on all 2 replicas: dimension 0 of size 1 does not "
-            "divide by 2 replicas",
+            "leaves argument state[0].v[0]['scale'] whole on all 2 replicas: dimension 0 of size 1 is not "
+            "divisible by 2 replicas",
         ]
 
     def test_other_state_stays_whole(self) -> None:

@@ -156,7 +156,7 @@ class HistoryPlayer:
         for gang in self.cluster.core.gangs:
             if isinstance(gang.state, Dead) and not self.cluster.is_closed:
                 why = gang.state.failure.text
-                assert "does not start anew" in why or "not started anew" in why, why
+                assert "cannot be restarted" in why or "is not restarted" in why, why
 
 
 def _run(player: HistoryPlayer, act: Act) -> None:

@@ -357,7 +357,10 @@ def test_a_crash_leaves_a_reproducer(module, tmp_path, number):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(MODULE.replace("s0", "s1"), "as text, is read back as another module"), ("%", "cannot be read back: ")],
+    [
+        (MODULE.replace("s0", "s1"), "as text, reads back as a different module"),
+        ("%", "cannot be read back: "),
+    ],
 )
 def test_what_is_read_back_as_another_module_is_an_error(monkeypatch, text, message):
     from jaxlib.mlir import ir

@@ -442,7 +442,7 @@ def test_programs_may_start_as_mlir(phase, tmp_path):
     [
         (
             ["model.mlir", "-o", "x.pwb", "--compile-to=placed"],
-            "x.pwb is a bundle, which --compile-to",
+            "x.pwb is a bundle, which cannot be combined with --compile-to",
         ),
         (["model.mlir", "--executables"], "--executables needs a bundle: write one with -o FILE.pwb"),
         (["model.mlir", "--args", "f32[]"], "model.mlir already specifies its arguments; give none"),
@@ -456,7 +456,10 @@ def test_programs_may_start_as_mlir(phase, tmp_path):
         (["model.mlir", "--args-file", "bad.mlir"], "bad.mlir: not JSON"),
         (["model.mlir", "--args-file", "list.json"], "list.json: expected an object of 'args'"),
         (["model.mlir", "--args-file", "text.json"], "args[0]: 'f33[]', column 1: unknown dtype 'f33'"),
-        (["model.mlir", "--args-file", "text.json", "--args", "f32[]"], "give one of them"),
+        (
+            ["model.mlir", "--args-file", "text.json", "--args", "f32[]"],
+            "use either --args-file or --args and --kwargs, not both",
+        ),
     ],
 )
 def test_mistakes_of_pw_compile(arguments, problem, tmp_path):

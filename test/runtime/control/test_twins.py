@@ -155,7 +155,7 @@ def test_what_is_read_while_the_worker_ends():
     twin.cluster.tell(LeaveAsked(gang.key, 0))
     twin.go_on(0.2)
     assert isinstance(gang.state, Ending)
-    with pytest.raises(HostError, match="leaves"):
+    with pytest.raises(HostError, match="is leaving"):
         gang.check_open()
     twin.clients.start(twin.clients.fetch(0, by_all=True))
     twin.go_on(4)

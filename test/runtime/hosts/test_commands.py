@@ -32,7 +32,7 @@ def test_the_words_of_a_command():
         ({"hosts": ["a", ""]}, "hosts: '' is not the name of a machine"),
         ({"hosts": ["-oProxyCommand=x"]}, "hosts: '-oProxyCommand=x' is not the name of a machine"),
         ({"hosts": ["a", "b", "a"]}, "hosts: 'a' is named more than once"),
-        ({"hosts": 2}, "start= and python= are for machines that have names"),
+        ({"hosts": 2}, "start= and python= are for named machines"),
         ({"bind": None}, r"hosts=\['a'\]: expected bind=, the address of this machine"),
         ({"platform": "cuda", "devices_per_host": 2}, "devices_per_host=2 is a number of CPU devices"),
     ],

@@ -35,7 +35,9 @@ def test_a_service_that_is_up_is_found_by_its_name(folder):
     with lab.held():
         secret = lab.secret()
         assert lab.is_held()
-        with pytest.raises(HostError, match=rf"cluster 'lab' starts \(process {os.getpid()}\), and is not r"):
+        with pytest.raises(
+            HostError, match=rf"cluster 'lab' is starting \(process {os.getpid()}\), and is not"
+        ):
             find("lab")
         lab.tell(("10.0.0.5", 7070))
         assert find("lab") == (("10.0.0.5", 7070), secret)
