@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import host_functions
 import jax
 import jax.numpy as jnp
 import msgspec
@@ -24,8 +25,12 @@ import pathways as pw
 from pathways.compiler.backends import hosts
 from pathways.passes.measured.trace_file import read_trace
 from pathways.runtime.control.errors import HostError
+from pathways.runtime.control.step import FunctionCall
+from pathways.runtime.hosts.attached.attached_controller import AttachedController
 from pathways.runtime.hosts.controller import connect
 from pathways.runtime.hosts.launch.settings import Island, Settings
+from pathways.runtime.hosts.protocol import plain
+from pathways.runtime.hosts.protocol.messages import Call
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.local.devices import session
 from pathways.runtime.resources.service_status import ClientStatus
@@ -205,7 +210,7 @@ def test_a_name_is_free_as_soon_as_its_client_has_left(service):
 
 
 def test_two_clients_have_two_names(service, ann):
-    with refused(HostError, "rejects this process", "'ann' already exists"):
+    with refused(HostError, "rejects this process: a client called 'ann' already exists"):
         service.attach("ann")
     service.attach("another").close()
     wait_until(lambda: client(service, "another") is None)
@@ -265,6 +270,32 @@ def test_its_end_is_an_error_to_all(tmp_path, monkeypatch):
         with refused(HostError, "the service has ended"):
             one.islands.gangs[0].life.check()
         one.close()
+
+
+def call_of(name: str, *, lane: int = 1, **named: Any) -> Call:
+    """A call of a function of `host_functions` without arrays."""
+    arguments = plain.encode([[], {"t": []}, named], "arguments")
+    folder = str(Path(host_functions.__file__).parent)
+    return Call(0, 0, (), f"host_functions:{name}", (folder,), lane, False, (), arguments, None, b"0")
+
+
+def call_on(one: AttachedController, name: str, **named: Any) -> FunctionCall:
+    """Has the first island call it."""
+    gang = one.islands.gangs[0]
+    return one.call(name, gang, gang.hosts, call_of(name, **named))
+
+
+def test_calls_of_clients_do_not_wait_for_each_other(service, tmp_path):
+    """Each client has the same lanes, and its own."""
+    ann, bob = service.attach("ann"), service.attach("bob")
+    first = call_on(ann, "wait_for", path=str(tmp_path / "go"))
+    second = call_on(bob, "plain", value="number")
+    bob.wait_for_call(second)
+    assert second.answers[0].value == b"2.5"
+    assert not ann.has_ended(first)
+    (tmp_path / "go").touch()
+    ann.wait_for_call(first)
+    ann.close(), bob.close()
 
 
 def test_chunks_of_a_loop_are_steps_of_their_client(

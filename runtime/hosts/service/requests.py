@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathways.runtime.control.clients.items import InOrder, QueuedStep
 from pathways.runtime.control.errors import lost
 from pathways.runtime.hosts.cluster.islands import Islands
-from pathways.runtime.hosts.protocol.messages import Failed, Fetch, MessageError, StartTrace, StopTrace
+from pathways.runtime.hosts.protocol.messages import (
+    CLIENT_BITS,
+    Failed,
+    Fetch,
+    MessageError,
+    StartTrace,
+    StopTrace,
+)
 from pathways.runtime.hosts.protocol.serving import (
     ForHost,
     FromHost,
@@ -107,7 +114,7 @@ class Requests:
         call = message.call
         if call.call <= client.last:
             return []
-        if not client.owns(call.call) or call.first != call.call + 1:
+        if not client.owns(call.call) or call.first != call.call + 1 or not 0 <= call.lane < 1 << CLIENT_BITS:
             raise MessageError(f"{client} asks for call {call.call} in a way that cannot be")
         gang = self._islands.gang(message.island)
         client.last = call.call

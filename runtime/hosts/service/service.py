@@ -53,6 +53,7 @@ from pathways.runtime.hosts.protocol import serving
 from pathways.runtime.hosts.protocol.handshake import Keeper
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
+    CLIENT_BITS,
     Called,
     ClockTime,
     Credit,
@@ -480,10 +481,12 @@ class Service:
             self._say(served.client, Refused(served.number, Told.of(served.why)))
         else:
             self._calls[served.sent_as] = served
+        # Clients number lanes, too, and none waits for another one's.
+        lane = served.client.number << CLIENT_BITS | call.lane
         for host in gang.hosts:
             if host.index in served.hosts:
                 try:
-                    host.steps.send(msgspec.structs.replace(call, call=served.sent_as))
+                    host.steps.send(msgspec.structs.replace(call, call=served.sent_as, lane=lane))
                 except ConnectionEnded as error:
                     self._listener.lose(host, error)
 
