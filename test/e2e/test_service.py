@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import socket
 import subprocess
@@ -32,6 +33,7 @@ from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import Call
 from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.hosts.splitting import splitter
 from pathways.runtime.local.devices import session
 from pathways.runtime.resources.service_status import ClientStatus
 
@@ -249,6 +251,25 @@ def test_a_program_that_does_not_prove_is_an_error_to_its_client(service, ann, p
         bob.load(msgspec.structs.replace(bound, slices=dict.fromkeys(bound.slices, place)), lambda **_: None)
     bob.close()
     assert_steps_go_on(service)
+
+
+def test_what_nobody_foresaw_of_a_program_is_an_error_to_its_client(
+    service: ServiceInThreads, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for an answer that does not come."""
+
+    def fail(*args: object, **named: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    bound = msgspec.msgpack.decode(program.read_bytes(), type=BoundProgram)
+    bob = service.attach("bob")
+    with monkeypatch.context() as patch:
+        patch.setattr(splitter.subprocess, "Popen", fail)
+        service.service._questions._splitter.close()
+        with refused(HostError, "program 'lambda'", "no more processes"):
+            bob.load(bound, lambda **_: None)
+    bob.load(bound, lambda **_: None)
+    bob.close()
 
 
 def test_who_is_ended_is_told_so(service):

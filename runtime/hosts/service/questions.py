@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import math
 import threading
 from collections.abc import Callable
@@ -49,6 +50,8 @@ from pathways.runtime.resources.threads import start_thread
 
 _MOST_LOADING = 64
 
+log = logging.getLogger("pathways")
+
 Loaded = Callable[[ServedClient, int, HostedProgram | Told], None]
 """Is called with a client, the number of its request, and a program, or why there is none."""
 
@@ -83,6 +86,7 @@ class Questions:
     def forget(self, client: ServedClient) -> None:
         """A client is gone."""
         self._slices.forget(client)
+        self._splitter.forget(client)
         with self._lock:
             self._clocks = {n: asked for n, asked in self._clocks.items() if asked[0] is not client}
 
@@ -105,8 +109,10 @@ class Questions:
             case Ping():
                 client.watch.send(Pong(message.number))
             case LoadProgram():
-                client.loading += 1
-                if client.loading > _MOST_LOADING:
+                with self._lock:
+                    client.loading += 1
+                    is_too_much = client.loading > _MOST_LOADING
+                if is_too_much:
                     raise MessageError(f"{client} loads more than {_MOST_LOADING} programs at the same time")
                 start_thread(functools.partial(self._load, client, message), "load")
             case AskForDevices():
@@ -164,12 +170,17 @@ class Questions:
         loaded: HostedProgram | Told
         try:
             program = self._checked(message.program)
-            loaded = self._controller.load(program, functools.partial(self._splitter.split, program))
+            split = functools.partial(self._splitter.split, client, program)
+            loaded = self._controller.load(program, split)
         except HostError as error:
             loaded = Told.of(Failure(type(error), str(error)))
         except (PathwaysError, MessageError) as error:
             loaded = Told.of(failed(str(error)))
-        finally:
+        except Exception as error:
+            # What nobody foresaw, such as that no process starts, is an error to this client, too.
+            log.exception("program '%s' of %s", message.program.name, client)
+            loaded = Told.of(failed(f"program '{message.program.name}': {type(error).__name__}: {error}"))
+        with self._lock:
             client.loading -= 1
         self._loaded(client, message.request, loaded)
 

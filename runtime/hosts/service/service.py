@@ -114,8 +114,6 @@ _LOOK_SECONDS = 0.05
 _TOGETHER_SECONDS = 0.001
 """How long a client may not be told that a host is done with a step while others are not: most are soon."""
 
-_MOST_LOADING = 64
-
 log = logging.getLogger("pathways")
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from typing import Protocol
 
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
@@ -16,6 +19,8 @@ from pathways.runtime.resources.threads import start_thread
 SPLIT_SECONDS = 300.0
 """How long a program may take."""
 
+_COMMAND = (sys.executable, "-m", "pathways.runtime.hosts.splitting.split_process")
+
 
 class RefusedProgramError(PathwaysError, ValueError):
     """A program of a client that does not prove, or cannot be cut."""
@@ -23,21 +28,41 @@ class RefusedProgramError(PathwaysError, ValueError):
     __module__ = "pathways"
 
 
+class Owner(Protocol):
+    """Whose programs are cut.
+
+    Attributes:
+      is_gone: whether it has left, and needs them no more.
+    """
+
+    is_gone: threading.Event
+
+
 class ProgramSplitter:
-    """A process that proves and cuts programs, one after the other; another one after it has ended."""
+    """A process that proves and cuts programs, one after the other; another one after it has ended.
+
+    Owners take turns: one that has many programs, or large ones, delays each of another's by one at most.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        # Whose turn it is, and whose is next: each of them once, however many programs it has.
+        self._line: collections.deque[Owner] = collections.deque()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def split(self, program: BoundProgram, ahead: int | str, *, together: bool) -> SplitProgram:
+    def split(self, owner: Owner, program: BoundProgram, ahead: int | str, *, together: bool) -> SplitProgram:
         """Proves and cuts a program, see `splitting.split`.
 
         Raises:
-          RefusedProgramError: it does not prove, or cannot be cut, or the process has ended over it.
+          RefusedProgramError: it does not prove, or cannot be cut, or the process has ended over it; or its
+            owner has left.
         """
-        with self._lock:
-            process = self._running()
+        with self._turn_of(owner):
+            with self._changed:
+                # `forget` comes before, or finds the process.
+                if owner.is_gone.is_set():
+                    raise RefusedProgramError(f"program '{program.name}': its client has left")
+                process = self._running()
             is_done = threading.Event()
 
             def end_late() -> None:
@@ -55,7 +80,8 @@ class ProgramSplitter:
             finally:
                 is_done.set()
                 if answer is None:
-                    self._end(process)
+                    with self._changed:
+                        self._end(process)
         if answer is None:
             how = signal.Signals(-process.returncode).name if process.returncode < 0 else process.returncode
             raise RefusedProgramError(
@@ -66,13 +92,31 @@ class ProgramSplitter:
             raise RefusedProgramError(answer.error or f"program '{program.name}' cannot be cut")
         return answer.parts
 
+    def forget(self, owner: Owner) -> None:
+        """An owner has left: nothing of it is worked on any more."""
+        with self._changed:
+            if self._process is not None and self._line and self._line[0] is owner:
+                self._process.kill()
+                self._process.wait()
+
     def close(self) -> None:
-        """Ends the process."""
-        process = self._process
-        if process is not None:
-            process.kill()
-            with self._lock:
-                self._end(process)
+        """Ends the process; all owners have left."""
+        with self._changed:
+            if self._process is not None:
+                self._end(self._process)
+
+    @contextlib.contextmanager
+    def _turn_of(self, owner: Owner) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: owner not in self._line)
+            self._line.append(owner)
+            self._changed.wait_for(lambda: self._line[0] is owner)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._line.popleft()
+                self._changed.notify_all()
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
@@ -85,6 +129,5 @@ class ProgramSplitter:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            command = [sys.executable, "-m", "pathways.runtime.hosts.splitting.split_process"]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self._process

@@ -1,0 +1,110 @@
+"""Clients take turns at the process that cuts programs, which does nothing for one that has left."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
+from pathways.runtime.hosts.splitting import splitter
+from pathways.runtime.hosts.splitting.splitter import ProgramSplitter, RefusedProgramError
+
+PROCESS = """
+import sys, time
+from pathlib import Path
+from pathways.runtime.hosts.splitting.split_pipe import SplitAnswer, SplitRequest, read, write
+
+while (request := read(sys.stdin.buffer, SplitRequest)) is not None:
+    name = request.program.name
+    with open("begun", "a") as file:
+        print(name, file=file)
+    while name.startswith("waits") and not Path("go").exists():
+        time.sleep(0.005)
+    write(sys.stdout.buffer, SplitAnswer(None, f"{name} was seen"))
+"""
+
+
+class Client:
+    def __init__(self) -> None:
+        self.is_gone = threading.Event()
+
+
+class Splitter:
+    """A splitter whose process only says which programs it has seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.splitter = ProgramSplitter()
+        self.folder = folder
+        self._threads = ThreadPoolExecutor(8)
+
+    def split(self, client: Client, name: str) -> Future[SplitProgram]:
+        program = BoundProgram(name, b"", {}, {}, {}, (), ())
+        return self._threads.submit(self.splitter.split, client, program, 1, together=False)
+
+    def begun(self) -> list[str]:
+        path = self.folder / "begun"
+        return path.read_text().split() if path.exists() else []
+
+    def leave(self, client: Client) -> None:
+        client.is_gone.set()
+        self.splitter.forget(client)
+
+
+@pytest.fixture
+def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Splitter]:
+    monkeypatch.setattr(splitter, "_COMMAND", (sys.executable, "-c", PROCESS))
+    monkeypatch.chdir(tmp_path)
+    cut = Splitter(tmp_path)
+    yield cut
+    (tmp_path / "go").touch()
+    cut.splitter.close()
+
+
+def wait_until(is_so) -> None:
+    deadline = threading.Event()
+    for _ in range(2000):
+        if is_so():
+            return
+        deadline.wait(0.005)
+    raise AssertionError
+
+
+def test_clients_take_turns(cut):
+    """However many programs one of them has."""
+    ann, bob = Client(), Client()
+    first = cut.split(ann, "waits")
+    wait_until(cut.begun)
+    others = [cut.split(ann, f"ann{n}") for n in range(3)]
+    last = cut.split(bob, "bob")
+    wait_until(lambda: len(cut.splitter._line) == 2)
+    (cut.folder / "go").touch()
+    for future, name in ((first, "waits"), (last, "bob"), (others[0], "ann0")):
+        with pytest.raises(RefusedProgramError, match=f"{name} was seen"):
+            future.result(20)
+    wait_until(lambda: len(cut.begun()) == 5)
+    assert cut.begun()[:2] == ["waits", "bob"]
+
+
+def test_nothing_is_done_for_a_client_that_has_left(cut):
+    """Neither the program that the process works on goes on, nor do those begin that wait."""
+    ann, bob = Client(), Client()
+    futures = [cut.split(ann, "waits0")]
+    wait_until(cut.begun)
+    futures += [cut.split(ann, f"waits{n}") for n in range(1, 4)]
+    last = cut.split(bob, "bob")
+    wait_until(lambda: len(cut.splitter._line) == 2)
+    cut.leave(ann)
+    with pytest.raises(RefusedProgramError, match="bob was seen"):
+        last.result(20)
+    for future in futures:
+        with pytest.raises(RefusedProgramError):
+            future.result(20)
+    assert cut.begun() == ["waits0", "bob"]
+    cut.leave(bob)
+    with pytest.raises(RefusedProgramError, match="its client has left"):
+        cut.split(bob, "bob").result(20)
