@@ -153,6 +153,15 @@ def test_a_client_that_stops_in_the_middle_of_an_array_stops_nobody(service, sta
     assert_steps_go_on(service)
 
 
+def test_a_client_that_was_stopped_goes_on(service, start):
+    """It keeps what it has, and its connections, and the other half of an array completes it."""
+    process = start("bob", "stop")
+    wait_until(lambda: (bob := client(service, "bob")) is not None and bob.queued == 1)
+    time.sleep(2)
+    process.send_signal(signal.SIGCONT)
+    assert process.stdout.readline() == "[2.0, 4.0, 6.0, 8.0]\n"
+
+
 def test_who_floods_is_ended_and_others_go_on(service, start):
     process = start("bob", "flood")
     wait_until(lambda: client(service, "bob") is None)

@@ -4,7 +4,7 @@
 
 PROGRAM is a file with a `BoundProgram`. WAY is `steps`: says how many steps were done in each 0.1 seconds;
 `flood`: asks for steps without ever reading an answer; `stop`: announces an array, sends half of it, asks for
-a step that takes it, and stops.
+a step that takes it, and stops; when it goes on, it sends the other half and says what the step has made.
 """
 
 from __future__ import annotations
@@ -71,13 +71,19 @@ def stop(controller: AttachedController, program: HostedProgram) -> None:
     host = location.gang.hosts[0]
     number = controller._take_number_to_send()
     host.arrays.send(Put(number, (4,), "float32", location.placement, (0,)))
-    host.arrays.send_with(Chunk(number, 0, 0, 8), memoryview(bytes(8)))
+    halves = [memoryview(np.float32(half)).cast("B") for half in ([1, 2], [3, 4])]
+    host.arrays.send_with(Chunk(number, 0, 0, 8), halves[0])
     taken = dict.fromkeys(program.inputs, (number,))
     step = Submit(controller._core.take_numbers(8), program.number, taken, (number,))
     controller._service.steps.send(step)
+    # It stops for longer than it lets the service say nothing.
+    controller._heartbeat = 1.0
     print("stops", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(1000)
+    time.sleep(0.5)
+    host.arrays.send_with(Chunk(number, 0, 8, 8), halves[1])
+    (made,) = controller.fetch(controller.ask(host, step.step + 1, (0,), (16,)))
+    print(np.frombuffer(made, np.float32).tolist(), flush=True)
 
 
 def main() -> int:

@@ -245,16 +245,21 @@ class AttachedController(Controller):
 
     def _keep_time(self) -> None:
         """Tells the core how time goes by, and the service that this client is there."""
-        asked = time.monotonic()
+        asked = now = time.monotonic()
+        heard, silent = self._service.heard, 0.0
         while not self._closed.wait(_TICK_SECONDS):
             self._answers.poll()
             self._core.tell(Tick())
-            now = time.monotonic()
+            before, now = now, time.monotonic()
             if now - asked > self._heartbeat / 4:
                 asked = now
                 with contextlib.suppress(HostError):
                     self._tell("watch", Ping(0))
-            if now - self._service.heard > self._heartbeat and not self._mirror.gangs[0].is_dead():
+            # This process may have been stopped, and has read nothing all that time.
+            silent += min(now - before, self._heartbeat / 4)
+            if self._service.heard != heard:
+                heard, silent = self._service.heard, 0.0
+            if silent > self._heartbeat and not self._mirror.gangs[0].is_dead():
                 self._listener.end(f"has not responded for {self._heartbeat:.0f} seconds")
 
     def _free(self) -> None:
