@@ -328,6 +328,23 @@ def test_calls_of_clients_do_not_wait_for_each_other(service, tmp_path):
     ann.close(), bob.close()
 
 
+def test_workers_forget_what_calls_of_a_client_have_kept(service):
+    """As copies for a checkpoint, and the inputs of batches; it may have died before it could say so."""
+
+    def kept(one: AttachedController) -> Any:
+        asked = call_on(one, "kept")
+        one.wait_for_call(asked)
+        return plain.decode(asked.answers[0].value)
+
+    ann, bob = service.attach("ann"), service.attach("bob")
+    for one in (ann, bob):
+        one.wait_for_call(call_on(one, "keep"))
+    assert kept(ann) == kept(bob) == [2, True]
+    bob.close()
+    wait_until(lambda: kept(ann) == [1, True])
+    ann.close()
+
+
 def test_chunks_of_a_loop_are_steps_of_their_client(
     service: ServiceInThreads, ann: None, devices: pw.VirtualDeviceSet
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -11,6 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from pathways.runtime.hosts.worker.calls import context
 
 NOT_A_FUNCTION = 3
 
@@ -54,6 +57,19 @@ def filled(value: float) -> Any:
     """A whole array, and the part of another that this host has."""
     local = np.full((4 // jax.process_count(), 2), value + jax.process_index(), np.float32)
     return {"whole": np.full(3, value, np.int32), "part": local}
+
+
+class Kept:
+    """What a call keeps for later ones."""
+
+
+def keep() -> None:
+    context().kept["kept"] = Kept()
+
+
+def kept() -> Any:
+    """How many calls of all clients have kept here, and whether this one's have."""
+    return [sum(type(one).__name__ == "Kept" for one in gc.get_objects()), "kept" in context().kept]
 
 
 def three() -> Any:

@@ -14,7 +14,7 @@ import msgspec
 
 from pathways.runtime.control.reports import HostReport
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Raised whenever a message changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -328,6 +328,16 @@ class Leave(Message, frozen=True):
     """The process may end: its island is not needed any more. The answer to `Leaving`, some time later."""
 
 
+class ForgetClient(Message, frozen=True):
+    """A client of the service is gone: what its calls keep is not needed any more.
+
+    Attributes:
+      client: its number; see `CLIENT_BITS`.
+    """
+
+    client: int
+
+
 class Ask(Message, frozen=True):
     """Asks for a `Report`; the answer carries the number of the request."""
 
@@ -618,6 +628,7 @@ ToWorker = (
     | Describe
     | Leave
     | Call
+    | ForgetClient
 )
 ToController = (
     Handshake

@@ -60,6 +60,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Done,
     Failed,
     Fetch,
+    ForgetClient,
     Message,
     MessageError,
     Purpose,
@@ -671,6 +672,9 @@ class Service:
             if worker.gang.life.key.start == start:
                 with contextlib.suppress(ConnectionEnded):
                     worker.steps.send(*self._traces.end((host, start), client.number))
+        for worker in self._islands.hosts:
+            with contextlib.suppress(ConnectionEnded):
+                worker.steps.send(ForgetClient(client.number))
         fetches = [*client.fetches.values()]
 
         def give_up() -> None:

@@ -188,9 +188,6 @@ def _give_back(spare: list[memoryview], memory: memoryview) -> None:
         spare.append(memory)
 
 
-_open: dict[str, _OpenInput] = {}
-
-
 def begin(
     *,
     source: str,
@@ -222,19 +219,19 @@ def begin(
         made = opened(find(function), named, rows, shards, own.get(str(context().host), ()), states)
     except WrongInput as error:
         raise CallRefused("result", str(error)) from None
-    _open[source] = _OpenInput(made, tree, leaves, row_shapes, SpareMemory())
+    context().kept[source] = _OpenInput(made, tree, leaves, row_shapes, SpareMemory())
 
 
 def end(*, source: str) -> None:
     """Forgets an input."""
-    _open.pop(source, None)
+    context().kept.pop(source, None)
 
 
 def batch(*, source: str, number: int) -> list[Any]:
     """Makes the parts of a batch that are on this host."""
     call = context()
     call.about = f", batch {number}"
-    opened = _open[source]
+    opened: _OpenInput = call.kept[source]
     plan = [
         [(device, _bounds(index, made.shape)) for device, index in own.items()]
         for made, sharding in zip(call.made, call.shardings, strict=True)

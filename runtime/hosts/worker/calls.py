@@ -26,7 +26,14 @@ from jax.sharding import NamedSharding
 
 from pathways.runtime.control.reports import CallUnderway
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.protocol.messages import Call, Called, CallFailure, KeptArray, MadeArray
+from pathways.runtime.hosts.protocol.messages import (
+    CLIENT_BITS,
+    Call,
+    Called,
+    CallFailure,
+    KeptArray,
+    MadeArray,
+)
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Promised, Store, sharding_of
 from pathways.runtime.resources.threads import start_thread
@@ -60,6 +67,7 @@ class CallContext:
       host: the number of this host.
       made: the arrays that it has to make.
       shardings: how these lie.
+      kept: what calls of the same client have kept on this host, by names; they may remove it.
       about: what it is at, as the end of a phrase, for messages.
       value: what it says besides the arrays that it makes.
     """
@@ -67,6 +75,7 @@ class CallContext:
     host: int
     made: Sequence[MadeArray]
     shardings: Sequence[NamedSharding]
+    kept: dict[str, Any]
     about: str = ""
     value: Any = None
 
@@ -110,6 +119,8 @@ class Calls:
         self._path: tuple[str, ...] = ()
         self._changed = threading.Condition()
         self._lanes: dict[int, collections.deque[_TakenCall]] = {}
+        # What the calls of each client have kept.
+        self._kept: collections.defaultdict[int, dict[str, Any]] = collections.defaultdict(dict)
         self.holding: list[_TakenCall] = []
 
     def take(self, message: Call) -> None:
@@ -120,7 +131,8 @@ class Calls:
             return
         self._store.promise(message.first, len(made))
         arrays = [self._store.look_up(kept.array) for kept in message.arrays]
-        call = _TakenCall(message, arrays, CallContext(self._host, made, ()))
+        kept = self._kept[message.first >> CLIENT_BITS]
+        call = _TakenCall(message, arrays, CallContext(self._host, made, (), kept))
         with self._changed:
             if arrays:
                 self.holding.append(call)
@@ -130,6 +142,10 @@ class Calls:
                 return
             self._lanes[message.lane] = collections.deque([call])
         start_thread(functools.partial(self._work, message.lane), "call")
+
+    def forget(self, client: int) -> None:
+        """A client is gone; what its calls have kept goes with the last of them that runs."""
+        self._kept.pop(client, None)
 
     def wait_for(self, arrays: Sequence[Any]) -> None:
         """Waits until no call holds some arrays."""

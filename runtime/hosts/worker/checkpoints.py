@@ -26,9 +26,6 @@ from pathways.runtime.hosts.worker.large_memory import memory_of
 _IN_FLIGHT = 256 << 20
 """Bytes that are encoded and written, or read, at the same time."""
 
-_kept: dict[str, list[Any]] = {}
-"""The copies of saves that are not written yet."""
-
 _lock = threading.Lock()
 
 
@@ -41,12 +38,12 @@ def copy(arrays: Sequence[Any], *, save: str, shards: dict[str, list[tuple[int, 
       shards: for each host which arrays, and which of their shards there, in order.
     """
     own = shards[str(context().host)]
-    _kept[save] = [_copied(arrays[n].addressable_shards[shard].data) for n, shard in own]
+    context().kept[save] = [_copied(arrays[n].addressable_shards[shard].data) for n, shard in own]
 
 
 def drop(*, save: str) -> None:
     """Forgets the copies of a save that is not written."""
-    _kept.pop(save, None)
+    context().kept.pop(save, None)
 
 
 def write(
@@ -65,7 +62,7 @@ def write(
       What the controller has to see in the folder: the size and the checksum of the manifest.
     """
     host = context().host
-    kept = _kept.pop(save)
+    kept = context().kept.pop(save)
     token = Path(folder, f".{save}")
     try:
         is_seen = token.read_text() == save

@@ -51,6 +51,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Done,
     Failed,
     Fetch,
+    ForgetClient,
     Free,
     Join,
     Leave,
@@ -286,6 +287,8 @@ class Worker:
                     self.unneeded.add(message.program)
             case Call():
                 self.call(message)
+            case ForgetClient():
+                self.calls.forget(message.client)
             case Cancel():
                 for program, run in message.runs:
                     if program in self.programs:
