@@ -328,6 +328,22 @@ def test_calls_of_clients_do_not_wait_for_each_other(service, tmp_path):
     ann.close(), bob.close()
 
 
+def test_a_client_hears_where_its_own_calls_are(service, tmp_path):
+    """By its own numbers, and nothing of those of others."""
+    ann, bob = service.attach("ann"), service.attach("bob")
+    calls = {one: call_on(one, "wait_for", path=str(tmp_path / "go")) for one in (ann, bob)}
+    for one, call in calls.items():
+        wait_until(lambda one=one, call=call: "host 0: is at it for" in one.described(call))
+        assert f"wait_for at {host_functions.__file__}:" in one.described(call)
+    request = ann._core.ask_reports([0])
+    ann._core.wait_for(request)
+    assert [call.number for call in request.answers[0][-1].calls] == [calls[ann].number]
+    (tmp_path / "go").touch()
+    for one, call in calls.items():
+        one.wait_for_call(call)
+        one.close()
+
+
 def test_workers_forget_what_calls_of_a_client_have_kept(service):
     """As copies for a checkpoint, and the inputs of batches; it may have died before it could say so."""
 

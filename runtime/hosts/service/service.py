@@ -169,7 +169,7 @@ class Service:
         self._seen = -1
         self._looked = 0.0
         self._traces = RelayedTraces()
-        self._questions = Questions(self._controller, self._loaded, self._unload)
+        self._questions = Questions(self._controller, self._loaded, self._unload, self._number_of)
 
     def _listens(self, core: SharedCore, islands: Islands, traces: HostTraces) -> RelayListener:
         self._listener = RelayListener(core, islands, traces, self)
@@ -727,6 +727,11 @@ class Service:
                 self._events.append(Arrived(client.number, gang.number, number))
 
         self._loop.post(arrive)
+
+    def _number_of(self, client: ServedClient, number: int) -> int | None:
+        """See `Questions`; any thread may ask."""
+        served = self._issued.get(number) or self._calls.get(number)
+        return None if served is None or served.client is not client else served.number
 
     def _loaded(self, client: ServedClient, request: int, loaded: HostedProgram | Told) -> None:
         """A program is loaded for a client, or it is not; any thread may say so."""
