@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import os
+import re
 
 from pathways.runtime.control.errors import HostError
 from pathways.runtime.hosts.attached.attached_controller import AttachedController
@@ -17,6 +18,9 @@ from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 
 _SECONDS = 10.0
 """How long a service may take to say whether it lets a client in."""
+
+_MOST_OF_USER = 50
+"""How many characters of the name of the user are in that of a client."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +46,18 @@ class Attachment:
 
 def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] | None) -> Attachment:
     """What a user asks for; by default the client has the name of the user and the number of the process."""
-    name = f"{getpass.getuser()}-{os.getpid()}" if client is None else client
+    name = f"{_user()}-{os.getpid()}" if client is None else client
     return Attachment(where, name, None if token is None else os.fspath(token))
+
+
+def _user() -> str:
+    """The name of the user as a client may be called."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        # As in containers, where nobody has given it one.
+        name = f"uid{os.getuid()}"
+    return re.sub(r"^[.-]|[^a-zA-Z0-9_.-]", "_", name)[:_MOST_OF_USER]
 
 
 def attach(attachment: Attachment) -> AttachedController:

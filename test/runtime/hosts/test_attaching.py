@@ -1,0 +1,42 @@
+"""What a client is called that nobody has given a name."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pathways.runtime.hosts.attached import attaching
+from pathways.runtime.hosts.attached.attaching import attachment_of
+
+
+@pytest.mark.parametrize(
+    ("user", "name"),
+    [
+        ("jan", "jan"),
+        ("jan@corp", "jan_corp"),
+        ("CORP\\jan", "CORP_jan"),
+        ("müller", "m_ller"),
+        ("Jan Doe", "Jan_Doe"),
+        (".jan-doe", "_jan-doe"),
+        ("x" * 90, "x" * 50),
+    ],
+)
+def test_a_user_may_be_called_anything(user, name, monkeypatch):
+    monkeypatch.setattr(attaching.getpass, "getuser", lambda: user)
+    assert attachment_of("lab", None, None).client == f"{name}-{os.getpid()}"
+
+
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 1234"), OSError("No username set")])
+def test_or_nothing_at_all(error, monkeypatch):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(attaching.getpass, "getuser", fail)
+    assert attachment_of("lab", None, None).client == f"uid{os.getuid()}-{os.getpid()}"
+
+
+def test_a_name_that_the_user_gives_is_taken_as_it_is():
+    assert attachment_of("lab", "jan", None).client == "jan"
+    with pytest.raises(ValueError, match="'jan@corp' is not a name of a client"):
+        attachment_of("lab", "jan@corp", None)
