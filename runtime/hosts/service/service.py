@@ -280,7 +280,7 @@ class Service:
 
         def look() -> None:
             for known in self._scheduler.clients.values():
-                counts = [r.clients[known.number] for r in reports.values() if known.number in r.clients]
+                arrays, size = _held(known.number, self._islands.gangs, reports)
                 clients.append(
                     ClientStatus(
                         self._clients[known.number].name,
@@ -288,8 +288,8 @@ class Service:
                         known.steps_done,
                         known.queued,
                         known.device_seconds,
-                        sum(count for count, _ in counts),
-                        sum(size for _, size in counts),
+                        arrays,
+                        size,
                     )
                 )
             asked.set()
@@ -764,6 +764,18 @@ class Service:
                 self._unload_if_unwanted(program)
 
         self._loop.post(unload)
+
+
+def _held(client: int, gangs: Sequence[HostGang], reports: Mapping[int, HostReport]) -> tuple[int, int]:
+    """How many arrays a client has, and their bytes; all hosts of an island have parts of the same arrays."""
+    arrays = size = 0
+    for gang in gangs:
+        held = [
+            reports[host.index].clients.get(client, (0, 0)) for host in gang.hosts if host.index in reports
+        ]
+        arrays += max((count for count, _ in held), default=0)
+        size += sum(own for _, own in held)
+    return arrays, size
 
 
 def _island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandStatus:

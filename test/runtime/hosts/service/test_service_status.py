@@ -1,0 +1,29 @@
+"""What the status of a service says of clients, of what hosts report."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from pathways.runtime.control.reports import HostReport
+from pathways.runtime.hosts.service import service
+
+
+def report(**clients: tuple[int, int]) -> HostReport:
+    own = {int(name.removeprefix("client")): held for name, held in clients.items()}
+    return HostReport(0, 0, (), (), clients=own)
+
+
+def test_an_array_of_an_island_counts_once_and_its_bytes_on_all_hosts():
+    """A host may not say anything, or have no part of an array."""
+    gangs = [
+        SimpleNamespace(hosts=[SimpleNamespace(index=index) for index in hosts])
+        for hosts in ((0, 1), (2,), (3,))
+    ]
+    reports = {
+        0: report(client1=(3, 24)),
+        1: report(client1=(2, 16), client2=(1, 8)),
+        2: report(client1=(1, 4)),
+    }
+    assert service._held(1, gangs, reports) == (4, 44)
+    assert service._held(2, gangs, reports) == (1, 8)
+    assert service._held(3, gangs, reports) == (0, 0)
