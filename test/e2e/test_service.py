@@ -31,8 +31,10 @@ from pathways.runtime.hosts.attached.attached_controller import AttachedControll
 from pathways.runtime.hosts.controller import connect
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.protocol.messages import Call
+from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, Ping, Put
 from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.hosts.protocol.serving import ReleaseArrays
+from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
 from pathways.runtime.hosts.splitting import splitter
 from pathways.runtime.local.devices import session
 from pathways.runtime.resources.service_status import ClientStatus
@@ -240,6 +242,52 @@ def test_garbage_ends_one_client_alone(service, ann):
         stranger.connect(service.place)
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert_steps_go_on(service)
+
+
+def pids(service: ServiceInThreads) -> list[int]:
+    return [host.pid for island in service.service.status().islands for host in island.hosts]
+
+
+@pytest.mark.parametrize("dtype", ["O", "(-1,)f4", "S5", "datetime64", "float32, int8", "longdouble", ""])
+def test_an_array_of_what_no_program_takes_ends_one_client_alone(service, ann, dtype):
+    """Rather than the worker that would have it."""
+    bob, before = service.attach("bob"), pids(service)
+    host, number = bob.hosts[0], bob._take_number_to_send()
+    host.arrays.send(Put(number, (4,), dtype, DeviceLayout((0,), (1,), ("x",), ((),)), (0,)))
+    wait_until(lambda: bob.islands.gangs[0].life.failure is not None)
+    with refused(HostError, "has ended this client", f"is of {dtype!r}, which no array of a program is"):
+        bob.islands.gangs[0].life.check()
+    bob.close()
+    assert_steps_go_on(service)
+    assert pids(service) == before
+
+
+@pytest.mark.parametrize("channel", ["steps", "arrays", "watch"])
+def test_what_nobody_foresaw_ends_one_client_alone(service, ann, channel, monkeypatch):
+    """The service and the channels of all others go on."""
+
+    part, name = {
+        "steps": (service.service._requests, "read"),
+        "arrays": (IncomingArrays, "take"),
+        "watch": (service.service._questions, "take"),
+    }[channel]
+    take = getattr(part, name)
+
+    def fail(who: object, message: object) -> Any:
+        if getattr(who, "name", None) == "ann":
+            return take(who, message)
+        raise ZeroDivisionError("division by zero")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(part, name, fail)
+        bob = service.attach("bob")
+        wait_until(lambda: client(service, "bob") is not None)
+        bob._tell(channel, Ping(1) if channel == "watch" else ReleaseArrays(0, 0, ()))
+        wait_until(lambda: bob.islands.gangs[0].life.failure is not None)
+    with refused(HostError, "its message led to ZeroDivisionError: division by zero"):
+        bob.islands.gangs[0].life.check()
+    bob.close()
+    assert_steps_go_on(service)
 
 
 def test_a_program_that_does_not_prove_is_an_error_to_its_client(service, ann, program):

@@ -1,13 +1,28 @@
-"""Which part of an array each device of a host has, and how an array is cut into these parts."""
+"""Which part of an array each device of a host has, how it is cut into these, and of what they are."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
+import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
 import numpy as np
 
-from pathways.runtime.hosts.protocol.messages import DeviceLayout
+from pathways.dialect.attributes.dtypes import DTYPES
+from pathways.runtime.hosts.protocol.messages import DeviceLayout, MessageError, Put
+
+_DTYPES = frozenset(DTYPES.values())
+
+
+def dtype_of(put: Put) -> np.dtype[Any]:
+    """The dtype of an array that is sent.
+
+    Raises:
+      MessageError: no array of a program has it, such as one of objects.
+    """
+    if put.dtype not in _DTYPES:
+        raise MessageError(f"array {put.array} is of {put.dtype!r}, which no array of a program is")
+    return np.dtype(put.dtype)
 
 
 def shard_indices(shape: Sequence[int], placement: DeviceLayout) -> list[tuple[slice, ...]]:

@@ -6,13 +6,11 @@ import contextlib
 import math
 from collections.abc import Callable
 
-import ml_dtypes
-import numpy as np
-
 from pathways.runtime.hosts.cluster.host import HostGang, HostProcess
 from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.protocol.messages import Chunk, DeviceLayout, Free, Message, MessageError, Put
 from pathways.runtime.hosts.protocol.serving import ForHost
+from pathways.runtime.hosts.protocol.shards import dtype_of
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 
 _MOST_ELEMENTS = 1 << 48
@@ -64,11 +62,7 @@ def _shard_bytes(put: Put) -> int:
     """The bytes of one of its shards."""
     layout = put.placement
     sizes = dict(zip(layout.axis_names, layout.mesh, strict=True))
-    try:
-        # bfloat16 and others are numpy's, with these.
-        itemsize = np.dtype(getattr(ml_dtypes, put.dtype, put.dtype)).itemsize
-    except TypeError:
-        raise MessageError(f"array {put.array} is of {put.dtype!r}, which is not a dtype") from None
+    itemsize = dtype_of(put).itemsize
     shape = list(put.shape)
     if any(size < 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS or len(layout.dims) > len(shape):
         raise MessageError(f"array {put.array} cannot have the shape {put.shape}")

@@ -701,6 +701,8 @@ class Service:
                         self._events.append(WorkAsked(asked))
         except (ConnectionEnded, MessageError) as error:
             self._leave(client, str(error))
+        except Exception as error:
+            self._leave(client, _unforeseen(client, error))
 
     # What has no order.
 
@@ -711,6 +713,8 @@ class Service:
                 take(connection.receive())
         except (ConnectionEnded, MessageError) as error:
             self.end(client, str(error))
+        except Exception as error:
+            self.end(client, _unforeseen(client, error))
 
     def _listen_to_arrays(self, client: ServedClient, arrays: IncomingArrays) -> None:
         try:
@@ -764,6 +768,12 @@ class Service:
                 self._unload_if_unwanted(program)
 
         self._loop.post(unload)
+
+
+def _unforeseen(client: ServedClient, error: Exception) -> str:
+    """Why a client ends whose message led to an error that nobody foresaw: the service goes on for others."""
+    log.exception("a message of %s", client)
+    return f"its message led to {type(error).__name__}: {error}"
 
 
 def _held(client: int, gangs: Sequence[HostGang], reports: Mapping[int, HostReport]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways.runtime.hosts.protocol.messages import Chunk, DeviceLayout, MessageError, Put
 from pathways.runtime.hosts.protocol.reassembly import Reassembly
+from pathways.runtime.hosts.protocol.shards import dtype_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Incoming:
             (shard, device) for shard, device in zip(put.shards, devices, strict=True) if shard >= 0
         ]
         self._sharding = sharding_of(placement, handles)
-        dtype = jax.numpy.dtype(put.dtype)
+        dtype = dtype_of(put)
         shape = self._sharding.shard_shape(put.shape)
         self._shards = [np.empty(shape, dtype) for _ in range(max(put.shards, default=-1) + 1)]
         self.reassembly = Reassembly([memoryview(shard.reshape(-1).view(np.uint8)) for shard in self._shards])
