@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from pathways.runtime.control.clients.items import InOrder, QueuedStep
 from pathways.runtime.control.errors import lost
+from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.cluster.islands import Islands
 from pathways.runtime.hosts.protocol.messages import (
     CLIENT_BITS,
@@ -85,11 +86,18 @@ class Requests:
             if island not in inputs:
                 raise MessageError(f"program {hosted.name} has no part on island {island}")
         client.last = message.step
-        for gang in hosted.gangs:
-            if gang.is_lost() or self._islands.gangs[gang.number] is not gang:
-                why = gang.life.failure or lost("its island is gone")
-                return [Refused(message.step, Told.of(why))]
         sent, first = frozenset(message.sent), message.step + 1
+        gone = [gang for gang in hosted.gangs if not self._is_current(gang)]
+        lost_islands = {gang.number for gang in gone}
+        frees = [
+            InOrder(client.number, island, arrays, sent=sent.intersection(arrays))
+            for island, arrays in message.free.items()
+            if island not in lost_islands
+        ]
+        if gone:
+            # What is no longer held on its other islands is freed all the same.
+            why = gone[0].life.failure or lost("its island is gone")
+            return [*frees, Refused(message.step, Told.of(why))]
         takes = {island: message.arguments[island] for island in inputs}
         makes = {island: range(first, first + len(outputs[island])) for island in inputs}
         served = ServedStep(client, message.step, program, takes)
@@ -104,11 +112,10 @@ class Requests:
             served,
         )
         program.queued += 1
-        frees = [
-            InOrder(client.number, island, arrays, sent=sent.intersection(arrays))
-            for island, arrays in message.free.items()
-        ]
         return [*frees, served.queued]
+
+    def _is_current(self, gang: HostGang) -> bool:
+        return not gang.is_lost() and self._islands.gangs[gang.number] is gang
 
     def _call(self, client: ServedClient, message: SubmitCall) -> list[Asked]:
         call = message.call
