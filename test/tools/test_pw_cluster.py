@@ -168,7 +168,7 @@ def test_strangers_at_its_socket(lab):
         wrong.receive()
     wrong.close()
     for purpose in (Purpose("admin", "worker", 0, 0, "service"), Purpose("steps", "client", 0, 0, "service")):
-        with pytest.raises(HostError, match="rejects"):
+        with pytest.raises(HostError, match="rejects this token"):
             call_service(address, secret, purpose, decode_for_admin)
     assert status("lab").status.pid == lab.pid()
 

@@ -44,8 +44,6 @@ from pathways.runtime.resources.manager import ResourceError, ResourceManager
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.resources.virtual import VirtualSlice
 
-_Said = AskForDevices | ReleaseDevices | LoadProgram | ReleaseArrays | Unload | Ping
-
 _TICK_SECONDS = 0.05
 _FREE_SECONDS = 0.05
 

@@ -43,11 +43,11 @@ class DispatchLoop(Answers):
 
     def forget(self, host: Answering) -> None:
         """See `Answers.forget`."""
+        super().forget(host)
         with self._changing:
             for number, other in [*self._full.items()]:
                 if other is host:
                     del self._full[number]
-        super().forget(host)
 
     def post(self, work: Callable[[], None]) -> None:
         """Has something done in the thread of the loop; may be called by any thread."""
@@ -72,8 +72,12 @@ class DispatchLoop(Answers):
 
     def look(self, seconds: float) -> None:
         """One turn: reads what is there, after so many seconds at most, and does what was posted."""
-        for number, party in [*self._full.items()]:
-            self._poll.modify(number, select.POLLOUT if _is_client(party) else select.POLLIN | select.POLLOUT)
+        with self._changing:
+            for number, party in self._full.items():
+                # Another thread may be forgetting it.
+                if self._hosts.get(number) is party:
+                    also = 0 if _is_client(party) else select.POLLIN
+                    self._poll.modify(number, select.POLLOUT | also)
         ready = self._poll.poll(0 if self._posted else seconds * 1e3)
         self._is_awake = True
         for number, what in ready:

@@ -1,0 +1,22 @@
+"""Devices of slices of all clients, which those have that are there."""
+
+from __future__ import annotations
+
+from pathways.runtime.hosts.protocol.serving import AskForDevices, SliceAsked
+from pathways.runtime.hosts.service.bound_slices import BoundSlices
+from pathways.runtime.hosts.service.served_client import ServedClient
+from pathways.runtime.resources import cluster
+
+
+def test_a_client_that_has_left_gets_no_devices():
+    """It may have asked just before: its thread goes on for a moment."""
+    devices = tuple(cluster.Device(n, n, "cpu", cluster.Host(0), "island0", None) for n in range(2))
+    slices = BoundSlices(cluster.Cluster((cluster.DeviceIsland("island0", devices),)))
+    ann, bob = ServedClient(1, "ann", 1.0, None), ServedClient(2, "bob", 1.0, None)
+    asked = AskForDevices(5, "f", (SliceAsked(1, "s0", (1,), ("x",), None, False, None, 0, 1, 1),))
+    bob.is_gone.set()
+    slices.forget(bob)
+    bound = slices.bind(bob, asked)
+    assert (bound.request, bound.positions, bound.error) == (5, {}, "client bob has left")
+    assert not slices._slices
+    assert slices.bind(ann, asked).positions == {1: (0,)}
