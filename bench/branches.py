@@ -3,9 +3,9 @@
   python bench/branches.py [--hosts N] [--rounds N]
 
 A branch of three slices against both branches and a selection; decoding that ends after 16 or 17 of at most
-64 turns, or on four hosts after all of them, against a `jax.lax.scan` of 64; and the bytes that
-`optax.MultiSteps` moves. Both sides of a case run in turn; the figures are medians of the time until results
-are ready.
+64 turns, or on four hosts after all of them, against a `jax.lax.scan` of 64, also with a cache of 16 MiB on
+each of two slices; and the bytes that `optax.MultiSteps` moves. Both sides of a case run in turn; the figures
+are medians of the time until results are ready.
 """
 
 from __future__ import annotations
@@ -130,6 +130,51 @@ def decoding(width: int, chunk: int, ends: Sequence[int], rounds: int) -> None:
         compare(name, ours, theirs, (weights, x, end), (weights, x), rounds)
 
 
+def attend(w: jax.Array, cache: jax.Array, x: jax.Array, n: Any) -> tuple[jax.Array, jax.Array]:
+    """A turn with a cache: one row is written, and one read."""
+    cache = jax.lax.dynamic_update_slice(cache, x[None], (n, 0))
+    return cache, jnp.tanh((x + cache[n] / 2) @ w)
+
+
+def caching(rows: int, width: int, chunk: int, ends: Sequence[int], rounds: int) -> None:
+    """Decoding with a cache on each of two slices, which turns update in place."""
+    devices = pw.make_virtual_device_set()
+    layers = [pw.jit(attend, devices=devices.add_slice((1,), ("x",))) for _ in range(2)]
+    weights, x = [np.eye(width, dtype=np.float32)] * 2, np.ones(width, np.float32)
+
+    def turn(weights: Any, n: Any, caches: Any, x: Any) -> Any:
+        made = []
+        for f, w, cache in zip(layers, weights, caches, strict=True):
+            cache, x = f(w, cache, x, n)
+            made.append(cache)
+        return n + 1, made, x
+
+    def until(weights: Any, caches: Any, x: Any, end: Any) -> Any:
+        goes_on = lambda s: (s[0] < end) & (s[0] < TURNS)  # noqa: E731
+        return jax.lax.while_loop(goes_on, lambda s: turn(weights, *s), (0, caches, x))
+
+    def always(weights: Any, caches: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda s, _: (turn(weights, *s), None), (0, caches, x), None, length=TURNS)[0]
+
+    def filling(program: Any, *end: Any) -> Callable[[], Any]:
+        caches = [jnp.zeros((rows, width)) for _ in range(2)]
+        compiled = program.lower(weights, caches, x, *end).compile()
+        peak = max(memory.peak_memory_in_bytes for memory in compiled.memory_analysis().values())
+        print(f"peak with a cache of {caches[0].nbytes / 1e6:.1f} MB: {peak / 1e6:.1f} MB")
+        brought, caches, first = compiled.place(weights, caches, x)
+
+        def run() -> None:
+            nonlocal caches
+            _, caches, _ = jax.block_until_ready(compiled(brought, caches, first, *end))
+
+        return run
+
+    ours, theirs = (pw.program(fun, donate_argnums=1, chunk=chunk) for fun in (until, always))
+    for end in ends:
+        name = f"decode with a cache, {rows}x{width}, chunk={chunk}, end {end} of {TURNS}"
+        compare_runs(name, filling(ours, end), filling(theirs), rounds)
+
+
 def compare(name: str, ours: Any, theirs: Any, args: Any, others: Any, rounds: int) -> None:
     """Prints the medians of both, and their ratio."""
     compare_runs(name, _placed(ours, args), _placed(theirs, others), rounds)
@@ -178,6 +223,7 @@ def main() -> None:
     branch(options.rounds)
     decoding(64, 8, (16, 17), options.rounds)
     decoding(512, 16, (16, 17), options.rounds)
+    caching(16384, 256, 8, (16, TURNS), options.rounds)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
@@ -50,23 +50,73 @@ class Predicates:
         return value
 
 
-def drop_selections(main: ir.OpView) -> None:
-    """Reads what placed calls of a branch give in the place of a selection from that and zeros.
+def drop_selections(main: ir.OpView) -> Mapping[ir.Value, int]:
+    """Reads what placed calls of a branch give in the place of a selection from that and something else.
 
-    Where the branch is not taken they give zeros already, so that a launch is saved, and a copy.
+    Where the branch is not taken they give the other value already, zeros or an operand of theirs, so that
+    a launch is saved, and a copy.
+
+    Returns:
+      For results of calls the number of the operand that they hand on where their branch is not taken; all
+      other results are zeros there.
     """
     known = conditions(main)
     by_flag = {condition.results[0]: name for name, condition in known.items()}
+    untaken = _UntakenResults(known)
     for op in list(body_block(main).operations):
         if op.operation.name != "stablehlo.select" or op.operands[0] not in by_flag:
             continue
         _, on_true, on_false = op.operands
         for taken, value, other in ((True, on_true, on_false), (False, on_false, on_true)):
-            around = Branch(by_flag[op.operands[0]], taken)
-            if is_zeros(other) and around in _branches_of_call(value, known):
+            if untaken.choose(value, other, Branch(by_flag[op.operands[0]], taken)):
                 op.results[0].replace_all_uses_with(value)
                 op.operation.erase()
                 break
+    return untaken.handed_on
+
+
+class _UntakenResults:
+    """What placed calls give where their branch is not taken.
+
+    Args:
+      known: what works out each condition.
+    """
+
+    def __init__(self, known: Mapping[str, ir.OpView]) -> None:
+        self._known = known
+        self._zeros: set[ir.Value] = set()
+        self.handed_on: dict[ir.Value, int] = {}
+        """The numbers of the operands that are results there; see `drop_selections`."""
+
+    def choose(self, value: ir.Value, other: ir.Value, around: Branch) -> bool:
+        """Lets a call give another value where a branch around it is not taken; returns whether it can."""
+        if is_zeros(other) and value not in self.handed_on:
+            if around not in _branches_of_call(value, self._known):
+                return False
+            self._zeros.add(value)
+            return True
+        path = self._path(value, other, around, set())
+        if path is None:
+            return False
+        self.handed_on.update(path)
+        return True
+
+    def _path(
+        self, value: ir.Value, other: ir.Value, around: Branch, seen: set[ir.Value]
+    ) -> dict[ir.Value, int] | None:
+        """What calls of a branch have to hand on to each other for one to give another value, if they can."""
+        if value in seen or value in self._zeros or around not in _branches_of_call(value, self._known):
+            return None
+        seen.add(value)
+        operands = list(value.owner.operands)
+        chosen = self.handed_on.get(value)
+        for number in range(len(operands)) if chosen is None else (chosen,):
+            if operands[number].type != value.type:
+                continue
+            rest = {} if operands[number] == other else self._path(operands[number], other, around, seen)
+            if rest is not None:
+                return {value: number, **rest}
+        return None
 
 
 def _branches_of_call(value: ir.Value, known: Mapping[str, ir.OpView]) -> Iterator[Branch]:
@@ -80,8 +130,14 @@ def _branches_of_call(value: ir.Value, known: Mapping[str, ir.OpView]) -> Iterat
         branch = branch_of(known[branch.condition])
 
 
-def make_predicated(function: ir.OpView, name: str) -> None:
-    """Makes a computation that does what a function does if its first argument is true, else gives zeros."""
+def make_predicated(function: ir.OpView, name: str, handed_on: Sequence[int | None]) -> None:
+    """Makes a computation that does what a function does if its first argument is true.
+
+    Args:
+      function: the function.
+      name: the name of the computation.
+      handed_on: of each result the argument of the function that it is otherwise; None for zeros.
+    """
     types, results = list(function.type.inputs), list(function.type.results)
     location = function.operation.location
     with ir.InsertionPoint(function), location:
@@ -92,9 +148,14 @@ def make_predicated(function: ir.OpView, name: str) -> None:
         taken, *arguments = block.arguments
         case = on_condition(taken, results)
         func.ReturnOp(case.results)
-    zeros, body = (region.blocks[0] for region in case.regions)
-    with ir.InsertionPoint(zeros), location:
-        stablehlo.ReturnOp([zeros_of(type_) for type_ in results])
+    otherwise, body = (region.blocks[0] for region in case.regions)
+    with ir.InsertionPoint(otherwise), location:
+        stablehlo.ReturnOp(
+            [
+                zeros_of(type_) if number is None else arguments[number]
+                for type_, number in zip(results, handed_on, strict=True)
+            ]
+        )
     with ir.InsertionPoint(body), location:
         stablehlo.ReturnOp(inlined(function, arguments))
 

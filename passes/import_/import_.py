@@ -45,8 +45,8 @@ class Import(Pass):
        `pw.reduce`, and iteration counters arithmetic on `pw.index`.
     5. Branches that hold placed calls of several slices, or neither placed calls nor loops nor callbacks,
        are moved to `@main`, each operation marked `pw.branch`, and `stablehlo.select` chooses between their
-       results. A placed call is always launched: its computation returns zeros if its branch is not taken.
-       A choice between these results and zeros needs no select.
+       results. A placed call is always launched. If its branch is not taken its computation returns zeros,
+       or an operand where the other branch hands that on, such as a cache: then nothing has to select.
     6. An `optimization_barrier` over many values is split into one per value, so that none ties slices
        together; forward launches that read through one are marked `recompute`.
     7. Arrays that the program closes over, above a size, become hidden arguments of `@main`.

@@ -17,10 +17,10 @@ from pathways.passes.util.operations import replace
 
 def make_launches(traced: TracedProgram) -> list[PlacedCall]:
     """Makes a launch of each placed call; returns them in their order, and brings the symbols up to date."""
-    drop_selections(traced.main)
+    handed_on = drop_selections(traced.main)
     calls: list[PlacedCall] = []
     predicates = Predicates(conditions(traced.main))
-    predicated: dict[str, str] = {}
+    predicated: dict[tuple[str, tuple[int | None, ...]], str] = {}
     renamed: dict[str, str] = {}
     taken = set(traced.symbols)
     for op in list(body_block(traced.main).operations):
@@ -37,10 +37,11 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
             taken.add(renamed[callee])
         operands, computation, branch = list(op.operands), renamed[callee], branch_of(op)
         if branch is not None:
-            if callee not in predicated:
-                predicated[callee] = unique_name(f"{computation}_if", taken)
-                taken.add(predicated[callee])
-            operands, computation = [predicates.of(branch), *operands], predicated[callee]
+            key = callee, tuple(map(handed_on.get, op.results))
+            if key not in predicated:
+                predicated[key] = unique_name(f"{computation}_if", taken)
+                taken.add(predicated[key])
+            operands, computation = [predicates.of(branch), *operands], predicated[key]
         origin = Origin(metadata.kind, metadata.stage, when=branch is not None)
         launch = LaunchOp.build(
             operands,
@@ -54,8 +55,8 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
         calls.append(PlacedCall(launch, metadata.call, origin, metadata.lineage))
         replace(op, launch)
     _rename_functions(traced, renamed)
-    for callee, name in predicated.items():
-        make_predicated(traced.symbols[callee], name)
+    for (callee, numbers), name in predicated.items():
+        make_predicated(traced.symbols[callee], name, numbers)
     traced.symbols = symbol_table(traced.module)
     return calls
 

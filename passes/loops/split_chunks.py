@@ -54,13 +54,13 @@ class SplitChunks(Pass):
     """Splits a program that has loops with a `chunk` into parts, each of which is issued at once.
 
     1. A part is a module nested in the program's: a chunk of iterations of each such loop, what
-       comes before the first one, between two, and after the last one. Work that a later part can do is not
-       done by an earlier one, unless something else there needs it.
+       comes before the first one, between two, and after the last one. Work is done by the first part that
+       can do it.
     2. `@main` specifies the order of the parts, by `pw.run` and `pw.repeat`, and what they pass on.
     3. Carried values are donated from chunk to chunk. The initial values of a loop are donated to its first
        chunk: a copy, where others read it too, or where it is an argument that is kept.
-    4. A donated argument is donated to the part that reads it last. One that all iterations read is kept:
-       it is not known which chunk is the last one.
+    4. A donated argument, and what a part makes for later ones, is donated to the part that reads it last.
+       What all iterations read is kept: it is not known which chunk is the last one.
 
     A program without such loops stays as it is.
 
@@ -248,16 +248,14 @@ class _PartSplitter:
             part.outputs += [p for p in dict.fromkeys(later) if p.operation in part.kept and p not in own]
 
     def donate(self) -> None:
-        """Donates what turns pass on, and arguments to the parts that read them last."""
+        """Donates what turns pass on, and everything else to the part that reads it last."""
         for part in self.parts:
             part.donated.update(part.inputs[: len(part.starts)])
-        for number, attrs in enumerate(self.arguments):
-            port = _Handed(None, number)
-            last = next((p for p in reversed(self.parts) if port in (*p.reads, *p.starts)), None)
-            if DONATED not in attrs or last is None or port in last.starts:
-                continue
-            if last.loop is None:
-                last.donated.add(port)
+        last = {port: part for part in self.parts for port in (*part.reads, *part.starts)}
+        for port, part in last.items():
+            is_kept = port.operation is None and DONATED not in self.arguments[port.number]
+            if part.loop is None and not is_kept:
+                part.donated.add(port)
 
     def write_main(self, parts: Sequence[_ProgramPart]) -> None:
         """Makes of `@main` what runs the parts; it takes no constants."""

@@ -36,8 +36,9 @@ module @three_branches {
 
 // -----
 
-// Placed calls of a branch over two slices are launched in any case, and give zeros where it is not taken;
-// inside of another branch, only if both are.
+// Placed calls of a branch over two slices are launched in any case; inside of another branch, they do
+// something only if both are taken. Where the other branch hands on what they got they do so themselves, and to
+// each other, and nothing selects.
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @placed_branch
@@ -54,7 +55,8 @@ module @placed_branch {
     // CHECK: %[[BOTH:.*]] = stablehlo.and %[[OUTER]], %[[NOT]]
     // CHECK: %[[B:.*]] = "pw.launch"(%[[BOTH]], %[[A]]) {callee = @f_if, origins = [{kind = "fwd", stage = 1 : i64, when = true}], slice = @s1}
     // CHECK: %[[C:.*]] = "pw.launch"(%[[BOTH]], %[[B]]) {callee = @f_if, {{.*}} slice = @s0}
-    // CHECK: stablehlo.select %[[INNER]], %[[A]], %[[C]] {pw.branch = "cond"}
+    // CHECK-NOT: stablehlo.select
+    // CHECK: return %[[C]]
     %0 = "stablehlo.if"(%p) ({
       %a = func.call @call(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
       %b = "stablehlo.if"(%q) ({
@@ -77,8 +79,7 @@ module @placed_branch {
   // CHECK: func.func private @f_if(%[[TAKEN:.*]]: tensor<i1>, %[[ARG:.*]]: tensor<4xf32>)
   // CHECK-NEXT: %[[N:.*]] = stablehlo.convert %[[TAKEN]]
   // CHECK-NEXT: "stablehlo.case"(%[[N]])
-  // CHECK-NEXT: %[[ZEROS:.*]] = stablehlo.constant dense<0.000000e+00>
-  // CHECK-NEXT: stablehlo.return %[[ZEROS]]
+  // CHECK-NEXT: stablehlo.return %[[ARG]]
   // CHECK: stablehlo.tanh %[[ARG]]
 }
 
@@ -130,9 +131,8 @@ module @chunk {
     // CHECK: %[[TURN:.*]] = stablehlo.not %[[OVER]]
     // CHECK: %[[A:.*]] = "pw.launch"(%[[TURN]], %[[H]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 0 : i64, when = true}], slice = @s0}
     // CHECK: %[[B:.*]] = "pw.launch"(%[[TURN]], %[[A]]) {callee = @f_if, loop = @loop, origins = [{kind = "fwd", stage = 1 : i64, when = true}], slice = @s1}
-    // CHECK: %[[NEW:.*]] = stablehlo.select %[[OVER]], %[[H]], %[[B]]
     // CHECK: %[[END:.*]] = "pw.next"(%[[DONE]], %{{.*}}) {loop = @loop}
-    // CHECK: %[[LAST:.*]] = "pw.next"(%[[H]], %[[NEW]]) {loop = @loop}
+    // CHECK: %[[LAST:.*]] = "pw.next"(%[[H]], %[[B]]) {loop = @loop}
     // CHECK: "pw.until"(%[[END]]) {loop = @loop}
     // CHECK: return %[[LAST]]
     %0 = stablehlo.while(%h = %x) : !x
@@ -179,6 +179,10 @@ module @zeros_otherwise {
     // CHECK: %[[C:.*]] = stablehlo.select %{{.*}}, %[[B]], %{{.*}}
     // CHECK-NOT: stablehlo.select
     // CHECK: return %[[A]], %[[B]], %[[C]]
+    // CHECK: func.func private @f_if
+    // CHECK: %[[ZEROS:.*]] = stablehlo.constant dense<0.000000e+00>
+    // CHECK-NEXT: stablehlo.return %[[ZEROS]]
+    // CHECK: stablehlo.tanh
     %0:3 = "stablehlo.if"(%p) ({
       %a = func.call @call(%x) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x) -> !x
       %b = func.call @call(%a) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.call = "1"}} : (!x) -> !x
@@ -191,5 +195,72 @@ module @zeros_otherwise {
   func.func private @call(%x: !x) -> !x {
     %0 = stablehlo.tanh %x : !x
     return %0 : !x
+  }
+}
+
+// -----
+
+// Of one function there is a computation for each choice of operands that calls hand on. A call gives one thing
+// where its branch is not taken: for anything else something selects, as for what it did not get.
+
+!x = tensor<4xf32>
+!cache = tensor<64x4xf32>
+// CHECK-LABEL: module @caches
+module @caches {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main(%[[X:.*]]: tensor<4xf32>, %[[A:.*]]: tensor<64x4xf32>, %[[B:.*]]: tensor<64x4xf32>, %[[P:.*]]: tensor<i1>)
+  func.func public @main(%x: !x, %a: !cache, %b: !cache, %p: tensor<i1>) -> (!x, !cache, !cache, !cache) {
+    %zeros = stablehlo.constant dense<0.0> : !cache
+    // CHECK: %[[Q:.*]] = stablehlo.compare NE, %[[P]]
+    // CHECK: %[[Y:.*]] = stablehlo.negate %[[X]]
+    // CHECK: %[[C:.*]]:2 = "pw.launch"(%[[Q]], %[[X]], %[[A]]) {callee = @f_if,
+    // CHECK: %[[D:.*]]:2 = "pw.launch"(%[[Q]], %[[C]]#0, %[[B]]) {callee = @f_if_1,
+    // CHECK: %[[E:.*]] = stablehlo.select %[[Q]], %[[D]]#0, %[[Y]]
+    // CHECK: %[[F:.*]] = stablehlo.select %[[Q]], %[[C]]#1, %{{.*}}
+    // CHECK: %[[G:.*]] = stablehlo.select %[[Q]], %[[D]]#1, %[[A]]
+    // CHECK-NOT: stablehlo.select
+    // CHECK: return %[[E]], %[[C]]#1, %[[F]], %[[G]]
+    %0:4 = "stablehlo.if"(%p) ({
+      %c:2 = func.call @call(%x, %a) {mhlo.frontend_attributes = {pw.slice = "s0", pw.name = "f", pw.call = "0"}} : (!x, !cache) -> (!x, !cache)
+      %d:2 = func.call @call(%c#0, %b) {mhlo.frontend_attributes = {pw.slice = "s1", pw.name = "f", pw.call = "1"}} : (!x, !cache) -> (!x, !cache)
+      stablehlo.return %d#0, %c#1, %c#1, %d#1 : !x, !cache, !cache, !cache
+    }, {
+      %y = stablehlo.negate %x : !x
+      stablehlo.return %y, %a, %zeros, %a : !x, !cache, !cache, !cache
+    }) : (tensor<i1>) -> (!x, !cache, !cache, !cache)
+    return %0#0, %0#1, %0#2, %0#3 : !x, !cache, !cache, !cache
+  }
+  // CHECK: func.func private @f_if(%{{.*}}: tensor<i1>, %{{.*}}: tensor<4xf32>, %[[OLD:.*]]: tensor<64x4xf32>)
+  // CHECK: %[[NO_X:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<4xf32>
+  // CHECK-NEXT: stablehlo.return %[[NO_X]], %[[OLD]]
+  func.func private @call(%x: !x, %cache: !cache) -> (!x, !cache) {
+    %0 = stablehlo.tanh %x : !x
+    %1 = stablehlo.negate %cache : !cache
+    return %0, %1 : !x, !cache
+  }
+}
+
+// -----
+
+// A constant of complex numbers in a branch is one as any other.
+
+!x = tensor<4xf32>
+!c = tensor<4xcomplex<f32>>
+// CHECK-LABEL: module @complex
+module @complex {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func public @main(%x: !c, %p: tensor<i1>) -> !c {
+    // CHECK: stablehlo.select %{{.*}}, %{{.*}}, %{{.*}} : tensor<i1>, tensor<4xcomplex<f32>>
+    %zeros = stablehlo.constant dense<(0.0, 0.0)> : !c
+    %0 = "stablehlo.if"(%p) ({
+      %a = stablehlo.tanh %x : !c
+      stablehlo.return %a : !c
+    }, {
+      stablehlo.return %zeros : !c
+    }) : (tensor<i1>) -> !c
+    return %0 : !c
   }
 }

@@ -45,8 +45,10 @@ module @decode attributes {pw.form = "sharded"} {
   // CHECK: "pw.carry"(%arg0) {loop = @turns, slice = @s0}
   // CHECK-NOT: pw.until
 
+  // So is what is left to the last part.
   // CHECK: module @after_turns
   // CHECK-NOT: pw.loop
+  // CHECK: func.func public @main(%arg0: {{.*}} {pw.donated, pw.slice = @s0}, %arg1: {{.*}} {pw.donated, pw.slice = @s0})
   // CHECK: "pw.launch"(%arg0, %arg1) {callee = @g, slice = @s0}
 
   // Each part has an order and a proof of its own.
