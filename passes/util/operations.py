@@ -122,11 +122,12 @@ def is_zeros(value: ir.Value) -> bool:
         maker = maker.operands[0].owner
     if isinstance(maker, ir.Block) or maker.name != "stablehlo.constant":
         return False
+    element = ir.RankedTensorType(maker.results[0].type).element_type
+    if isinstance(element, ir.ComplexType):
+        # The bindings cannot read complex elements.
+        return False
     elements = maker.attributes["value"]
     if not isinstance(elements, ir.DenseElementsAttr) or not elements.is_splat:
-        return False
-    element = elements.type.element_type
-    if isinstance(element, ir.ComplexType):
         return False
     with ir.Location.unknown(element.context):
         is_whole = isinstance(element, ir.IntegerType)

@@ -41,7 +41,7 @@ def drawn(rng: random.Random, depth: int) -> Any:
         case "call":
             return "call", rng.randrange(SLICES)
         case "glue":
-            return "glue", rng.choice(["sin", "double", "norm", "nothing", "weights"])
+            return "glue", rng.choice(["sin", "double", "norm", "nothing", "weights", "complex"])
         case "cond":
             return "cond", rng.choice(["n", "sum", "both"]), drawn(rng, depth - 1), drawn(rng, depth - 1)
         case "switch":
@@ -57,6 +57,9 @@ GLUE: dict[str, Fun] = {
     "norm": lambda w, x: x / (1 + jnp.sqrt(jnp.sum(x**2))),
     "nothing": lambda w, x: x,
     "weights": lambda w, x: x + sum(v.sum() for v in w),
+    "complex": lambda w, x: (
+        jax.lax.cond(x.sum() > 0, lambda: x * (1 + 2j), lambda: jnp.zeros_like(x, complex)).imag
+    ),
 }
 
 
