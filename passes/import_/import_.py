@@ -43,9 +43,9 @@ class Import(Pass):
        is known. Carried values become `pw.carry` and
        `pw.next`, the arrays that `jax.lax.scan` consumes and produces row by row `pw.split` and
        `pw.reduce`, and iteration counters arithmetic on `pw.index`.
-    5. Branches that hold placed calls of several slices, or neither placed calls nor loops nor callbacks,
-       are moved to `@main`, each operation marked `pw.branch`, and `stablehlo.select` chooses between their
-       results. A placed call is always launched. If its branch is not taken its computation returns zeros,
+    5. Branches that hold placed calls of several slices, or neither placed calls nor callbacks, are moved to
+       `@main`, each operation marked `pw.branch`, and `stablehlo.select` chooses between their results.
+       A placed call is always launched. If its branch is not taken its computation returns zeros,
        or an operand where the other branch hands that on, such as a cache: then nothing has to select.
     6. An `optimization_barrier` over many values is split into one per value, so that none ties slices
        together; forward launches that read through one are marked `recompute`.

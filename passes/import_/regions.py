@@ -73,12 +73,11 @@ class _RegionOpener:
         return self.open_loop(op, loop) if self.traced.spans_slices(op) else []
 
     def is_cut(self, op: ir.OpView) -> bool:
-        """Whether branches are cut by slice: they hold calls of several, or nothing but plain operations."""
+        """Whether branches are cut by slice: they hold calls of several, or neither calls nor effects."""
         placed = self.traced.placements_inside(op, set())
         if placed:
             return len(placed) > 1
-        inside = (inner.operation.name for inner in self.traced.operations_inside(op, set()))
-        return "stablehlo.while" not in inside and not has_side_effect(op, self.traced.symbols, self.effects)
+        return not has_side_effect(op, self.traced.symbols, self.effects)
 
     def open_branches(self, op: ir.OpView) -> list[ir.OpView]:
         for region in op.regions:

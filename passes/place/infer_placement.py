@@ -10,6 +10,7 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 
 from pathways.dialect import (
+    NextOp,
     PwOp,
     argument_attrs,
     make_slices,
@@ -32,7 +33,7 @@ from pathways.passes.place.mirrored import (
     repeat_where_free,
 )
 from pathways.passes.place.partials import fold_on_each_slice
-from pathways.passes.place.placement_problem import Homes, PlacementProblem, Places, read_problem
+from pathways.passes.place.placement_problem import Homes, Operation, PlacementProblem, Places, read_problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +54,11 @@ class InferPlacement(Pass):
        home and is sent from there.
     6. A value of a microbatch costs its bytes once for each microbatch. A batch that the caller passes is
        split where its microbatches are read.
-    7. Each operation of a branch is placed separately. A conditional that has to stay whole, with a loop or a
-       callback, is on one slice; a remark says how many bytes cross for it.
-    8. A value carried by a loop stays on its slice, or is mirrored in all iterations.
+    7. Each operation of a branch is placed separately. A loop without placed calls, and a conditional with a
+       callback or with placed calls of one slice, is on one slice; a remark says how many bytes cross for it,
+       and how many that slice keeps besides.
+    8. A value carried by a loop stays on its slice, or is mirrored in all iterations. A remark says how many
+       bytes cross in each of them where it is made on another slice.
 
     ```mlir
     // before
@@ -92,24 +95,75 @@ class InferPlacement(Pass):
         where = repeat_round_trips(problem, homes, where)
         where = repeat_where_free(problem, homes, where)
         _remark_whole(problem, homes, where)
+        _remark_carries(problem, homes, where)
         _write(problem, homes, where, mirrored_places(problem, homes, where))
 
 
 def _remark_whole(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> None:
-    """Remarks what crosses because a condition is not cut by slice."""
+    """Remarks what it costs that a condition or a loop is not cut by slice."""
     for op, places in zip(problem.operations, where, strict=True):
-        if op.view.operation.name not in BRANCHING or op.slice is not None or not places:
+        why = _why_whole(op)
+        if why is None or not places:
             continue
-        read = sum(problem.cost(v) for v in op.reads if homes.get(v) not in {None, *places})
-        made = sum(
-            problem.cost(result)
-            * len({p for n in problem.readers.get(result, ()) for p in where[n]} - places)
-            for result in op.results
-        )
-        if read + made:
-            place = problem.names[min(places)]
-            why = "it contains a loop or has side effects"
-            remark(op.view, f"stays whole on @{place}, which moves {read + made} bytes: {why}")
+        place = problem.names[min(places)]
+        moved, kept = _cost_of_whole(problem, homes, where, op, places)
+        costs = [f"moves {moved} bytes"] * bool(moved) + [f"keeps {kept} bytes more there"] * bool(kept)
+        if costs:
+            remark(op.view, f"stays whole on @{place}, which {' and '.join(costs)}: {why}")
+
+
+def _why_whole(op: Operation) -> str | None:
+    """Why an operation is on one slice, though what it reads may be on several; None where it is not so."""
+    if op.view.operation.name == "stablehlo.while":
+        return "it is a loop without placed calls" if op.slice is None else None
+    if op.view.operation.name not in BRANCHING:
+        return None
+    return "it has side effects" if op.slice is None else "all its placed calls are there"
+
+
+def _cost_of_whole(
+    problem: PlacementProblem, homes: Homes, where: Sequence[Places], op: Operation, places: Places
+) -> tuple[int, int]:
+    """The bytes that cross because an operation is on one slice, and those that the slice keeps besides.
+
+    Placed calls bring to their slice what they read and give what others read: of an operation that holds
+    some only arguments count.
+    """
+    moved = kept = 0
+    for value in op.reads:
+        if value not in homes or problem.is_small([value]):
+            continue
+        others = [where[n] for n in problem.readers[value] if problem.operations[n] is not op]
+        elsewhere = frozenset[int]().union(*others) - places
+        is_home = homes[value] in places
+        if value in problem.producer:
+            moved += problem.cost(value) * (not is_home and op.slice is None)
+        elif any(place & places for place in others):
+            continue
+        elif problem.is_brought(value):
+            kept += problem.byte_size(value.type) * bool(elsewhere)
+        else:
+            # Its home is here for this operation: all other readers get it from here.
+            moved += problem.cost(value) * (len(elsewhere) if is_home else 1)
+    if op.slice is None:
+        for result in op.results:
+            readers = (where[n] for n in problem.readers.get(result, ()))
+            moved += problem.cost(result) * len(frozenset[int]().union(*readers) - places)
+    return moved, kept
+
+
+def _remark_carries(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> None:
+    """Remarks what crosses in each turn because a loop makes on one slice what it carries on another."""
+    for op, places in zip(problem.operations, where, strict=True):
+        if not isinstance(op.view, NextOp) or not places:
+            continue
+        _, made = op.reads
+        if made in homes and homes[made] not in places and not problem.is_small([made]):
+            remark(
+                op.view,
+                f"moves {problem.byte_size(made.type)} bytes from @{problem.names[homes[made]]} to "
+                f"@{problem.names[min(places)]} in each iteration: a carried value stays on one slice",
+            )
 
 
 def _write(

@@ -85,16 +85,44 @@ module @placed_branch {
 
 // -----
 
-// A branch with a loop stays whole.
+// A branch with a callback stays whole: it is called once.
 
 !x = tensor<4xf32>
 // CHECK-LABEL: module @whole
 module @whole {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
-  func.func public @main(%x: !x, %i: tensor<i32>, %n: tensor<i32>) -> !x {
+  func.func public @main(%x: !x, %i: tensor<i32>) -> !x {
     // CHECK: "stablehlo.case"
     %0 = "stablehlo.case"(%i) ({
+      %a = stablehlo.tanh %x : !x
+      stablehlo.custom_call @print(%a) {has_side_effect = true} : (!x) -> ()
+      stablehlo.return %a : !x
+    }, {
+      stablehlo.return %x : !x
+    }) : (tensor<i32>) -> !x
+    return %0 : !x
+  }
+}
+
+// -----
+
+// A loop is one operation of its branch; what is beside it is cut as anywhere.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @loop_in_branch
+module @loop_in_branch {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  // CHECK: func.func public @main(%[[X:.*]]: tensor<4xf32>,
+  func.func public @main(%x: !x, %i: tensor<i32>, %n: tensor<i32>) -> (!x, !x) {
+    // CHECK: %[[P:.*]] = stablehlo.compare NE, {{.*}} {pw.condition = "cond"}
+    // CHECK: %[[LOOP:.*]]:2 = stablehlo.while({{.*}}) : tensor<i32>, tensor<4xf32> attributes {pw.branch = "not cond"}
+    // CHECK: %[[MINUS:.*]] = stablehlo.negate %[[X]] {pw.branch = "not cond"}
+    // CHECK: %[[A:.*]] = stablehlo.select %[[P]], %[[X]], %[[LOOP]]#1
+    // CHECK: %[[B:.*]] = stablehlo.select %[[P]], %[[X]], %[[MINUS]]
+    // CHECK: return %[[A]], %[[B]]
+    %0:2 = "stablehlo.case"(%i) ({
       %a:2 = stablehlo.while(%k = %n, %y = %x) : tensor<i32>, !x
         cond {
           %p = stablehlo.compare LT, %k, %i : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -104,11 +132,12 @@ module @whole {
           %z = stablehlo.tanh %y : !x
           stablehlo.return %j, %z : tensor<i32>, !x
         }
-      stablehlo.return %a#1 : !x
+      %b = stablehlo.negate %x : !x
+      stablehlo.return %a#1, %b : !x, !x
     }, {
-      stablehlo.return %x : !x
-    }) : (tensor<i32>) -> !x
-    return %0 : !x
+      stablehlo.return %x, %x : !x, !x
+    }) : (tensor<i32>) -> (!x, !x)
+    return %0#0, %0#1 : !x, !x
   }
 }
 
