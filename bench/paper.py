@@ -67,6 +67,19 @@ class Inputs:
 
     def controller(self, messages: int) -> ControlCosts:
         """What a controller costs that tells so many hosts by itself, all or the heads of groups."""
+        return self._controller(messages).changed(self.what_if)
+
+    def service(self, messages: int) -> ControlCosts:
+        """What a service costs, as measured, scheduler and all."""
+        seconds = self.file.seconds
+        costs = dataclasses.replace(
+            self._controller(messages),
+            per_step=seconds("clients", "served_step"),
+            per_host=seconds("clients", "served_host"),
+        )
+        return costs.changed(self.what_if)
+
+    def _controller(self, messages: int) -> ControlCosts:
         seconds = self.file.seconds
         many = 64 if messages <= 64 else 512
         return ControlCosts(
@@ -78,17 +91,7 @@ class Inputs:
             # A head has few connections.
             per_handed_on=seconds("network", "per_host_64"),
             net=seconds("network", "net"),
-        ).changed(self.what_if)
-
-    def service(self, messages: int) -> ControlCosts:
-        """What a service costs, as measured, scheduler and all."""
-        seconds = self.file.seconds
-        costs = dataclasses.replace(
-            self.controller(messages),
-            per_step=seconds("clients", "served_step"),
-            per_host=seconds("clients", "served_host"),
         )
-        return costs.changed(self.what_if)
 
 
 def milliseconds(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 import runpy
@@ -9,6 +10,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+
+from pathways.runtime.simulate.cluster.costs import read_costs
 
 BENCHES = sorted((Path(__file__).parents[1] / "bench").glob("[!_]*.py"))
 
@@ -47,3 +50,17 @@ def test_the_paper_names_what_is_wrong(arguments, message, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         paper.main()
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("who", ["controller", "service"])
+def test_a_cost_is_changed_once(who, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHES[0].parent))
+    paper, costs = importlib.import_module("paper"), importlib.import_module("_costs")
+    file = read_costs(costs.CHECKED_IN.read_bytes(), "costs.json")
+
+    def of(what_if: str) -> dict[str, float]:
+        return dataclasses.asdict(getattr(paper.Inputs(file, what_if), who)(16))
+
+    for name, seconds in of("").items():
+        assert of(f"{name}=2x")[name] == pytest.approx(2 * seconds)
+        assert of(f"{name}=7us")[name] == pytest.approx(7e-6)
