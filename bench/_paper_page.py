@@ -157,26 +157,29 @@ class _Axis:
       values: those that have to be on it.
       begin: where it begins, in pixels.
       end: where it ends.
-      is_log: whether it is logarithmic.
+      is_log: whether it is logarithmic; what is 0 is where it begins.
     """
 
     def __init__(self, values: Sequence[float], begin: float, end: float, *, is_log: bool) -> None:
         self._is_log = is_log
         self._begin, self._end = begin, end
         if is_log:
-            self._low = math.floor(math.log10(min(values)))
-            self._high = max(math.ceil(math.log10(max(values))), self._low + 1)
+            shown = [value for value in values if value > 0] or [1.0]
+            self._low = math.floor(math.log10(min(shown)))
+            self._high = max(math.ceil(math.log10(max(shown))), self._low + 1)
             self.ticks = [10.0**n for n in range(self._low, self._high + 1)]
             return
         most = max(values) or 1.0
         step = 10.0 ** math.floor(math.log10(most))
-        step = next(step * part for part in (0.2, 0.5, 1) if most / (step * part) <= 6)
+        step = next(step * part for part in (0.2, 0.5, 1, 2) if most / (step * part) <= 6)
         self.ticks = [n * step for n in range(math.ceil(most / step - 1e-9) + 1)]
         self._low, self._high = 0.0, self.ticks[-1]
 
     def at(self, value: float) -> float:
         """Where a value is."""
-        part = ((math.log10(value) if self._is_log else value) - self._low) / (self._high - self._low)
+        if self._is_log:
+            value = math.log10(value) if value > 0 else self._low
+        part = (value - self._low) / (self._high - self._low)
         return self._begin + part * (self._end - self._begin)
 
 

@@ -36,6 +36,26 @@ def test_the_page_of_the_paper_is_whole_and_loads_nothing(monkeypatch: pytest.Mo
     )
 
 
+@pytest.mark.parametrize("is_log", [False, True])
+@pytest.mark.parametrize("most", [0.0, 0.1, 0.61, 1.0, 5.9, 6.5, 9.997, 61.2, 99.97, 100.0, 650.0, 1000.0])
+def test_all_points_are_on_a_plot(most, is_log, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHES[0].parent))
+    page = importlib.import_module("_paper_page")
+    plot = page.Plot("x", "y", [page.Series("s", [(1, most), (2, 0.0), (16, most / 3)])], is_log)
+    text = page.page_of("Paper", [], [page.Table("Figure", [], plot)])
+    root = ET.fromstring(text.partition("\n")[2])
+    width, height = map(float, root.find(".//svg").attrib["viewBox"].split()[2:])
+    circles = root.findall(".//circle")
+    # Of the points, and of the legend.
+    assert len(circles) == 4
+    for circle in circles:
+        assert 0 <= float(circle.attrib["cx"]) <= width
+        assert 0 <= float(circle.attrib["cy"]) <= height
+    ticks = [float(x.text) for x in root.findall(".//text") if x.attrib.get("text-anchor") == "end"]
+    assert 2 <= len(ticks) <= 8
+    assert max(ticks) >= most
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
