@@ -1,22 +1,56 @@
 """The file in which benches keep what they measure: what `bench/paper.py` simulates with.
 
-Each bench has a section of its own, so that several of them write one file, one after the other.
+Each bench has a section of its own, and in it each group of its rows, with the run that has measured it. So
+several benches write one file, one after the other, and a run of some groups leaves the others as they were.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import os
 import platform
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pathways.runtime.simulate.cluster.costs import CostsError, read_costs
+
 HELP = "also write the figures to this file, beside those of other benches"
 CHECKED_IN = Path(__file__).with_name("costs.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Something measured that a simulated cluster has.
+
+    Attributes:
+      name: what it is called in the file.
+      seconds: the cost.
+      what: what it is, and how it was measured.
+    """
+
+    name: str
+    seconds: float
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """What a group of rows has measured.
+
+    Attributes:
+      cases: its rows.
+      costs: the costs among them.
+    """
+
+    cases: Sequence[Mapping[str, Any]]
+    costs: Sequence[Cost]
 
 
 def machine() -> str:
@@ -29,32 +63,65 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {model}, {platform.system()}, Python {platform.python_version()}"
 
 
-def write(
-    path: Path, cases: Sequence[Mapping[str, Any]], costs: Mapping[str, tuple[float, str]], load: float
-) -> None:
+def writable(text: str) -> Path:
+    """The path of a file that is written when all is measured; makes its folder.
+
+    Raises:
+      argparse.ArgumentTypeError: it cannot be written.
+    """
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {path}: it is a folder")
+    return path
+
+
+def costs_file(text: str) -> Path:
+    """The path of a file of costs that is written when all is measured; one that is there is kept.
+
+    Raises:
+      argparse.ArgumentTypeError: it cannot be written, or it is something else.
+    """
+    path = writable(text)
+    if path.exists():
+        try:
+            read_costs(path.read_bytes(), str(path))
+        except OSError as error:
+            raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from None
+        except CostsError as error:
+            raise argparse.ArgumentTypeError(f"it is no file of costs: {error}") from None
+    return path
+
+
+def write(path: Path, groups: Mapping[str, Group], load: float) -> None:
     """Writes what the bench that runs has measured, in its section of a file.
 
-    Costs that it has not measured this time stay as they were.
-
     Args:
-      path: the file; those of other benches stay in it.
-      cases: all rows.
-      costs: seconds and what they are, by names.
-      load: how many other processes wanted cores when it began.
+      path: the file; other benches, and other groups of this one, stay in it as they are.
+      groups: what was measured, by names.
+      load: how many other processes wanted cores when the bench began.
     """
-    document: dict[str, Any] = {"benches": {}}
-    if path.exists():
-        document = json.loads(path.read_text())
-    command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    bench = Path(sys.argv[0]).stem
-    before = document["benches"].get(bench, {}).get("costs", {})
-    now = {name: {"seconds": seconds, "what": what} for name, (seconds, what) in costs.items()}
-    document["benches"][bench] = {
-        "command": command,
+    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"benches": {}}
+    run = {
+        "command": shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": machine(),
         "load": round(load, 1),
-        "costs": before | now,
-        "cases": list(cases),
     }
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    section = document["benches"].setdefault(Path(sys.argv[0]).stem, {})
+    for name, group in groups.items():
+        costs = {cost.name: {"seconds": cost.seconds, "what": cost.what} for cost in group.costs}
+        section[name] = {**run, "costs": costs, "cases": list(group.cases)}
+    replace(path, json.dumps(document, indent=2) + "\n")
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.replace(path)

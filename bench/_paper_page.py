@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 640, 300, 64, 44, 16, 170
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 470, 300, 64, 44, 16
+_LETTER = 7
+"""How wide a letter of a legend is, at most, in pixels."""
 _COLOURS = ("#1f6fb2", "#c8601a", "#2f8f5b", "#8a57b8", "#b03a5b", "#6b7280")
 _HEADS = ("case", "paper", "measured", "simulated", "to reach", "from")
 
@@ -184,11 +186,15 @@ class _Axis:
 
 
 def _svg(plot: Plot) -> Iterator[str]:
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    right, bottom = _WIDTH, _HEIGHT - _BOTTOM
+    width = right + 24 + _LETTER * max(len(series.name) for series in plot.series)
     points = [point for series in plot.series for point in series.points]
     across = _Axis([x for x, _ in points], _LEFT, right, is_log=plot.is_log)
     up = _Axis([y for _, y in points], bottom, _TOP, is_log=plot.is_log)
-    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" font-size="12">'
+    said = escape(f"{plot.y} by {plot.x}: {', '.join(series.name for series in plot.series)}", quote=True)
+    yield (
+        f'<svg viewBox="0 0 {width} {_HEIGHT}" width="{width}" font-size="12" role="img" aria-label="{said}">'
+    )
     for tick in across.ticks:
         x = across.at(tick)
         yield f'<path d="M{x:.1f} {_TOP}V{bottom}" stroke="#e4e7ea"/>'

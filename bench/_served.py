@@ -6,8 +6,8 @@ The service is that of `pw-cluster`; only programs are not proved, since they ha
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from _timers import TimerHosts
-from hosts import empty_part
+from hosts import cpu_seconds, empty_parts, idle_program
 
 from pathways.runtime.hosts.attached.attached_controller import AttachedController
 from pathways.runtime.hosts.attached.attaching import Attachment, attach_at
@@ -29,7 +29,7 @@ from pathways.runtime.hosts.controller.starting import Starter
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.doors import Door
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
-from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPart, SlicePlace, SplitProgram
+from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.hosts.protocol.serving import decode_for_service
 from pathways.runtime.hosts.service.service import Service
 from pathways.runtime.resources.service_status import ServiceStatus
@@ -39,35 +39,78 @@ _SECRET = bytes(range(32))
 """All that it guards are steps without work, behind a socket in a folder that is its user's alone."""
 
 
+WARM_UP = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedSteps:
+    """What clients that are processes had of a service for some time.
+
+    Attributes:
+      done: how many steps of each were done.
+      seconds: for how long.
+      service: seconds of CPU of the service.
+      hosts: those of all hosts, if their devices are timers.
+      clients: those of all clients.
+    """
+
+    done: Mapping[str, int]
+    seconds: float
+    service: float
+    hosts: float
+    clients: float
+
+    @property
+    def steps(self) -> int:
+        """How many of all clients."""
+        return sum(self.done.values())
+
+    @property
+    def each(self) -> float:
+        """Seconds of CPU of the service for a step."""
+        return self.service / max(self.steps, 1)
+
+
 class ServedIslands:
-    """A service with islands of one host each, until it is closed.
+    """A service with islands, until it is closed.
 
     Args:
       count: how many islands.
       weights: the shares of clients, by their names.
+      hosts: how many each island has.
       is_timed: whether their devices are timers; else they are workers with JAX.
     """
 
     def __init__(
-        self, count: int, weights: Mapping[str, float] | None = None, *, is_timed: bool = True
+        self,
+        count: int,
+        weights: Mapping[str, float] | None = None,
+        *,
+        hosts: int = 1,
+        is_timed: bool = True,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._place = str(Path(self._folder.name, "socket"))
         asked = json.dumps(
-            {"place": self._place, "count": count, "weights": weights or {}, "is_timed": is_timed}
+            {
+                "place": self._place,
+                "count": count,
+                "hosts": hosts,
+                "weights": weights or {},
+                "is_timed": is_timed,
+            }
         )
         self._process = _python("serve", asked)
         self._clients: list[subprocess.Popen[str]] = []
-        _line(self._process)
+        self._timers: list[int] = json.loads(_line(self._process))
 
     def __enter__(self) -> ServedIslands:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end_clients()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        # Which ends its input, and it.
+        self._process.communicate()
         self._folder.cleanup()
 
     def attach(self, name: str) -> AttachedController:
@@ -98,16 +141,27 @@ class ServedIslands:
         self._process.stdin.flush()
         return msgspec.json.decode(_line(self._process), type=ServiceStatus)
 
-    def cpu_seconds(self) -> float:
-        """What a core has done for the service so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def measure(self, seconds: float = 5.0) -> ServedSteps:
+        """What clients that are processes have in some seconds, after the first ones."""
+        time.sleep(WARM_UP)
+        before, began, cpu = self.status(), time.perf_counter(), self._cpu_seconds()
+        time.sleep(seconds)
+        after, took = self.status(), time.perf_counter() - began
+        used = [b - a for a, b in zip(cpu, self._cpu_seconds(), strict=True)]
+        counts = {client.name: client.steps_done for client in before.clients}
+        done = {client.name: client.steps_done - counts[client.name] for client in after.clients}
+        return ServedSteps(done, took, *used)
+
+    def _cpu_seconds(self) -> tuple[float, float, float]:
+        """What cores have done so far for the service, for hosts that are timers, and for clients."""
+        clients = [process.pid for process in self._clients]
+        return cpu_seconds([self._process.pid]), cpu_seconds(self._timers), cpu_seconds(clients)
 
 
 def load(controller: AttachedController, islands: Sequence[int], seconds: float) -> HostedProgram:
     """A program whose steps have the devices of these islands for so long, if they are timers."""
-    slices = {f"s{n}": SlicePlace(n, (0,), (n,), None, (1,), ("x",)) for n in islands}
-    program = BoundProgram(str(seconds), b"", slices, {}, {}, (), ())
+    sizes = {len(controller.islands.gangs[n].hosts) for n in islands}
+    program = idle_program(str(seconds), islands, *sizes)
     # The service cuts it.
     return controller.load(program, lambda **_: None)  # type: ignore[arg-type, return-value]
 
@@ -117,11 +171,7 @@ class _NoSplitter:
 
     def split(self, program: BoundProgram, ahead: int | str, *, together: bool) -> SplitProgram:
         del ahead, together
-        parts = {
-            place.island: IslandPart(empty_part(place.island), (), (), (), (), {}, {})
-            for place in program.slices.values()
-        }
-        return SplitProgram(parts, crossing=0, inner=0, share=1)
+        return empty_parts(program)
 
     def close(self) -> None:
         """There is nothing to give back."""
@@ -130,8 +180,9 @@ class _NoSplitter:
 def serve(asked: str) -> None:
     """The process of a service; a line is answered with its status, and the end of lines is its end."""
     told = json.loads(asked)
-    settings = Settings((Island(),) * told["count"])
-    starter = Starter(settings, TimerHosts(told["count"])) if told["is_timed"] else None
+    settings = Settings((Island(hosts=told["hosts"]),) * told["count"])
+    timers = TimerHosts(told["count"] * told["hosts"]) if told["is_timed"] else None
+    starter = None if timers is None else Starter(settings, timers)
     service = Service(settings, weights=told["weights"], starter=starter)
     service._questions._splitter = _NoSplitter()
     with socket.socket(socket.AF_UNIX) as server:
@@ -140,7 +191,7 @@ def serve(asked: str) -> None:
         Door(server, _SECRET, service.admits, decode_for_service, service.greet)
 
         def answer() -> None:
-            print(flush=True)
+            print([] if timers is None else [timers.process.pid], flush=True)
             for _ in sys.stdin:
                 print(msgspec.json.encode(service.status()).decode(), flush=True)
             server.shutdown(socket.SHUT_RDWR)

@@ -20,18 +20,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 
 import _costs
-from _served import ServedIslands, load
+from _costs import Cost
+from _served import ServedIslands, ServedSteps, load
 from hosts import Hosts, Idle, clocked, in_turn, typical
 from simulated_sharing import DeviceTimers
 
 from pathways.runtime.resources.service_status import ServiceStatus
+from pathways.runtime.simulate.cluster.service import shares
 
 ISLANDS = 4
 ROUNDS = 5
 SECONDS = 4.0
 """Of simulated time, in which each island does 1,300 steps."""
 
-WARM_UP = 1.0
 STEPS = 500
 WIDE = 64
 """Hosts of the widest steps."""
@@ -39,10 +40,6 @@ WIDE = 64
 KILLED = 20
 HELD = 10
 """How many arrays each client has on each of two islands."""
-
-
-COSTS: dict[str, tuple[float, str]] = {}
-"""What was measured that a simulated cluster has, with what it is."""
 
 
 def microseconds_an_event(clients: int) -> float:
@@ -60,9 +57,6 @@ def core() -> Iterable[str]:
     for _ in range(ROUNDS):
         for clients, times in measured.items():
             times.append(microseconds_an_event(clients))
-    for clients, times in measured.items():
-        what = f"scheduler, CPU of an event, {clients} clients"
-        COSTS[f"per_event_{clients}"] = statistics.median(times) * 1e-6, what
     for clients, target in ((8, 1.3), (64, 2.0)):
         ratio = statistics.median(b / a for a, b in zip(measured[1], measured[clients], strict=True))
         one, many = (statistics.median(measured[n]) for n in (1, clients))
@@ -72,7 +66,7 @@ def core() -> Iterable[str]:
         )
 
 
-def shares() -> Iterable[str]:
+def simulated_shares() -> Iterable[str]:
     """How far the shares of a simulated device are from those of the weights."""
     for weights in ((1, 1, 1, 1), (1, 2, 4, 8)):
         for seconds in (0.003, 0.00033):
@@ -80,11 +74,7 @@ def shares() -> Iterable[str]:
             for client in range(len(weights)):
                 timers.keep(client, (0,), seconds)
             timers.run(10)
-            total = sum(timers.served.values())
-            off = max(
-                abs(timers.served[client] / total * sum(weights) / weight - 1)
-                for client, weight in enumerate(weights)
-            )
+            off = shares([timers.served[client] for client in range(len(weights))], weights)
             yield (
                 f"shares {':'.join(map(str, weights))}, simulated steps of {seconds * 1e3:g} ms: "
                 f"{off:.1%} off (to reach {'3 %' if seconds > 1e-3 else '5 %'})"
@@ -109,60 +99,62 @@ def busy() -> Iterable[str]:
             with ServedIslands(2) as served:
                 for n in range(clients):
                     served.start(f"client{n}", "keep", islands=[[0], [1]], seconds=seconds)
-                done, took, cpu = steps_done(served)
-            if seconds < 0.001:
-                COSTS[f"served_step_{clients}"] = (
-                    cpu,
-                    f"service, CPU of a step of one host, {clients} clients",
-                )
+                had = served.measure()
             yield (
                 f"busy, {clients} clients, two islands, steps of {seconds * 1e3:g} ms: "
-                f"{sum(done.values()) * seconds / took / 2:.3f} of devices ({target}), "
-                f"{cpu * 1e6:.0f} us of CPU of the service a step"
+                f"{had.steps * seconds / had.seconds / 2:.3f} of devices ({target}), "
+                f"{had.each * 1e6:.0f} us of CPU of the service a step"
             )
 
 
-def wide() -> Iterable[str]:
-    """What a step of many hosts costs the service, when it does nothing else."""
-    cpu = {}
-    for hosts in (2, WIDE):
-        with ServedIslands(hosts) as served:
-            served.start("client", "keep", islands=[list(range(hosts))], seconds=0.0)
-            cpu[hosts] = steps_done(served)[-1]
-    a_host = (cpu[WIDE] - cpu[2]) / (WIDE - 2)
-    COSTS["served_host"] = a_host, f"service, a host and step: CPU, between steps of 2 and {WIDE} hosts"
-    COSTS["served_step"] = cpu[2] - 2 * a_host, "service, once a step: the rest of the CPU of 2 hosts"
+def wide() -> Iterable[str | Cost]:
+    """What a step of many hosts costs the service, when it does nothing else.
+
+    They are hosts of one island, and then islands of one host.
+    """
+    pair, gang, islands = (steps_of(*shape) for shape in ((1, 2), (1, WIDE), (WIDE, 1)))
+    a_host = (gang.each - pair.each) / (WIDE - 2)
+    an_island = max((islands.each - gang.each) / (WIDE - 1), 0.0)
+    alone = (islands.each - pair.each) / (WIDE - 2)
+    a_client = pair.clients / pair.steps
+    yield Cost(
+        "served_host", a_host, f"service, a host and step: CPU, between one island of 2 and of {WIDE} hosts"
+    )
+    yield Cost(
+        "served_island",
+        an_island,
+        f"service, an island and step: CPU, between one island of {WIDE} hosts and {WIDE} of one",
+    )
+    yield Cost(
+        "served_step",
+        max(pair.each - 2 * a_host - an_island, 0.0),
+        "service, once a step: the rest of the CPU of one island of 2 hosts",
+    )
+    yield Cost("per_client", a_client, "client of a service, a step: CPU, one island of 2 hosts")
     yield (
         f"steps of {WIDE} hosts without work, one client: {a_host * 1e6:.1f} us of CPU of the service a host "
-        f"beyond two (to reach 20); a step of 2 hosts {cpu[2] * 1e6:.0f} us"
+        f"beyond two of one island, {alone * 1e6:.1f} us where each is an island (to reach 20); "
+        f"a step of 2 hosts {pair.each * 1e6:.0f} us, its client {a_client * 1e6:.0f} us"
     )
 
 
-def steps_done(served: ServedIslands, seconds: float = 5.0) -> tuple[dict[str, int], float, float]:
-    """How many steps of each client are done in some seconds, how many seconds these were, and the seconds of
-    CPU of the service for each step."""
-    time.sleep(WARM_UP)
-    before, began, cpu = served.status(), time.perf_counter(), served.cpu_seconds()
-    time.sleep(seconds)
-    after, took, cpu = served.status(), time.perf_counter() - began, served.cpu_seconds() - cpu
-    counts = {client.name: client.steps_done for client in before.clients}
-    done = {client.name: client.steps_done - counts[client.name] for client in after.clients}
-    return done, took, cpu / max(sum(done.values()), 1)
+def steps_of(islands: int, hosts: int) -> ServedSteps:
+    """Steps without work of a client on all of so many islands with so many hosts each."""
+    with ServedIslands(islands, hosts=hosts) as served:
+        served.start("client", "keep", islands=[list(range(islands))], seconds=0.0)
+        return served.measure()
 
 
 def served_shares() -> Iterable[str]:
     """How far the shares of a timer are from those of the weights, with clients that are processes."""
     for weights in ((1, 1, 1, 1), (1, 2, 4, 8)):
         for seconds, target in ((0.003, "3 %"), (0.00033, "5 %")):
-            with ServedIslands(1, {f"client{n}": weight for n, weight in enumerate(weights)}) as served:
-                for n in range(len(weights)):
-                    served.start(f"client{n}", "keep", islands=[[0]], seconds=seconds)
-                done, _, _ = steps_done(served, 10.0)
-            total = sum(done.values())
-            off = max(
-                abs(done[f"client{n}"] / total * sum(weights) / weight - 1)
-                for n, weight in enumerate(weights)
-            )
+            names = [f"client{n}" for n in range(len(weights))]
+            with ServedIslands(1, dict(zip(names, weights, strict=True))) as served:
+                for name in names:
+                    served.start(name, "keep", islands=[[0]], seconds=seconds)
+                had = served.measure(10.0)
+            off = shares([had.done[name] for name in names], weights)
             yield (
                 f"shares {':'.join(map(str, weights))}, steps of {seconds * 1e3:g} ms: {off:.1%} off "
                 f"(to reach {target})"
@@ -230,9 +222,9 @@ def arrays(status: ServiceStatus) -> int:
     return sum(host.arrays or 0 for island in status.islands for host in island.hosts)
 
 
-CASES: dict[str, Callable[[], Iterable[str]]] = {
+CASES: dict[str, Callable[[], Iterable[str | Cost]]] = {
     "core": core,
-    "shares": shares,
+    "shares": simulated_shares,
     "gangs": gangs,
     "busy": busy,
     "wide": wide,
@@ -246,17 +238,23 @@ CASES: dict[str, Callable[[], Iterable[str]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", choices=CASES, help="only these rows")
-    parser.add_argument("--json", type=Path, help=_costs.HELP)
+    parser.add_argument("--json", type=_costs.costs_file, help=_costs.HELP)
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    lines = []
+    groups = {}
     for name, case in CASES.items():
-        if options.only in (None, name):
-            for line in case():
-                lines.append(line)
-                print(line, flush=True)
+        if options.only not in (None, name):
+            continue
+        lines, costs = [], []
+        for line in case():
+            if isinstance(line, Cost):
+                costs.append(line)
+                continue
+            lines.append({"said": line})
+            print(line, flush=True)
+        groups[name] = _costs.Group(lines, costs)
     if options.json:
-        _costs.write(options.json, [{"said": line} for line in lines], COSTS, load)
+        _costs.write(options.json, groups, load)
     return 0
 
 

@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import _costs
@@ -237,20 +236,31 @@ def run_steps(controller: OwnController, program: HostedProgram, count: int) -> 
 
 
 def controllers(rounds: int) -> Iterator[Row]:
-    """The controller's own time, for many hosts."""
+    """The controller's own time, for many hosts: of one island, and each an island of its own."""
     for count in (64, 512):
-        settings = Settings((Island(),) * count)
-        controller = OwnController(Starter(settings, TimerHosts(count)), settings)
-        program = load_idle(controller, count, "0")
-        steps = rounds * 20
-        run_steps(controller, program, 10)
-        # It asks hosts whether they live all the time; those of one process answer steps slowly.
-        resting = busy(functools.partial(time.sleep, 2))
-        working = busy(functools.partial(run_steps, controller, program, steps))
-        used = (working[0] - resting[0] / resting[1] * working[1]) / steps / count
-        controller.close()
-        name, cost = f"controller CPU a host and step, {count} hosts", f"per_host_{count}"
-        yield Row(name, "", used * 1e6, None, 14.2, "us", cost)
+        steps = rounds * 10240 // count
+        each = controller_seconds(1, count, steps)
+        name, cost = f"controller CPU a host and step, {count} hosts of one island", f"per_host_{count}"
+        yield Row(name, "", each * 1e6, None, 14.2, "us", cost)
+        alone = controller_seconds(count, 1, steps)
+        yield Row(f"the same, {count} islands of one host", "", alone * 1e6, None, 14.2, "us")
+        more = max(alone - each, 0.0)
+        yield Row(
+            f"of these an island, {count} islands", "", more * 1e6, None, None, "us", f"per_island_{count}"
+        )
+
+
+def controller_seconds(islands: int, hosts: int, steps: int) -> float:
+    """Seconds of the controller's CPU for a host and step, for so many islands of so many hosts each."""
+    settings = Settings((Island(hosts=hosts),) * islands)
+    controller = OwnController(Starter(settings, TimerHosts(islands * hosts)), settings)
+    program = load_idle(controller, islands, "0", hosts)
+    run_steps(controller, program, 10)
+    # It asks hosts whether they live all the time; those of one process answer steps slowly.
+    resting = busy(functools.partial(time.sleep, 2))
+    working = busy(functools.partial(run_steps, controller, program, steps))
+    controller.close()
+    return (working[0] - resting[0] / resting[1] * working[1]) / steps / islands / hosts
 
 
 def idle(rounds: int) -> Iterator[Row]:
@@ -310,7 +320,7 @@ NEED_LAB = {"hops", "round trips", "moves", "strangers", "cut"}
 def main() -> None:
     """Prints the table, and writes it as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help=_costs.HELP)
+    parser.add_argument("--json", type=_costs.costs_file, help=_costs.HELP)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure")
     parser.add_argument(
         "--only", default="", help=f"only groups with this text in their names: {', '.join(GROUPS)}"
@@ -319,20 +329,22 @@ def main() -> None:
     load = os.getloadavg()[0]
     print_header()
     print(f"{'case':<46}{'floor':<26}{'target':>7}{'ratio':>7}{'ours':>10}{'floor':>9}")
-    rows = []
+    groups = {}
     for name, group in GROUPS.items():
         if options.only not in name:
             continue
         if name in NEED_LAB and why_not() is not None:
             print(f"{name}: left out: {why_not()}")
             continue
+        rows = []
         for row in group(options.rounds):
             rows.append(row)
             print(row, flush=True)
-    if options.json:
         cases = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
-        costs = {row.cost: (row.ours * 1e-6, row.case) for row in rows if row.cost}
-        _costs.write(options.json, cases, costs, load)
+        costs = [_costs.Cost(row.cost, row.ours * 1e-6, row.case) for row in rows if row.cost]
+        groups[name] = _costs.Group(cases, costs)
+    if options.json:
+        _costs.write(options.json, groups, load)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import re
 import runpy
+import time
+import types
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from pathways.runtime.simulate.cluster.costs import read_costs
+from pathways.runtime.simulate.cluster.figures import smallest_hidden, used_together
+from pathways.runtime.simulate.cluster.fleet import FleetShape
+from pathways.runtime.simulate.cluster.service import ClientModel
 
 BENCHES = sorted((Path(__file__).parents[1] / "bench").glob("[!_]*.py"))
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module of the benches."""
+    monkeypatch.syspath_prepend(str(BENCHES[0].parent))
+    return importlib.import_module(name)
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
@@ -23,8 +35,7 @@ def test_a_bench_starts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_of_the_paper_is_whole_and_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHES[0].parent))
-    page = importlib.import_module("_paper_page")
+    page = module("_paper_page", monkeypatch)
     points = [(2, 0.5), (512, 35.0)]
     plots = [page.Plot("hosts", "ms", [page.Series("a < b", points)], is_log=log) for log in (False, True)]
     entry = page.Entry("16 hosts & more", "2.3 ms", "", "0.1 ms", "<= 0.5 ms", is_over=True)
@@ -39,12 +50,15 @@ def test_the_page_of_the_paper_is_whole_and_loads_nothing(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("is_log", [False, True])
 @pytest.mark.parametrize("most", [0.0, 0.1, 0.61, 1.0, 5.9, 6.5, 9.997, 61.2, 99.97, 100.0, 650.0, 1000.0])
 def test_all_points_are_on_a_plot(most, is_log, monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHES[0].parent))
-    page = importlib.import_module("_paper_page")
-    plot = page.Plot("x", "y", [page.Series("s", [(1, most), (2, 0.0), (16, most / 3)])], is_log)
+    page = module("_paper_page", monkeypatch)
+    points = [(1, most), (2, 0.0), (16, most / 3)]
+    plot = page.Plot("x", "y", [page.Series("simulated, 0.33 ms, 16 hosts", points)], is_log)
     text = page.page_of("Paper", [], [page.Table("Figure", [], plot)])
     root = ET.fromstring(text.partition("\n")[2])
     width, height = map(float, root.find(".//svg").attrib["viewBox"].split()[2:])
+    for legend in root.findall(".//text")[-1:]:
+        assert float(legend.attrib["x"]) + 6 * len(legend.text) <= width
+    assert root.find(".//svg").attrib["aria-label"] == "y by x: simulated, 0.33 ms, 16 hosts"
     circles = root.findall(".//circle")
     # Of the points, and of the legend.
     assert len(circles) == 4
@@ -61,26 +75,172 @@ def test_all_points_are_on_a_plot(most, is_log, monkeypatch):
     [
         (["--what-if", "hosts=2x"], "there is no cost 'hosts'"),
         (["--costs", "/no/such/file"], "--costs: cannot read /no/such/file"),
+        (["--page", "/dev/null/page.html"], "argument --page: cannot write /dev/null/page.html"),
+        (["--page", "/"], "argument --page: cannot write /: it is a folder"),
     ],
 )
 def test_the_paper_names_what_is_wrong(arguments, message, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(BENCHES[0].parent))
-    paper = importlib.import_module("paper")
+    paper = module("paper", monkeypatch)
     monkeypatch.setattr("sys.argv", ["paper.py", *arguments])
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         paper.main()
+    assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("who", ["controller", "service"])
-def test_a_cost_is_changed_once(who, monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHES[0].parent))
-    paper, costs = importlib.import_module("paper"), importlib.import_module("_costs")
-    file = read_costs(costs.CHECKED_IN.read_bytes(), "costs.json")
+@pytest.mark.parametrize("bench", ["clients", "hosts", "network"])
+def test_a_file_of_costs_is_checked_before_anything_is_measured(bench, monkeypatch, capsys, tmp_path):
+    main = module(bench, monkeypatch).main
+    path = tmp_path / "costs.json"
+    for text, message in (
+        ("{", "it is no file of costs"),
+        ('{"benches": {"hosts": {"ring": 1}}}', "hosts.ring"),
+    ):
+        path.write_text(text)
+        monkeypatch.setattr("sys.argv", [f"{bench}.py", "--json", str(path)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+        assert path.read_text() == text
 
+
+def test_a_run_of_some_groups_leaves_the_others_as_they_were(monkeypatch, tmp_path):
+    costs = module("_costs", monkeypatch)
+    path = tmp_path / "costs.json"
+    monkeypatch.setattr("sys.argv", ["bench/hosts.py", "--json", str(path)])
+    groups = {
+        name: costs.Group([{"case": name}], [costs.Cost(f"per_{name}", 1e-6, name)]) for name in ("a", "b")
+    }
+    costs.write(path, groups, 4.0)
+    before = json.loads(path.read_text())["benches"]["hosts"]
+    monkeypatch.setattr(costs, "machine", lambda: "another")
+    monkeypatch.setattr("sys.argv", ["bench/hosts.py", "--only", "b"])
+    costs.write(path, {"b": costs.Group([{"case": "new"}], [costs.Cost("per_b", 2e-6, "new")])}, 0.5)
+    after = json.loads(path.read_text())["benches"]["hosts"]
+    assert after["a"] == before["a"]
+    assert after["b"]["cases"] == [{"case": "new"}]
+    assert (after["b"]["command"], after["b"]["load"]) == ("python bench/hosts.py --only b", 0.5)
+    # Each run that costs are from is said, once.
+    file = read_costs(path.read_bytes(), "costs.json")
+    paper = module("paper", monkeypatch)
+    assert [note.partition(": python")[0] for note in paper.noted(paper.Inputs(file, ""), None)] == [
+        "Costs of hosts: per_a",
+        "Costs of hosts: per_b",
+    ]
+    monkeypatch.setattr("sys.argv", ["bench/hosts.py"])
+    costs.write(path, groups, 4.0)
+    file = read_costs(path.read_bytes(), "costs.json")
+    (note,) = paper.noted(paper.Inputs(file, ""), None)
+    assert note.startswith("Costs of hosts: per_a; hosts: per_b: python bench/hosts.py, ")
+
+
+@pytest.fixture
+def inputs(monkeypatch):
+    """`Inputs` of the checked-in costs, by what is changed of them."""
+    paper, costs = module("paper", monkeypatch), module("_costs", monkeypatch)
+    file = read_costs(costs.CHECKED_IN.read_bytes(), "costs.json")
+    return lambda what_if="": paper.Inputs(file, what_if)
+
+
+@pytest.mark.parametrize("who", ["controller", "service"])
+def test_a_cost_is_changed_once(who, inputs):
     def of(what_if: str) -> dict[str, float]:
-        return dataclasses.asdict(getattr(paper.Inputs(file, what_if), who)(16))
+        return dataclasses.asdict(getattr(inputs(what_if), who)(16))
 
     for name, seconds in of("").items():
         assert of(f"{name}=2x")[name] == pytest.approx(2 * seconds)
         assert of(f"{name}=7us")[name] == pytest.approx(7e-6)
+
+
+def test_measured_costs_reach_about_what_the_paper_is_to_be_compared_with(inputs):
+    # Twice what is to be reached: costs may be of a busy machine.
+    assert smallest_hidden(FleetShape([16]), inputs().controller(16)) <= 1e-3
+    assert smallest_hidden(FleetShape([512]), inputs().controller(512)) <= 20e-3
+    assert smallest_hidden(FleetShape([512], 32), inputs().controller(16)) <= 1e-3
+    shape, costs = FleetShape([16]), inputs().service(16)
+    for weights in ((1,) * 16, (1, 2, 4, 8)):
+        usage = used_together(shape, costs, [ClientModel((0,), 0.33e-3, each) for each in weights], 0.3)
+        assert usage.busy >= 0.8
+        assert usage.unfair <= 0.1
+    shape, clients = FleetShape([128] * 4, 32), [ClientModel((0, 1, 2, 3), 3e-3)] * 16
+    assert used_together(shape, inputs().service(16), clients, 0.3).busy >= 0.8
+
+
+def test_no_step_is_no_fair_share(inputs, monkeypatch):
+    paper = module("paper", monkeypatch)
+    table = paper.clients(inputs("per_host=1s"), seconds=0.1)
+    unfair = [entry for entry in table.entries if entry.case.startswith("shares")]
+    assert [(entry.simulated, entry.is_over) for entry in unfair] == [("no step was done", True)] * 2
+
+
+def test_nothing_is_measured_late(monkeypatch, capsys):
+    paper = module("paper", monkeypatch)
+    assert paper.Measuring(time.monotonic() + 60).take("early", lambda: 1) == 1
+    assert paper.Measuring(time.monotonic() - 1).take("late", lambda: 1) is None
+    assert capsys.readouterr().out.splitlines() == ["measured: early, in 0 s", "late: left out: time"]
+
+
+def test_the_page_is_there_before_the_last_table_is(monkeypatch, tmp_path):
+    paper = module("paper", monkeypatch)
+    report = paper.Report(tmp_path / "page.html", ["note"])
+    for case in ("first", "second"):
+        report.show(paper.Table("Figure", [paper.Entry(case)]))
+        page = (tmp_path / "page.html").read_text()
+        assert page.count("<table>") == 1
+        assert f"<td>{case}</td>" in page
+
+
+def hosts_of(paper, count: int, rate: float):
+    """Measured hosts whose controller had 100 us of CPU for a step."""
+    steps = {seconds: paper.Measured(rate, count * 5e-6 + 10e-6, 0.0) for seconds in (0.0, 1e-3, paper.LONG)}
+    return paper.MeasuredHosts(count, steps, 1e-3)
+
+
+def clients_of(paper, rate: float, cpu: float):
+    """A measured client of a service, whose steps had so much of its CPU."""
+    case = paper.ClientCase((1,), 0.0)
+    return case, paper.MeasuredClients(case, paper.ServedSteps({"client0": rate}, 1.0, rate * cpu, 0.0, 0.0))
+
+
+def test_the_simulator_is_checked_without_changes_of_costs(inputs, monkeypatch):
+    paper = module("paper", monkeypatch)
+    hosts = {count: hosts_of(paper, count, 5000.0) for count in (2, 4)} | {8: None}
+    clients = dict([clients_of(paper, 9000.0, 100e-6)]) | {paper.ClientCase((1, 1), 3e-3, 4): None}
+    plain, changed = (
+        paper.check(inputs(what_if), hosts, clients)
+        for what_if in ("", "per_host=1ms,per_step=1ms,per_island=1ms,net=1ms,per_client=1ms,per_worker=1ms")
+    )
+    assert plain == changed
+    rows = {entry.case: entry for entry in plain.entries}
+    fit = rows["per_host and per_island of a controller, this run and the file"]
+    assert fit.measured == "5 us"
+    assert rows["8 hosts"].measured == rows["2 clients, 3 ms, 4 hosts"].measured == "left out: time"
+
+
+@pytest.mark.parametrize(
+    ("rate", "cpu", "why"),
+    [
+        (100.0, 100e-6, "no core was full"),
+        (9500.0, 100e-6, "the service had all of a core"),
+        (1e6, 1e-6, "measured is faster: a step took less CPU than in the costs"),
+        (1e6, 100e-6, "measured is faster, and not for less CPU"),
+    ],
+)
+def test_rows_say_why_they_are_off(rate, cpu, why, inputs, monkeypatch):
+    paper = module("paper", monkeypatch)
+    monkeypatch.setattr(paper.os, "cpu_count", lambda: 1000)
+    (entry,) = paper.check(inputs("per_host=2us"), {}, dict([clients_of(paper, rate, cpu)])).entries
+    assert entry.is_over
+    assert entry.note.startswith(why)
+
+
+def test_timers_are_hosts_of_one_island(monkeypatch):
+    served = module("_served", monkeypatch)
+    with served.ServedIslands(2, hosts=3) as islands:
+        assert [len(island.hosts) for island in islands.status().islands] == [3, 3]
+        client = islands.attach("client")
+        program = served.load(client, [0, 1], 0.0)
+        for _ in range(3):
+            client.wait(client.run(program, {0: (), 1: ()}))
+        client.close()

@@ -9,7 +9,7 @@ from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.step import Step
 from pathways.runtime.simulate.cluster.costs import ControlCosts
 from pathways.runtime.simulate.cluster.fleet import Fleet, FleetShape, FleetStep
-from pathways.runtime.simulate.cluster.processor import Processor
+from pathways.runtime.simulate.cluster.processor import Job, Processor
 from pathways.runtime.simulate.events import SimulatedTime
 
 PartEnd = Callable[[FleetStep, int, bool, float], float]
@@ -26,6 +26,7 @@ class Control:
       costs: what control costs.
       ended: is told when an island is done with a step.
       ahead: how many steps may be under way on an island.
+      settle: see `Processor`.
 
     Attributes:
       core: what decides.
@@ -34,7 +35,13 @@ class Control:
     """
 
     def __init__(
-        self, time: SimulatedTime, shape: FleetShape, costs: ControlCosts, ended: PartEnd, ahead: int
+        self,
+        time: SimulatedTime,
+        shape: FleetShape,
+        costs: ControlCosts,
+        ended: PartEnd,
+        ahead: int,
+        settle: Job | None = None,
     ) -> None:
         # A group that is told by one message is one host here.
         numbers, count = [], 0
@@ -43,8 +50,9 @@ class Control:
             count += len(groups)
         # Nothing is lost here: that hosts say nothing for long is only that they compute.
         self.core = ClusterCore(numbers, Limits(ahead=ahead, stall_report=None), time.now)
-        self.processor = Processor(time)
+        self.processor = Processor(time, settle)
         self.fleet = Fleet(time, shape, costs, self.processor, self._answer)
+        self._costs = costs
         self._ended = ended
 
     def gangs(self, islands: Sequence[int]) -> list[Gang]:
@@ -66,5 +74,6 @@ class Control:
         assert step is not None
         self.core.done(gang, gang.hosts[group], part.number, None, {}, moment)
         if step.is_done(gang.hosts):
+            moment += self._costs.per_island / 2
             return self._ended(part, island, step.is_done(), moment)
         return moment

@@ -10,7 +10,7 @@ import msgspec
 
 from pathways.passes.util.quantities import SECONDS, QuantityReader, TimesError
 
-_FACTOR = re.compile(r"\s*(\d+\.?\d*|\.\d+)x\s*")
+_FACTOR = re.compile(r"(\d+\.?\d*|\.\d+)\s*[xX]")
 
 
 class CostsError(ValueError):
@@ -24,6 +24,7 @@ class ControlCosts:
     Attributes:
       per_step: for who controls, once for each step.
       per_host: for who controls, for each host that it tells a step: the message and the answer.
+      per_island: the same for each island, besides its hosts.
       per_worker: for a host, its part of a step.
       per_client: for a client of a service, a step from its call to its end.
       per_handed_on: for a host that hands a step on, for each host that it does so to, as `per_host`.
@@ -32,6 +33,7 @@ class ControlCosts:
 
     per_step: float
     per_host: float
+    per_island: float = 0.0
     per_worker: float = 0.0
     per_client: float = 0.0
     per_handed_on: float = 0.0
@@ -56,6 +58,8 @@ def _changes(what_if: str, costs: Mapping[str, float]) -> dict[str, float]:
             )
         if name not in costs:
             raise CostsError(f"'{change}': there is no cost '{name}'; costs are {', '.join(costs)}")
+        if name in changes:
+            raise CostsError(f"'{change}': {name} is changed twice")
         if factor := _FACTOR.fullmatch(value):
             changes[name] = costs[name] * float(factor[1])
             continue
@@ -80,8 +84,8 @@ class MeasuredCost(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     what: str
 
 
-class BenchCosts(msgspec.Struct, frozen=True):
-    """What one run of a bench says.
+class MeasuredGroup(msgspec.Struct, frozen=True):
+    """A group of rows of a bench, which one run has measured.
 
     Attributes:
       command: the run.
@@ -98,14 +102,15 @@ class BenchCosts(msgspec.Struct, frozen=True):
     costs: dict[str, MeasuredCost]
 
 
-class CostsFile(msgspec.Struct, frozen=True):
+@dataclasses.dataclass(frozen=True)
+class CostsFile:
     """A file of costs.
 
     Attributes:
-      benches: what each bench says, by its name.
+      benches: the groups of each bench, by their names.
     """
 
-    benches: dict[str, BenchCosts]
+    benches: Mapping[str, Mapping[str, MeasuredGroup]]
 
     def seconds(self, bench: str, name: str) -> float:
         """A cost.
@@ -113,14 +118,17 @@ class CostsFile(msgspec.Struct, frozen=True):
         Raises:
           CostsError: the file does not have it.
         """
-        found = self.benches.get(bench)
-        if found is None:
+        groups = self.benches.get(bench)
+        if groups is None:
             raise CostsError(f"the file of costs has nothing of bench '{bench}': run bench/{bench}.py --json")
-        if name not in found.costs:
-            raise CostsError(
-                f"the file of costs has no '{name}' of bench '{bench}': run it again with --json"
-            )
-        return found.costs[name].seconds
+        for group in groups.values():
+            if name in group.costs:
+                return group.costs[name].seconds
+        raise CostsError(f"the file of costs has no '{name}' of bench '{bench}': run it again with --json")
+
+
+class _Document(msgspec.Struct):
+    benches: dict[str, dict[str, msgspec.Raw]]
 
 
 def read_costs(text: bytes, where: str) -> CostsFile:
@@ -130,13 +138,23 @@ def read_costs(text: bytes, where: str) -> CostsFile:
       CostsError: it is none; says where.
     """
     try:
-        file = msgspec.json.decode(text, type=CostsFile)
+        document = msgspec.json.decode(text, type=_Document)
     except msgspec.MsgspecError as error:
         raise CostsError(f"{where}: {error}") from None
-    for bench, said in file.benches.items():
-        for name, cost in said.costs.items():
-            if not 0 <= cost.seconds < 1:
-                raise CostsError(
-                    f"{where}: benches.{bench}.costs.{name}: {cost.seconds} is no cost in seconds"
-                )
-    return file
+    return CostsFile(
+        {
+            bench: {name: _group(raw, f"{where}: benches.{bench}.{name}") for name, raw in groups.items()}
+            for bench, groups in document.benches.items()
+        }
+    )
+
+
+def _group(raw: msgspec.Raw, where: str) -> MeasuredGroup:
+    try:
+        group = msgspec.json.decode(raw, type=MeasuredGroup)
+    except msgspec.MsgspecError as error:
+        raise CostsError(f"{where}: {error}") from None
+    for name, cost in group.costs.items():
+        if not 0 <= cost.seconds < 1:
+            raise CostsError(f"{where}.costs.{name}: {cost.seconds} is no cost in seconds")
+    return group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED
 from pathways.runtime.simulate.cluster.control import Control
 from pathways.runtime.simulate.cluster.costs import ControlCosts
 from pathways.runtime.simulate.cluster.fleet import FleetShape
@@ -56,7 +57,7 @@ def used_alone(shape: FleetShape, costs: ControlCosts, seconds: float, ahead: in
 
 def longest(shape: FleetShape, costs: ControlCosts) -> float:
     """The seconds of all control of a step that nothing hides, and no less."""
-    messages = sum(map(len, shape.groups())) * costs.per_host
+    messages = sum(map(len, shape.groups())) * costs.per_host + len(shape.hosts) * costs.per_island
     handed_on = max(shape.heads or 0, 1) * costs.per_handed_on
     work = costs.per_worker * (1 + sum(shape.hosts) / (shape.cores or sum(shape.hosts)))
     return costs.per_step + messages + handed_on + work + 4 * costs.net
@@ -104,13 +105,29 @@ def smallest_hidden(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> f
     )
 
 
+def smallest_served(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> float:
+    """The same for a client of a service, which has the cluster for itself and runs on all its islands."""
+    islands = tuple(range(len(shape.hosts)))
+
+    def is_hidden(seconds: float) -> bool:
+        client = ClientModel(islands, seconds, under_way=MOST_UNFINISHED)
+        model = ServiceModel(shape, costs, [client], ahead)
+        model.run((2 * ahead + MOST_UNFINISHED) * seconds)
+        usage = _usage(model.control, model.time, lambda: model.run(_MOST_STEPS * seconds), [1.0])
+        return usage.busy >= HIDDEN
+
+    return least_hidden(is_hidden, longest(shape, costs) / 4)
+
+
 def least_hidden(is_hidden: Callable[[float], bool], guess: float) -> float:
     """The shortest computation, in seconds, that hides all else.
 
     Args:
       is_hidden: whether one does; if it does, longer ones do, too.
-      guess: where the search begins.
+      guess: where the search begins; 0 for nothing to hide.
     """
+    if not guess:
+        return 0.0
     low = high = guess
     while is_hidden(low):
         low, high = low / 2, low

@@ -111,6 +111,7 @@ class Fleet:
         for n in step.islands:
             self._queues[n].append(step)
         for n in step.islands:
+            moment += self._costs.per_island / 2
             if self._shape.heads is None:
                 step.ready[n], moment = self._tell(self._first[n], self._shape.hosts[n], message, moment)
                 self._begin(n)

@@ -16,16 +16,18 @@ class Processor:
 
     Args:
       time: when they come.
+      settle: what it does after all jobs that were there at once; None for nothing.
 
     Attributes:
       busy: for how long it had something to do, in seconds.
     """
 
-    __slots__ = ("_free", "_is_awake", "_jobs", "_time", "busy")
+    __slots__ = ("_free", "_is_awake", "_jobs", "_settle", "_time", "busy")
 
-    def __init__(self, time: SimulatedTime) -> None:
+    def __init__(self, time: SimulatedTime, settle: Job | None = None) -> None:
         self.busy = 0.0
         self._time = time
+        self._settle = settle
         self._jobs: collections.deque[Job] = collections.deque()
         self._free = 0.0
         self._is_awake = False
@@ -48,6 +50,8 @@ class Processor:
         jobs = self._jobs
         for _ in range(len(jobs)):
             moment = jobs.popleft()(moment)
+        if self._settle is not None:
+            moment = self._settle(moment)
         self.busy += moment - began
         self._free = moment
         if jobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pathways.runtime.control.clients.items import (
     ClientJoined,
@@ -13,7 +13,7 @@ from pathways.runtime.control.clients.items import (
     PartDone,
     QueuedStep,
     RoundTripMeasured,
-    SchedulerEffect,
+    SchedulerEvent,
     WorkAsked,
 )
 from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED, Scheduler
@@ -63,7 +63,7 @@ class ServiceModel:
         self, shape: FleetShape, costs: ControlCosts, clients: Sequence[ClientModel], ahead: int = 4
     ) -> None:
         self.time = SimulatedTime()
-        self.control = Control(self.time, shape, costs, self._ended, ahead)
+        self.control = Control(self.time, shape, costs, self._ended, ahead, self._settle)
         self.scheduler = Scheduler(len(shape.hosts), ahead)
         self._costs = costs
         self._clients = clients
@@ -71,6 +71,8 @@ class ServiceModel:
         self._numbers = itertools.count(1)
         # By the numbers that they have on hosts.
         self._queued: dict[int, QueuedStep] = {}
+        # What the scheduler is told when all is read that there was.
+        self._events: list[SchedulerEvent] = []
         for island in range(len(shape.hosts)):
             self.scheduler.handle(RoundTripMeasured(island, 2 * costs.net), 0.0)
         for number, client in enumerate(clients):
@@ -95,11 +97,13 @@ class ServiceModel:
 
     def _take(self, step: QueuedStep, moment: float) -> float:
         """The job of the service: a step that a client asks for."""
-        moment += self._costs.per_step
-        return self._do(self.scheduler.handle(WorkAsked(step), moment), moment)
+        self._events.append(WorkAsked(step))
+        return moment + self._costs.per_step
 
-    def _do(self, effects: Iterable[SchedulerEffect], moment: float) -> float:
-        for effect in effects:
+    def _settle(self, moment: float) -> float:
+        """What the service does when it has read all: it tells the scheduler, and sends what it issues."""
+        events, self._events = self._events, []
+        for effect in self.scheduler.handle_all(events, moment):
             # No client leaves here, none does what it may not, and no island is lost.
             assert isinstance(effect, Issue)
             queued = effect.step
@@ -110,8 +114,7 @@ class ServiceModel:
 
     def _ended(self, part: FleetStep, island: int, is_last: bool, moment: float) -> float:
         queued = self._queued[part.number]
-        event = PartDone(queued, island, part.took[island])
-        moment = self._do(self.scheduler.handle(event, moment), moment)
+        self._events.append(PartDone(queued, island, part.took[island]))
         if is_last:
             del self._queued[part.number]
             client = self._processors[queued.client]

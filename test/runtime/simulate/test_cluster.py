@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from pathways.runtime.simulate.cluster.figures import (
     HIDDEN,
     longest,
     smallest_hidden,
+    smallest_served,
     used_alone,
     used_together,
 )
@@ -22,7 +25,7 @@ from pathways.runtime.simulate.events import SimulatedTime
 COSTS = ControlCosts(30e-6, 15e-6, per_worker=60e-6, per_client=60e-6, per_handed_on=15e-6, net=25e-6)
 
 micro = st.floats(0, 1e-4)
-costs = st.builds(ControlCosts, micro, micro, micro, micro, micro, micro)
+costs = st.builds(ControlCosts, micro, micro, micro, micro, micro, micro, micro)
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 3)), min_size=1))
@@ -50,6 +53,38 @@ def test_a_processor_does_one_thing_after_the_other(jobs):
 def test_what_hides_control_is_what_control_does(hosts):
     shape = FleetShape([hosts])
     assert smallest_hidden(shape, COSTS) == pytest.approx(HIDDEN * (30e-6 + hosts * 15e-6), rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [FleetShape([4] * 8), FleetShape([4] * 8, heads=4)])
+def test_what_hides_control_has_a_part_for_each_island(shape):
+    alone, islands = (smallest_hidden(shape, dataclasses.replace(COSTS, per_island=s)) for s in (0.0, 40e-6))
+    assert islands - alone == pytest.approx(HIDDEN * 8 * 40e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("net", [0.0, 20e-6])
+def test_nothing_has_to_be_hidden_where_control_costs_nothing(net):
+    assert smallest_hidden(FleetShape([4]), ControlCosts(0.0, 0.0, net=net)) < 4 * net + 1e-12
+
+
+def test_a_service_with_one_client_is_a_controller():
+    shape = FleetShape([16])
+    assert smallest_served(shape, COSTS) == pytest.approx(smallest_hidden(shape, COSTS), rel=0.05)
+
+
+def test_a_service_tells_the_scheduler_at_once_what_it_read_at_once(monkeypatch):
+    model = ServiceModel(FleetShape([1]), COSTS, [ClientModel((0,), 1e-3)] * 3)
+    told = []
+    handle_all = model.scheduler.handle_all
+
+    def noting(events, now):
+        told.append(len(events))
+        return handle_all(events, now)
+
+    monkeypatch.setattr(model.scheduler, "handle_all", noting)
+    model.run(0.1)
+    # All ask first at the same time.
+    assert told[0] == 3
+    assert sum(told) > 100
 
 
 def test_one_step_at_a_time_hides_nothing():
@@ -111,6 +146,7 @@ def test_clients_have_their_shares_and_leave_nothing_idle(weights):
 def test_costs_are_changed_by_name():
     changed = COSTS.changed("per_host=7.5us, net=2x")
     assert (changed.per_host, changed.net, changed.per_step) == pytest.approx((7.5e-6, 50e-6, 30e-6))
+    assert COSTS.changed("net=2 X").net == pytest.approx(50e-6)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +156,7 @@ def test_costs_are_changed_by_name():
         ("net", "'net': expected a cost and a time or a factor, such as net=20us or net=2x"),
         ("net=fast", "'net=fast': net: expected a number or a string"),
         ("net=20", "'net=20': net: is in time units"),
+        ("net=2x,net=3x", "'net=3x': net is changed twice"),
     ],
 )
 def test_wrong_changes_are_named(what_if, message):
@@ -132,6 +169,7 @@ def test_files_of_costs_are_checked():
     said = (
         b'{"command": "", "date": "", "machine": "", "load": 0, "costs": {"x": {"seconds": %s, "what": ""}}}'
     )
+    said = b'{"control": %s}' % said
     file = read_costs(b'{"benches": {"hosts": %s}}' % (said % b"1e-6"), "costs.json")
     assert file.seconds("hosts", "x") == 1e-6
     with pytest.raises(CostsError, match="no 'y' of bench 'hosts'"):
@@ -139,5 +177,5 @@ def test_files_of_costs_are_checked():
     with pytest.raises(CostsError, match="nothing of bench 'network'"):
         file.seconds("network", "x")
     for wrong in (b'"much"', b"-1", b"1e300"):
-        with pytest.raises(CostsError, match=r"costs.json: .*benches"):
+        with pytest.raises(CostsError, match=r"costs.json: benches\.hosts\.control"):
             read_costs(b'{"benches": {"hosts": %s}}' % (said % wrong), "costs.json")
