@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import statistics
 import sys
@@ -147,6 +148,7 @@ def costs_of(inputs: Inputs) -> Table:
 def hidden(inputs: Inputs) -> Table:
     """The paper's Figure 6."""
 
+    @functools.cache
     def simulated(hosts: int, ahead: int = 8, heads: int | None = None) -> float:
         shape = FleetShape([hosts], heads)
         return smallest_hidden(shape, inputs.controller(len(shape.groups()[0])), ahead)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED
 from pathways.runtime.simulate.cluster.control import Control
 from pathways.runtime.simulate.cluster.costs import ControlCosts
 from pathways.runtime.simulate.cluster.fleet import FleetShape
@@ -50,9 +49,14 @@ def used_alone(shape: FleetShape, costs: ControlCosts, seconds: float, ahead: in
       ahead: how many steps may be under way.
     """
     model = ControllerModel(shape, costs, seconds, ahead)
-    steps = max(_LEAST_STEPS, min(_MOST_STEPS, _MESSAGES // sum(shape.hosts)))
+    steps = _steps(shape)
     model.run_steps(2 * (ahead + 1))
     return _usage(model.control, model.time, lambda: model.run_steps(steps), [1.0])
+
+
+def _steps(shape: FleetShape) -> int:
+    """For how many steps a program is looked at."""
+    return max(_LEAST_STEPS, min(_MOST_STEPS, _MESSAGES // sum(shape.hosts)))
 
 
 def longest(shape: FleetShape, costs: ControlCosts) -> float:
@@ -110,11 +114,10 @@ def smallest_served(shape: FleetShape, costs: ControlCosts, ahead: int = 8) -> f
     islands = tuple(range(len(shape.hosts)))
 
     def is_hidden(seconds: float) -> bool:
-        client = ClientModel(islands, seconds, under_way=MOST_UNFINISHED)
-        model = ServiceModel(shape, costs, [client], ahead)
-        model.run((2 * ahead + MOST_UNFINISHED) * seconds)
-        usage = _usage(model.control, model.time, lambda: model.run(_MOST_STEPS * seconds), [1.0])
-        return usage.busy >= HIDDEN
+        model = ServiceModel(shape, costs, [ClientModel(islands, seconds)], ahead)
+        model.run_steps(2 * (ahead + 1))
+        steps = _steps(shape)
+        return _usage(model.control, model.time, lambda: model.run_steps(steps), [1.0]).busy >= HIDDEN
 
     return least_hidden(is_hidden, longest(shape, costs) / 4)
 

@@ -86,6 +86,13 @@ class ServiceModel:
         """Lets so much time go by."""
         self.time.run_until(self.time.now + seconds)
 
+    def run_steps(self, count: int) -> None:
+        """Lets so much time go by as it takes until so many more steps of all clients have ended."""
+        ended = self.control.fleet.ended
+        until = ended.total() + count
+        while ended.total() < until:
+            self.time.step()
+
     def _ask(self, number: int, moment: float) -> float:
         """The job of a client: its next step."""
         moment += self._costs.per_client
