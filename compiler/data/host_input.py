@@ -379,10 +379,10 @@ def _check_states(name: str, states: Any, shards: int | None) -> None:
         return
     if shards is None:
         if not isinstance(states, int) or isinstance(states, bool) or states < 0:
-            what = f"of shards={len(states)}" if isinstance(states, list) else repr(states)
-            raise ValueError(
-                f"pw.prefetch: {name} starts at position {what}, but rows= takes the number of a batch"
+            what = (
+                f"a position of shards={len(states)}" if isinstance(states, list) else f"position {states!r}"
             )
+            raise ValueError(f"pw.prefetch: {name} starts at {what}, but rows= takes the number of a batch")
         return
     if not isinstance(states, list):
         raise ValueError(

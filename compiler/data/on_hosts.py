@@ -70,8 +70,8 @@ class FunctionOnHosts(OfProcess):
         the other, those of others at the same time.
 
         Args:
-          *arrays: arrays, or dictionaries, lists and tuples of arrays. Each host gets them as `jax.Array`s
-            of which it has its shards. What is elsewhere is brought to the slice.
+          *arrays: arrays, or dictionaries, lists and tuples of arrays. Each host gets the part of each that
+            it has, as a `jax.Array` of its own devices. What is elsewhere is brought to the slice.
           **plain: named arguments that JSON can write; tuples arrive as lists.
 
         Raises:
@@ -480,5 +480,6 @@ def _called_here(function: FunctionOnHosts, args: Sequence[Any], named: Mapping[
             raise TypeError(
                 f"{where} is {got.dtype}{list(got.shape)}: expected {aval.dtype}{list(aval.shape)}"
             )
-        placed.append(jax.device_put(got, NamedSharding(mesh, spec)))
+        # A copy: it may be what the function took, or keeps.
+        placed.append(jax.device_put(got, NamedSharding(mesh, spec), may_alias=False))
     return plain_values.build(tree, placed)

@@ -26,15 +26,15 @@ from pathways.runtime.hosts.controller.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
-ISLANDS = [pw.Island(devices_per_host=2), pw.Island(), pw.Island(hosts=2)]
+ISLANDS = [pw.Island(devices_per_host=2), pw.Island(), pw.Island(hosts=2, devices_per_host=2)]
 OPTIONS = pw.HostOptions(heartbeat=5, stall_report=0.3)
 
 
 @pytest.fixture
 def slices(devices):
-    """One of two devices of a host, one of a host, and one of the two hosts of an island."""
+    """One of two devices of a host, one of a host, and one of all devices of an island of two hosts."""
     pw.connect(islands=ISLANDS, options=OPTIONS)
-    return [devices.add_slice((size,), ("x",), island=f"island{n}") for n, size in enumerate((2, 1, 2))]
+    return [devices.add_slice((size,), ("x",), island=f"island{n}") for n, size in enumerate((2, 1, 4))]
 
 
 def placed(slice, value=X, **kwargs):
@@ -48,6 +48,50 @@ def test_each_host_is_called_with_its_shards_and_says_what_it_says(slices):
         own = [host.process.pid for host in controller().hosts if host.gang.number == n]
         assert [each["pid"] for each in said] == own
         assert sum(each["sum"] for each in said) == pytest.approx(2 * X.sum(), abs=1e-5)
+
+
+def test_what_it_computes_on_an_island_is_about_its_part_and_meets_no_step(slices, devices):
+    """Sums of an array of all hosts would mix with those of steps."""
+    step = pw.jit(
+        lambda x: x - x.sum(0, keepdims=True) * 1e-3,
+        devices=slices[2],
+        in_shardings=P("x"),
+        out_shardings=P("x"),
+    )
+    computed = pw.on_hosts(host_functions.computed, devices=slices[2])
+    alone = y = placed(slices[2], in_shardings=P("x"), out_shardings=P("x"))
+    x, calls = y, []
+    for _ in range(20):
+        alone = step(alone)
+    for _ in range(20):
+        y = step(y)
+        calls.append(computed(x))
+    halves = [[pytest.approx(half.sum(), abs=1e-5), [4, 4]] for half in (X[:4], X[4:])]
+    assert [call.result() for call in calls] == [halves] * 20
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(alone))
+    whole = [pytest.approx(X.sum(), abs=1e-5), [8, 4]]
+    assert computed(placed(slices[2])).result() == [whole] * 2
+    # Rows 0, 1, 4 and 5 of one host.
+    square = devices.add_slice((2, 2), ("x", "y"), island="island2")
+    scattered = placed(square, in_shardings=P(("y", "x")), out_shardings=P(("y", "x")))
+    with pytest.raises(
+        pw.CallFailedError, match=r"host 2 \(island2\): .*float32\[8, 4\].* are no block of it"
+    ):
+        pw.on_hosts(host_functions.computed, devices=square)(scattered).result()
+
+
+def test_what_it_returns_may_be_what_it_took_and_steps_may_take_it_over(slices):
+    out = (jax.ShapeDtypeStruct(X.shape, X.dtype),) * 2
+    increment = (
+        pw.program(lambda x: pw.jit(lambda x: x + 1, devices=slices[1])(x), donate_argnums=0)
+        .lower(X)
+        .compile()
+    )
+    x = placed(slices[1])
+    one, two = pw.on_hosts(host_functions.same, devices=slices[1], out=out)(x).result()
+    for array in (x, one):
+        np.testing.assert_array_equal(np.asarray(increment(array)), X + 1)
+    np.testing.assert_array_equal(np.asarray(two), X)
 
 
 def test_trees_keys_and_named_arguments_travel(slices):
@@ -155,7 +199,7 @@ def test_results_are_plain(slices):
     call = pw.on_hosts(host_functions.plain, devices=slices[1])
     assert call(value="nested").result() == [{"a": [1, None, True, "x"]}]
     wrong = {
-        "array": r"the result\['loss'\]\[0\] is of type numpy.float32, no JSON; say float",
+        "array": r"the result\['loss'\]\[0\] is of type numpy.float32, which is not JSON; say float",
         "keys": "the result has the key 3",
         "object": "the result is of type builtins.module",
         "long": "the result is .* bytes of JSON, more than",
@@ -233,6 +277,11 @@ def test_without_hosts_it_runs_here(devices):
     out = {"whole": jax.ShapeDtypeStruct((3,), jnp.int32), "part": jax.ShapeDtypeStruct((4, 2), jnp.float32)}
     made = pw.on_hosts(host_functions.filled, devices=slice, out=out)(value=1.0).result()
     assert made["part"].devices() == x.devices()
+    out_same = (jax.ShapeDtypeStruct(X.shape, X.dtype),) * 2
+    one, two = pw.on_hosts(host_functions.same, devices=slice, out=out_same)(x).result()
+    for array in (x, one):
+        array.delete()
+    np.testing.assert_array_equal(two, X)
     with pytest.raises(pw.CallFailedError, match=r"host_functions:fail raised BadRow: row 17"):
         pw.on_hosts(host_functions.fail, devices=slice)().result()
     with pytest.raises(ImportError, match="no_such_module"):

@@ -24,6 +24,16 @@ def total(x: Any, scale: float = 1.0) -> Any:
     return {"sum": scale * float(sum(np.asarray(part).sum() for part in parts.values())), "pid": os.getpid()}
 
 
+def computed(x: Any) -> Any:
+    """The sum that JAX computes, and the shape."""
+    return [float(jax.numpy.sum(x)), list(x.shape)]
+
+
+def same(x: Any) -> Any:
+    """What it takes, twice."""
+    return x, x
+
+
 def described(tree: Any, key: Any, *, words: Any) -> Any:
     """What arrives, in plain values."""
     leaf = tree["w"][0]

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.worker.calls import CallRefused, context, find
+from pathways.runtime.hosts.worker.calls import CallRefused, context, find, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
 
 _SPARE = 4
@@ -188,6 +188,10 @@ def _give_back(spare: list[memoryview], memory: memoryview) -> None:
         spare.append(memory)
 
 
+_open: dict[str, _OpenInput] = {}
+
+
+@of_package
 def begin(
     *,
     source: str,
@@ -222,11 +226,13 @@ def begin(
     context().kept[source] = _OpenInput(made, tree, leaves, row_shapes, SpareMemory())
 
 
+@of_package
 def end(*, source: str) -> None:
     """Forgets an input."""
     context().kept.pop(source, None)
 
 
+@of_package
 def batch(*, source: str, number: int) -> list[Any]:
     """Makes the parts of a batch that are on this host."""
     call = context()

@@ -46,6 +46,9 @@ _MOST_TRACEBACK = 8 << 10
 """The most characters of a traceback that are told."""
 
 
+_MARK = "is_of_package"
+
+
 class CallRefused(Exception):
     """A call fails for another reason than that its function raised.
 
@@ -78,6 +81,12 @@ class CallContext:
     kept: dict[str, Any]
     about: str = ""
     value: Any = None
+
+
+def of_package[F: Callable[..., Any]](function: F) -> F:
+    """Marks a function of this package: it gets arrays as steps have them, and makes new ones."""
+    function.__dict__[_MARK] = True
+    return function
 
 
 _current = threading.local()
@@ -218,12 +227,13 @@ class Calls:
     def _result(self, call: _TakenCall) -> tuple[bytes, list[Any]]:
         message = call.message
         positional, tree, named = plain.decode(message.arguments)
+        function = self._found(message.function, message.path)
+        is_ours = hasattr(function, _MARK)
         taken = [
-            _argument(kept, _there(array), n)
+            _argument(kept, _there(array), n, is_ours)
             for n, (kept, array) in enumerate(zip(message.arrays, call.arrays, strict=True))
         ]
         args = plain.build(tree, taken)
-        function = self._found(message.function, message.path)
         made = message.made
         call.context.shardings = [sharding_of(one.placement, self._store.handles) for one in made or ()]
         # Settings of JAX belong to threads.
@@ -250,7 +260,7 @@ class Calls:
         except TypeError as error:
             raise CallRefused("result", str(error)) from None
         return said, [
-            _placed(*leaves[n], one, sharding)
+            _placed(*leaves[n], one, sharding, is_ours)
             for n, (one, sharding) in enumerate(zip(made, call.context.shardings, strict=True))
         ]
 
@@ -300,17 +310,61 @@ def _there(array: Any) -> Any:
     return array.wait() if isinstance(array, Promised) else array
 
 
-def _argument(kept: KeptArray, array: Any, n: int) -> Any:
+def _argument(kept: KeptArray, array: Any, n: int, is_ours: bool) -> Any:
     if isinstance(array, Poison):
         raise CallRefused("argument", f"array {n} that it takes is an error: {array.error}")
     if array is ELSEWHERE:
         raise CallRefused("argument", f"array {n} that it takes is not on this host")
-    if kept.key is not None and array.is_fully_addressable:
-        return jax.random.wrap_key_data(array, impl=kept.key)
-    return array
+    if is_ours:
+        return array
+    try:
+        own = _own_part(array)
+    except ValueError as error:
+        raise CallRefused("argument", f"array {n} that it takes: {error}") from None
+    return own if kept.key is None else jax.random.wrap_key_data(own, impl=kept.key)
 
 
-def _placed(where: str, value: Any, made: MadeArray, sharding: NamedSharding) -> Any:
+def _own_part(array: jax.Array) -> jax.Array:
+    """What this host has of an array, as an array of its devices alone.
+
+    A function that computes with the array of all hosts would meet them, and their steps, in any order.
+
+    Raises:
+      ValueError: it is no block of the array.
+    """
+    if array.is_fully_addressable:
+        return array
+    whole, shards = array.sharding, array.addressable_shards
+    assert isinstance(whole, NamedSharding)
+    own = NamedSharding(whole.mesh.local_mesh, whole.spec)
+    indices = [shard.index for shard in shards]
+    first = [min(index[dim].indices(size)[0] for index in indices) for dim, size in enumerate(array.shape)]
+    shape = tuple(
+        max(index[dim].indices(size)[1] for index in indices) - start
+        for dim, (size, start) in enumerate(zip(array.shape, first, strict=True))
+    )
+    expected = own.devices_indices_map(shape)
+    for shard in shards:
+        for dim, (size, start) in enumerate(zip(array.shape, first, strict=True)):
+            begin, end, _ = shard.index[dim].indices(size)
+            if expected[shard.device][dim].indices(shape[dim])[:2] != (begin - start, end - start):
+                raise ValueError(
+                    f"the shards of {array.dtype}{list(array.shape)} on this host, by {whole.spec} of "
+                    f"{dict(whole.mesh.shape)}, are no block of it"
+                )
+    return jax.make_array_from_single_device_arrays(shape, own, [shard.data for shard in shards])
+
+
+def _copy(array: jax.Array) -> jax.Array:
+    """A copy: what a function returns may be what it took, or keeps, and steps may take it over."""
+    with jax.enable_x64(True):
+        shards = [
+            jax.device_put(shard.data, shard.device, may_alias=False) for shard in array.addressable_shards
+        ]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+
+
+def _placed(where: str, value: Any, made: MadeArray, sharding: NamedSharding, is_ours: bool) -> Any:
     """What a function returned for an array, where it belongs.
 
     Raises:
@@ -323,7 +377,7 @@ def _placed(where: str, value: Any, made: MadeArray, sharding: NamedSharding) ->
     dtype = jax.numpy.dtype(made.dtype)
     is_alike = isinstance(value, jax.Array) and value.shape == made.shape and value.dtype == dtype
     if is_alike and value.sharding.is_equivalent_to(sharding, value.ndim):
-        return value
+        return value if is_ours else _copy(value)
     try:
         # A copy: the function may use its memory again.
         data = np.array(value, dtype if isinstance(value, bool | int | float | complex) else None)

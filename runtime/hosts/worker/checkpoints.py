@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.runtime.hosts.worker.calls import CallRefused, context
+from pathways.runtime.hosts.worker.calls import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
 
 _IN_FLIGHT = 256 << 20
@@ -29,6 +29,7 @@ _IN_FLIGHT = 256 << 20
 _lock = threading.Lock()
 
 
+@of_package
 def copy(arrays: Sequence[Any], *, save: str, shards: dict[str, list[tuple[int, int]]]) -> None:
     """Copies shards, for `write`.
 
@@ -41,11 +42,13 @@ def copy(arrays: Sequence[Any], *, save: str, shards: dict[str, list[tuple[int, 
     context().kept[save] = [_copied(arrays[n].addressable_shards[shard].data) for n, shard in own]
 
 
+@of_package
 def drop(*, save: str) -> None:
     """Forgets the copies of a save that is not written."""
     context().kept.pop(save, None)
 
 
+@of_package
 def write(
     *, save: str, folder: str, leaves: list[dict[str, Any]], settings: dict[str, Any]
 ) -> dict[str, int]:
@@ -75,6 +78,7 @@ def write(
     return manifest(Path(folder, f"ocdbt.process_host{host}"))
 
 
+@of_package
 def read(
     *, folder: str, seen: dict[str, int] | None, leaves: list[dict[str, Any]], settings: Any
 ) -> list[Any]:
