@@ -169,7 +169,7 @@ class HostSave:
             arrays = [(array.number_at(where), array.aval) for array, where in held]
             tree = {"t": [{"l": [*range(len(arrays))]}]}
             arguments = plain.encode([[], tree, {"save": self._name, "shards": shards}], _NAME)
-            message = call_of(f"{_MODULE}:copy", self._lane, arrays, arguments, None)
+            message = call_of(f"{_MODULE}:copy", 0, self._lane, arrays, arguments, None)
             made = [array.step_at(where) for array, where in held]
             return self._controller.call(f"{_NAME}: copy", gang, hosts, message, made)
 
@@ -233,7 +233,7 @@ class HostSave:
         calls = []
         for host in self._pieces:
             arguments = plain.encode([[], {"t": []}, named | (own or {}).get(host, {})], _NAME)
-            message = call_of(f"{_MODULE}:{function}", self._lane, [], arguments, None)
+            message = call_of(f"{_MODULE}:{function}", 0, self._lane, [], arguments, None)
             calls.append(self._controller.call(f"{_NAME}: {function}", host.gang, [host], message))
         return calls
 
@@ -281,7 +281,7 @@ def _restored(
         }
         arguments = plain.encode([[], {"t": []}, named], _NAME)
         structure = plain.encode({"l": [*range(len(made))]}, _NAME)
-        message = call_of(f"{_MODULE}:read", next(lanes), [], arguments, tuple(made), structure)
+        message = call_of(f"{_MODULE}:read", 0, next(lanes), [], arguments, tuple(made), structure)
         holders = {host for _, where in places for host in where.holders}
         hosts = [host for host in gang.hosts if host in holders]
         call = controller.call(f"{_NAME}: read", gang, hosts, message)

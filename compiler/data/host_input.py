@@ -325,7 +325,9 @@ class _BatchesOnHosts(MadeBatches):
     ) -> FunctionCall:
         arguments = plain.encode([[], {"t": []}, named], f"{self._source.name}: the input")
         structure = plain.encode({"l": [*range(len(made or ()))]}, "the batch")
-        message = call_of(f"{_MODULE}:{function}", self._lane, [], arguments, made, structure)
+        message = call_of(
+            f"{_MODULE}:{function}", self._source.edition, self._lane, [], arguments, made, structure
+        )
         return self._controller.call(self._source.name, gang, self._hosts[gang], message)
 
 

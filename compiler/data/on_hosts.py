@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import importlib
 import itertools
 import re
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways.compiler.backends.hosts import bring
+from pathways.compiler.data.editions import edition_with
 from pathways.compiler.frontend import jax_internals
 from pathways.runtime.control.errors import CallFailedError
 from pathways.runtime.control.step import FunctionCall
@@ -26,6 +26,8 @@ from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.protocol import plain as plain_values
 from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, MadeArray
+from pathways.runtime.hosts.worker.calls import numpy_of
+from pathways.runtime.hosts.worker.modules import found
 from pathways.runtime.local.devices import bind, mesh_of
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.process import OfProcess
@@ -47,12 +49,14 @@ class FunctionOnHosts(OfProcess):
       name: where it is, as in `package.module:name`.
       devices: the slice on whose hosts it runs; None for an input of `pw.prefetch`.
       plain: named arguments of all calls.
+      edition: see `Call.edition`; that of when it was made.
     """
 
     def __init__(self, name: str, devices: VirtualSlice | None, out: Any, plain: Mapping[str, Any]) -> None:
         self.name = name
         self.devices = devices
         self.plain = dict(plain)
+        self.edition = edition_with(name.partition(":")[0])
         self._out = out
         self._lane = next(lanes)
         self._state: Any = None
@@ -124,6 +128,7 @@ class FunctionOnHosts(OfProcess):
                     )
                 message = call_of(
                     self.name,
+                    self.edition,
                     self._lane,
                     [(array.number_at(where), array.aval) for array, where in taken],
                     text,
@@ -359,6 +364,7 @@ def made_array(aval: Any, layout: DeviceLayout) -> MadeArray:
 
 def call_of(
     function: str,
+    edition: int,
     lane: int,
     arrays: Sequence[tuple[int, Any]],
     arguments: bytes,
@@ -369,6 +375,7 @@ def call_of(
 
     Args:
       function: where it is.
+      edition: see `Call`.
       lane: calls of one lane are made one after the other.
       arrays: the number of each array that it takes, and its aval.
       arguments: see `Call`.
@@ -378,7 +385,7 @@ def call_of(
     kept = tuple(KeptArray(number, _key_kind(aval)) for number, aval in arrays)
     path = tuple(str(Path(folder).absolute()) for folder in sys.path)
     x64 = bool(jax.config.jax_enable_x64)
-    return Call(0, 0, (), function, path, lane, x64, kept, arguments, made, structure)
+    return Call(0, 0, (), function, path, edition, lane, x64, kept, arguments, made, structure)
 
 
 def _key_kind(aval: Any) -> str | None:
@@ -443,27 +450,19 @@ def find_here(name: str) -> Callable[..., Any]:
     Raises:
       ImportError: there is none.
     """
-    module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:
-        raise ImportError(f"{name}: cannot import {module}: {type(error).__name__}: {error}") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise ImportError(f"{name}: module {module} has no {path}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ImportError(f"{name} is of type {type(found).__name__}, not a function")
-    return found
+        return found(name)
+    except ImportError as error:
+        raise ImportError(f"{name}: {error}") from error.__cause__
 
 
 def _called_here(function: FunctionOnHosts, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     name = function.name
-    found = find_here(name)
+    call = find_here(name)
     arrays = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf), args)
     try:
-        result = found(*arrays, **named)
-    except Exception as error:
+        result = call(*arrays, **named)
+    except (Exception, SystemExit) as error:
         raise CallFailedError(f"{name} raised {type(error).__name__}: {error}") from error
     made, structure = function.results()
     if made is None:
@@ -475,7 +474,7 @@ def _called_here(function: FunctionOnHosts, args: Sequence[Any], named: Mapping[
     placed = []
     for n, (aval, spec) in enumerate(made):
         where, value = leaves[n]
-        got = value if isinstance(value, jax.Array) else np.asarray(value)
+        got = value if isinstance(value, jax.Array) else numpy_of(value, aval.dtype)
         if got.shape != aval.shape or got.dtype != aval.dtype:
             raise TypeError(
                 f"{where} is {got.dtype}{list(got.shape)}: expected {aval.dtype}{list(aval.shape)}"

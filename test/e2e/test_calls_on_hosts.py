@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -193,6 +194,28 @@ def test_what_a_host_cannot_import_is_an_import_error(slices, name):
     with pytest.raises(ImportError, match=rf"host 1 \(island1\): .*{module}") as error:
         pw.on_hosts(name, devices=slices[1])().result()
     assert name != "no_such_module:f" or str(Path(host_functions.__file__).parent) in str(error.value)
+
+
+def test_a_module_that_has_changed_is_imported_again(slices, tmp_path, monkeypatch):
+    """By functions that are named after that; here it stays as it is, also where it imports another one."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("edited_module", "imported_module"):
+        sys.modules.pop(name, None)
+    module = tmp_path / "edited_module.py"
+    module.write_text("from imported_module import TEXT\ndef says():\n    return TEXT\n")
+    imported = tmp_path / "imported_module.py"
+    imported.write_text("TEXT = 'first'\n")
+    says = importlib.import_module("edited_module").says
+    before = pw.on_hosts(says, devices=slices[1])
+    assert before().result() == ["first"]
+    imported.write_text("TEXT = 'edited'\n")
+    assert before().result() == ["first"]
+    assert pw.on_hosts(says, devices=slices[1])().result() == ["edited"]
+    assert before().result() == ["edited"]
+    named = tmp_path / "never_imported_here.py"
+    for text in ("one", "another"):
+        named.write_text(f"def says():\n    return {text!r}\n")
+        assert pw.on_hosts("never_imported_here:says", devices=slices[1])().result() == [text]
 
 
 def test_results_are_plain(slices):

@@ -547,6 +547,7 @@ class Call(Message, frozen=True):
       hosts: those that call it; all others of the island only learn that they have no part of what it makes.
       function: where it is, as in `package.module:name`.
       path: where modules are found.
+      edition: how often files of modules of the caller have changed; of a higher one they are imported again.
       lane: calls of one lane are made one after the other.
       x64: whether JAX has 64 bits.
       arrays: those that it takes.
@@ -560,6 +561,7 @@ class Call(Message, frozen=True):
     hosts: tuple[int, ...]
     function: str
     path: tuple[str, ...]
+    edition: int
     lane: int
     x64: bool
     arrays: tuple[KeptArray, ...]

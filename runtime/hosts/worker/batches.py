@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.worker.calls import CallRefused, context, find, of_package
+from pathways.runtime.hosts.worker.calls import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
 
 _SPARE = 4
@@ -220,7 +220,8 @@ def begin(
       row_shapes: see `_OpenInput`.
     """
     try:
-        made = opened(find(function), named, rows, shards, own.get(str(context().host), ()), states)
+        make = context().find(function)
+        made = opened(make, named, rows, shards, own.get(str(context().host), ()), states)
     except WrongInput as error:
         raise CallRefused("result", str(error)) from None
     context().kept[source] = _OpenInput(made, tree, leaves, row_shapes, SpareMemory())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import importlib
 import os
 import sys
 import threading
@@ -35,6 +34,7 @@ from pathways.runtime.hosts.protocol.messages import (
     MadeArray,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.worker.modules import Modules, found
 from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Promised, Store, sharding_of
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.xla.tracebacks import OURS
@@ -47,6 +47,8 @@ _MOST_TRACEBACK = 8 << 10
 
 
 _MARK = "is_of_package"
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 class CallRefused(Exception):
@@ -70,7 +72,7 @@ class CallContext:
       host: the number of this host.
       made: the arrays that it has to make.
       shardings: how these lie.
-      kept: what calls of the same client have kept on this host, by names; they may remove it.
+      find: finds functions by their names, as whoever calls has them.
       about: what it is at, as the end of a phrase, for messages.
       value: what it says besides the arrays that it makes.
     """
@@ -78,7 +80,7 @@ class CallContext:
     host: int
     made: Sequence[MadeArray]
     shardings: Sequence[NamedSharding]
-    kept: dict[str, Any]
+    find: Callable[[str], Callable[..., Any]] = found
     about: str = ""
     value: Any = None
 
@@ -125,7 +127,7 @@ class Calls:
         self._host = host
         self._store = store
         self._connection = connection
-        self._path: tuple[str, ...] = ()
+        self._modules = Modules()
         self._changed = threading.Condition()
         self._lanes: dict[int, collections.deque[_TakenCall]] = {}
         # What the calls of each client have kept.
@@ -227,7 +229,8 @@ class Calls:
     def _result(self, call: _TakenCall) -> tuple[bytes, list[Any]]:
         message = call.message
         positional, tree, named = plain.decode(message.arguments)
-        function = self._found(message.function, message.path)
+        function = self._found(message, message.function)
+        call.context.find = functools.partial(self._found, message)
         is_ours = hasattr(function, _MARK)
         taken = [
             _argument(kept, _there(array), n, is_ours)
@@ -264,45 +267,22 @@ class Calls:
             for n, (one, sharding) in enumerate(zip(made, call.context.shardings, strict=True))
         ]
 
-    def _found(self, function: str, path: tuple[str, ...]) -> Callable[..., Any]:
-        """A function by its name.
+    def _found(self, message: Call, function: str) -> Callable[..., Any]:
+        """A function by its name, as whoever calls has it.
 
         Raises:
           CallRefused: there is none.
         """
-        with self._changed:
-            if path != self._path:
-                self._path = path
-                sys.path[:] = [*path, *(own for own in sys.path if own not in path)]
-                importlib.invalidate_caches()
-        return find(function)
-
-
-def find(function: str) -> Callable[..., Any]:
-    """A function by its name.
-
-    Raises:
-      CallRefused: there is none.
-    """
-    module, _, name = function.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        text = f"cannot import {module}: {why}"
-        if not isinstance(error, ModuleNotFoundError):
-            text += f"\n{_traceback(error)}".rstrip()
-        raise CallRefused("import", f"{text}; searched in {', '.join(sys.path)}") from None
-    for part in name.split("."):
         try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise CallRefused(
-                "import", f"module {module} ({getattr(found, '__file__', None)}) has no {name}"
-            ) from None
-    if not callable(found):
-        raise CallRefused("import", f"{function} is of type {type(found).__name__}, not a function")
-    return found
+            if function.startswith(_PACKAGE):
+                return found(function)
+            client = message.first >> CLIENT_BITS
+            return self._modules.find(function, client, message.path, message.edition)
+        except ImportError as error:
+            text, cause = str(error), error.__cause__
+            if cause is not None and not isinstance(cause, ModuleNotFoundError):
+                text += f"\n{_traceback(cause)}".rstrip()
+            raise CallRefused("import", text) from None
 
 
 def _there(array: Any) -> Any:
@@ -355,6 +335,11 @@ def _own_part(array: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(shape, own, [shard.data for shard in shards])
 
 
+def numpy_of(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """A copy of what a function returned for an array of a dtype, which numbers of Python get."""
+    return np.array(value, dtype if isinstance(value, bool | int | float | complex) else None)
+
+
 def _copy(array: jax.Array) -> jax.Array:
     """A copy: what a function returns may be what it took, or keeps, and steps may take it over."""
     with jax.enable_x64(True):
@@ -380,7 +365,7 @@ def _placed(where: str, value: Any, made: MadeArray, sharding: NamedSharding, is
         return value if is_ours else _copy(value)
     try:
         # A copy: the function may use its memory again.
-        data = np.array(value, dtype if isinstance(value, bool | int | float | complex) else None)
+        data = numpy_of(value, dtype)
     except Exception as error:
         raise CallRefused("result", f"{where} is not an array: {error}") from None
     expected = f"expected {dtype}{list(made.shape)}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
+import sys
 import threading
+from pathlib import Path
 
 import jax
 import msgspec
@@ -13,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.protocol.messages import Call, Called, DeviceLayout, KeptArray, MadeArray
+from pathways.runtime.hosts.protocol.messages import (
+    CLIENT_BITS,
+    Call,
+    Called,
+    DeviceLayout,
+    KeptArray,
+    MadeArray,
+)
 from pathways.runtime.hosts.worker.calls import Calls
 from pathways.runtime.hosts.worker.store import ELSEWHERE, Poison, Store
 
@@ -48,6 +58,7 @@ def call(
         (0,),
         f"host_functions:{function}",
         (),
+        0,
         lane,
         False,
         tuple(KeptArray(array, None) for array in arrays),
@@ -139,3 +150,70 @@ def test_a_call_that_takes_an_error_is_one(store):
     assert said.failure is not None
     assert said.failure.kind == "argument"
     assert "out of memory" in said.failure.text
+
+
+@pytest.fixture
+def said_by(store, monkeypatch):
+    """What functions return that clients call, each with its path, and how often its files have changed."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loaded = {*sys.modules}
+    controller = Controller()
+    calls = Calls(0, store, controller)
+    numbers = itertools.count(1)
+
+    def said(client: int, function: str, *path: Path, edition: int = 0) -> object:
+        message = msgspec.structs.replace(
+            call(client << CLIENT_BITS | next(numbers), ""),
+            function=function,
+            path=tuple(str(folder) for folder in path),
+            edition=edition,
+        )
+        calls.take(message)
+        answer = controller.next()
+        return plain.decode(answer.value) if answer.failure is None else answer.failure
+
+    yield said
+    for name in sys.modules.keys() - loaded:
+        sys.modules.pop(name)
+
+
+def written(folder: Path, says: str) -> Path:
+    """A module, one that it imports, and a package, which count their calls."""
+    folder.mkdir(exist_ok=True)
+    (folder / "of_client.py").write_text(
+        "import beside_it, of_package.inside\n"
+        "calls = 0\n"
+        "def says():\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    return [beside_it.TEXT, of_package.inside.TEXT, calls]\n"
+    )
+    (folder / "beside_it.py").write_text(f"TEXT = {says!r}\n")
+    (folder / "of_package").mkdir(exist_ok=True)
+    (folder / "of_package" / "inside.py").write_text(f"TEXT = {says!r}\n")
+    return folder
+
+
+def test_clients_have_modules_of_their_own_also_in_turn(said_by, tmp_path):
+    ann, bo = written(tmp_path / "ann", "ann"), written(tmp_path / "bo", "bo")
+    for turn in (1, 2):
+        assert said_by(1, "of_client:says", ann) == ["ann", "ann", turn]
+        assert said_by(2, "of_client:says", bo) == ["bo", "bo", turn]
+    # One more of the same files.
+    assert said_by(3, "of_client:says", ann) == ["ann", "ann", 1]
+    failure = said_by(4, "of_client:says", tmp_path)
+    assert failure.kind == "import"
+    assert str(tmp_path) in failure.text
+    assert str(ann) not in failure.text
+
+
+def test_modules_are_imported_again_when_they_have_changed_and_only_then(said_by, tmp_path):
+    first, other = written(tmp_path / "first", "first"), written(tmp_path / "other", "other")
+    assert said_by(1, "of_client:says", first) == ["first", "first", 1]
+    written(first, "edited")
+    assert said_by(1, "of_client:says", first) == ["first", "first", 2]
+    assert said_by(1, "of_client:says", first, edition=3) == ["edited", "edited", 1]
+    # Of a function that was named before.
+    assert said_by(1, "of_client:says", first, edition=2) == ["edited", "edited", 2]
+    assert said_by(1, "of_client:says", other, first, edition=3) == ["other", "other", 1]

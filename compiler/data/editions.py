@@ -1,0 +1,57 @@
+"""How often modules of this process have changed, from which hosts import functions."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from pathways.runtime.hosts.worker.modules import is_of_user
+
+_lock = threading.Lock()
+_seen: dict[str, tuple[int, int]] = {}
+"""Time and size of files as they were seen last."""
+_edition = 0
+
+
+def edition_with(module: str) -> int:
+    """How often files of modules that a user has here have been seen to change.
+
+    Args:
+      module: the name of one that need not be imported here.
+    """
+    global _edition
+    with _lock:
+        has_changed = False
+        for file in {*_files(), *_file_of(module)}:
+            try:
+                found = Path(file).stat()
+            except OSError:
+                continue
+            now = found.st_mtime_ns, found.st_size
+            has_changed |= _seen.setdefault(file, now) != now
+            _seen[file] = now
+        _edition += has_changed
+        return _edition
+
+
+def _files() -> Iterator[str]:
+    """The files of the modules of this process that are not installed."""
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None)
+        if file is not None and is_of_user(module):
+            yield file
+
+
+def _file_of(name: str) -> Iterator[str]:
+    """The file of a module, which is not imported for that."""
+    search, parts = None, name.split(".")
+    for n in range(len(parts)):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: n + 1]), search)
+        if spec is None:
+            return
+        if spec.has_location and spec.origin:
+            yield spec.origin
+        search = spec.submodule_search_locations or []
