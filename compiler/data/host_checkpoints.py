@@ -7,7 +7,6 @@ the commit. For leaves on hosts it asks a handler, which calls `runtime.hosts.wo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import math
@@ -175,8 +174,7 @@ class HostSave:
 
     def drop(self) -> None:
         """Forgets the copies: nothing is written."""
-        with contextlib.suppress(HostError):
-            self._call_all("drop", {"save": self._name})
+        self._call_all("drop", {"save": self._name})
 
     def write(self, names: Mapping[int, str], folder: Path, spec: Callable[..., Any], settings: Any) -> None:
         """Has hosts write all, and returns when all of them have ended.
@@ -193,15 +191,16 @@ class HostSave:
         token = folder / f".{self._name}"
         token.write_text(self._name)
         try:
-            failures = _failures(self._controller, self._copies)
+            # Nothing is written of what is not whole.
+            _raise_first(_failures(self._controller, self._copies), folder)
             named = {"save": self._name, "folder": str(folder), "settings": settings}
             own = {
                 host: {"leaves": self._leaves(host, pieces, names, spec)}
                 for host, pieces in self._pieces.items()
             }
-            calls = self._call_all("write", named, own)
-            failures += _failures(self._controller, calls)
-            _raise_first(failures, folder)
+            calls, lost = self._call_all("write", named, own)
+            # Who writes may write on until then.
+            _raise_first([*lost, *_failures(self._controller, calls)], folder)
             for call in calls:
                 for index, answer in call.answers.items():
                     self._check_seen(index, plain.decode(answer.value), folder)
@@ -228,14 +227,21 @@ class HostSave:
 
     def _call_all(
         self, function: str, named: dict[str, Any], own: Mapping[HostProcess, dict[str, Any]] | None = None
-    ) -> list[FunctionCall]:
-        """Calls a function on all hosts that have a part; what each is told is its own."""
-        calls = []
+    ) -> tuple[list[FunctionCall], list[HostError]]:
+        """Calls a function on all hosts that have a part; what each is told is its own.
+
+        Returns:
+          The calls, and an error for each host that is gone.
+        """
+        calls, lost = [], []
         for host in self._pieces:
             arguments = plain.encode([[], {"t": []}, named | (own or {}).get(host, {})], _NAME)
             message = call_of(f"{_MODULE}:{function}", 0, self._lane, [], arguments, None)
-            calls.append(self._controller.call(f"{_NAME}: {function}", host.gang, [host], message))
-        return calls
+            try:
+                calls.append(self._controller.call(f"{_NAME}: {function}", host.gang, [host], message))
+            except HostError as error:
+                lost.append(error)
+        return calls, lost
 
     def _check_seen(self, index: int, written: dict[str, int], folder: Path) -> None:
         own = folder / f"ocdbt.process_host{index}"

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -20,6 +21,7 @@ import read_checkpoints
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.compiler.data.host_checkpoints import HostSave, HostsFailedError
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.worker import checkpoints
 
@@ -239,6 +241,51 @@ def test_a_host_that_is_lost_leaves_the_checkpoint_before(devices, tmp_path, mon
     equal(restored, again)
     pw.checkpoint.save(tmp_path, restored, 2).wait()
     assert pw.checkpoint.latest(tmp_path) == 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_nobody_writes_any_more_when_a_host_was_lost(devices, tmp_path, monkeypatch, victim):
+    """It is lost when all have copied; what the others write would get into the next save of that step."""
+    pw.connect(islands=ISLANDS, options=OPTIONS)
+    slices = [devices.add_slice((1,), ("x",), island=f"island{n}") for n in (0, 1)]
+    makers = [pw.jit(lambda k: jax.random.normal(k, (2048, 2048)), devices=slice) for slice in slices]
+    state = [make(jax.random.key(n)) for n, make in enumerate(makers)]
+    begun, write, call = [], HostSave.write, controller().call
+
+    def lost_first(self, *args):
+        for copies in self._copies:
+            self._controller.wait_for_call(copies)
+        gang = controller().hosts[victim].gang
+        os.kill(controller().hosts[victim].process.pid, signal.SIGKILL)
+        while not gang.is_lost():
+            time.sleep(0.01)
+        monkeypatch.setattr(self._controller, "call", lambda *args: begun.append(call(*args)) or begun[-1])
+        write(self, *args)
+
+    monkeypatch.setattr(HostSave, "write", lost_first)
+    saving = pw.checkpoint.save(tmp_path, state, 1, compress=True)
+    with pytest.raises(OSError, match=rf"host {victim} .* is lost: .* \(it had a part of {tmp_path}/1"):
+        saving.wait()
+    assert [each.program for each in begun] == ["pw.checkpoint: write", "pw.checkpoint: drop"]
+    assert begun[0].is_done()
+    assert pw.on_hosts("host_functions:kept", devices=slices[1 - victim])().result() == [0]
+
+
+def test_copies_are_forgotten_also_when_the_first_host_was_lost(devices, tmp_path, monkeypatch):
+    _, state = on_islands(devices, 0, 1)
+
+    def lost_first(self, *_):
+        gang = controller().hosts[0].gang
+        os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
+        while not gang.is_lost():
+            time.sleep(0.01)
+        raise HostsFailedError("the folder is gone")
+
+    monkeypatch.setattr(HostSave, "write", lost_first)
+    with pytest.raises(OSError, match="the folder is gone"):
+        pw.checkpoint.save(tmp_path, state, 1).wait()
+    slice = devices.add_slice((1,), ("x",), island="island1")
+    assert pw.on_hosts("host_functions:kept", devices=slice)().result() == [0]
 
 
 def test_a_host_that_is_lost_while_it_reads_is_an_error(devices, tmp_path):

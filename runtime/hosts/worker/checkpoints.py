@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,26 +127,32 @@ def _tensorstore() -> Any:
     return tensorstore
 
 
-def _write_all(leaves: Iterable[dict[str, Any]], kept: list[Any], settings: Any) -> None:
+def _write_all(leaves: Sequence[dict[str, Any]], kept: list[Any], settings: Any) -> None:
     ts = _tensorstore()
     with_context = {"context": ts.Context(settings)}
-    opened = [
-        (ts.open(ts.Spec(leaf["spec"]), create=True, open=True, **with_context), leaf) for leaf in leaves
-    ]
+    opened: list[Any] = []
     flight = _Flight()
-    for future, leaf in opened:
-        store = future.result()
-        for number, first in leaf["pieces"]:
-            data = kept[number]
-            # Whatever is written is freed.
-            kept[number] = None
-            flight.add(
-                lambda store=store, data=data, first=first: store[_part(first, data.shape)].write(
-                    data, can_reference_source_data_indefinitely=True
-                ),
-                data.nbytes,
-            )
-    flight.land()
+    try:
+        for leaf in leaves:
+            opened.append(ts.open(ts.Spec(leaf["spec"]), create=True, open=True, **with_context))
+        for future, leaf in zip(opened, leaves, strict=True):
+            store = future.result()
+            for number, first in leaf["pieces"]:
+                data = kept[number]
+                # Whatever is written is freed.
+                kept[number] = None
+                flight.add(
+                    lambda store=store, data=data, first=first: store[_part(first, data.shape)].write(
+                        data, can_reference_source_data_indefinitely=True
+                    ),
+                    data.nbytes,
+                )
+        flight.land()
+    finally:
+        # What is still written after an error would get into the next save of that step.
+        flight.settle()
+        for future in opened:
+            future.exception()
 
 
 def _read_all(leaves: Sequence[dict[str, Any]], settings: Any) -> list[Any]:
@@ -220,6 +226,11 @@ class _Flight:
         """Waits for all."""
         while self._futures:
             self._land_one()
+
+    def settle(self) -> None:
+        """Waits for all, however they end."""
+        while self._futures:
+            self._futures.popleft()[0].exception()
 
     def _land_one(self) -> None:
         future, size = self._futures.popleft()

@@ -1,0 +1,71 @@
+"""Checkpoints that a worker writes: when it reports an error, nothing is written any more."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+from pathways.runtime.hosts.worker import checkpoints
+
+
+class Future:
+    """One of a tensorstore that ends when it is waited for."""
+
+    def __init__(self, made: object) -> None:
+        self.made = made
+        self.has_ended = False
+
+    def result(self) -> object:
+        self.has_ended = True
+        if isinstance(self.made, Exception):
+            raise self.made
+        return self.made
+
+    def exception(self) -> Exception | None:
+        self.has_ended = True
+        return self.made if isinstance(self.made, Exception) else None
+
+
+class Tensorstore:
+    """Opens stores, and writes to them; what stands in a spec fails."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future] = []
+
+    def Spec(self, spec: object) -> object:
+        return spec
+
+    def Context(self, settings: object) -> object:
+        return settings
+
+    def open(self, spec: dict[str, str], **_: object) -> Future:
+        if spec.get("fails") == "at once":
+            raise ValueError("no such driver")
+        return self._begun(OSError("cannot open") if spec.get("fails") == "open" else _Store(self, spec))
+
+    def _begun(self, made: object) -> Future:
+        self.futures.append(Future(made))
+        return self.futures[-1]
+
+
+class _Store:
+    def __init__(self, tensorstore: Tensorstore, spec: dict[str, str]) -> None:
+        self._tensorstore, self._spec = tensorstore, spec
+
+    def __getitem__(self, part: object) -> object:
+        made = OSError("cannot write") if self._spec.get("fails") == "write" else None
+        return types.SimpleNamespace(write=lambda data, **_: self._tensorstore._begun(made))
+
+
+@pytest.mark.parametrize("fails", ["at once", "open", "write"])
+@pytest.mark.parametrize("where", [0, 1, 3])
+def test_all_that_has_begun_has_ended_when_it_reports_an_error(monkeypatch, fails, where):
+    tensorstore = Tensorstore()
+    monkeypatch.setattr(checkpoints, "_tensorstore", lambda: tensorstore)
+    leaves = [{"spec": {"fails": fails} if n == where else {}, "pieces": [(n, (0,))]} for n in range(4)]
+    with pytest.raises((OSError, ValueError)):
+        checkpoints._write_all(leaves, [np.zeros(4)] * 4, {})
+    assert all(future.has_ended for future in tensorstore.futures)
+    assert len(tensorstore.futures) >= where
