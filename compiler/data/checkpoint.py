@@ -35,6 +35,7 @@ from pathways.compiler.data.host_checkpoints import (
 from pathways.compiler.stages import Bound
 from pathways.runtime.hosts.cluster.array import Array
 from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.controller import connect
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
@@ -65,7 +66,9 @@ class Saving:
         self.step = step
         self.path = path
         self._response = response
+        # None when others have been removed.
         self._keep = keep
+        self._removing = threading.Lock()
         self._of_hosts = of_hosts
         # Whether somebody has waited for it, and knows what went wrong.
         self.is_told = False
@@ -92,8 +95,10 @@ class Saving:
             failed.errno, failed.filename = error.errno, error.filename
             # Without all frames of Orbax.
             raise failed from error.__cause__
-        if self._keep is not None:
-            _remove_old(_folder(self.path).parent, self._keep)
+        with self._removing:
+            keep, self._keep = self._keep, None
+            if keep is not None:
+                _remove_old(_folder(self.path).parent, keep)
 
 
 @boundary
@@ -110,9 +115,9 @@ def save(
 
     The folder appears at once when all of it is written; a process that ends on the way, however it does,
     leaves what was there. The end of the program waits for what is under way, and so do the next save,
-    `restore` and `latest`. The arrays may be donated and deleted at once. On CPU a step that donates them
-    while they are written copies them, which takes its time and, for as long as the save, their memory once
-    more.
+    `restore`, `latest`, `pw.disconnect`, and a `pw.connect` to other devices. The arrays may be donated and
+    deleted at once. On CPU a step that donates them while they are written copies them, which takes its time
+    and, for as long as the save, their memory once more.
 
     Args:
       path: the folder of all checkpoints of a run.
@@ -295,6 +300,8 @@ class _Pending:
 
     def __init__(self) -> None:
         self._saving: Saving | None = None
+        # Held by whoever waits: others must not take what is not written for what is.
+        self._waiting = threading.Lock()
         self._waits_at_exit = False
 
     def wait(self) -> None:
@@ -303,14 +310,18 @@ class _Pending:
         Raises:
           OSError: it failed.
         """
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            was_told = saving.is_told
+        with self._waiting:
+            saving = self._saving
+            if saving is None:
+                return
+            was_told, failure = saving.is_told, None
             try:
                 saving.wait()
-            except OSError:
-                if not was_told:
-                    raise
+            except OSError as error:
+                failure = error
+            self._saving = None
+        if failure is not None and not was_told:
+            raise failure
 
     def add(self, saving: Saving) -> None:
         """Notes one."""
@@ -318,9 +329,11 @@ class _Pending:
         if not self._waits_at_exit:
             self._waits_at_exit = True
             # Orbax starts threads while it writes, and at `atexit` Python starts none any more.
-            threading._register_atexit(self._wait_at_exit)  # type: ignore[attr-defined]
+            threading._register_atexit(self._wait_at_end)  # type: ignore[attr-defined]
+            # And hosts are there until all is written.
+            connect.before_end.append(self._wait_at_end)
 
-    def _wait_at_exit(self) -> None:
+    def _wait_at_end(self) -> None:
         try:
             self.wait()
         except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import concurrent.futures
 import errno
 import json
 import os
@@ -300,24 +300,41 @@ def test_a_host_that_is_lost_while_it_reads_is_an_error(devices, tmp_path):
     timer.join()
 
 
-def test_two_threads_save_one_after_the_other(devices, tmp_path):
+def test_threads_wait_for_the_same_save(devices, tmp_path, monkeypatch):
+    """None takes what is being written for what is not there, or saves the same step into it."""
     _, state = on_islands(devices, 0, 1)
-    failures = []
+    go, write = threading.Event(), HostSave.write
+    monkeypatch.setattr(HostSave, "write", lambda *args: go.wait(30) and write(*args))
 
-    def save(first):
-        with contextlib.suppress(FileExistsError):
-            for step in range(first, first + 8, 2):
-                pw.checkpoint.save(tmp_path, state, step)
+    def save_again():
+        with pytest.raises(FileExistsError):
+            pw.checkpoint.save(tmp_path, state, 1)
+        return 1
 
-    threads = [threading.Thread(target=save, args=(first,)) for first in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures
-    assert pw.checkpoint.latest(tmp_path) == 8
-    restored = pw.checkpoint.restore(tmp_path, state, step=7)
-    equal(restored, state)
+    def restored():
+        equal(pw.checkpoint.restore(tmp_path, state, step=1), state)
+        return 1
+
+    pw.checkpoint.save(tmp_path, state, 1, keep=1)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        said = [
+            pool.submit(look)
+            for look in (*[lambda: pw.checkpoint.latest(tmp_path)] * 2, save_again, restored)
+        ]
+        assert not concurrent.futures.wait(said, 0.3).done
+        go.set()
+        assert [each.result(30) for each in said] == [1, 1, 1, 1]
+
+
+def test_disconnect_waits_for_what_is_being_written(devices, tmp_path, monkeypatch):
+    _, state = on_islands(devices, 0, 1)
+    write = HostSave.write
+    monkeypatch.setattr(HostSave, "write", lambda *args: time.sleep(0.3) or write(*args))
+    saving = pw.checkpoint.save(tmp_path, state["rows"], 1)
+    pw.disconnect()
+    saving.wait()
+    restored = pw.checkpoint.restore(tmp_path, [np.zeros_like(X)] * 2)
+    equal(restored, [X, 2 * X])
 
 
 SAVER = """

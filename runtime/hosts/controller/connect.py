@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 from pathways.runtime.hosts.attached.attaching import Attachment, attachment_of
@@ -25,6 +25,9 @@ _lock = threading.RLock()
 _controller: Controller | None = None
 _asked: Settings | Attachment | None = None
 """What `_controller` was made for."""
+
+before_end: list[Callable[[], None]] = []
+"""Wait for what workers are still to do, before they end."""
 
 
 @boundary
@@ -151,7 +154,8 @@ def disconnect() -> None:
     """Ends the workers, and gives the devices of all slices back.
 
     The next program uses the devices of this process, unless `connect` is called before. Arrays on hosts are
-    gone, and so are programs that were compiled for them; those of this process stay as they are.
+    gone, and so are programs that were compiled for them; those of this process stay as they are. A
+    checkpoint that is being written is waited for.
     """
     with _lock:
         _close()
@@ -200,6 +204,8 @@ def _started(settings: Settings) -> Controller:
 def _close() -> None:
     global _controller
     if _controller is not None:
+        for wait in before_end:
+            wait()
         _controller.close()
         _controller = None
 
