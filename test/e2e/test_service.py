@@ -396,7 +396,7 @@ def test_workers_forget_what_calls_of_a_client_have_kept(service):
     """As copies for a checkpoint, and the inputs of batches; it may have died before it could say so."""
 
     def kept(one: AttachedController) -> Any:
-        asked = call_on(one, "kept")
+        asked = call_on(one, "kept_of_all")
         one.wait_for_call(asked)
         return plain.decode(asked.answers[0].value)
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.runtime.hosts.worker import checkpoints
+from pathways.runtime.hosts.worker.calls import context
 
 NOT_A_FUNCTION = 3
 
@@ -42,8 +42,8 @@ def described(tree: Any, key: Any, *, words: Any) -> Any:
 
 
 def kept() -> int:
-    """How many saves have copies on this host."""
-    return len(checkpoints._kept)
+    """How much of calls, such as copies of saves, is kept on this host."""
+    return len(context().kept)
 
 
 def wait_for(path: str, *arrays: Any) -> float:
@@ -82,7 +82,7 @@ def keep() -> None:
     context().kept["kept"] = Kept()
 
 
-def kept() -> Any:
+def kept_of_all() -> Any:
     """How many calls of all clients have kept here, and whether this one's have."""
     return [sum(type(one).__name__ == "Kept" for one in gc.get_objects()), "kept" in context().kept]
 

@@ -72,6 +72,7 @@ class CallContext:
       host: the number of this host.
       made: the arrays that it has to make.
       shardings: how these lie.
+      kept: what calls of the same client have kept on this host, by names; they may remove it.
       find: finds functions by their names, as whoever calls has them.
       about: what it is at, as the end of a phrase, for messages.
       value: what it says besides the arrays that it makes.
@@ -80,6 +81,7 @@ class CallContext:
     host: int
     made: Sequence[MadeArray]
     shardings: Sequence[NamedSharding]
+    kept: dict[str, Any]
     find: Callable[[str], Callable[..., Any]] = found
     about: str = ""
     value: Any = None
