@@ -354,7 +354,7 @@ def call_of(name: str, *, lane: int = 1, **named: Any) -> Call:
     """A call of a function of `host_functions` without arrays."""
     arguments = plain.encode([[], {"t": []}, named], "arguments")
     folder = str(Path(host_functions.__file__).parent)
-    return Call(0, 0, (), f"host_functions:{name}", (folder,), lane, False, (), arguments, None, b"0")
+    return Call(0, 0, (), f"host_functions:{name}", (folder,), 0, lane, False, (), arguments, None, b"0")
 
 
 def call_on(one: AttachedController, name: str, **named: Any) -> FunctionCall:
