@@ -74,13 +74,18 @@ def own_or_attached_workers(
         service.close()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "not_attached: is not run once more as a client of a service.")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that are about workers of their own are not run as clients of a service."""
-    items[:] = [
-        item
-        for item in items
-        if "own_workers" not in getattr(item, "fixturenames", ()) or "[attached" not in item.name
-    ]
+    items[:] = [item for item in items if "[attached" not in item.name or not _is_about_own_workers(item)]
+
+
+def _is_about_own_workers(item: pytest.Item) -> bool:
+    is_marked = item.get_closest_marker("not_attached") is not None
+    return is_marked or "own_workers" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from pathways.compiler.data.host_checkpoints import HostSave, HostsFailedError
 from pathways.runtime.hosts.controller.connect import controller
 from pathways.runtime.hosts.worker import checkpoints
 
-pytestmark = pytest.mark.usefixtures("shared_workers")
+pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
 ISLANDS = [pw.Island(devices_per_host=2), pw.Island(devices_per_host=2), pw.Island(hosts=2)]
 OPTIONS = pw.HostOptions(heartbeat=3)
@@ -59,6 +59,7 @@ def equal(ours, theirs):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.not_attached
 def test_all_layouts_are_read_by_orbax_alone_and_onto_others(devices, tmp_path):
     """One, two and three islands, of which one has two hosts; compressed or not."""
     saved = {}
@@ -156,6 +157,7 @@ def test_a_host_that_sees_another_folder_is_an_error(devices, tmp_path, monkeypa
             pw.checkpoint.restore(tmp_path, compiled.out_info)
 
 
+@pytest.mark.not_attached
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a host mounts of its own")
 def test_a_host_with_another_mount_is_an_error(tmp_path):
     """The folder is there on both, and is another one."""
@@ -197,6 +199,7 @@ def test_the_controller_has_to_see_what_hosts_have_written(devices, tmp_path, mo
     assert pw.checkpoint.latest(tmp_path) is None
 
 
+@pytest.mark.not_attached
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_full_disk_is_one_error_with_host_path_and_number(devices, tmp_path, capfd):
     pw.connect(islands=ISLANDS, options=OPTIONS)
@@ -222,6 +225,7 @@ def test_a_full_disk_is_one_error_with_host_path_and_number(devices, tmp_path, c
         subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.not_attached
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_host_that_is_lost_leaves_the_checkpoint_before(devices, tmp_path, monkeypatch, how):
     """It is killed, or says nothing any more, while it copies or writes. The step is saved again after."""
@@ -367,6 +371,7 @@ pw.checkpoint.save(folder, step(*state), 2).wait()
 """
 
 
+@pytest.mark.not_attached
 @pytest.mark.parametrize(
     ("module", "name"),
     [

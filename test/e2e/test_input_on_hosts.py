@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import pathways as pw
 from pathways.runtime.hosts.controller.connect import controller
 
-pytestmark = pytest.mark.usefixtures("shared_workers")
+pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
 ISLANDS = [pw.Island(devices_per_host=2), pw.Island(devices_per_host=2), pw.Island(hosts=2)]
 OPTIONS = pw.HostOptions(heartbeat=3)
@@ -58,6 +58,7 @@ def equal(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, values(ours), values(theirs))
 
 
+@pytest.mark.not_attached
 def test_numbered_rows_are_the_same_wherever_they_are_made(devices):
     """Of one, two and three islands, one of two hosts, and of this process."""
     source = pw.on_hosts(host_functions.numbered, seed=3)
@@ -245,6 +246,7 @@ def test_a_slow_host_is_reported_and_one_that_dies_is_an_error(devices, caplog):
     assert f"__getitem__ at {host_functions.__file__}:" in report
 
 
+@pytest.mark.not_attached
 def test_the_same_errors_without_hosts(devices):
     pw.disconnect()
     step = step_on(devices)

@@ -60,8 +60,9 @@ def array(rng, *shape):
     return rng.normal(size=shape).astype(np.float32) / 2
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_replicas_on_hosts(own_workers, hosts):
+@pytest.mark.parametrize("hosts", [2, pytest.param(4, marks=pytest.mark.not_attached)])
+def test_replicas_on_hosts(own_or_attached_workers, hosts):
+    pw.disconnect()
     pw.connect(hosts=hosts, devices_per_host=4 // hosts)
     devices = pw.make_virtual_device_set(replicas=2)
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]

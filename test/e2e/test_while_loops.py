@@ -224,7 +224,7 @@ def test_what_turns_share_is_not_donated():
 
 
 @pytest.fixture
-def two_hosts(own_workers: None) -> None:
+def two_hosts(own_or_attached_workers: None) -> None:
     pw.connect(hosts=2)
 
 
