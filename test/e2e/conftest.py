@@ -19,6 +19,9 @@ from pathways.runtime.hosts.launch.settings import Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
+STARTED = connect._started
+"""Starts workers of this process."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ExampleRun:
@@ -89,9 +92,11 @@ def _is_about_own_workers(item: pytest.Item) -> bool:
 
 
 @pytest.fixture
-def own_workers() -> Iterator[None]:
+def own_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The test starts workers that no other one gets, so that it may kill them."""
     pw.disconnect()
+    # Also behind tests that were run as clients.
+    monkeypatch.setattr(connect, "_started", STARTED)
     yield
     pw.disconnect()
 
