@@ -4,8 +4,9 @@
 
 A pipeline runs microbatches forward and backward through four slices, with code between the stages and an
 update at the end. An update is code of the program alone, one operation after the other, of as many
-parameters as fit. Both are written as StableHLO, as JAX lowers them, so that only the passes are timed. The
-floor is parsing and verifying the same text once by MLIR: what any MLIR tool pays before it does anything.
+parameters as fit. Conditions follow each other, each over two slices. All are written as StableHLO, as JAX
+lowers them, so that only the passes are timed. The floor is parsing and verifying the same text once by MLIR:
+what any MLIR tool pays before it does anything.
 """
 
 from __future__ import annotations
@@ -97,6 +98,29 @@ def update(operations: int) -> str:
     return _module("update", lines)
 
 
+def conditions(count: int) -> str:
+    """So many conditions, one behind the other, each with calls on two slices and glue between them."""
+    placed = (
+        '{{mhlo.frontend_attributes = {{pw.slice = "s{}", pw.name = "f", pw.kind = "fwd", pw.call = "{}"}}}}'
+    )
+    lines = [f"func.func public @main(%x0: {X}, %n: tensor<i32>) -> {X} {{"]
+    for n in range(count):
+        first, second = (placed.format((n + k) % SLICES, f"{n}.{k}") for k in range(2))
+        lines += [
+            f'%x{n + 1} = "stablehlo.case"(%n) ({{',
+            f"stablehlo.return %x{n} : {X}",
+            "}, {",
+            f"%y = func.call @f(%x{n}) {first} : ({X}) -> {X}",
+            f"%z = stablehlo.sine %y : {X}",
+            f"%w = func.call @f(%z) {second} : ({X}) -> {X}",
+            f"stablehlo.return %w : {X}",
+            f"}}) : (tensor<i32>) -> {X}",
+        ]
+    lines += [f"return %x{count} : {X}", "}", f"func.func private @f(%x: {X}) -> {X} {{"]
+    lines += [f"%y = stablehlo.tanh %x : {X}", f"return %y : {X}", "}"]
+    return _module("conditions", lines)
+
+
 _RULE = (
     "%difference{leaf} = stablehlo.subtract {grad}, %m{leaf} : {X}",
     "%mean{leaf} = stablehlo.add %m{leaf}, %difference{leaf} : {X}",
@@ -144,6 +168,7 @@ def _body(microbatches: int) -> Iterator[str]:
 FAMILIES = (
     Family("launches", pipeline, (1000, 2000, 4000), 2.5, 1.15),
     Family("operations", update, (500, 2000, 8000), None, 1.15),
+    Family("conditions", conditions, (40, 80, 160), None, 2.0),
 )
 
 

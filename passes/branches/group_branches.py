@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -71,9 +72,106 @@ class GroupBranches(Pass):
             is_cheap = op.operation.name not in EXPENSIVE and not op.regions
             return MIRRORED in op.attributes and is_cheap and not has_side_effect(op, symbols, effects)
 
+        if not known:
+            return
+        block = _Operations(main)
         # Inner conditions first: they are operations of the branch around by then.
         for name in reversed(list(known)):
-            _group(main, known[name], name, is_free)
+            _group(block, known[name], name, is_free)
+        block.sort_main()
+
+
+class _Operations:
+    """The operations of `@main`, by numbers that they keep while others come and go.
+
+    Attributes:
+      operations: all of them.
+      order: their numbers, each after those of what it reads from.
+      reads: what each of them reads; see `captured`.
+      readers: the numbers of those that read a value.
+      branches: by the name of a condition those of its branches, and of which.
+    """
+
+    def __init__(self, main: ir.OpView) -> None:
+        self.operations: dict[int, ir.OpView] = {}
+        self.order: list[int] = []
+        self.reads: dict[int, list[ir.Value]] = {}
+        self.readers: dict[ir.Value, dict[int, None]] = {}
+        self.branches: dict[str, dict[int, Branch]] = {}
+        self._numbers = itertools.count()
+        self._makers: dict[ir.Value, int] = {}
+        for op in body_block(main).operations:
+            self.order.append(self.add(op))
+
+    def add(self, op: ir.OpView) -> int:
+        """The number of an operation that is new; its place in the order is the caller's business."""
+        n = next(self._numbers)
+        self.operations[n] = op
+        self.reads[n] = list(dict.fromkeys(captured(op)))
+        for value in self.reads[n]:
+            self.readers.setdefault(value, {})[n] = None
+        self._makers.update(dict.fromkeys(op.results, n))
+        branch = branch_of(op)
+        if branch is not None:
+            self.branches.setdefault(branch.condition, {})[n] = branch
+        return n
+
+    def erase(self, n: int) -> None:
+        """Erases an operation that nothing reads from; its place in the order is the caller's business."""
+        op = self.operations.pop(n)
+        for value in self.reads.pop(n):
+            del self.readers[value][n]
+        branch = branch_of(op)
+        if branch is not None:
+            del self.branches[branch.condition][n]
+        for result in op.results:
+            del self._makers[result]
+            self.readers.pop(result, None)
+        op.operation.erase()
+
+    def drop_maker(self, value: ir.Value) -> None:
+        """Erases what makes a value that nothing reads."""
+        n = self._makers[value]
+        self.order.remove(n)
+        self.erase(n)
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Lets all that read a value read another one."""
+        old.replace_all_uses_with(new)
+        for n in self.readers.pop(old, ()):
+            values = (new if value == old else value for value in self.reads[n])
+            self.reads[n] = list(dict.fromkeys(values))
+            self.readers.setdefault(new, {})[n] = None
+
+    def set_branch(self, n: int, branch: Branch | None) -> None:
+        """Makes an operation one of another branch than before, or one that is done in any case."""
+        op = self.operations[n]
+        before = branch_of(op)
+        if before is not None:
+            del self.branches[before.condition][n]
+        if branch is not None:
+            self.branches.setdefault(branch.condition, {})[n] = branch
+        set_branch(op, branch)
+
+    def maker(self, value: ir.Value) -> int | None:
+        """The number of the operation that makes a value; None for an argument."""
+        return self._makers.get(value)
+
+    def sort(self, numbers: Sequence[int]) -> list[int]:
+        """Numbers of operations, each after those that it reads from, in their order otherwise."""
+        among = set(numbers)
+
+        def sources(n: int) -> Iterator[int]:
+            makers = (self._makers.get(value) for value in self.reads[n])
+            return (maker for maker in makers if maker in among)
+
+        return list(depth_first(numbers, sources))
+
+    def sort_main(self) -> None:
+        """Puts the operations into their order in `@main`."""
+        *inside, terminator = self.order
+        for n in inside:
+            self.operations[n].operation.move_before(self.operations[terminator].operation)
 
 
 class _GroupKey(NamedTuple):
@@ -93,16 +191,14 @@ class _Place(NamedTuple):
 
 
 class _Members(NamedTuple):
-    """What a condition is asked for, by position in `@main`.
+    """What a condition is asked for, by number.
 
     Attributes:
-      operations: all operations of `@main`.
       branches: those of a branch, and of which.
       selects: those that select from results of the branches.
       free: those of a branch that each reader may do for itself.
     """
 
-    operations: Sequence[ir.OpView]
     branches: Mapping[int, Branch]
     selects: frozenset[int]
     free: frozenset[int]
@@ -112,67 +208,76 @@ class _Members(NamedTuple):
         return n in self.selects or (n in self.branches and n not in self.free)
 
 
-def _group(main: ir.OpView, condition: ir.OpView, name: str, is_free: Callable[[ir.OpView], bool]) -> None:
+def _group(block: _Operations, condition: ir.OpView, name: str, is_free: Callable[[ir.OpView], bool]) -> None:
     """Groups what is done on one condition."""
-    members = _read(main, condition, name, is_free)
-    reads = [captured(op) for op in members.operations]
+    members = _read(block, condition, name, is_free)
+    where = [k for k, n in enumerate(block.order) if n in members.branches or n in members.selects]
+    first, end = (where[0], where[-1] + 1) if where else (0, 0)
+    touched = block.order[first:end]
     groups: dict[_Place, list[int]] = {}
-    for n, place in _places(members, reads).items():
+    for n, place in _places(block, members, touched).items():
         groups.setdefault(place, []).append(n)
-    readers: dict[ir.Value, list[int]] = {}
-    for n, values in enumerate(reads):
-        for value in values:
-            readers.setdefault(value, []).append(n)
-    changed = False
+    written: dict[int, list[int]] = {}
     for place, group in groups.items():
         if any(n in members.branches for n in group):
-            _GroupWriter(members, condition, group, readers).write(place.key)
-            changed = True
+            written.update({n: [] for n in group})
+            written[group[-1]] = _GroupWriter(block, members, condition, group).write(place.key)
+    if written:
+        now = [made for n in touched for made in written.get(n, [n])]
+        block.order[first:end] = block.sort(now)
     around = branch_of(condition)
     for n in members.free:
-        set_branch(members.operations[n], around)
+        block.set_branch(n, around)
     del condition.attributes[CONDITION]
-    _drop_conversion(condition)
-    if changed:
-        _sort(body_block(main))
+    _drop_conversion(block, condition)
 
 
-def _read(main: ir.OpView, condition: ir.OpView, name: str, is_free: Callable[[ir.OpView], bool]) -> _Members:
-    operations = list(body_block(main).operations)
+def _read(
+    block: _Operations, condition: ir.OpView, name: str, is_free: Callable[[ir.OpView], bool]
+) -> _Members:
     flag = condition.results[0]
-    branches = {
-        n: branch
-        for n, op in enumerate(operations)
-        if (branch := branch_of(op)) is not None and branch.condition == name
-    }
+    branches = dict(block.branches.get(name, {}))
     selects = frozenset(
         n
-        for n, op in enumerate(operations)
-        if op.operation.name == "stablehlo.select" and op.operands[0] == flag and not is_free(op)
+        for n in block.readers.get(flag, ())
+        if (op := block.operations[n]).operation.name == "stablehlo.select"
+        and op.operands[0] == flag
+        and not is_free(op)
     )
-    return _Members(operations, branches, selects, frozenset(n for n in branches if is_free(operations[n])))
+    return _Members(branches, selects, frozenset(n for n in branches if is_free(block.operations[n])))
 
 
-def _places(members: _Members, reads: Sequence[Sequence[ir.Value]]) -> dict[int, _Place]:
-    """The group of each operation that is of one: as late as it can be."""
+def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> dict[int, _Place]:
+    """The group of each operation that is of one: as late as it can be.
+
+    Args:
+      block: all operations.
+      members: those that matter.
+      touched: those between the first and the last of these, in order.
+    """
     known: dict[ir.Value, _Place] = {}
     places: dict[int, _Place] = {}
-    for n, op in enumerate(members.operations):
-        before = [known[value] for value in reads[n] if value in known]
+    for n in touched:
+        op = block.operations[n]
+        before = [known[value] for value in block.reads[n] if value in known]
         if not before and not members.has(n):
             continue
         key = _key(op) if members.has(n) else _GroupKey((), False, None, n)
         place = _Place(key, max((p.level + (p.key != key) for p in before), default=0))
         known.update(dict.fromkeys(op.results, place))
         places[n] = place
-    readers: dict[ir.Value, list[_Place]] = {}
     for n in reversed(places):
+        if not members.has(n):
+            continue
         key, _ = places[n]
-        reading = [place for result in members.operations[n].results for place in readers.get(result, ())]
-        if reading and members.has(n) and all(place.key == key for place in reading):
-            places[n] = _Place(key, min(place.level for place in reading))
-        for value in reads[n]:
-            readers.setdefault(value, []).append(places[n])
+        reading = [
+            places.get(reader)
+            for result in block.operations[n].results
+            for reader in block.readers.get(result, ())
+        ]
+        levels = [place.level for place in reading if place is not None and place.key == key]
+        if reading and len(levels) == len(reading):
+            places[n] = _Place(key, min(levels))
     return {n: place for n, place in places.items() if members.has(n)}
 
 
@@ -184,19 +289,16 @@ class _GroupWriter:
     """Writes one group as one operation.
 
     Args:
+      block: all operations.
       members: what the condition is asked for.
       condition: what works it out.
-      group: the operations of the group, by position.
-      readers: the positions of what reads each value.
+      group: the operations of the group, in order.
     """
 
     def __init__(
-        self,
-        members: _Members,
-        condition: ir.OpView,
-        group: Sequence[int],
-        readers: Mapping[ir.Value, Sequence[int]],
+        self, block: _Operations, members: _Members, condition: ir.OpView, group: Sequence[int]
     ) -> None:
+        self.block = block
         self.members = members
         self.condition = condition
         self.group = group
@@ -204,15 +306,14 @@ class _GroupWriter:
         self.outputs: list[tuple[int, ir.Value]] = [
             (n, result)
             for n in group
-            for result in members.operations[n].results
-            if n in members.selects or not inside.issuperset(readers.get(result, ()))
+            for result in block.operations[n].results
+            if n in members.selects or not inside.issuperset(block.readers.get(result, ()))
         ]
-        """What the operation gives, each with the position of what makes it now."""
-        self.free = {result: n for n in members.free for result in members.operations[n].results}
+        """What the operation gives, each with the number of what makes it now."""
 
-    def write(self, key: _GroupKey) -> None:
-        """Writes the operation in front of the last one of the group, and erases these."""
-        last = self.members.operations[self.group[-1]]
+    def write(self, key: _GroupKey) -> list[int]:
+        """Writes the operation in the place of the group, which is erased; returns its numbers."""
+        last = self.block.operations[self.group[-1]]
         location = last.operation.location
         flag = self.condition.results[0]
         with ir.InsertionPoint(last), location:
@@ -220,23 +321,26 @@ class _GroupWriter:
         for taken, region in zip((False, True), case.regions, strict=True):
             with ir.InsertionPoint(region.blocks[0]), location:
                 stablehlo.ReturnOp(list(self.branch(taken)))
-        for op in (case, case.operands[0].owner.opview):
+        made = [case.operands[0].owner.opview, case]
+        for op in made:
             for name in (SLICE, MIRRORED, LOOP, BRANCH):
                 source = last if name != BRANCH else self.condition
                 if name in source.attributes:
                     op.attributes[name] = source.attributes[name]
+        numbers = [self.block.add(op) for op in made]
         for (_, old), new in zip(self.outputs, case.results, strict=True):
-            old.replace_all_uses_with(new)
+            self.block.replace(old, new)
         for n in reversed(self.group):
-            self.members.operations[n].operation.erase()
+            self.block.erase(n)
+        return numbers
 
     def branch(self, taken: bool) -> Iterator[ir.Value]:
         """Writes one branch at the insertion point; gives what it hands out."""
         mapping: dict[ir.Value, ir.Value] = {}
 
         def copy(n: int) -> None:
-            op = self.members.operations[n]
-            for value in captured(op):
+            op = self.block.operations[n]
+            for value in self.block.reads[n]:
                 need(value)
             copied = op.operation.clone().opview
             for name in (SLICE, MIRRORED, LOOP, BRANCH, CONDITION):
@@ -246,43 +350,35 @@ class _GroupWriter:
             mapping.update(zip(op.results, copied.results, strict=True))
 
         def need(value: ir.Value) -> None:
-            if value in self.free and value not in mapping:
-                copy(self.free[value])
+            maker = self.block.maker(value)
+            if maker is not None and maker in self.members.free and value not in mapping:
+                copy(maker)
 
         for n in self.group:
             if n not in self.members.selects:
                 if self.members.branches[n].taken == taken:
                     copy(n)
                 continue
-            chosen = self.members.operations[n].operands[1 if taken else 2]
+            chosen = self.block.operations[n].operands[1 if taken else 2]
             need(chosen)
-            mapping[self.members.operations[n].results[0]] = mapping.get(chosen, chosen)
+            mapping[self.block.operations[n].results[0]] = mapping.get(chosen, chosen)
         for n, value in self.outputs:
             is_other = n not in self.members.selects and self.members.branches[n].taken != taken
             yield zeros_of(value.type) if is_other else mapping[value]
 
 
-def _drop_conversion(condition: ir.OpView) -> None:
+def _drop_conversion(block: _Operations, condition: ir.OpView) -> None:
     """Reads a bit in the place of whether the number that it was made is not 0."""
     if condition.operation.name != "stablehlo.compare":
         return
-    bit, zero = condition.operands
-    number = bit.owner
-    is_converted = not isinstance(number, ir.Block) and number.name == "stablehlo.convert"
-    if is_converted:
-        bit = number.operands[0]
+    number, zero = condition.operands
+    bit, converts = number, block.maker(number)
+    if converts is not None and block.operations[converts].operation.name == "stablehlo.convert":
+        bit = block.operations[converts].operands[0]
     direction = stablehlo.ComparisonDirectionAttr(condition.attributes["comparison_direction"]).value
-    if direction == "NE" and is_zeros(zero) and bit.type == condition.results[0].type:
-        condition.results[0].replace_all_uses_with(bit)
-        condition.operation.erase()
-        if is_converted and not any(True for _ in number.results[0].uses):
-            number.erase()
-
-
-def _sort(block: ir.Block) -> None:
-    """Puts operations after those that they read from, in their order otherwise."""
-    *operations, terminator = block.operations
-    makers = {result: n for n, op in enumerate(operations) for result in op.results}
-    reads = [[makers[value] for value in captured(op) if value in makers] for op in operations]
-    for n in depth_first(range(len(operations)), lambda n: reads[n]):
-        operations[n].operation.move_before(terminator.operation)
+    flag = condition.results[0]
+    if direction == "NE" and is_zeros(zero) and bit.type == flag.type:
+        block.replace(flag, bit)
+        block.drop_maker(flag)
+        if bit != number and not block.readers.get(number):
+            block.drop_maker(number)

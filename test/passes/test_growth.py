@@ -11,6 +11,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from pathways.dialect import make_context
+from pathways.passes.branches.group_branches import GroupBranches
 from pathways.passes.import_.import_ import Import
 from pathways.passes.manager.base import Pass
 from pathways.passes.manager.driver import run_passes
@@ -86,12 +87,20 @@ def work(text: str, passes: Sequence[Pass], monkeypatch: pytest.MonkeyPatch) -> 
 ALL = tuple(item for phase in phases(Options()) for item in phase.passes)
 
 
+def placed_conditions(count: int) -> str:
+    """So many conditions over slices, as they are put together on each slice."""
+    module = ir.Module.parse(BENCH["conditions"](count), make_context())
+    run_passes(module, ALL[: [item.name for item in ALL].index(GroupBranches.name)])
+    return str(module)
+
+
 @pytest.mark.parametrize(
     ("write", "size", "passes"),
     [
         pytest.param(BENCH["pipeline"], 32, ALL, id="launches"),
         pytest.param(BENCH["update"], 96, ALL, id="operations of the program alone"),
         pytest.param(loops, 10, (Import(),), id="loops over slices"),
+        pytest.param(placed_conditions, 10, (GroupBranches(),), id="conditions over slices"),
     ],
 )
 def test_twice_the_program_is_twice_the_work(
