@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.attributes.names import CONSTANT, DONATED, FORM, MAIN, REPLICA
+from pathways.dialect.attributes.names import CONSTANT, DONATED, FORM, MAIN, REPLICA, SHARDING, SLICE
 from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
 from pathways.dialect.operations.operation import attribute_of, counted, parts_of, symbol_table
 from pathways.dialect.operations.ops import RepeatOp, RunOp
@@ -23,10 +23,12 @@ class PassedValue(NamedTuple):
     Attributes:
       type: its type, as callers see it.
       is_donated: whether the part consumes it.
+      places: for each copy that replicas have, where it is and how it is sharded, in words.
     """
 
     type: ir.Type
     is_donated: bool
+    places: Sequence[str]
 
 
 class PartPorts(NamedTuple):
@@ -41,14 +43,14 @@ def ports_of_part(part: ir.OpView | ir.Module) -> PartPorts:
     main = symbol_table(part)[MAIN]
     sides = []
     for attrs, types in ((argument_attrs(main), main.type.inputs), (result_attrs(main), main.type.results)):
-        firsts = [group[0] for group in ports_of_callers(attrs)]
-        sides.append(
-            [
-                PassedValue(_whole(types[n], attrs[n]), DONATED in attrs[n])
-                for n in firsts
-                if CONSTANT not in attrs[n]
-            ]
-        )
+        passed = []
+        for first, *others in ports_of_callers(attrs):
+            said = attrs[first]
+            if CONSTANT in said:
+                continue
+            places = [_place(attrs[n]) for n in (first, *others)]
+            passed.append(PassedValue(_whole(types[first], said), DONATED in said, places))
+        sides.append(passed)
     return PartPorts(*sides)
 
 
@@ -81,6 +83,12 @@ def parts_fit(program: ProgramView, report: Report) -> None:
             for number, (value, port) in enumerate(zip(values, expected, strict=True)):
                 if value.type != port.type:
                     report(op, f"{what} #{number} has type {value.type}, but that of @{op.part} {port.type}")
+
+
+def _place(attrs: dict[str, ir.Attribute]) -> str:
+    """Where a value is, and how it is sharded there."""
+    sharded = f", sharded as {attrs[SHARDING]}" if SHARDING in attrs else ""
+    return f"on {attrs.get(SLICE)}{sharded}"
 
 
 def _whole(type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Type:
@@ -131,3 +139,13 @@ def turns_keep_what_they_share(program: ProgramView, report: Report) -> None:
         for number, port in enumerate(ports_of_part(program.symbols[op.part]).inputs):
             if number >= len(op.results) and port.is_donated:
                 report(op, f"consumes operand #{number}, which @{op.part} gets every time")
+
+
+def turns_pass_on_in_place(program: ProgramView, report: Report) -> None:
+    """A part that is repeated returns what it takes the next time on the same slices, sharded alike."""
+    for op, _ in program.ops_of(RepeatOp):
+        ports = ports_of_part(program.symbols[op.part])
+        for number, (taken, returned) in enumerate(zip(ports.inputs, ports.outputs, strict=False)):
+            for given, expected in zip(returned.places, taken.places, strict=False):
+                if given != expected:
+                    report(op, f"result #{number} of @{op.part} is {given}, but operand #{number} {expected}")

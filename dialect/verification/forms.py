@@ -254,6 +254,7 @@ PARTS = Form(
         part_relations.last_part_returns,
         part_relations.values_last,
         part_relations.turns_keep_what_they_share,
+        part_relations.turns_pass_on_in_place,
     ),
 )
 UNROLLED = Form(

@@ -29,7 +29,7 @@ from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.host_relations import lost_values, parts_of
 from pathways.dialect.relations.program_view import Attributes, ProgramView, read_hosts, read_program
 from pathways.dialect.verification.forms import BOUND, SPLIT
-from pathways.passes.manager.base import Pass, main_function, option
+from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.memory.host_memory import peak_bytes
 from pathways.passes.util.functions import body_block, erase_unused_functions, unique_name
 
@@ -66,7 +66,7 @@ class SplitHosts(Pass):
     %1 = pw.launch @g(%0, %arg0) on @s1 order 1
     ```
 
-    Requires: a `host` for each slice.
+    Requires: a `host` for each slice; of a program in parts, one of them as a module of its own.
     Guarantees: every send has one receive; all hosts together are free of deadlock, even if they did wait at
     every step.
     """
@@ -84,7 +84,12 @@ class SplitHosts(Pass):
             raise ValueError(f"ahead must be at most {_MOST_AHEAD}, got {self.ahead}")
 
     def run(self, module: ir.Module) -> None:
-        main_function(module)
+        main = main_function(module)
+        if module.operation.parent is not None:
+            fail(
+                main,
+                "is of a part of a program: each part is split over hosts as a module of its own",
+            )
         program = read_program(module)
         assert program is not None
         split = _read(program)

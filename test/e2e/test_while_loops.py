@@ -272,7 +272,7 @@ def test_ctrl_c_ends_a_loop(own_workers, hosts):
 
 @pytest.mark.parametrize("chunk", [0, -1])
 def test_chunks_have_turns(chunk):
-    with pytest.raises(ValueError, match="chunk must be a number of iterations"):
+    with pytest.raises(ValueError, match="chunk must be a number of iterations from 1"):
         pw.program(lambda x: x, chunk=chunk)
 
 

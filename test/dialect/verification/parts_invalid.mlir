@@ -151,3 +151,39 @@ module attributes {pw.form = "parts"} {
     }
   }
 }
+
+// -----
+
+// What turns pass on lies where, and as, the next one takes it.
+module attributes {pw.form = "parts"} {
+  sdy.mesh @mesh = <["x"=2]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  func.func @main(%d: tensor<i1> {pw.slice = @s0}, %x: tensor<4xf32> {pw.slice = @s0}, %y: tensor<4xf32> {pw.slice = @s0}) -> (tensor<4xf32> {pw.slice = @s0}) {
+    // expected-error@+2 {{'pw.repeat' op result #1 of @turns is on @s1, but operand #1 on @s0}}
+    // expected-error@+1 {{'pw.repeat' op result #2 of @turns is on @s0, sharded as #sdy.sharding<@mesh, [{"x"}]>, but operand #2 on @s0}}
+    %0:3 = "pw.repeat"(%d, %x, %y) {part = @turns, until = 0} : (tensor<i1>, tensor<4xf32>, tensor<4xf32>) -> (tensor<i1>, tensor<4xf32>, tensor<4xf32>)
+    %1 = "pw.run"(%0#2) {part = @after} : (tensor<4xf32>) -> tensor<4xf32>
+    return %1 : tensor<4xf32>
+  }
+  module @turns attributes {pw.form = "sharded"} {
+    sdy.mesh @mesh = <["x"=2]>
+    "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+    "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+    func.func @main(%d: tensor<i1> {pw.slice = @s0}, %x: tensor<4xf32> {pw.slice = @s0}, %y: tensor<4xf32> {pw.slice = @s0}) -> (tensor<i1> {pw.slice = @s0}, tensor<4xf32> {pw.slice = @s1}, tensor<4xf32> {pw.slice = @s0, sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) {
+      %0 = "pw.transfer"(%x) {slice = @s1} : (tensor<4xf32>) -> tensor<4xf32>
+      %1 = "pw.launch"(%y) {callee = @f, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+      return %d, %0, %1 : tensor<i1>, tensor<4xf32>, tensor<4xf32>
+    }
+    func.func private @f(%x: tensor<4xf32>) -> (tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) {
+      return %x : tensor<4xf32>
+    }
+  }
+  module @after attributes {pw.form = "sharded"} {
+    sdy.mesh @mesh = <["x"=2]>
+    "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+    func.func @main(%x: tensor<4xf32> {pw.slice = @s0}) -> (tensor<4xf32> {pw.slice = @s0}) {
+      return %x : tensor<4xf32>
+    }
+  }
+}
