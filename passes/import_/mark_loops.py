@@ -111,13 +111,20 @@ class LoopMarker:
 
     def refuse_nested(self, op: ir.OpView, inner: str, loop: str) -> None:
         """Refuses loops over slices in loops over microbatches."""
-        if self.traced.symbols[inner].sequential and not self.traced.symbols[loop].sequential:
+        if not self.traced.symbols[inner].sequential or self.traced.symbols[loop].sequential:
+            return
+        where = f"inside the function '{loop}' that was given to pw.accumulate"
+        if self.traced.symbols[inner].chunk is not None:
             fail(
                 op,
-                "is in a loop (jax.lax.scan, fori_loop) over several slices inside the function "
-                f"'{loop}' that was given to pw.accumulate: write that loop in Python, or put pw.accumulate "
-                "inside of it",
+                f"is in a loop over several slices whose trip count is not known while tracing, {where}: write "
+                "it as a loop of Python over the most iterations that it may take, with a mask (jnp.where)",
             )
+        fail(
+            op,
+            f"is in a loop (jax.lax.scan, fori_loop) over several slices {where}: write that loop in Python, or "
+            "put pw.accumulate inside of it",
+        )
 
     def fail_outside(self, op: ir.OpView, loop: str) -> NoReturn:
         fail(

@@ -158,6 +158,27 @@ def test_a_loop_of_which_only_the_count_is_read():
     assert int(pw.program(lambda *args: count(placed, *args))(WEIGHTS, X, 11)) == 11
 
 
+def test_an_argument_that_nothing_reads(tmp_path):
+    """It has no place on any slice; the second call finds all arguments in place."""
+    devices = pw.make_virtual_device_set()
+    placed = [pw.jit(fun, devices=devices.add_slice((1,), ("x",))) for fun in LAYERS]
+
+    def loop(layers: Sequence[Fun], w: Any, unread: Any, x: Any, end: Any) -> Any:
+        turn = lambda state: (state[0] + 1, layers[1](w[1], layers[0](w[0], state[1])))  # noqa: E731
+        return jax.lax.while_loop(lambda state: state[0] < end, turn, (0, x))
+
+    program = pw.program(lambda *args: loop(placed, *args), chunk=CHUNK)
+    args = *program.lower(WEIGHTS, X, X, 0).compile().place(WEIGHTS, X, X), CHUNK + 1
+    compiled = program.lower(*args).compile()
+    compiled.save(tmp_path / "loop.pwb")
+    for run in (compiled, pw.load(tmp_path / "loop.pwb")):
+        for _ in range(2):
+            n, x = run(*args)
+            assert int(n) == CHUNK + 1
+            expected = jax.jit(lambda *args: loop(LAYERS, *args))(WEIGHTS, X, X, CHUNK + 1)[1]
+            np.testing.assert_allclose(np.asarray(x), expected, rtol=1e-5, atol=1e-5)
+
+
 ROWS = 512
 
 
@@ -274,6 +295,17 @@ def test_ctrl_c_ends_a_loop(own_workers, hosts):
 def test_chunks_have_turns(chunk):
     with pytest.raises(ValueError, match="chunk must be a number of iterations from 1"):
         pw.program(lambda x: x, chunk=chunk)
+
+
+def test_a_loop_of_an_unknown_end_in_a_microbatch():
+    devices = pw.make_virtual_device_set()
+    first, second = (pw.jit(fun, devices=devices.add_slice((1,), ("x",))) for fun in (jnp.sin, jnp.cos))
+
+    def grown(x: Any) -> Any:
+        return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: second(first(x)), x).sum()
+
+    with pytest.raises(pw.ProgramError, match=r"inside the function 'grown' .* over the most iterations"):
+        pw.program(lambda x: pw.accumulate(grown, 2, batch_argnums=0)(x)).lower(X)
 
 
 def test_a_loop_of_an_unknown_end_in_a_branch():

@@ -300,6 +300,32 @@ def test_feeds_can_be_given_one_by_one(folder, tmp_path):
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "both.npz").read_bytes()
 
 
+def test_steps_of_a_program_in_parts(tmp_path):
+    """A loop that ends when its values say so goes on from step to step; an argument is not read."""
+    (tmp_path / "model.py").write_text("""
+import jax, jax.numpy as jnp, pathways as pw
+devices = pw.make_virtual_device_set()
+add, halve = (pw.jit(f, devices=devices.add_slice(1, "x")) for f in (lambda x: x + 3, lambda x: x / 2))
+
+@pw.program(chunk=3)
+def grow(n, x, unread, end):
+    return jax.lax.while_loop(lambda s: s[0] < end, lambda s: (s[0] + 1, halve(add(s[1]))), (n, x))
+""")
+    types = ("i32[]", "f32[2]", "f32[3]", "i32[]")
+    output_of("pw_compile", "model.py:grow", "--args", *types, "-o", "grow.pwb", cwd=tmp_path)
+    # The second step finds its loop at the end.
+    x = np.float32([1, 7])
+    np.savez(tmp_path / "in.npz", n=np.int32(0), x=x, unread=np.zeros(3, np.float32), end=np.int32(4))
+    feeds = ("--feed", "result.0:n", "--feed", "result.1:x", "--outputs", "out.npz")
+    for steps in (1, 2):
+        text = output_of("pw_run", "grow.pwb", "--inputs", "in.npz", "--steps", steps, *feeds, cwd=tmp_path)
+        assert re.search(r"each chunk: \d+ launches, 6 transfers", text)
+        found = np.load(tmp_path / "out.npz")
+        assert found["result.0"] == 4
+        np.testing.assert_allclose(found["result.1"], (x - 3) / 2**4 + 3)
+    output_of("pw_run", "grow.pwb", "--zeros", "--steps", 2, *feeds, cwd=tmp_path)
+
+
 def test_keys_are_not_fed_with_their_bits(tmp_path):
     (tmp_path / "model.py").write_text("""
 import jax, pathways as pw
