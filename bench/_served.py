@@ -19,8 +19,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from _cores import cpu_seconds, idle_seconds
+from _idle import empty_parts, idle_program
 from _timers import TimerHosts
-from hosts import cpu_seconds, empty_parts, idle_program
 
 from pathways.runtime.hosts.attached.attached_controller import AttachedController
 from pathways.runtime.hosts.attached.attaching import Attachment, attach_at
@@ -52,6 +53,7 @@ class ServedSteps:
       service: seconds of CPU of the service.
       hosts: those of all hosts, if their devices are timers.
       clients: those of all clients.
+      idle: those that cores had nothing to do, added up.
     """
 
     done: Mapping[str, int]
@@ -59,6 +61,7 @@ class ServedSteps:
     service: float
     hosts: float
     clients: float
+    idle: float
 
     @property
     def steps(self) -> int:
@@ -144,18 +147,19 @@ class ServedIslands:
     def measure(self, seconds: float = 5.0) -> ServedSteps:
         """What clients that are processes have in some seconds, after the first ones."""
         time.sleep(WARM_UP)
-        before, began, cpu = self.status(), time.perf_counter(), self._cpu_seconds()
+        before, began, cpu = self.status(), time.perf_counter(), self._seconds()
         time.sleep(seconds)
         after, took = self.status(), time.perf_counter() - began
-        used = [b - a for a, b in zip(cpu, self._cpu_seconds(), strict=True)]
+        used = [b - a for a, b in zip(cpu, self._seconds(), strict=True)]
         counts = {client.name: client.steps_done for client in before.clients}
         done = {client.name: client.steps_done - counts[client.name] for client in after.clients}
         return ServedSteps(done, took, *used)
 
-    def _cpu_seconds(self) -> tuple[float, float, float]:
-        """What cores have done so far for the service, for hosts that are timers, and for clients."""
+    def _seconds(self) -> tuple[float, float, float, float]:
+        """Of CPU of the service, of hosts that are timers and of clients so far, and of nothing to do."""
         clients = [process.pid for process in self._clients]
-        return cpu_seconds([self._process.pid]), cpu_seconds(self._timers), cpu_seconds(clients)
+        used = cpu_seconds([self._process.pid]), cpu_seconds(self._timers), cpu_seconds(clients)
+        return *used, idle_seconds()
 
 
 def load(controller: AttachedController, islands: Sequence[int], seconds: float) -> HostedProgram:

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hosts import cpu_seconds, load_idle
+from _cores import cpu_seconds, idle_seconds
+from _idle import load_idle
 
 from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.controller.own_controller import OwnController
@@ -194,22 +195,23 @@ class TimedCluster:
         """Steps that take devices so many seconds each, as far ahead as may be."""
         program = load_idle(self._controller, self.count, str(seconds))
         self._run(program, 20)
-        resting = [time.perf_counter(), self._controls(), cpu_seconds([self._hosts.process.pid])]
+        resting = self._seconds()
         time.sleep(_REST)
-        before = [time.perf_counter(), self._controls(), cpu_seconds([self._hosts.process.pid])]
+        before = self._seconds()
         self._run(program, steps)
-        after = [time.perf_counter(), self._controls(), cpu_seconds([self._hosts.process.pid])]
+        after = self._seconds()
         took = after[0] - before[0]
         # What hosts are asked all the time is no part of steps.
         used = [
             max(0.0, b - a - (a - r) / (before[0] - resting[0]) * took) / steps
-            for r, a, b in zip(resting[1:], before[1:], after[1:], strict=True)
+            for r, a, b in zip(resting[1:3], before[1:3], after[1:3], strict=True)
         ]
-        return Measured(steps / took, *used)
+        return Measured(steps / took, *used, (after[3] - before[3]) / took)
 
-    @staticmethod
-    def _controls() -> float:
-        return time.process_time()
+    def _seconds(self) -> tuple[float, float, float, float]:
+        """Of a clock, of CPU of the controller and of the hosts, and those that cores had nothing to do."""
+        hosts = cpu_seconds([self._hosts.process.pid])
+        return time.perf_counter(), time.process_time(), hosts, idle_seconds()
 
     def _run(self, program: HostedProgram, count: int) -> None:
         for _ in range(count):
@@ -225,11 +227,13 @@ class Measured:
       rate: steps in a second.
       control: seconds of CPU of the controller for a step.
       workers: those of all hosts.
+      idle: how many cores had nothing to do.
     """
 
     rate: float
     control: float
     workers: float
+    idle: float
 
 
 def serve(count: int) -> None:

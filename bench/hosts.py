@@ -23,8 +23,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -33,14 +32,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _bare_hosts import bare
+from _cores import cpu_seconds
+from _idle import load_idle
 from _parts import print_header
 from pipeline import Size, another_process, layer, loss_of_layer, step_of
 
 import pathways
 from pathways.runtime.hosts.cluster.controller import Controller
-from pathways.runtime.hosts.cluster.hosted import HostedProgram
 from pathways.runtime.hosts.controller.connect import controller
-from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPart, SlicePlace, SplitProgram
 
 BATCHES = 5
 WARM_UP = 5
@@ -157,38 +156,6 @@ class Idle:
         for _ in range(count - 1):
             self.controller.run(self.program, self.arguments)
         self.step()
-
-
-def load_idle(controller: Controller, islands: int, name: str = "idle", hosts: int = 1) -> HostedProgram:
-    """A program of which so many islands, of so many hosts each, have a part with nothing to do."""
-    program = idle_program(name, range(islands), hosts)
-    return controller.load(program, lambda **_: empty_parts(program))
-
-
-def idle_program(name: str, islands: Iterable[int], hosts: int = 1) -> BoundProgram:
-    """A program with a slice on each of some islands, of so many hosts each, and with nothing to do."""
-    ranks = tuple(range(hosts))
-    slices = {
-        f"s{n}": SlicePlace(n, ranks, tuple(n * hosts + rank for rank in ranks), None, (hosts,), ("x",))
-        for n in islands
-    }
-    return BoundProgram(name, b"", slices, {}, {}, (), ())
-
-
-def empty_parts(program: BoundProgram) -> SplitProgram:
-    """The parts of islands that have nothing to do."""
-    parts = {
-        place.island: IslandPart(empty_part(place.owners[0]), (), (), (), (), {}, {})
-        for place in program.slices.values()
-    }
-    return SplitProgram(parts, crossing=0, inner=0, share=1)
-
-
-def empty_part(host: int) -> bytes:
-    """The part of a host that has nothing to do."""
-    return f"""module attributes {{pw.form = "host"}} {{
-      func.func public @host_{host}() attributes {{pw.host = {host} : i64}} {{ return }}
-    }}""".encode()
 
 
 def tiny(x: jax.Array) -> jax.Array:
@@ -402,15 +369,6 @@ def mlp(rounds: int) -> Iterator[Row]:
         f"{cores['ours']:.0f} and {cores['theirs']:.0f} ms of cores a step"
     )
     yield Row(f"MLP, {MLP}, 2 hosts", "in one process", *pair, note=note)
-
-
-def cpu_seconds(processes: list[int]) -> float:
-    """What cores have done for some processes so far."""
-    ticks = 0
-    for process in processes:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def spin(count: jax.Array) -> jax.Array:

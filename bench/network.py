@@ -26,9 +26,10 @@ from typing import Any
 import _costs
 import _lab  # noqa: F401 - what is imported after it lies where it says
 from _bare_hosts import bare
+from _idle import load_idle
 from _parts import print_header
 from _timers import TimerHosts
-from hosts import Hosts, Idle, clocked, in_turn, load_idle
+from hosts import Hosts, Idle, clocked, in_turn
 from lab import Lab, why_not
 from sessions import Session
 from workers_without_jax import ThreadLauncher

@@ -441,7 +441,7 @@ class MeasuredClients:
         """What of cores processes had."""
         had = self.had
         everything = (had.service + had.hosts + had.clients) / had.seconds
-        return Cores("the service", had.each, had.service / had.seconds, everything)
+        return Cores("the service", had.each, had.service / had.seconds, everything, had.idle / had.seconds)
 
 
 def name_of(number: int) -> str:
@@ -498,7 +498,7 @@ class MeasuredHosts:
         """What of cores processes had while steps took so long."""
         had = self.steps[seconds]
         everything = had.rate * (had.control + had.workers)
-        return Cores("the controller", had.control, had.rate * had.control, everything)
+        return Cores("the controller", had.control, had.rate * had.control, everything, had.idle)
 
 
 def measured_hosts(count: int) -> MeasuredHosts:
@@ -540,15 +540,17 @@ def measured_entries(found: dict[int, MeasuredHosts | None]) -> list[Entry]:
 
 def client_entries(found: dict[ClientCase, MeasuredClients | None]) -> list[Entry]:
     """Rows of what was measured of clients."""
-    return [
+    entries = [
         Entry(
             str(case),
-            measured=LATE if had is None else f"busy {had.busy:.3f}, shares {had.unfair:.2%} off",
+            measured=f"busy {had.busy:.3f}, shares {had.unfair:.2%} off",
             note="the device is a timer, clients are processes",
         )
         for case, had in found.items()
-        if case.seconds
+        if had is not None and case.seconds
     ]
+    late = sum(had is None for had in found.values())
+    return [*entries, Entry(f"{late} more, see the last table", measured=LATE)] if late else entries
 
 
 def with_measured(table: Table, entries: Sequence[Entry], series: Series) -> Table:
@@ -572,30 +574,31 @@ class Cores:
       each: seconds of its CPU for a step.
       control: which part of a core it had.
       everything: how many cores all processes had that were measured.
+      idle: how many cores nobody had.
     """
 
     name: str
     each: float
     control: float
     everything: float
+    idle: float
 
     def why(self, *, is_slower: bool, simulated: Usage) -> str:
         """Why what is measured is slower or faster than what is simulated, as far as that is measured."""
         wanted = simulated.control / simulated.rate if simulated.rate else 0.0
         facts = (
             f"{self.name} took {microseconds(self.each)} of CPU a step, simulated {microseconds(wanted)}, "
-            f"and had {self.control:.0%} of a core, simulated {simulated.control:.0%}; "
-            f"all processes {self.everything:.1f} of {os.cpu_count()} cores"
+            f"and had {self.control:.0%} of a core, simulated {simulated.control:.0%}; of "
+            f"{os.cpu_count()} cores all these processes had {self.everything:.1f}, nobody {self.idle:.1f}"
         )
         if not is_slower:
-            if self.each < wanted:
-                return f"measured is faster: a step took less CPU than in the costs; {facts}"
-            return f"measured is faster, and not for less CPU; {facts}"
-        if self.everything > 0.9 * (os.cpu_count() or 1):
+            how = "for less CPU" if self.each < wanted else "but not for less CPU"
+            return f"measured is faster, {how} a step; {facts}"
+        if self.idle < 0.1 * (os.cpu_count() or 1):
             return f"processes waited for cores, of which each has its own in simulated time; {facts}"
         if self.control > 0.9:
             return f"{self.name} had all of a core, and a step took more of it; {facts}"
-        return f"no core was full: threads wait to be woken, or other programs had the cores; {facts}"
+        return f"cores were idle: threads wait to be woken; {facts}"
 
 
 def check(

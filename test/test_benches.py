@@ -7,6 +7,8 @@ import importlib
 import json
 import re
 import runpy
+import subprocess
+import sys
 import time
 import types
 import xml.etree.ElementTree as ET
@@ -192,15 +194,18 @@ def test_the_page_is_there_before_the_last_table_is(monkeypatch, tmp_path):
 
 
 def hosts_of(paper, count: int, rate: float):
-    """Measured hosts whose controller had 100 us of CPU for a step."""
-    steps = {seconds: paper.Measured(rate, count * 5e-6 + 10e-6, 0.0) for seconds in (0.0, 1e-3, paper.LONG)}
+    """Measured hosts whose controller had 10 us of CPU for a step, and 5 for each host."""
+    steps = {
+        seconds: paper.Measured(rate, count * 5e-6 + 10e-6, 0.0, 0.0) for seconds in (0.0, 1e-3, paper.LONG)
+    }
     return paper.MeasuredHosts(count, steps, 1e-3)
 
 
-def clients_of(paper, rate: float, cpu: float):
+def clients_of(paper, rate: float, cpu: float, idle: float = 0.0):
     """A measured client of a service, whose steps had so much of its CPU."""
     case = paper.ClientCase((1,), 0.0)
-    return case, paper.MeasuredClients(case, paper.ServedSteps({"client0": rate}, 1.0, rate * cpu, 0.0, 0.0))
+    had = paper.ServedSteps({"client0": rate}, 1.0, rate * cpu, 0.0, 0.0, idle)
+    return case, paper.MeasuredClients(case, had)
 
 
 def test_the_simulator_is_checked_without_changes_of_costs(inputs, monkeypatch):
@@ -219,20 +224,26 @@ def test_the_simulator_is_checked_without_changes_of_costs(inputs, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rate", "cpu", "why"),
+    ("rate", "cpu", "idle", "why"),
     [
-        (100.0, 100e-6, "no core was full"),
-        (9500.0, 100e-6, "the service had all of a core"),
-        (1e6, 1e-6, "measured is faster: a step took less CPU than in the costs"),
-        (1e6, 100e-6, "measured is faster, and not for less CPU"),
+        (100.0, 100e-6, 1.0, "cores were idle"),
+        (100.0, 100e-6, 0.0, "processes waited for cores"),
+        (9500.0, 100e-6, 1.0, "the service had all of a core"),
+        (1e6, 1e-6, 0.0, "measured is faster, for less CPU a step"),
+        (1e6, 100e-6, 0.0, "measured is faster, but not for less CPU a step"),
     ],
 )
-def test_rows_say_why_they_are_off(rate, cpu, why, inputs, monkeypatch):
+def test_rows_say_why_they_are_off(rate, cpu, idle, why, inputs, monkeypatch):
     paper = module("paper", monkeypatch)
-    monkeypatch.setattr(paper.os, "cpu_count", lambda: 1000)
-    (entry,) = paper.check(inputs("per_host=2us"), {}, dict([clients_of(paper, rate, cpu)])).entries
+    monkeypatch.setattr(paper.os, "cpu_count", lambda: 2)
+    (entry,) = paper.check(inputs(), {}, dict([clients_of(paper, rate, cpu, idle)])).entries
     assert entry.is_over
     assert entry.note.startswith(why)
+
+
+def test_a_service_its_hosts_and_its_clients_have_no_jax():
+    code = "import sys, _served; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=BENCHES[0].parent, check=True)
 
 
 def test_timers_are_hosts_of_one_island(monkeypatch):

@@ -1,0 +1,41 @@
+"""Programs whose steps have no work: what is left is control. Knows no JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pathways.runtime.hosts.cluster.controller import Controller
+from pathways.runtime.hosts.cluster.hosted import HostedProgram
+from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPart, SlicePlace, SplitProgram
+
+
+def load_idle(controller: Controller, islands: int, name: str = "idle", hosts: int = 1) -> HostedProgram:
+    """A program of which so many islands, of so many hosts each, have a part with nothing to do."""
+    program = idle_program(name, range(islands), hosts)
+    return controller.load(program, lambda **_: empty_parts(program))
+
+
+def idle_program(name: str, islands: Iterable[int], hosts: int = 1) -> BoundProgram:
+    """A program with a slice on each of some islands, of so many hosts each, and with nothing to do."""
+    ranks = tuple(range(hosts))
+    slices = {
+        f"s{n}": SlicePlace(n, ranks, tuple(n * hosts + rank for rank in ranks), None, (hosts,), ("x",))
+        for n in islands
+    }
+    return BoundProgram(name, b"", slices, {}, {}, (), ())
+
+
+def empty_parts(program: BoundProgram) -> SplitProgram:
+    """The parts of islands that have nothing to do."""
+    parts = {
+        place.island: IslandPart(empty_part(place.owners[0]), (), (), (), (), {}, {})
+        for place in program.slices.values()
+    }
+    return SplitProgram(parts, crossing=0, inner=0, share=1)
+
+
+def empty_part(host: int) -> bytes:
+    """The part of a host that has nothing to do."""
+    return f"""module attributes {{pw.form = "host"}} {{
+      func.func public @host_{host}() attributes {{pw.host = {host} : i64}} {{ return }}
+    }}""".encode()
