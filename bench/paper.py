@@ -18,24 +18,35 @@ import argparse
 import dataclasses
 import functools
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import _costs
 import _programs
 import dispatch
+from _paper_check import check
+from _paper_inputs import Inputs, microseconds, milliseconds, said
+from _paper_measured import (
+    COUNTS,
+    LATE,
+    LONG,
+    SHORT,
+    ClientCase,
+    MeasuredClients,
+    MeasuredHosts,
+    Measuring,
+    cases_of_clients,
+    count_of,
+    measured_clients,
+    measured_hosts,
+)
 from _paper_page import Entry, Plot, Series, Table, page_of, text_of
 from _ratios import measure as measure_ratio
-from _served import ServedIslands, ServedSteps
-from _timers import Measured, TimedCluster
 
-from pathways.runtime.control.clients.scheduler import MOST_UNFINISHED
-from pathways.runtime.hosts.launch.options import MOST_AHEAD
 from pathways.runtime.local.devices import connect
-from pathways.runtime.simulate.cluster.costs import ControlCosts, CostsError, CostsFile, read_costs
+from pathways.runtime.simulate.cluster.costs import ControlCosts, CostsError, read_costs
 from pathways.runtime.simulate.cluster.figures import (
     HIDDEN,
     Usage,
@@ -45,75 +56,17 @@ from pathways.runtime.simulate.cluster.figures import (
     used_together,
 )
 from pathways.runtime.simulate.cluster.fleet import FleetShape
-from pathways.runtime.simulate.cluster.service import ClientModel, shares
+from pathways.runtime.simulate.cluster.service import ClientModel
 
 TITLE = "Pathways: the paper, measured and simulated"
-COUNTS = (2, 4, 8)
-CLIENTS = (1, 2, 4, 8)
-CLOSE = 0.15
-"""By which part the simulator may be off where it can be measured."""
 LINKED = 0.03
 """By which part programs may be off the paper."""
 HEADS = 32
-SHORT, LONG = 0.33e-3, 3e-3
 MEASURING = 480.0
 """After how many seconds nothing is measured any more."""
-LATE = "left out: time"
 NONE_DONE = "no step was done"
 NAIVE = ControlCosts(15e-6, 55e-6)
 """A first service, which was thrown away: 125 us of CPU for a step of two hosts, 55 for each more."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """What is simulated with.
-
-    Attributes:
-      file: the costs.
-      what_if: what is changed of them.
-    """
-
-    file: CostsFile
-    what_if: str
-
-    def controller(self, messages: int) -> ControlCosts:
-        """What a controller costs that tells so many hosts by itself, all or the heads of groups."""
-        return self._controller(messages).changed(self.what_if)
-
-    def service(self, messages: int) -> ControlCosts:
-        """What a service costs, as measured, scheduler and all."""
-        seconds = self.file.seconds
-        costs = dataclasses.replace(
-            self._controller(messages),
-            per_step=seconds("clients", "served_step"),
-            per_host=seconds("clients", "served_host"),
-            per_island=seconds("clients", "served_island"),
-        )
-        return costs.changed(self.what_if)
-
-    def _controller(self, messages: int) -> ControlCosts:
-        seconds = self.file.seconds
-        many = 64 if messages <= 64 else 512
-        return ControlCosts(
-            per_step=seconds("hosts", "per_step"),
-            per_host=seconds("network", f"per_host_{many}"),
-            per_island=seconds("network", f"per_island_{many}"),
-            per_worker=seconds("hosts", "per_worker"),
-            per_client=seconds("clients", "per_client"),
-            # A head has few connections.
-            per_handed_on=seconds("network", "per_host_64"),
-            net=seconds("network", "net"),
-        )
-
-
-def milliseconds(seconds: float) -> str:
-    """A time as text."""
-    return f"{seconds * 1e3:.3g} ms"
-
-
-def microseconds(seconds: float) -> str:
-    """A short time as text."""
-    return f"{seconds * 1e6:.2f} us"
 
 
 def costs_of(inputs: Inputs) -> Table:
@@ -207,14 +160,6 @@ def hidden(inputs: Inputs) -> Table:
     return Table(title, entries, plot)
 
 
-def said(costs: ControlCosts) -> str:
-    """Costs of who controls, as text."""
-    return (
-        f"{microseconds(costs.per_step)} a step, {microseconds(costs.per_host)} a host and "
-        f"{microseconds(costs.per_island)} an island of one core"
-    )
-
-
 def clients(inputs: Inputs, seconds: float = 2.0) -> Table:
     """The paper's Figures 8 to 11: many clients on one cluster, for so many simulated seconds."""
     entries = []
@@ -261,11 +206,6 @@ def clients(inputs: Inputs, seconds: float = 2.0) -> Table:
     )
     plot = Plot("clients", "% of the time", [Series("simulated, 0.33 ms, 16 hosts", points)])
     return Table("Many clients on one cluster, 4 steps ahead: how busy its devices are", entries, plot)
-
-
-def count_of(clients: int) -> str:
-    """How many clients, in words."""
-    return f"{clients} client{'s' * (clients > 1)}"
 
 
 def used(case: str, usage: Usage, target: float | None, paper: str, costs: ControlCosts) -> Entry:
@@ -353,179 +293,6 @@ def programs() -> Iterator[Table]:
         yield Table(title, entries, plot)
 
 
-# What can be measured.
-
-
-class Measuring:
-    """Measures one thing after the other, and says so, until it is late.
-
-    Args:
-      until: when nothing more is begun, as `time.monotonic` counts.
-    """
-
-    def __init__(self, until: float) -> None:
-        self._until = until
-
-    def take[T](self, case: str, measure: Callable[[], T]) -> T | None:
-        """What is measured; None when it is late."""
-        began = time.monotonic()
-        if began > self._until:
-            print(f"{case}: {LATE}", flush=True)
-            return None
-        found = measure()
-        print(f"measured: {case}, in {time.monotonic() - began:.0f} s", flush=True)
-        return found
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientCase:
-    """Clients of a service that ask for as many steps as they may, of hosts that are islands with a timer.
-
-    Attributes:
-      weights: their shares.
-      seconds: how long the devices have a step of theirs.
-      hosts: how many there are; each step is on all.
-    """
-
-    weights: tuple[int, ...]
-    seconds: float
-    hosts: int = 1
-
-    def __str__(self) -> str:
-        weights = "" if self.is_alike() else f" of {':'.join(map(str, self.weights))}"
-        steps = milliseconds(self.seconds) if self.seconds else "steps without work"
-        return f"{count_of(len(self.weights))}{weights}, {steps}, {self.hosts} host{'s' * (self.hosts > 1)}"
-
-    def is_alike(self) -> bool:
-        """Whether all have the same share."""
-        return len({*self.weights}) == 1
-
-    def simulated(self, costs: ControlCosts) -> Usage:
-        """The same simulated, as it is measured: all hosts are one process."""
-        shape = FleetShape([1] * self.hosts, is_joined=False, cores=1)
-        islands = tuple(range(self.hosts))
-        models = [ClientModel(islands, self.seconds, weight, MOST_UNFINISHED) for weight in self.weights]
-        return used_together(shape, costs, models, 1.0, MOST_AHEAD)
-
-
-@dataclasses.dataclass(frozen=True)
-class MeasuredClients:
-    """What clients had.
-
-    Attributes:
-      case: the clients.
-      had: their steps.
-    """
-
-    case: ClientCase
-    had: ServedSteps
-
-    @property
-    def rate(self) -> float:
-        """Steps in a second."""
-        return self.had.steps / self.had.seconds
-
-    @property
-    def busy(self) -> float:
-        """For which part of the time the devices had one."""
-        return min(self.rate * self.case.seconds, 1.0)
-
-    @property
-    def unfair(self) -> float:
-        """How far shares were off."""
-        done = [self.had.done[name_of(n)] for n in range(len(self.case.weights))]
-        return shares(done, self.case.weights)
-
-    @property
-    def cores(self) -> Cores:
-        """What of cores processes had."""
-        had = self.had
-        everything = (had.service + had.hosts + had.clients) / had.seconds
-        return Cores("the service", had.each, had.service / had.seconds, everything, had.idle / had.seconds)
-
-
-def name_of(number: int) -> str:
-    """The name of a client."""
-    return f"client{number}"
-
-
-def cases_of_clients() -> list[list[ClientCase]]:
-    """Clients that are measured; each list with one service, to which more and more come."""
-
-    def more(seconds: float, hosts: int = 1) -> list[ClientCase]:
-        return [ClientCase((1,) * count, seconds, hosts) for count in CLIENTS]
-
-    return [
-        more(SHORT),
-        [ClientCase((1, 2, 4, 8), SHORT)],
-        *(more(SHORT, hosts) for hosts in COUNTS),
-        more(0.0),
-        *([ClientCase((1,), 0.0, hosts)] for hosts in COUNTS),
-        *(more(LONG, hosts) for hosts in COUNTS),
-        more(LONG),
-        [ClientCase((1, 2, 4, 8), LONG)],
-    ]
-
-
-def measured_clients(cases: Sequence[ClientCase]) -> Iterator[MeasuredClients]:
-    """Measures clients of one service, in each case those of the one before, and more."""
-    weights = {name_of(n): weight for n, weight in enumerate(cases[-1].weights)}
-    count = 0
-    with ServedIslands(cases[0].hosts, weights) as served:
-        for case in cases:
-            for n in range(count, len(case.weights)):
-                islands = [list(range(case.hosts))]
-                served.start(name_of(n), "keep", islands=islands, seconds=case.seconds)
-            count = len(case.weights)
-            yield MeasuredClients(case, served.measure(2.0))
-
-
-@dataclasses.dataclass(frozen=True)
-class MeasuredHosts:
-    """What so many hosts whose devices are timers have done.
-
-    Attributes:
-      count: how many.
-      steps: those that were measured, by how long devices have one.
-      hidden: the smallest computation that hides all else; one of these.
-    """
-
-    count: int
-    steps: dict[float, Measured]
-    hidden: float
-
-    def cores(self, seconds: float) -> Cores:
-        """What of cores processes had while steps took so long."""
-        had = self.steps[seconds]
-        everything = had.rate * (had.control + had.workers)
-        return Cores("the controller", had.control, had.rate * had.control, everything, had.idle)
-
-
-def measured_hosts(count: int) -> MeasuredHosts:
-    """Measures so many hosts."""
-    with TimedCluster(count) as cluster:
-
-        def best(seconds: float, steps: int, times: int) -> Measured:
-            # Whatever else wants the cores only makes it slower.
-            return max((cluster.measure(seconds, steps) for _ in range(times)), key=lambda found: found.rate)
-
-        steps = {0.0: best(0.0, 2000, 5)}
-        # 10 % apart; what is shorter than one that is not enough is not, either.
-        grid = [10e-6 * 1.1**n for n in range(67)]
-        low, high = 0, len(grid) - 1
-        while low < high:
-            middle = (low + high) // 2
-            seconds = grid[middle]
-            steps[seconds] = best(seconds, max(100, round(0.2 / seconds)), 3)
-            if steps[seconds].rate * seconds >= HIDDEN:
-                high = middle
-            else:
-                low = middle + 1
-        for seconds in {1e-3, LONG, grid[low]} - {*steps}:
-            steps[seconds] = best(seconds, max(100, round(0.2 / seconds)), 3)
-        return MeasuredHosts(count, steps, grid[low])
-
-
 def measured_entries(found: dict[int, MeasuredHosts | None]) -> list[Entry]:
     """Rows of what was measured of hosts."""
     return [
@@ -560,145 +327,6 @@ def with_measured(table: Table, entries: Sequence[Entry], series: Series) -> Tab
     if series.points:
         plot = dataclasses.replace(plot, series=[*plot.series, series])
     return Table(table.title, [*entries, *table.entries], plot)
-
-
-# The simulator beside what it simulates.
-
-
-@dataclasses.dataclass(frozen=True)
-class Cores:
-    """What of this machine's cores processes had while something was measured.
-
-    Attributes:
-      name: who controls.
-      each: seconds of its CPU for a step.
-      control: which part of a core it had.
-      everything: how many cores all processes had that were measured.
-      idle: how many cores nobody had.
-    """
-
-    name: str
-    each: float
-    control: float
-    everything: float
-    idle: float
-
-    def why(self, *, is_slower: bool, simulated: Usage) -> str:
-        """Why what is measured is slower or faster than what is simulated, as far as that is measured."""
-        wanted = simulated.control / simulated.rate if simulated.rate else 0.0
-        facts = (
-            f"{self.name} took {microseconds(self.each)} of CPU a step, simulated {microseconds(wanted)}, "
-            f"and had {self.control:.0%} of a core, simulated {simulated.control:.0%}; of "
-            f"{os.cpu_count()} cores all these processes had {self.everything:.1f}, nobody {self.idle:.1f}"
-        )
-        if not is_slower:
-            how = "for less CPU" if self.each < wanted else "but not for less CPU"
-            return f"measured is faster, {how} a step; {facts}"
-        if self.idle < 0.1 * (os.cpu_count() or 1):
-            return f"processes waited for cores, of which each has its own in simulated time; {facts}"
-        if self.control > 0.9:
-            return f"{self.name} had all of a core, and a step took more of it; {facts}"
-        return f"cores were idle: threads wait to be woken; {facts}"
-
-
-def check(
-    inputs: Inputs,
-    measured: dict[int, MeasuredHosts | None],
-    clients: dict[ClientCase, MeasuredClients | None],
-) -> Table:
-    """The simulator beside what it simulates.
-
-    Hosts with a controller of their own have what steps without work cost in this run, which is set beside
-    what the file says; clients of a service have the costs of the file.
-    """
-    entries: list[Entry] = []
-    plain = dataclasses.replace(inputs, what_if="")
-    found = {count: hosts for count, hosts in measured.items() if hosts is not None}
-    if len(found) > 1:
-        costs = fitted([*found.values()], plain)
-        entries += fit_entries(costs, plain)
-        for hosts in found.values():
-            entries += host_entries(hosts, costs)
-    entries += [Entry(f"{count} hosts", measured=LATE) for count, hosts in measured.items() if hosts is None]
-    service = plain.service(1)
-    for case, had in clients.items():
-        entries += [Entry(str(case), measured=LATE)] if had is None else served_entries(had, service)
-    return Table("The simulator beside what is measured on this machine, without changes of costs", entries)
-
-
-def fitted(found: Sequence[MeasuredHosts], plain: Inputs) -> ControlCosts:
-    """What steps without work cost in this run; each host is an island."""
-    counts, idle = [hosts.count for hosts in found], [hosts.steps[0.0] for hosts in found]
-    each, once = statistics.linear_regression(counts, [steps.control for steps in idle])
-    worker = statistics.linear_regression(counts, [steps.workers for steps in idle]).slope
-    return ControlCosts(
-        max(once, 0.0), max(each, 0.0), per_worker=max(worker, 0.0), net=plain.controller(1).net
-    )
-
-
-def fit_entries(costs: ControlCosts, plain: Inputs) -> Iterator[Entry]:
-    """Rows of the costs of this run beside those of the file."""
-    file = plain.controller(64)
-    for name, ours, theirs, of in (
-        (
-            "per_host and per_island",
-            costs.per_host,
-            file.per_host + file.per_island,
-            "64 islands of one host",
-        ),
-        ("per_step", costs.per_step, file.per_step, "1 to 8 workers"),
-    ):
-        yield compared(
-            f"{name} of a controller, this run and the file",
-            ours * 1e6,
-            theirs * 1e6,
-            " us",
-            f"this run: fitted to steps without work; the file: {of}",
-        )
-
-
-def host_entries(hosts: MeasuredHosts, costs: ControlCosts) -> Iterator[Entry]:
-    """Rows of hosts with a controller of their own."""
-    # All hosts are one process here.
-    shape = FleetShape([1] * hosts.count, is_joined=False, cores=1)
-    for seconds in (0.0, 1e-3, LONG):
-        usage = used_alone(shape, costs, seconds)
-        steps = f"steps of {milliseconds(seconds)}" if seconds else "steps without work"
-        rate = hosts.steps[seconds].rate
-        why = hosts.cores(seconds).why(is_slower=rate < usage.rate, simulated=usage)
-        yield compared(f"{hosts.count} hosts, {steps}", rate, usage.rate, "/s", why)
-    smallest = smallest_hidden(shape, costs)
-    usage = used_alone(shape, costs, hosts.hidden)
-    why = hosts.cores(hosts.hidden).why(is_slower=hosts.hidden > smallest, simulated=usage)
-    case = f"{hosts.count} hosts, smallest computation hidden"
-    yield compared(case, hosts.hidden * 1e3, smallest * 1e3, " ms", why)
-
-
-def served_entries(found: MeasuredClients, costs: ControlCosts) -> Iterator[Entry]:
-    """Rows of clients of a service."""
-    case, usage = found.case, found.case.simulated(costs)
-    why = found.cores.why(is_slower=found.rate < usage.rate, simulated=usage)
-    if not case.seconds:
-        yield compared(str(case), found.rate, usage.rate, "/s", why)
-        return
-    yield compared(f"{case}: busy", found.busy, usage.busy, "", why)
-    if len(case.weights) > 1:
-        # The least that a client had of what its share is.
-        yield compared(f"{case}: served of the share", 1 - found.unfair, 1 - usage.unfair, "", why)
-
-
-def compared(case: str, measured: float, simulated: float, unit: str, why: str) -> Entry:
-    """A row of something both measured and simulated; `why` is said where they are far from each other."""
-    off = simulated / measured - 1 if measured else float(simulated > 0)
-    over = abs(off) > CLOSE
-    return Entry(
-        case,
-        measured=f"{measured:.4g}{unit}",
-        simulated=f"{simulated:.4g}{unit}",
-        target=f"within {CLOSE:.0%}: {off:+.1%}",
-        note=why if over else "",
-        is_over=over,
-    )
 
 
 class Report:

@@ -193,27 +193,28 @@ def test_the_page_is_there_before_the_last_table_is(monkeypatch, tmp_path):
         assert f"<td>{case}</td>" in page
 
 
-def hosts_of(paper, count: int, rate: float):
+def hosts_of(measured, count: int, rate: float):
     """Measured hosts whose controller had 10 us of CPU for a step, and 5 for each host."""
     steps = {
-        seconds: paper.Measured(rate, count * 5e-6 + 10e-6, 0.0, 0.0) for seconds in (0.0, 1e-3, paper.LONG)
+        seconds: measured.Measured(rate, count * 5e-6 + 10e-6, 0.0, 0.0)
+        for seconds in (0.0, 1e-3, measured.LONG)
     }
-    return paper.MeasuredHosts(count, steps, 1e-3)
+    return measured.MeasuredHosts(count, steps, 1e-3)
 
 
-def clients_of(paper, rate: float, cpu: float, idle: float = 0.0):
+def clients_of(measured, rate: float, cpu: float, idle: float = 0.0):
     """A measured client of a service, whose steps had so much of its CPU."""
-    case = paper.ClientCase((1,), 0.0)
-    had = paper.ServedSteps({"client0": rate}, 1.0, rate * cpu, 0.0, 0.0, idle)
-    return case, paper.MeasuredClients(case, had)
+    case = measured.ClientCase((1,), 0.0)
+    had = measured.ServedSteps({"client0": rate}, 1.0, rate * cpu, 0.0, 0.0, idle)
+    return case, measured.MeasuredClients(case, had)
 
 
 def test_the_simulator_is_checked_without_changes_of_costs(inputs, monkeypatch):
-    paper = module("paper", monkeypatch)
-    hosts = {count: hosts_of(paper, count, 5000.0) for count in (2, 4)} | {8: None}
-    clients = dict([clients_of(paper, 9000.0, 100e-6)]) | {paper.ClientCase((1, 1), 3e-3, 4): None}
+    check, measured = module("_paper_check", monkeypatch), module("_paper_measured", monkeypatch)
+    hosts = {count: hosts_of(measured, count, 5000.0) for count in (2, 4)} | {8: None}
+    clients = dict([clients_of(measured, 9000.0, 100e-6)]) | {measured.ClientCase((1, 1), 3e-3, 4): None}
     plain, changed = (
-        paper.check(inputs(what_if), hosts, clients)
+        check.check(inputs(what_if), hosts, clients)
         for what_if in ("", "per_host=1ms,per_step=1ms,per_island=1ms,net=1ms,per_client=1ms,per_worker=1ms")
     )
     assert plain == changed
@@ -234,9 +235,9 @@ def test_the_simulator_is_checked_without_changes_of_costs(inputs, monkeypatch):
     ],
 )
 def test_rows_say_why_they_are_off(rate, cpu, idle, why, inputs, monkeypatch):
-    paper = module("paper", monkeypatch)
-    monkeypatch.setattr(paper.os, "cpu_count", lambda: 2)
-    (entry,) = paper.check(inputs(), {}, dict([clients_of(paper, rate, cpu, idle)])).entries
+    check, measured = module("_paper_check", monkeypatch), module("_paper_measured", monkeypatch)
+    monkeypatch.setattr(check.os, "cpu_count", lambda: 2)
+    (entry,) = check.check(inputs(), {}, dict([clients_of(measured, rate, cpu, idle)])).entries
     assert entry.is_over
     assert entry.note.startswith(why)
 
