@@ -81,6 +81,28 @@ def test_what_it_computes_on_an_island_is_about_its_part_and_meets_no_step(slice
         pw.on_hosts(host_functions.computed, devices=square)(scattered).result()
 
 
+def test_replicas_have_parts_of_a_batch_and_who_is_none_gets_the_whole(slices, devices):
+    replicated = pw.make_virtual_device_set(replicas=2).add_slice((1,), ("x",))
+    front = pw.jit(lambda w, x: x @ w, devices=replicated)
+    loss = jax.value_and_grad(lambda w, x: front(w, x).mean())
+    step = (
+        pw.program(lambda w, x: pw.accumulate(loss, 2)(w, x)).lower(np.eye(4, dtype=np.float32), X).compile()
+    )
+    w, x = step.place(np.eye(4, dtype=np.float32), X)
+    computed = pw.on_hosts(host_functions.computed, devices=replicated)
+    halves = [[pytest.approx(half.sum(), abs=1e-5), [4, 4]] for half in (X[:4], X[4:])]
+    assert computed(x).result() == halves
+    assert computed(w).result() == [[4.0, [4, 4]]] * 2
+    # On all devices, and so on those of the replicas.
+    for number, count in ((0, 2), (1, 1), (2, 4)):
+        for _ in range(count):
+            other = devices.add_slice((1,), ("x",), island=f"island{number}", overlap=True)
+            said = pw.on_hosts(host_functions.computed, devices=other)(x).result()
+            assert said == [[pytest.approx(X.sum(), abs=1e-5), [8, 4]]]
+    for each in replicated.replicas:
+        pw.release(each)
+
+
 def test_what_it_returns_may_be_what_it_took_and_steps_may_take_it_over(slices):
     out = (jax.ShapeDtypeStruct(X.shape, X.dtype),) * 2
     increment = (
